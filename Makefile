@@ -1,0 +1,39 @@
+# `make demo`: one real plan, end to end. `make test`: the tests. Both make their own environment in .venv.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint benchmark fuzz clean
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[torch,plot,test]'
+	touch $@
+
+demo: $(INSTALLED)
+	mkdir -p demo
+	$(BIN)/trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 2GiB --measure -o demo/plan.json
+	$(BIN)/trainplan run demo/plan.json --steps 3 --scale-down 8 --dtype float64
+
+test: $(INSTALLED)
+	$(BIN)/pytest -q
+
+lint: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint]'
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	mkdir -p build/links/trainplan
+	for package in profiling formulations solvers execution; do ln -sfn ../../../$$package build/links/trainplan/$$package; done
+	for item in trainplan/*; do ln -sfn ../../../$$item build/links/trainplan/$$(basename $$item); done
+	$(BIN)/mypy -p trainplan
+	$(BIN)/lint-imports
+
+benchmark: $(INSTALLED)
+	$(BIN)/python benchmarks/layer_strategies.py
+
+fuzz: $(INSTALLED)
+	$(BIN)/python benchmarks/fuzz.py
+
+clean:
+	rm -rf $(VENV) build demo

@@ -1,0 +1,278 @@
+"""From a plan to one program per rank: one stage, with data, sharded-data and tensor parallelism and recomputation per unit.
+
+Two rules hold throughout. Sum, never average: the loss is divided by the tokens of the whole step once, and every gradient is
+a sum over ranks. A unit's output is a sum of partial outputs, so tensor parallelism is one all-reduce forward and one back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainplan.execution.program import Instruction, Op, Program, with_waits
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import Strategy, relayout, rows_of
+from trainplan.profiling.models import Model
+
+OPTIMIZER_MOMENTS = 2
+
+
+def compile_plan(plan: Plan, model: Model | None = None) -> list[Program]:
+    """The programs of all ranks. model: run this one in the plan's place (a scaled-down one with the same units)."""
+    model = model or plan.planned_model()
+    strategies = tuple(plan.strategies())
+    return [
+        _Compiler(model, strategies, rank, plan.batch.global_samples, plan.batch.micro_batches).program() for rank in range(plan.world)
+    ]
+
+
+@dataclass
+class _Compiler:
+    model: Model
+    strategies: tuple[Strategy, ...]
+    rank: int
+    samples: int
+    micro_batches: int
+    buffers: dict[str, int] = field(default_factory=dict)
+    persistent: set[str] = field(default_factory=set)
+    issued: list[Instruction] = field(default_factory=list)
+
+    @property
+    def world(self) -> int:
+        return self.strategies[0].group
+
+    @property
+    def last(self) -> int:
+        return len(self.model.units) - 1
+
+    def program(self) -> Program:
+        for unit in range(self.last + 1):
+            self._place_states(unit)
+        for unit in range(self.last + 1):
+            self._issue(Op.ZERO_GRADIENTS, unit, writes=(f"gradient.{unit}",))
+        for micro_batch in range(self.micro_batches):
+            for unit in range(self.last + 1):
+                self._forward(unit, micro_batch)
+            self._loss(micro_batch)
+            for unit in range(self.last, -1, -1):
+                self._backward(unit, micro_batch)
+        if self.model.tied:
+            both = ("gradient.0", f"gradient.{self.last}")
+            table = self.model.vocabulary * self.model.hidden * self.model.element_bytes
+            everyone = tuple(range(self.world))
+            self._issue(Op.REDUCE_TIED, reads=both, writes=both, group=everyone, message_bytes=table, workspace_bytes=table)
+        for unit in range(self.last + 1):
+            self._issue(
+                Op.OPTIMIZER_STEP, unit, reads=(f"gradient.{unit}",), writes=(f"parameter.{unit}", f"moments.{unit}"), frees=()
+            )
+        everyone = tuple(range(self.world))
+        self._issue(Op.REDUCE_LOSS, reads=("loss",), writes=("loss",), group=everyone, message_bytes=8)
+        return Program(
+            self.rank,
+            self.world,
+            self.model,
+            self.strategies,
+            self.samples,
+            self.micro_batches,
+            self.buffers,
+            frozenset(self.persistent),
+            with_waits(self.issued),
+        )
+
+    def _place_states(self, unit: int) -> None:
+        size = self._shard_elements(unit) * self.model.element_bytes
+        for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
+            self._buffer(f"{name}.{unit}", copies * size, persistent=True)
+        self._buffer("loss", 8, persistent=True)
+
+    def _shard_elements(self, unit: int) -> int:
+        """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
+        return -(-self._flat_elements(unit) // self.strategies[unit].degree("sdp"))
+
+    def _flat_elements(self, unit: int) -> int:
+        strategy = self.strategies[unit]
+        return self.model.parameter_count(self.model.units[unit].kind, strategy.degree("tp"), strategy.index(self.rank, "tp"))
+
+    def _buffer(self, name: str, size: int, persistent: bool = False) -> str:
+        self.buffers[name] = size
+        if persistent:
+            self.persistent.add(name)
+        return name
+
+    def _issue(self, op: Op, unit: int | None = None, micro_batch: int | None = None, **fields: Any) -> None:
+        self.issued.append(Instruction(op, unit, micro_batch, **fields))
+
+    def _rows(self, unit: int, micro_batch: int) -> tuple[int, ...]:
+        """Sample ids that this rank works on in a unit: the compiler carries them, so that nothing is permuted silently."""
+        count = self.samples // self.micro_batches
+        return tuple(rows_of(self.strategies[unit], self.rank, micro_batch * count, count))
+
+    def _forward(self, unit: int, micro_batch: int) -> None:
+        model, strategy = self.model, self.strategies[unit]
+        kind, tp = model.units[unit].kind, strategy.degree("tp")
+        rows = self._rows(unit, micro_batch)
+        source = f"hidden.{unit}.{micro_batch}"
+        if unit == 0:
+            self._buffer(source, model.input_bytes(kind, len(rows)))
+            self._issue(Op.INPUT, unit, micro_batch, writes=(source,), args={"rows": rows})
+        else:
+            source = self._relaid(source, f"input.{unit}.{micro_batch}", unit - 1, unit, micro_batch)
+        weights = self._gathered(unit, micro_batch, after=source)
+        result = self._buffer(f"hidden.{unit + 1}.{micro_batch}", model.output_bytes(kind, len(rows), tp))
+        graph = f"graph.{unit}.{micro_batch}"
+        kept = model.kept_bytes(kind, len(rows), tp)
+        workspace = model.forward_workspace_bytes(kind, len(rows), tp)
+        freed = self._freed_after_use(unit)
+        self._buffer(graph, kept)
+        if strategy.ckpt:
+            reads, workspace = (source, weights), workspace + kept
+            self._issue(Op.FORWARD_WITHOUT_GRAPH, unit, micro_batch, reads=reads, writes=(result,), frees=freed, workspace_bytes=workspace)
+        else:
+            reads, writes = (source, weights), (result, graph)
+            self._issue(Op.FORWARD, unit, micro_batch, reads=reads, writes=writes, frees=freed, workspace_bytes=workspace)
+        if tp > 1 and kind != "head":
+            self._sum_partial(unit, micro_batch, result)
+
+    def _gathered(self, unit: int, micro_batch: int, after: str) -> str:
+        """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
+        strategy = self.strategies[unit]
+        if strategy.degree("sdp") == 1:
+            return f"parameter.{unit}"
+        size = self._shard_elements(unit) * strategy.degree("sdp") * self.model.element_bytes
+        name = self._buffer(f"gathered.{unit}", size)
+        self._issue(
+            Op.GATHER_PARAMETERS,
+            unit,
+            micro_batch,
+            reads=(f"parameter.{unit}", after),
+            writes=(name,),
+            group=strategy.peers(self.rank, "sdp"),
+            message_bytes=size,
+        )
+        return name
+
+    def _freed_after_use(self, unit: int) -> tuple[str, ...]:
+        return (f"gathered.{unit}",) if self.strategies[unit].degree("sdp") > 1 else ()
+
+    def _sum_partial(self, unit: int, micro_batch: int, name: str) -> None:
+        group = self.strategies[unit].peers(self.rank, "tp")
+        size = self.buffers[name]
+        self._issue(Op.ALL_REDUCE, unit, micro_batch, reads=(name,), writes=(name,), group=group, message_bytes=size)
+
+    def _relaid(self, name: str, result: str, before: int, after: int, micro_batch: int) -> str:
+        """The buffer with a boundary's rows under the layout of unit `after`; re-laid from that of `before` where they differ."""
+        a, b = self.strategies[before], self.strategies[after]
+        if a.layout() == b.layout():
+            return name
+        group = relayout(a, b, self.rank).gather
+        held, wanted = self._rows(before, micro_batch), self._rows(after, micro_batch)
+        self._buffer(result, self.model.boundary_bytes(len(wanted)))
+        gathered = self.model.boundary_bytes(len(held) * len(group))
+        local = len(group) == 1
+        count = self.samples // self.micro_batches
+        blocks = tuple(tuple(rows_of(a, rank, micro_batch * count, count)) for rank in group)
+        self._issue(
+            Op.SLICE if local else Op.GATHER_SLICE,
+            after,
+            micro_batch,
+            reads=(name,),
+            writes=(result,),
+            frees=(name,),
+            group=() if local else group,
+            args={"blocks": blocks, "rows": wanted},
+            message_bytes=0 if local else gathered,
+            workspace_bytes=0 if local else gathered,
+        )
+        return result
+
+    def _input_of(self, unit: int, micro_batch: int) -> str:
+        relaid = f"input.{unit}.{micro_batch}"
+        return relaid if relaid in self.buffers else f"hidden.{unit}.{micro_batch}"
+
+    def _loss(self, micro_batch: int) -> None:
+        model, strategy, unit = self.model, self.strategies[self.last], self.last
+        tp, rows = strategy.degree("tp"), self._rows(unit, micro_batch)
+        tokens = len(rows) * model.sequence
+        logits = f"hidden.{unit + 1}.{micro_batch}"
+        targets = self._buffer(f"targets.{micro_batch}", tokens * 8)
+        statistics = self._buffer(f"statistics.{micro_batch}", 3 * tokens * model.element_bytes)
+        self._issue(Op.TARGETS, unit, micro_batch, writes=(targets,), args={"rows": rows})
+        self._issue(Op.LOSS_STATISTICS, unit, micro_batch, reads=(logits, targets), writes=(logits, statistics))
+        reads: tuple[str, ...] = (logits, targets, statistics)
+        if tp > 1:
+            everyone = self._buffer(f"all-statistics.{micro_batch}", 3 * tp * tokens * model.element_bytes)
+            size, group = self.buffers[everyone], strategy.peers(self.rank, "tp")
+            self._issue(
+                Op.GATHER_STATISTICS, unit, micro_batch, reads=(statistics,), writes=(everyone,), group=group, message_bytes=size
+            )
+            reads = (*reads, everyone)
+        scale = 1.0 / (self.samples * model.sequence)
+        self._issue(
+            Op.LOSS, unit, micro_batch, reads=(*reads, "loss"), writes=(logits, "loss"), frees=reads[1:], args={"scale": scale}
+        )
+
+    def _backward(self, unit: int, micro_batch: int) -> None:
+        model, strategy = self.model, self.strategies[unit]
+        kind, tp, sdp = model.units[unit].kind, strategy.degree("tp"), strategy.degree("sdp")
+        rows, source, graph = self._rows(unit, micro_batch), self._input_of(unit, micro_batch), f"graph.{unit}.{micro_batch}"
+        incoming = f"hidden.{unit + 1}.{micro_batch}" if unit == self.last else self._output_gradient(unit, micro_batch)
+        weights = self._gathered(unit, micro_batch, after=incoming)
+        if strategy.ckpt:
+            output = model.output_bytes(kind, len(rows), tp) + model.forward_workspace_bytes(kind, len(rows), tp)
+            self._issue(Op.RECOMPUTE, unit, micro_batch, reads=(source, weights), writes=(graph,), workspace_bytes=output)
+        writes: tuple[str, ...] = ()
+        if unit > 0:
+            writes = (self._buffer(f"input-gradient.{unit}.{micro_batch}", model.boundary_bytes(len(rows))),)
+        if sdp > 1:
+            size = self._shard_elements(unit) * sdp * model.element_bytes
+            gradient = self._buffer(f"whole-gradient.{unit}", size)
+            reads: tuple[str, ...] = (graph, source, incoming, weights)
+        else:
+            gradient = f"gradient.{unit}"
+            reads = (graph, source, incoming, weights, gradient)
+        self._issue(
+            Op.BACKWARD,
+            unit,
+            micro_batch,
+            reads=reads,
+            writes=(*writes, gradient),
+            frees=(graph, source, incoming, *self._freed_after_use(unit)),
+            workspace_bytes=model.backward_workspace_bytes(kind, len(rows), tp),
+        )
+        if unit > 0 and tp > 1:
+            self._sum_partial(unit, micro_batch, writes[0])
+        self._reduce_gradients(unit, micro_batch, gradient)
+
+    def _output_gradient(self, unit: int, micro_batch: int) -> str:
+        """The gradient of a unit's output: the next one's input gradient, under this unit's layout."""
+        name = f"input-gradient.{unit + 1}.{micro_batch}"
+        return self._relaid(name, f"output-gradient.{unit}.{micro_batch}", unit + 1, unit, micro_batch)
+
+    def _reduce_gradients(self, unit: int, micro_batch: int, gradient: str) -> None:
+        strategy, model = self.strategies[unit], self.model
+        last = micro_batch == self.micro_batches - 1
+        tp, sdp, dp = (strategy.degree(p) for p in ("tp", "sdp", "dp"))
+        if tp > 1 and (sdp > 1 or last):
+            size = model.replicated_count(model.units[unit].kind) * model.element_bytes
+            if size:
+                group = strategy.peers(self.rank, "tp")
+                self._issue(
+                    Op.REDUCE_REPLICATED, unit, micro_batch, reads=(gradient,), writes=(gradient,), group=group, message_bytes=size
+                )
+        own = f"gradient.{unit}"
+        if sdp > 1:
+            group, size = strategy.peers(self.rank, "sdp"), self.buffers[gradient]
+            self._issue(
+                Op.REDUCE_SCATTER_GRADIENTS,
+                unit,
+                micro_batch,
+                reads=(gradient, own),
+                writes=(own,),
+                frees=(gradient,),
+                group=group,
+                message_bytes=size,
+                workspace_bytes=size // sdp,
+            )
+        if dp > 1 and last:
+            group, size = strategy.peers(self.rank, "dp"), self.buffers[own]
+            self._issue(Op.ALL_REDUCE_GRADIENTS, unit, micro_batch, reads=(own,), writes=(own,), group=group, message_bytes=size)

@@ -1,0 +1,340 @@
+"""Runs a rank's program with torch.distributed, instruction by instruction, on one of two back-ends.
+
+- serial: one thread; each instruction is done before the next begins.
+- fused: compute on the calling thread, all communication of the rank as one FIFO on a second one (NCCL's order), held
+  together by the program's waits alone.
+
+Parameters of a unit lie in one flat buffer (split ones first, then the replicated ones), of which sharded data parallelism
+keeps a slice. A gathered buffer is one tensor whose storage is emptied between uses: views into it, also those that a graph
+saved, see the parameters again once they are gathered back. It is filled through `.data`, so that autograd's version counters
+take no offence at contents that are the same.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from trainplan.execution.memory import Backend
+from trainplan.execution.program import Instruction, Op, Program, handles_all
+from trainplan.execution.reference import LEARNING_RATE
+from trainplan.profiling import torch_units
+from trainplan.profiling.models import shard_bounds
+
+Groups = dict[tuple[int, ...], Any]
+
+
+def make_groups(programs: list[Program]) -> Groups:
+    """Every process group that the programs use, made in one order on all ranks (a group pool)."""
+    wanted = {instruction.group for program in programs for instruction in program.instructions if len(instruction.group) > 1}
+    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
+
+
+@dataclass
+class _UnitState:
+    """A unit on this rank: its place, flat shard, gradient shard, optimizer, and views of its whole parameters."""
+
+    shard: torch_units.Shard
+    layout: list[tuple[str, int, int, tuple[int, ...]]]
+    own: Tensor
+    gradient: Tensor
+    optimizer: torch.optim.Optimizer
+    whole: Tensor
+    views: dict[str, Tensor]
+    sharded: bool
+    replicated_start: int
+
+
+@dataclass
+class Executor:
+    """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1)."""
+
+    program: Program
+    groups: Groups
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def __post_init__(self) -> None:
+        self.model = self.program.model
+        self.rank = self.program.rank
+        self.units = [self._make_unit(position) for position in range(len(self.model.units))]
+        self.values: dict[str, Any] = {}
+        self.loss = torch.zeros(1, dtype=torch.float64)
+
+    def _make_unit(self, position: int) -> _UnitState:
+        model, strategy = self.model, self.program.strategies[position]
+        kind = model.units[position].kind
+        shard = torch_units.Shard(strategy.degree("tp"), strategy.index(self.rank, "tp"))
+        layout = torch_units.flat_layout(model, kind, shard)
+        values = torch_units.whole_parameters(model, kind, torch_units.unit_seed(model, position, self.seed))
+        specification = {parameter.name: parameter for parameter in model.parameters(kind)}
+        degree, size = strategy.degree("sdp"), layout[-1][2]
+        piece = -(-size // degree)
+        whole = torch.zeros(piece * degree, dtype=torch_units.DTYPES[model.dtype], device=self.device)
+        for name, start, end, _ in layout:
+            whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
+        index = strategy.index(self.rank, "sdp")
+        own = whole if degree == 1 else whole[index * piece : (index + 1) * piece].clone()
+        gradient = torch.zeros_like(own)
+        views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
+        if degree > 1:
+            whole.untyped_storage().resize_(0)
+        else:
+            for name, start, end, shape in layout:
+                views[name].grad = gradient[start:end].view(shape)
+        own = own.detach().requires_grad_()
+        own.grad = gradient
+        optimizer = torch.optim.AdamW([own], lr=LEARNING_RATE, fused=True)
+        replicated = [start for name, start, _, _ in layout if specification[name].split is None]
+        return _UnitState(shard, layout, own, gradient, optimizer, whole, views, degree > 1, replicated[0] if replicated else size)
+
+    def step(self, backend: Backend = "serial") -> float:
+        """Run the program once; the loss of the whole batch."""
+        self.loss.zero_()
+        if backend == "serial":
+            for instruction in self.program.instructions:
+                self._run(instruction)
+        else:
+            _run_fused(self.program.instructions, self._run)
+        assert not self.values, f"left over: {sorted(self.values)}"
+        return float(self.loss)
+
+    def gradient_of(self, position: int) -> Tensor:
+        """This rank's flat gradient shard of a unit."""
+        return self.units[position].gradient
+
+    def parameter_of(self, position: int) -> Tensor:
+        """This rank's flat parameter shard of a unit."""
+        return self.units[position].own.detach()
+
+    def _run(self, instruction: Instruction) -> None:
+        _HANDLERS[instruction.op](self, instruction)
+        for name in instruction.frees:
+            self._free(name)
+
+    def _free(self, name: str) -> None:
+        kind, place = name.split(".")[:2]
+        if kind == "gathered":
+            self.units[int(place)].whole.untyped_storage().resize_(0)
+        elif kind == "whole-gradient":
+            for view in self.units[int(place)].views.values():
+                view.grad = None
+        self.values.pop(name, None)
+
+    def _unit(self, instruction: Instruction) -> _UnitState:
+        assert instruction.unit is not None
+        return self.units[instruction.unit]
+
+    def _group(self, instruction: Instruction) -> Any:
+        return self.groups[instruction.group]
+
+    def _input(self, instruction: Instruction) -> None:
+        rows = list(instruction.args["rows"])
+        self.values[instruction.writes[0]] = self.tokens[rows, :-1].contiguous()
+
+    def _targets(self, instruction: Instruction) -> None:
+        rows = list(instruction.args["rows"])
+        self.values[instruction.writes[0]] = self.tokens[rows, 1:].contiguous()
+
+    def _compute(self, instruction: Instruction) -> tuple[Tensor, Tensor]:
+        """Partial output of a unit, and its input as a leaf of the graph."""
+        assert instruction.unit is not None
+        unit = self.units[instruction.unit]
+        x = self.values[instruction.reads[0]]
+        if instruction.unit > 0:
+            x = x.detach().requires_grad_()
+        kind = self.model.units[instruction.unit].kind
+        return torch_units.forward(self.model, kind, unit.views, x, unit.shard), x
+
+    def _forward(self, instruction: Instruction) -> None:
+        y, x = self._compute(instruction)
+        result, graph = instruction.writes
+        self.values[graph] = (get_gradient_edge(y), x)
+        self.values[result] = y.detach()
+
+    def _forward_without_graph(self, instruction: Instruction) -> None:
+        with torch.no_grad():
+            self.values[instruction.writes[0]] = self._compute(instruction)[0]
+
+    def _recompute(self, instruction: Instruction) -> None:
+        y, x = self._compute(instruction)
+        self.values[instruction.writes[0]] = (get_gradient_edge(y), x)
+
+    def _backward(self, instruction: Instruction) -> None:
+        unit = self._unit(instruction)
+        graph, _, incoming = instruction.reads[:3]
+        edge: GradientEdge
+        edge, x = self.values.pop(graph)
+        name = instruction.writes[-1]
+        if unit.sharded:
+            gradient = torch.zeros_like(unit.whole)
+            for parameter, start, end, shape in unit.layout:
+                unit.views[parameter].grad = gradient[start:end].view(shape)
+            self.values[name] = gradient
+        torch.autograd.backward([edge], [self.values[incoming]])
+        if len(instruction.writes) > 1:
+            self.values[instruction.writes[0]] = x.grad
+
+    def _loss_statistics(self, instruction: Instruction) -> None:
+        """In place: logits become exp(logits - largest). Statistics, (3, rows, sequence): largest, sum, target's logit."""
+        logits, targets = (self.values[name] for name in instruction.reads)
+        unit = self._unit(instruction)
+        low, high = shard_bounds(self.model.vocabulary, unit.shard.tp, unit.shard.index)
+        largest = logits.amax(-1)
+        inside = (targets >= low) & (targets < high)
+        place = (targets - low).clamp_(0, high - low - 1)
+        target = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1) * inside
+        total = logits.sub_(largest.unsqueeze(-1)).exp_().sum(-1)
+        self.values[instruction.writes[1]] = torch.stack((largest, total, target))
+
+    def _gather_statistics(self, instruction: Instruction) -> None:
+        own = self.values[instruction.reads[0]]
+        everyone = own.new_empty((len(instruction.group), *own.shape))
+        dist.all_gather_into_tensor(everyone.view(-1), own.view(-1), group=self._group(instruction))
+        self.values[instruction.writes[0]] = everyone
+
+    def _loss(self, instruction: Instruction) -> None:
+        """Cross-entropy over the vocabulary's shards; in place of the logits their gradient, softmax less one-hot."""
+        names, scale = instruction.reads, instruction.args["scale"]
+        logits, targets, own = (self.values[name] for name in names[:3])
+        everyone = self.values[names[3]] if len(names) > 4 else own.unsqueeze(0)
+        largest = everyone[:, 0].amax(0)
+        normaliser = largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
+        unit = self._unit(instruction)
+        if unit.shard.first:
+            self.loss += ((normaliser - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale).cpu()
+        logits.mul_(((own[0] - normaliser).exp() * scale).unsqueeze(-1))
+        low, high = shard_bounds(self.model.vocabulary, unit.shard.tp, unit.shard.index)
+        inside = (targets >= low) & (targets < high)
+        place = (targets - low).clamp_(0, high - low - 1).unsqueeze(-1)
+        logits.scatter_add_(-1, place, (inside.to(logits.dtype) * -scale).unsqueeze(-1))
+
+    def _optimizer_step(self, instruction: Instruction) -> None:
+        self._unit(instruction).optimizer.step()
+
+    def _zero_gradients(self, instruction: Instruction) -> None:
+        self._unit(instruction).gradient.zero_()
+
+    def _all_reduce(self, instruction: Instruction) -> None:
+        dist.all_reduce(self.values[instruction.writes[0]], group=self._group(instruction))
+
+    def _slice(self, instruction: Instruction) -> None:
+        self._keep_rows(instruction, self.values[instruction.reads[0]])
+
+    def _gather_slice(self, instruction: Instruction) -> None:
+        own = self.values[instruction.reads[0]].contiguous()
+        everyone = own.new_empty((len(instruction.group) * own.shape[0], *own.shape[1:]))
+        dist.all_gather_into_tensor(everyone, own, group=self._group(instruction))
+        self._keep_rows(instruction, everyone)
+
+    def _keep_rows(self, instruction: Instruction, held: Tensor) -> None:
+        place = {row: index for index, row in enumerate(row for block in instruction.args["blocks"] for row in block)}
+        wanted = torch.tensor([place[row] for row in instruction.args["rows"]], device=held.device)
+        self.values[instruction.writes[0]] = held.index_select(0, wanted)
+
+    def _gather_parameters(self, instruction: Instruction) -> None:
+        unit = self._unit(instruction)
+        unit.whole.untyped_storage().resize_(unit.whole.numel() * unit.whole.element_size())
+        dist.all_gather_into_tensor(unit.whole.data, unit.own.detach(), group=self._group(instruction))
+
+    def _gradient_buffer(self, name: str) -> Tensor:
+        kind, place = name.split(".")
+        return self.units[int(place)].gradient if kind == "gradient" else self.values[name]
+
+    def _reduce_replicated(self, instruction: Instruction) -> None:
+        unit, buffer = self._unit(instruction), self._gradient_buffer(instruction.reads[0])
+        dist.all_reduce(buffer[unit.replicated_start : unit.layout[-1][2]], group=self._group(instruction))
+
+    def _reduce_scatter_gradients(self, instruction: Instruction) -> None:
+        unit, whole = self._unit(instruction), self.values[instruction.reads[0]]
+        piece = torch.empty_like(unit.gradient)
+        dist.reduce_scatter_tensor(piece, whole, group=self._group(instruction))
+        unit.gradient += piece
+
+    def _all_reduce_gradients(self, instruction: Instruction) -> None:
+        dist.all_reduce(self._unit(instruction).gradient, group=self._group(instruction))
+
+    def _reduce_tied(self, instruction: Instruction) -> None:
+        """Sum the gradients of the embedding's and the head's copy of one matrix: each element is put in by one owner a copy."""
+        table = torch.zeros(self.model.vocabulary * self.model.hidden, dtype=self.units[0].own.dtype, device=self.device)
+        places = []
+        for position in (0, len(self.units) - 1):
+            strategy, unit = self.program.strategies[position], self.units[position]
+            low, high = shard_bounds(self.model.vocabulary, unit.shard.tp, unit.shard.index)
+            first = strategy.index(self.rank, "sdp") * unit.gradient.numel()
+            # The matrix is the first in the flat buffer; this rank may hold a slice of it, or none.
+            length = max(0, min(unit.gradient.numel(), (high - low) * self.model.hidden - first))
+            start = low * self.model.hidden + first
+            places.append((unit.gradient[:length], start, start + length))
+            if strategy.index(self.rank, "dp") == 0:
+                table[start : start + length] += unit.gradient[:length]
+        if len(instruction.group) > 1:
+            dist.all_reduce(table, group=self._group(instruction))
+        for gradient, start, end in places:
+            gradient.copy_(table[start:end])
+
+    def _reduce_loss(self, instruction: Instruction) -> None:
+        if len(instruction.group) > 1:
+            dist.all_reduce(self.loss, group=self._group(instruction))
+
+
+_HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
+    Op.INPUT: Executor._input,
+    Op.TARGETS: Executor._targets,
+    Op.FORWARD: Executor._forward,
+    Op.FORWARD_WITHOUT_GRAPH: Executor._forward_without_graph,
+    Op.RECOMPUTE: Executor._recompute,
+    Op.BACKWARD: Executor._backward,
+    Op.LOSS_STATISTICS: Executor._loss_statistics,
+    Op.LOSS: Executor._loss,
+    Op.OPTIMIZER_STEP: Executor._optimizer_step,
+    Op.ZERO_GRADIENTS: Executor._zero_gradients,
+    Op.SLICE: Executor._slice,
+    Op.GATHER_SLICE: Executor._gather_slice,
+    Op.ALL_REDUCE: Executor._all_reduce,
+    Op.GATHER_STATISTICS: Executor._gather_statistics,
+    Op.GATHER_PARAMETERS: Executor._gather_parameters,
+    Op.REDUCE_REPLICATED: Executor._reduce_replicated,
+    Op.REDUCE_SCATTER_GRADIENTS: Executor._reduce_scatter_gradients,
+    Op.ALL_REDUCE_GRADIENTS: Executor._all_reduce_gradients,
+    Op.REDUCE_TIED: Executor._reduce_tied,
+    Op.REDUCE_LOSS: Executor._reduce_loss,
+}
+handles_all(_HANDLERS)
+
+
+def _run_fused(instructions: tuple[Instruction, ...], run: Callable[[Instruction], None]) -> None:
+    """Compute here, collectives in issue order on a second thread; each instruction waits for those that it names."""
+    done = [threading.Event() for _ in instructions]
+    failed: queue.Queue[BaseException] = queue.Queue()
+
+    def stream(name: str) -> None:
+        for place, instruction in enumerate(instructions):
+            if instruction.stream != name:
+                continue
+            for index in instruction.waits:
+                while not done[index].wait(timeout=1.0):
+                    if not failed.empty():
+                        return
+            try:
+                run(instruction)
+            except BaseException as error:
+                failed.put(error)
+                return
+            done[place].set()
+
+    thread = threading.Thread(target=stream, args=("collective",), daemon=True)
+    thread.start()
+    stream("compute")
+    thread.join()
+    if not failed.empty():
+        raise failed.get()

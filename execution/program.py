@@ -1,0 +1,135 @@
+"""A program: what one rank does in one training step, instruction by instruction, in issue order.
+
+What is checked, walked and executed is this same object. Dependencies follow from the buffers: an instruction that reads a
+buffer comes after its last writer, one that writes or frees it after all its readers too. `waits` is their transitive
+reduction over the two streams, each of which runs in issue order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal
+
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.models import Model
+
+Stream = Literal["compute", "collective"]
+
+
+class Op(StrEnum):
+    """The vocabulary. Every reader of programs handles all of it, or fails to import (see `handles_all`)."""
+
+    INPUT = "input"  # tokens of the rank's rows
+    TARGETS = "targets"  # next tokens of the rank's rows
+    FORWARD = "forward"  # partial output; keeps the graph
+    FORWARD_WITHOUT_GRAPH = "forward-without-graph"
+    RECOMPUTE = "recompute"  # the graph again, from the kept input
+    BACKWARD = "backward"  # partial input gradient; adds to the parameter gradients
+    LOSS_STATISTICS = "loss-statistics"  # per token: largest logit, sum of exponentials, target's logit, of the shard
+    LOSS = "loss"  # the rank's loss, and the logits' gradient in their place
+    OPTIMIZER_STEP = "optimizer-step"
+    ZERO_GRADIENTS = "zero-gradients"
+    SLICE = "slice"  # re-layout where the rank already holds its rows
+    GATHER_SLICE = "gather-slice"  # re-layout: gather blocks, keep own rows
+    ALL_REDUCE = "all-reduce"  # partial outputs or input gradients over the tensor-parallel group
+    GATHER_STATISTICS = "gather-statistics"
+    GATHER_PARAMETERS = "gather-parameters"  # a sharded unit's parameters, whole for a while
+    REDUCE_REPLICATED = "reduce-replicated"  # gradients of replicated parameters over the tensor-parallel group
+    REDUCE_SCATTER_GRADIENTS = "reduce-scatter-gradients"
+    ALL_REDUCE_GRADIENTS = "all-reduce-gradients"
+    REDUCE_TIED = "reduce-tied"  # gradient of a matrix that embedding and head share
+    REDUCE_LOSS = "reduce-loss"
+
+
+COLLECTIVES = frozenset(
+    {
+        Op.GATHER_SLICE,
+        Op.ALL_REDUCE,
+        Op.GATHER_STATISTICS,
+        Op.GATHER_PARAMETERS,
+        Op.REDUCE_REPLICATED,
+        Op.REDUCE_SCATTER_GRADIENTS,
+        Op.ALL_REDUCE_GRADIENTS,
+        Op.REDUCE_TIED,
+        Op.REDUCE_LOSS,
+    }
+)
+
+
+def handles_all(handlers: Iterable[Op]) -> None:
+    """Called at import by every reader of programs with the operations that it handles."""
+    if missing := set(Op) - set(handlers):
+        raise ImportError(f"a reader of programs does not handle {', '.join(sorted(missing))}")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One step. `frees`: buffers gone once it is done. `waits`: indices of instructions of the other stream to wait for.
+
+    message_bytes: what a collective gathers or reduces, whole. workspace_bytes: temporaries while it runs.
+    """
+
+    op: Op
+    unit: int | None = None
+    micro_batch: int | None = None
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    frees: tuple[str, ...] = ()
+    group: tuple[int, ...] = ()
+    args: dict[str, Any] = field(default_factory=dict)
+    message_bytes: int = 0
+    workspace_bytes: int = 0
+    waits: tuple[int, ...] = ()
+
+    @property
+    def stream(self) -> Stream:
+        return "collective" if self.op in COLLECTIVES else "compute"
+
+    def __str__(self) -> str:
+        place = "" if self.unit is None else f" unit {self.unit}"
+        place += "" if self.micro_batch is None else f" micro-batch {self.micro_batch}"
+        return f"{self.op}{place}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One rank's program. buffers: bytes by name; persistent: those that live from step to step."""
+
+    rank: int
+    world: int
+    model: Model
+    strategies: tuple[Strategy, ...]
+    samples: int
+    micro_batches: int
+    buffers: dict[str, int]
+    persistent: frozenset[str]
+    instructions: tuple[Instruction, ...]
+
+
+def with_waits(instructions: list[Instruction]) -> tuple[Instruction, ...]:
+    """The same instructions with their `waits`, from the buffers that they touch."""
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    seen: dict[Stream, dict[Stream, int]] = {"compute": {"collective": -1}, "collective": {"compute": -1}}
+    result = []
+    for place, instruction in enumerate(instructions):
+        before: set[int] = set()
+        for name in instruction.reads:
+            before.update([writer[name]] if name in writer else [])
+        for name in (*instruction.writes, *instruction.frees):
+            before.update([writer[name]] if name in writer else [])
+            before.update(readers.get(name, []))
+        own = instruction.stream
+        other: Stream = "collective" if own == "compute" else "compute"
+        last = max((i for i in before if i != place and instructions[i].stream == other), default=-1)
+        waits: tuple[int, ...] = ()
+        if last > seen[own][other]:
+            waits, seen[own][other] = (last,), last
+        for name in instruction.reads:
+            readers.setdefault(name, []).append(place)
+        for name in (*instruction.writes, *instruction.frees):
+            writer[name], readers[name] = place, []
+        result.append(replace(instruction, waits=waits))
+    return tuple(result)

@@ -1,0 +1,1 @@
+"""Galvatron-BMW, Section IV-A: a strategy for each layer of one pipeline stage, under its true peak memory."""

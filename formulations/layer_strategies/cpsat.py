@@ -1,0 +1,57 @@
+"""layer-strategies as an OR-Tools CP-SAT model, on whole nanoseconds and bytes.
+
+Variables    x[l,s] bool         layer l takes option s
+             z[l,a,b] bool       boundary l goes from layout class a to class b (see `layouts`)
+
+    minimise   sum c x + sum R z
+    choose     exactly one x[l,s] for every l
+    cross      exactly one z[l,a,b] for every boundary l; z[l,a,b] only where x[l] lies in a and x[l+1] in b
+    peak       sum_{k<=l} O_f x[k] + O_b x[l] + sum_k O_ms x[k] <= E     for every l                    (Eq. 2)
+
+Bytes are first divided by their greatest common divisor, which changes no solution and shortens the propagation.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from ortools.sat.python import cp_model
+
+from trainplan.formulations.layer_strategies.layouts import boundaries
+from trainplan.formulations.layer_strategies.problem import Instance
+
+Choice = list[list[cp_model.IntVar]]
+
+
+def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
+    """The model and x by layer and option."""
+    model = cp_model.CpModel()
+    x = [[model.new_bool_var(f"x[{l},{s}]") for s in range(count)] for l, count in enumerate(instance.options)]
+    for row in x:
+        model.add_exactly_one(row)
+
+    cost = [int(c) * v for l, row in enumerate(x) for c, v in zip(instance.time_ns[l], row, strict=True)]
+    for l, border in enumerate(boundaries(instance)):
+        if border.free:
+            continue
+        z = [[model.new_bool_var(f"z[{l},{a},{b}]") for b in range(len(border.after))] for a in range(len(border.before))]
+        for a, members in enumerate(border.before):
+            model.add(sum(z[a]) == sum(x[l][s] for s in members))
+        for b, members in enumerate(border.after):
+            model.add(sum(row[b] for row in z) == sum(x[l + 1][s] for s in members))
+        cost += [border.costs_ns[a][b] * v for a, row in enumerate(z) for b, v in enumerate(row)]
+    model.minimize(sum(cost))
+
+    step = gcd(*(int(v) for column in (instance.forward_bytes, instance.backward_bytes, instance.state_bytes) for a in column for v in a))
+    step = step or 1
+    memory = instance.memory_bytes // step
+
+    def bytes_of(values: tuple, l: int) -> cp_model.LinearExpr:
+        return cp_model.LinearExpr.weighted_sum(x[l], [int(v) // step for v in values[l]])
+
+    states = sum(bytes_of(instance.state_bytes, l) for l in range(instance.layers))
+    held = cp_model.LinearExpr.constant(0) if hasattr(cp_model.LinearExpr, "constant") else 0
+    for l in range(instance.layers):
+        held = held + bytes_of(instance.forward_bytes, l)
+        model.add(held + bytes_of(instance.backward_bytes, l) + states <= memory)
+    return model, x

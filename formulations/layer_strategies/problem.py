@@ -1,0 +1,255 @@
+"""layer-strategies: choose one option (strategy) for each layer of a pipeline stage (Galvatron-BMW, Section IV-A).
+
+    minimise    sum_l c(l, s_l) + sum_l R(l, s_l, s_{l+1})                                          time, nanoseconds
+    subject to  max_l ( sum_{k<=l} O_f(k, s_k) + O_b(l, s_l) ) + sum_k O_ms(k, s_k)  <=  E          Eq. 2, bytes
+
+c: time of a layer; R: re-layout between neighbours; O_f: activations kept from the forward pass; O_b: what the backward pass
+of one layer adds; O_ms: model states. All numbers are integers; `evaluate` and `violations` know no solver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.files import Record, Source, parse
+from trainplan.profiling.quantities import format_bytes
+
+NAME = "layer-strategies"
+Integers = NDArray[np.int64]
+
+# Limits that keep every sum of 10,000 layers within 64 bits.
+TimeNs = Annotated[int, Field(ge=0, le=10**14, description="nanoseconds")]
+Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
+
+
+class OptionRecord(Record):
+    """One way to run a layer."""
+
+    strategy: Annotated[str, Field(min_length=1, description="name, such as dp8-ckpt; any text, unique in its layer")]
+    time_ns: TimeNs
+    forward_bytes: Annotated[Bytes, Field(description="O_f: activations kept until the layer's backward pass")]
+    backward_bytes: Annotated[Bytes, Field(description="O_b: what the layer's backward pass adds on top")]
+    state_bytes: Annotated[Bytes, Field(description="O_ms: parameters, gradients, optimizer states")]
+
+
+class LayerRecord(Record):
+    """A layer and its options."""
+
+    name: str | None = None
+    options: Annotated[list[OptionRecord], Field(min_length=1, max_length=1000)]
+
+
+class InstanceRecord(Record):
+    """The file format of a layer-strategies instance, version 1."""
+
+    problem: Literal["layer-strategies"]
+    version: Literal[1]
+    name: str | None = None
+    provenance: dict[str, Any] | None = None
+    memory_bytes: Annotated[int, Field(gt=0, le=2**48, description="E: memory of one device")]
+    layers: Annotated[list[LayerRecord], Field(min_length=1, max_length=10_000)]
+    transitions_ns: Annotated[
+        list[list[list[TimeNs]]],
+        Field(description="L-1 tables: [option of layer l][option of layer l+1]"),
+    ]
+
+    @model_validator(mode="after")
+    def _shapes(self) -> InstanceRecord:
+        wanted = len(self.layers) - 1
+        if len(self.transitions_ns) != wanted:
+            raise InputError("", "transitions_ns", f"has {len(self.transitions_ns)} tables", f"give {wanted}, one fewer than layers")
+        for place, table in enumerate(self.transitions_ns):
+            rows, columns = (len(self.layers[place + i].options) for i in (0, 1))
+            if len(table) != rows:
+                raise InputError(
+                    "", f"transitions_ns[{place}]", f"has {len(table)} rows", f"give {rows}, one for each option of layer {place}"
+                )
+            for number, row in enumerate(table):
+                if len(row) != columns:
+                    raise InputError(
+                        "",
+                        f"transitions_ns[{place}][{number}]",
+                        f"has {len(row)} entries",
+                        f"give {columns}, one for each option of layer {place + 1}",
+                    )
+        for place, layer in enumerate(self.layers):
+            names = [option.strategy for option in layer.options]
+            if repeated := {name for name in names if names.count(name) > 1}:
+                name = min(repeated)
+                raise InputError("", f"layers[{place}].options", f"names {name!r} twice", "give each option its own name")
+        return self
+
+
+class SolutionRecord(Record):
+    """The file format of a solution: the chosen option of every layer, numbered from 0."""
+
+    choice: list[Annotated[int, Field(ge=0)]]
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """The problem in arrays. Per layer l with S_l options: four vectors of length S_l; transitions[l]: (S_l, S_{l+1})."""
+
+    memory_bytes: int
+    time_ns: tuple[Integers, ...]
+    forward_bytes: tuple[Integers, ...]
+    backward_bytes: tuple[Integers, ...]
+    state_bytes: tuple[Integers, ...]
+    transitions_ns: tuple[Integers, ...]
+    strategies: tuple[tuple[str, ...], ...]
+    layer_names: tuple[str, ...]
+    name: str = NAME
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    problem = NAME
+
+    @property
+    def layers(self) -> int:
+        return len(self.time_ns)
+
+    @property
+    def options(self) -> tuple[int, ...]:
+        return tuple(len(names) for names in self.strategies)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what the answer depends on (not of names or provenance)."""
+        parts = [self.memory_bytes, *((a.tolist()) for a in self._arrays()), self.strategies]
+        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+
+    def _arrays(self) -> tuple[Integers, ...]:
+        return (*self.time_ns, *self.forward_bytes, *self.backward_bytes, *self.state_bytes, *self.transitions_ns)
+
+    def with_memory(self, memory_bytes: int) -> Instance:
+        """The same instance under another memory limit."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return Instance(**{**fields, "memory_bytes": memory_bytes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The instance in its file format."""
+        layers = [
+            {
+                "name": self.layer_names[l],
+                "options": [
+                    {
+                        "strategy": name,
+                        "time_ns": int(self.time_ns[l][s]),
+                        "forward_bytes": int(self.forward_bytes[l][s]),
+                        "backward_bytes": int(self.backward_bytes[l][s]),
+                        "state_bytes": int(self.state_bytes[l][s]),
+                    }
+                    for s, name in enumerate(names)
+                ],
+            }
+            for l, names in enumerate(self.strategies)
+        ]
+        return {
+            "problem": NAME,
+            "version": 1,
+            "name": self.name,
+            "provenance": self.provenance,
+            "memory_bytes": self.memory_bytes,
+            "layers": layers,
+            "transitions_ns": [table.tolist() for table in self.transitions_ns],
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a choice costs. memory_by_layer_bytes[l]: Eq. 2's peak during the backward pass of layer l."""
+
+    time_ns: int
+    memory_by_layer_bytes: tuple[int, ...]
+    state_bytes: int
+
+    @property
+    def objective(self) -> int:
+        return self.time_ns
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.memory_by_layer_bytes)
+
+    @property
+    def peak_layer(self) -> int:
+        """The first layer whose backward pass reaches the peak."""
+        return self.memory_by_layer_bytes.index(self.peak_bytes)
+
+
+def load(source: Source, where: str = "instance") -> Instance:
+    """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
+    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+
+    def column(name: str) -> tuple[Integers, ...]:
+        return tuple(np.array([getattr(o, name) for o in layer.options], np.int64) for layer in record.layers)
+
+    return Instance(
+        memory_bytes=record.memory_bytes,
+        time_ns=column("time_ns"),
+        forward_bytes=column("forward_bytes"),
+        backward_bytes=column("backward_bytes"),
+        state_bytes=column("state_bytes"),
+        transitions_ns=tuple(np.array(table, np.int64) for table in record.transitions_ns),
+        strategies=tuple(tuple(option.strategy for option in layer.options) for layer in record.layers),
+        layer_names=tuple(layer.name or f"layer {place}" for place, layer in enumerate(record.layers)),
+        name=record.name or NAME,
+        provenance=record.provenance or {},
+    )
+
+
+def load_solution(source: Source) -> tuple[int, ...]:
+    """A solution's choice from a file or a dict. Raises InputError."""
+    return tuple(parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None).choice)
+
+
+def solution_dict(choice: Sequence[int]) -> dict[str, Any]:
+    """A choice in its file format."""
+    return {"choice": [int(s) for s in choice]}
+
+
+def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
+    """Time and memory of a choice, by Eq. 2 and the sum above. Raises ValueError where it is no choice of the instance."""
+    if wrong := _malformed(instance, choice):
+        raise ValueError(wrong[0])
+    time = sum(int(instance.time_ns[l][s]) for l, s in enumerate(choice))
+    time += sum(int(table[choice[l], choice[l + 1]]) for l, table in enumerate(instance.transitions_ns))
+    states = sum(int(instance.state_bytes[l][s]) for l, s in enumerate(choice))
+    held, peaks = 0, []
+    for l, s in enumerate(choice):
+        held += int(instance.forward_bytes[l][s])
+        peaks.append(held + int(instance.backward_bytes[l][s]) + states)
+    return Evaluation(time, tuple(peaks), states)
+
+
+def violations(instance: Instance, choice: Sequence[int]) -> list[str]:
+    """Every constraint that a choice breaks, in words; empty where it is feasible."""
+    if wrong := _malformed(instance, choice):
+        return wrong
+    result = evaluate(instance, choice)
+    over = result.peak_bytes - instance.memory_bytes
+    if over <= 0:
+        return []
+    return [
+        f"the backward pass of {instance.layer_names[result.peak_layer]} needs {result.peak_bytes} bytes "
+        f"({format_bytes(result.peak_bytes)}), {over} more than memory_bytes = {instance.memory_bytes}"
+    ]
+
+
+def _malformed(instance: Instance, choice: Sequence[int]) -> list[str]:
+    if len(choice) != instance.layers:
+        return [f"choice has {len(choice)} entries; the instance has {instance.layers} layers"]
+    return [
+        f"choice[{l}] is {s}; layer {l} has options 0 to {count - 1}"
+        for l, (s, count) in enumerate(zip(choice, instance.options, strict=True))
+        if not 0 <= s < count
+    ]

@@ -1,0 +1,109 @@
+"""The plan: the contract between planning and execution, a versioned public file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from trainplan.formulations.strategies import Strategy, parse_strategy
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.files import Record, parse
+from trainplan.profiling.models import Model
+
+
+class PlannedUnit(Record):
+    """One sub-layer and its strategy over the ranks of its stage."""
+
+    name: str
+    strategy: str
+
+
+class Stage(Record):
+    """A pipeline stage: its ranks, and its first and last unit, both included."""
+
+    ranks: Annotated[list[int], Field(min_length=1)]
+    first_unit: Annotated[int, Field(ge=0)]
+    last_unit: Annotated[int, Field(ge=0)]
+
+
+class Batch(Record):
+    """Samples of one step, and the number of micro-batches that they are cut into."""
+
+    global_samples: Annotated[int, Field(ge=1, le=10**9)]
+    micro_batches: Annotated[int, Field(ge=1)] = 1
+
+
+class Predicted(Record):
+    """What the planner expects of a step, and how good the plan is proven to be."""
+
+    step_ns: int
+    peak_bytes: int
+    lower_bound_ns: int | None
+    gap: float | None
+    method: str
+    status: str
+    profile_origin: str
+    versions: dict[str, str] = {}
+
+
+class Plan(Record):
+    """A whole training plan. `model_digest` names the architecture that it was made for."""
+
+    format: Literal["trainplan-plan"] = "trainplan-plan"
+    version: Literal[1] = 1
+    model: dict[str, Any]
+    model_digest: str
+    world: Annotated[int, Field(ge=1, le=2**20)]
+    memory_bytes: Annotated[int, Field(gt=0)]
+    batch: Batch
+    stages: Annotated[list[Stage], Field(min_length=1, max_length=1)]
+    units: Annotated[list[PlannedUnit], Field(min_length=1)]
+    predicted: Predicted | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Plan:
+        model = self.planned_model()
+        if model.digest != self.model_digest:
+            raise InputError("", "model_digest", f"is {self.model_digest!r}", f"the model given here is {model.digest!r}: plan for it")
+        names = [unit.name for unit in model.units]
+        if len(self.units) != len(names):
+            raise InputError("", "units", f"has {len(self.units)} items", f"give the model's {len(names)} units")
+        stage = self.stages[0]
+        if stage.ranks != list(range(self.world)):
+            raise InputError("", "stages[0].ranks", f"is {stage.ranks}", f"give all ranks, 0 to {self.world - 1}, in order")
+        if (stage.first_unit, stage.last_unit) != (0, len(names) - 1):
+            raise InputError("", "stages[0]", f"covers {stage.first_unit} to {stage.last_unit}", f"cover 0 to {len(names) - 1}")
+        samples, parts = self.batch.global_samples, self.batch.micro_batches
+        if samples % parts:
+            raise InputError("", "batch.micro_batches", f"is {parts}", f"give a divisor of global_samples = {samples}")
+        for position, (unit, name) in enumerate(zip(self.units, names, strict=True)):
+            field = f"units[{position}]"
+            if unit.name != name:
+                raise InputError("", f"{field}.name", f"is {unit.name!r}", f"give {name!r}")
+            strategy = parse_strategy(unit.strategy, "", f"{field}.strategy", self.world)
+            if model.heads % strategy.degree("tp"):
+                raise InputError("", f"{field}.strategy", f"is {unit.strategy!r}", f"give a tp degree that divides {model.heads} heads")
+            if samples // parts % strategy.data_degree:
+                raise InputError(
+                    "", f"{field}.strategy", f"is {unit.strategy!r}", f"give a dp x sdp degree that divides {samples // parts} samples"
+                )
+        return self
+
+    def planned_model(self) -> Model:
+        """The model that the plan was made for. Raises InputError where its fields are not those of a Model."""
+        try:
+            model = Model(**self.model)
+            return model if model.units and model.parameters("head") else model
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InputError("", "model", f"is not a model ({error})", "write plans with `trainplan plan`") from None
+
+    def strategies(self) -> list[Strategy]:
+        return [parse_strategy(unit.strategy) for unit in self.units]
+
+
+def load_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
+    """A plan from its JSON file or a dict, checked. Raises InputError."""
+    return parse(source, Plan, "plan" if isinstance(source, Mapping) else None)

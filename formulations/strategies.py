@@ -1,0 +1,178 @@
+"""Galvatron-BMW's search space (Section III-B): strategies of one layer on one group of devices, and where its data lies.
+
+A strategy is an ordered list of levels, each a paradigm (dp, sdp or tp) with a degree of 2, 4, 8, ...; a paradigm appears
+once, and the degrees multiply to the group. The first level spans the slowest links: ranks of a group are numbered in mixed
+radix, first level outermost. Written `dp2-tp4`, `sdp8-ckpt`; on one device `single`, `single-ckpt`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from math import prod
+from typing import Literal, get_args
+
+from trainplan.profiling.errors import InputError
+
+Paradigm = Literal["dp", "sdp", "tp"]
+PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How one layer is parallelised: levels from the slowest links to the fastest, and whether it is recomputed (CKPT)."""
+
+    levels: tuple[tuple[Paradigm, int], ...] = ()
+    ckpt: bool = False
+
+    def __str__(self) -> str:
+        levels = "-".join(f"{paradigm}{degree}" for paradigm, degree in self.levels) or "single"
+        return levels + ("-ckpt" if self.ckpt else "")
+
+    def degree(self, paradigm: Paradigm) -> int:
+        return dict(self.levels).get(paradigm, 1)
+
+    @property
+    def data_degree(self) -> int:
+        """Number of parts that the samples are split into."""
+        return self.degree("dp") * self.degree("sdp")
+
+    @cached_property
+    def group(self) -> int:
+        return prod(degree for _, degree in self.levels)
+
+    def strides(self) -> dict[Paradigm, int]:
+        """Distance between neighbouring ranks of each paradigm's groups."""
+        strides, stride = {}, self.group
+        for paradigm, degree in self.levels:
+            stride //= degree
+            strides[paradigm] = stride
+        return strides
+
+    def index(self, rank: int, paradigm: Paradigm) -> int:
+        """Place of `rank` (0-based, in the group) along a paradigm's level; 0 where the paradigm is absent."""
+        return rank // self.strides()[paradigm] % self.degree(paradigm) if self.degree(paradigm) > 1 else 0
+
+    def peers(self, rank: int, *paradigms: Paradigm) -> tuple[int, ...]:
+        """Ranks, ascending, that differ from `rank` only along the given paradigms' levels."""
+        others = [paradigm for paradigm in PARADIGMS if paradigm not in paradigms]
+        place = [self.index(rank, paradigm) for paradigm in others]
+        return tuple(r for r in range(self.group) if [self.index(r, paradigm) for paradigm in others] == place)
+
+    def data_index(self, rank: int) -> int:
+        """Which of the `data_degree` blocks of samples `rank` works on; earlier levels are more significant."""
+        place = 0
+        for paradigm, degree in self.levels:
+            if paradigm != "tp":
+                place = place * degree + self.index(rank, paradigm)
+        return place
+
+    def layout(self) -> tuple[int, ...]:
+        """Block of samples of every rank. Two strategies with equal layouts need no re-layout between them."""
+        return tuple(self.data_index(rank) for rank in range(self.group))
+
+
+def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:
+    """The strategy written as `text`; with `group`, its degrees must multiply to it. Raises InputError."""
+    example = f"dp{group}" if group and group > 1 else "single" if group == 1 else "dp2-tp4-ckpt"
+    body, ckpt = (text[:-5], True) if text.endswith("-ckpt") else (text, False)
+    levels: list[tuple[Paradigm, int]] = []
+    for part in body.split("-") if body != "single" else []:
+        match = re.fullmatch(r"(dp|sdp|tp)([1-9]\d{0,6})", part)
+        if match is None:
+            raise InputError(where, field, f"is {text!r}", f"give levels of dp, sdp and tp with degrees, such as {example!r}")
+        degree = int(match[2])
+        if degree < 2 or degree & (degree - 1):
+            raise InputError(where, field, f"is {text!r}", f"give degrees from 2, 4, 8, ..., such as {example!r}")
+        levels.append((match[1], degree))  # type: ignore[arg-type]
+    if len({paradigm for paradigm, _ in levels}) < len(levels):
+        raise InputError(where, field, f"is {text!r}", f"name each paradigm once, such as {example!r}")
+    strategy = Strategy(tuple(levels), ckpt)
+    if group is not None and strategy.group != group:
+        raise InputError(
+            where, field, f"is {text!r}, whose degrees multiply to {strategy.group}", f"make them multiply to {group}, such as {example!r}"
+        )
+    return strategy
+
+
+def decision_tree(group: int, *, takeaway3: bool = True, ckpt: bool = True) -> list[Strategy]:
+    """All strategies of one layer on `group` devices (a power of two).
+
+    takeaway3: leave out those that mix dp with sdp, which sdp alone always beats (Takeaway 3).
+    ckpt: list each strategy also with recomputation, after all those without.
+    """
+    if group < 1 or group & (group - 1):
+        raise InputError("decision tree", "group", f"is {group}", "give a power of two, such as 8")
+    found = []
+    for count in range(len(PARADIGMS) + 1):
+        for order in permutations(PARADIGMS, count):
+            if takeaway3 and {"dp", "sdp"} <= set(order):
+                continue
+            found += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factorisations(group, count)]
+    return found + ([Strategy(s.levels, True) for s in found] if ckpt else [])
+
+
+def _factorisations(group: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ordered factorisations of a power of two into `count` factors of at least 2."""
+    if count == 0:
+        if group == 1:
+            yield ()
+        return
+    first = 2
+    while first <= group:
+        for rest in _factorisations(group // first, count - 1):
+            yield (first, *rest)
+        first *= 2
+
+
+@dataclass(frozen=True)
+class Relayout:
+    """What one rank does between two layouts (Slice-Gather): gather the blocks of `gather` ranks, then keep its own rows.
+
+    gather: ranks whose blocks are put together, ascending; the rank alone where it already holds what it needs.
+    """
+
+    gather: tuple[int, ...]
+
+
+def relayout(before: Strategy, after: Strategy, rank: int) -> Relayout:
+    """The smallest Slice-Gather that gives `rank` its rows under `after` from what ranks hold under `before`.
+
+    Samples are numbered by log2(group) bits, most significant first; a layout ties leading sample bits to rank bits. The
+    gather runs over the rank bits that `before` ties to a sample bit and `after` does not tie to the same one.
+    """
+    held, needed = _tied_bits(before), _tied_bits(after)
+    freed = [bit for place, bit in enumerate(held) if place >= len(needed) or needed[place] != bit]
+    ranks = [rank]
+    for bit in freed:
+        ranks += [r ^ (1 << bit) for r in ranks]
+    return Relayout(tuple(sorted(ranks)))
+
+
+def _tied_bits(strategy: Strategy) -> list[int]:
+    """Rank bits (0 the least significant) that number the sample blocks, most significant sample bit first."""
+    bits, position = [], strategy.group.bit_length() - 1
+    for paradigm, degree in strategy.levels:
+        width = degree.bit_length() - 1
+        if paradigm != "tp":
+            bits += [position - 1 - i for i in range(width)]
+        position -= width
+    return bits
+
+
+def rows_of(strategy: Strategy, rank: int, first: int, count: int) -> range:
+    """Samples, of `count` that begin at `first`, that `rank` works on."""
+    block = count // strategy.data_degree
+    start = first + strategy.data_index(rank) * block
+    return range(start, start + block)
+
+
+def group_by_layout(strategies: Sequence[Strategy]) -> dict[tuple[int, ...], list[int]]:
+    """Positions of the strategies that share each layout."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for position, strategy in enumerate(strategies):
+        found.setdefault(strategy.layout(), []).append(position)
+    return found

@@ -1,0 +1,53 @@
+"""What torch allocates while some code runs, read from its own profiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+
+class PeakMemory:
+    """Context manager. Afterwards `peak_bytes`: the most CPU bytes alive of those allocated inside it.
+
+    Code run under `phase(name)` has its own peak in `phase_peak_bytes`. What was allocated before is not seen, its release
+    neither.
+    """
+
+    def __enter__(self) -> PeakMemory:
+        self.peak_bytes = 0
+        self.phase_peak_bytes: dict[str, int] = {}
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._profile.__enter__()
+        return self
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        return record_function(f"trainplan:{name}")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._profile.__exit__(kind, error, trace)
+        handle, path = tempfile.mkstemp(suffix=".json")
+        os.close(handle)
+        try:
+            self._profile.export_chrome_trace(path)
+            with open(path, encoding="utf-8") as stream:
+                events = json.load(stream)["traceEvents"]
+        finally:
+            os.unlink(path)
+        phases = {
+            event["name"].removeprefix("trainplan:"): (event["ts"], event["ts"] + event["dur"])
+            for event in events
+            if event.get("name", "").startswith("trainplan:") and "dur" in event
+        }
+        held = 0
+        memory = [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0]
+        for event in sorted(memory, key=lambda event: event["args"]["Ev Idx"]):
+            held += event["args"]["Bytes"]
+            self.peak_bytes = max(self.peak_bytes, held)
+            for name, (start, end) in phases.items():
+                if start <= event["ts"] <= end:
+                    self.phase_peak_bytes[name] = max(self.phase_peak_bytes.get(name, 0), held)

@@ -1,0 +1,35 @@
+"""The one error that users see: what is wrong, where, and what would work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class InputError(ValueError):
+    """Bad input, told in one line.
+
+    where: the file, or the name under which the value came in.
+    field: path of the field inside it, such as ``layers[3].options[0].time_ns``; empty for the whole.
+    problem: what the value is, or what is wrong with it.
+    fix: what would work instead.
+    """
+
+    def __init__(self, where: str, field: str, problem: str, fix: str) -> None:
+        self.where, self.field, self.problem, self.fix = where, field, problem, fix
+        super().__init__(f"{where}: {field + ' ' if field else ''}{problem}; {fix}")
+
+
+class MissingExtra(ImportError):
+    """An optional dependency is absent; the message names the line that installs it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}; install it with: pip install 'trainplan[{extra}]'")
+
+
+def shown(value: Any) -> str:
+    """A value as it may stand in a one-line message: JSON's spelling, cut at 60 characters."""
+    if isinstance(value, float) and value != value:
+        return "NaN"
+    text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else repr(value)
+    text = text or repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

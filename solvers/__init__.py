@@ -1,0 +1,1 @@
+"""Methods: each paper's algorithm, the exact ones, and the adapters to HiGHS and CP-SAT, behind one interface."""

@@ -1,0 +1,245 @@
+"""Exact label-setting for layer-strategies: dynamic programming with dominance, on whole bytes and nanoseconds.
+
+Labels run from the last layer to the first. A label of the layers l.. is (t, H, M): their time, the peak of Eq. 2 over them
+with everything in them resident, and their model states. Adding a layer with (c, f, b, ms) and re-layout R gives
+
+    t' = t + R + c        M' = M + ms        H' = ms + f + max(b + M, H).
+
+Why it is exact and small:
+
+1. Feasibility: every earlier layer adds at least min(f + ms) to H, so H plus those minima must stay within E.
+2. Dominance: among labels that later meet the same re-layout costs, one with smaller or equal t, H and M is as good. M may be
+   raised to H - max b of the earlier layers, where it can no longer matter: then M follows from H and labels are plane.
+3. Completion bound: for any price w >= 0 of a byte, an earlier layer costs at least c + R + w (f + ms), so the whole costs at
+   least t + V_w(l, option) + w (H - E), with V_w the cheapest chain of earlier layers. A label whose bound does not beat the
+   incumbent goes. Prices lie around the one that maximises the bound of the whole.
+4. Beam: each sweep keeps the labels of best bound, up to a width; what it drops has a bound too, so every sweep gives both
+   an incumbent and a proven bound. A sweep that drops nothing proves optimality; else the next one is wider.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainplan.formulations.layer_strategies.problem import Instance, Integers, evaluate
+from trainplan.solvers.least_memory import least_memory
+from trainplan.solvers.search import Outcome, Search
+
+Floats = NDArray[np.float64]
+WIDTHS = (400, 5_000, 60_000, 600_000, 5_000_000)
+PRICE_FACTORS = (1.0, 0.85, 1.15, 0.65, 1.4, 0.4, 2.0, 0.15, 5.0, 0.0)
+BLOCK = 2_000_000
+
+
+@dataclass
+class Labels:
+    """Labels of one layer in parallel arrays: time, peak, states, option of the layer, place of the label that follows."""
+
+    t: Integers
+    h: Integers
+    m: Integers
+    option: Integers
+    parent: Integers
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def take(self, keep: NDArray[np.intp] | NDArray[np.bool_]) -> Labels:
+        return Labels(self.t[keep], self.h[keep], self.m[keep], self.option[keep], self.parent[keep])
+
+
+def label_setting(instance: Instance, search: Search) -> Outcome:
+    """Optimal choice with proof, or the best one and its bound where time runs out. Option: none."""
+    least, choice = least_memory(instance)
+    if least > instance.memory_bytes:
+        return Outcome(infeasible=True, bound_source="least memory over all choices")
+    search.report(choice)
+    problem = _Prepared(instance)
+    search.report(bound=problem.bound)
+    statistics = {"labels": 0, "sweeps": 0}
+    for width in WIDTHS:
+        assert search.objective is not None
+        if search.bound is not None and search.bound > _target(search):
+            break
+        finished = _sweep(problem, search, width, statistics)
+        statistics["sweeps"] += 1
+        if not finished or search.out_of_time():
+            break
+    return Outcome(bound=search.bound, bound_source="completion bounds of label-setting", statistics=statistics)
+
+
+def _target(search: Search) -> int:
+    """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for."""
+    assert search.objective is not None
+    return search.objective - max(1, int(search.objective * search.gap))
+
+
+class _Prepared:
+    """Everything that sweeps share: minima, prices and the chain costs V of each price."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.added = [f + ms for f, ms in zip(instance.forward_bytes, instance.state_bytes, strict=True)]
+        self.least_before = np.concatenate(([0], np.cumsum([int(a.min()) for a in self.added])))
+        self.backward_before = np.concatenate(([0], np.maximum.accumulate([int(b.max()) for b in instance.backward_bytes])))
+        self.classes = [_classes(instance, l) for l in range(instance.layers)]
+        best = self._best_price()
+        self.prices = np.array([best * factor for factor in PRICE_FACTORS])
+        self.chains = self._chains(self.prices)
+        bounds = self._whole(self.chains, self.prices)
+        # Rounding errors of a chain's float sums, generously: the bound is lowered by them.
+        magnitude = max(float(chain.max()) for chain in self.chains) + float(self.prices.max()) * instance.memory_bytes
+        self.slack = 8 * (instance.layers + 4) * np.finfo(np.float64).eps * magnitude
+        self.bound = int(np.ceil(bounds.max() - self.slack))
+
+    def _best_price(self) -> float:
+        """The price of a byte that maximises the Lagrangian bound (a concave function), by narrowing a geometric grid."""
+        spread = max(int(c.max()) for c in self.instance.time_ns) + 1.0
+        moves = [int(table.max()) for table in self.instance.transitions_ns]
+        spread += max(moves, default=0)
+        low, high = 1e-9 * spread / max(1, self.instance.memory_bytes), spread
+        for _ in range(5):
+            grid = np.geomspace(low, high, 12)
+            values = self._whole(self._chains(grid), grid)
+            place = int(values.argmax())
+            low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+        return float(grid[place])
+
+    def _chains(self, prices: Floats) -> list[Floats]:
+        """V[l][w, s]: least cost c + R + w (f + ms) of the layers before l, up to option s of l (its re-layout included)."""
+        instance = self.instance
+        chain = np.zeros((len(prices), instance.options[0]))
+        chains = [chain]
+        for l, table in enumerate(instance.transitions_ns):
+            through = chain + instance.time_ns[l] + prices[:, None] * self.added[l]
+            chain = (through[:, :, None] + table).min(axis=1)
+            chains.append(chain)
+        return chains
+
+    def _whole(self, chains: list[Floats], prices: Floats) -> Floats:
+        last = self.instance.layers - 1
+        through = chains[last] + self.instance.time_ns[last] + prices[:, None] * self.added[last]
+        return through.min(axis=1) - prices * self.instance.memory_bytes
+
+    def labels_bound(self, l: int, labels: Labels, limit: float) -> tuple[NDArray[np.intp], Floats]:
+        """Places of the labels whose bound is at most `limit`, and their bounds. Prices are tried in turn, the best first."""
+        keep = np.arange(len(labels))
+        bound = np.full(len(labels), -np.inf)
+        for price, chain in zip(self.prices, self.chains[l], strict=True):
+            value = labels.t[keep] + chain[labels.option[keep]] + price * (labels.h[keep] - self.instance.memory_bytes)
+            bound = np.maximum(bound, value - self.slack)
+            inside = bound <= limit
+            keep, bound = keep[inside], bound[inside]
+        return keep, bound
+
+
+def _classes(instance: Instance, l: int) -> Integers:
+    """Class of each option of layer l: options that meet equal re-layout costs from every earlier option share one."""
+    if l == 0:
+        return np.zeros(instance.options[0], np.int64)
+    return np.unique(instance.transitions_ns[l - 1], axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _sweep(problem: _Prepared, search: Search, width: int, statistics: dict[str, int]) -> bool:
+    """One pass over the layers. Reports a better choice and the bound it proves. False where time ran out."""
+    instance = problem.instance
+    target = _target(search)
+    dropped = np.inf
+    empty = np.zeros(1, np.int64)
+    labels = Labels(empty, empty, empty, empty, empty)
+    trail: list[Labels] = []
+    for l in range(instance.layers - 1, -1, -1):
+        parts = []
+        options = instance.options[l]
+        for start in range(0, len(labels), max(1, BLOCK // options)):
+            if search.out_of_time():
+                return False
+            parts.append(_extended(problem, l, labels, slice(start, start + max(1, BLOCK // options)), float(target)))
+        bounds = np.concatenate([bound for _, bound in parts])
+        merged = _joined([part for part, _ in parts])
+        statistics["labels"] += len(merged)
+        keep = _undominated(problem, l, merged)
+        merged, bounds = merged.take(keep), bounds[keep]
+        if len(merged) > width:
+            order = np.lexsort((merged.h, bounds))
+            dropped = min(dropped, float(bounds[order[width]]))
+            merged = merged.take(order[:width])
+        labels = merged
+        trail.append(labels)
+        if not len(labels):
+            break
+    if len(labels):
+        place, choice = int(labels.t.argmin()), []
+        for step in reversed(trail):
+            choice.append(int(step.option[place]))
+            place = int(step.parent[place])
+        assert evaluate(instance, choice).time_ns == int(labels.t.min())
+        search.report(choice)
+    # Whatever was cut is above the target or has the bound of the best label dropped.
+    assert search.objective is not None
+    proven = min(float(search.objective), target + 1.0, np.ceil(dropped))
+    search.report(bound=int(proven))
+    return True
+
+
+def _extended(problem: _Prepared, l: int, labels: Labels, block: slice, target: float) -> tuple[Labels, Floats]:
+    """Labels of layer l from a block of those of layer l + 1, without those that cannot fit or cannot be better."""
+    instance = problem.instance
+    f, b, ms = instance.forward_bytes[l][:, None], instance.backward_bytes[l][:, None], instance.state_bytes[l][:, None]
+    after = labels.take(np.arange(len(labels))[block])
+    peak = ms + f + np.maximum(b + after.m, after.h)
+    option, parent = np.nonzero(peak <= instance.memory_bytes - problem.least_before[l])
+    time = after.t[parent] + instance.time_ns[l][option]
+    if l + 1 < instance.layers:
+        time += instance.transitions_ns[l][option, after.option[parent]]
+    h = peak[option, parent]
+    m = np.maximum(instance.state_bytes[l][option] + after.m[parent], h - problem.backward_before[l])
+    found = Labels(time, h, m, option, parent + (block.start or 0))
+    keep, bound = problem.labels_bound(l, found, target)
+    return found.take(keep), bound
+
+
+def _joined(parts: list[Labels]) -> Labels:
+    if len(parts) == 1:
+        return parts[0]
+    return Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("t", "h", "m", "option", "parent")))
+
+
+def _undominated(problem: _Prepared, l: int, labels: Labels) -> NDArray[np.intp]:
+    """Places of labels that no other label of their class beats or equals in time, peak and states."""
+    if not len(labels):
+        return np.zeros(0, np.intp)
+    kind = problem.classes[l][labels.option]
+    order = np.lexsort((labels.m, labels.h, labels.t, kind))
+    starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
+    kept = []
+    plane = bool((labels.m == labels.h - problem.backward_before[l]).all())
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        group = order[start:end]
+        h = labels.h[group]
+        if plane:
+            lowest = np.minimum.accumulate(h)
+            first = np.ones(len(h), bool)
+            first[1:] = h[1:] < lowest[:-1]
+            kept.append(group[first])
+        else:
+            kept.append(group[_staircase(h, labels.m[group])])
+    return np.concatenate(kept)
+
+
+def _staircase(h: Integers, m: Integers, block: int = 256) -> NDArray[np.intp]:
+    """Of points sorted by time, those with no earlier point at most as high in both h and m."""
+    kept_h, kept_m, kept = np.zeros(0, np.int64), np.zeros(0, np.int64), []
+    for start in range(0, len(h), block):
+        x, y = h[start : start + block], m[start : start + block]
+        alive = ~((kept_h <= x[:, None]) & (kept_m <= y[:, None])).any(axis=1)
+        places = np.flatnonzero(alive)
+        x, y = x[places], y[places]
+        within = np.tril((x <= x[:, None]) & (y <= y[:, None]), -1).any(axis=1)
+        places = places[~within]
+        kept.append(places + start)
+        kept_h, kept_m = np.concatenate((kept_h, x[~within])), np.concatenate((kept_m, y[~within]))
+    return np.concatenate(kept) if kept else np.zeros(0, np.intp)

@@ -1,0 +1,88 @@
+"""Which methods there are for which problem. A new method is one new module and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from trainplan.profiling.errors import InputError
+from trainplan.solvers.search import Method
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method by name. `proves`: it can prove optimality. Its module is imported when it is first used."""
+
+    name: str
+    target: str
+    proves: bool
+    about: str
+    options: tuple[str, ...] = ()
+
+    def method(self) -> Method:
+        return _attribute(self.target)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem by name: the module with its instance, `evaluate` and `violations`, and who explains that nothing fits."""
+
+    name: str
+    module: str
+    explain: str
+    exact: str
+    methods: tuple[Entry, ...]
+
+    def definition(self) -> Any:
+        return import_module(self.module)
+
+    def explainer(self) -> Callable[[Any], Any]:
+        return _attribute(self.explain)
+
+    def entry(self, name: str) -> Entry:
+        wanted = self.exact if name == "exact" else name
+        for entry in self.methods:
+            if entry.name == wanted:
+                return entry
+        known = ", ".join(["exact", *(entry.name for entry in self.methods)])
+        raise InputError("command line", "--method", f"is {name!r}", f"give one of: {known}")
+
+
+def _attribute(target: str) -> Any:
+    module, name = target.split(":")
+    return getattr(import_module(module), name)
+
+
+PROBLEMS = {
+    problem.name: problem
+    for problem in (
+        Problem(
+            "layer-strategies",
+            "trainplan.formulations.layer_strategies.problem",
+            "trainplan.solvers.least_memory:explain",
+            exact="label-setting",
+            methods=(
+                Entry("label-setting", "trainplan.solvers.label_setting:label_setting", True, "exact DP with dominance and bounds"),
+                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
+                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", ("workers",)),
+                Entry(
+                    "galvatron-dp",
+                    "trainplan.solvers.galvatron:galvatron_dp",
+                    False,
+                    "the paper's Algorithm 3 on a memory grid",
+                    ("granularity_bytes",),
+                ),
+                Entry("brute-force", "trainplan.solvers.brute_force:brute_force", True, "every choice, for tiny instances"),
+            ),
+        ),
+    )
+}
+
+
+def problem(name: str) -> Problem:
+    """A problem by name. Raises InputError."""
+    if name not in PROBLEMS:
+        raise InputError("command line", "problem", f"is {name!r}", f"give one of: {', '.join(PROBLEMS)}")
+    return PROBLEMS[name]

@@ -1,0 +1,228 @@
+"""The public verbs, the same as the command's: load, build, solve, check, compare, methods, schema, plan, run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainplan.formulations.layer_strategies import costs as layer_costs
+from trainplan.formulations.layer_strategies import problem as layer_strategies
+from trainplan.formulations.layer_strategies.problem import Instance
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.planning import Planned, make_plan, make_profile
+from trainplan.profiling.clusters import Cluster, load_cluster
+from trainplan.profiling.errors import InputError, MissingExtra, shown
+from trainplan.profiling.files import Source, read_json
+from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.profiles import Profile, load_profile
+from trainplan.profiling.quantities import parse_bytes
+from trainplan.solvers.registry import PROBLEMS, Entry, problem
+from trainplan.solvers.result import Result
+from trainplan.solvers.solve import compare as compare_methods
+from trainplan.solvers.solve import solve
+
+__all__ = ["InputError", "build", "check", "compare", "load", "methods", "plan", "run", "schema", "solve"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `check` found: time and memory of a solution, and every constraint that it breaks, in words."""
+
+    problem: str
+    objective: int | None
+    peak_bytes: int | None
+    peak_layer_name: str | None
+    memory_bytes: int
+    violations: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load(source: Source) -> Instance:
+    """An instance from a file's path or a dict in its format. Raises InputError."""
+    value = source if isinstance(source, Mapping) else read_json(source)
+    where = "instance" if isinstance(source, Mapping) else os.fspath(source)
+    if not isinstance(value, Mapping):
+        raise InputError(where, "", f"holds {shown(value)}", "give a JSON object")
+    if "problem" not in value:
+        raise InputError(where, "problem", "is missing", f"give one of: {', '.join(PROBLEMS)}")
+    name = value["problem"]
+    if not isinstance(name, str) or name not in PROBLEMS:
+        raise InputError(where, "problem", f"is {shown(name)}", f"give one of: {', '.join(PROBLEMS)}")
+    return problem(name).definition().load(value, where)
+
+
+def build(
+    problem_name: str = "layer-strategies",
+    *,
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    batch: int,
+    memory: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str = "float32",
+    cost_model: str = "paper",
+    pipeline: int = 1,
+    stage: int = 0,
+    micro_batches: int = 1,
+    by_unit: bool = False,
+    takeaway3: bool = True,
+    profile: str | os.PathLike[str] | Profile | None = None,
+) -> Instance:
+    """An instance from a model (name, config.json or Model) and a cluster (name, file or Cluster). Raises InputError.
+
+    memory: of one device, such as "8GiB" or bytes (default: the cluster's). pipeline, stage: the part of the model to decide
+    on, its devices the cluster's divided by the stages. by_unit: decide for each sub-layer. See `layer_strategies.costs`.
+    """
+    problem(problem_name)
+    the_model, the_cluster = _model(model, sequence, dtype), _cluster(cluster)
+    if cost_model not in layer_costs.COST_MODELS:
+        known = ", ".join(layer_costs.COST_MODELS)
+        raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
+    if pipeline < 1 or the_cluster.devices % pipeline:
+        raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {the_cluster.devices}")
+    if micro_batches < 1 or batch < 1 or batch % micro_batches:
+        raise InputError("command line", "--batch", f"is {batch} in {micro_batches} micro-batches", "give a multiple of --micro-batches")
+    samples, group = batch // micro_batches, the_cluster.devices // pipeline
+    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    numbers = make_profile(the_model, the_cluster, samples, group=group, given=given)
+    return layer_costs.build(
+        the_model,
+        numbers,
+        _memory(memory, the_cluster),
+        batch,
+        costs=layer_costs.COST_MODELS[cost_model],
+        stage=layer_costs.Stage(pipeline, stage, micro_batches),
+        by_unit=by_unit,
+        takeaway3=takeaway3,
+        name=f"{the_model.name} on {the_cluster.name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),
+        provenance={"cluster": the_cluster.name},
+    )
+
+
+def check(instance: Instance | Source, solution: Result | Source) -> Checked:
+    """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
+    instance = instance if isinstance(instance, Instance) else load(instance)
+    if isinstance(solution, Result):
+        if solution.solution is None:
+            raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
+        solution = solution.solution
+    choice = problem(instance.problem).definition().load_solution(solution)
+    broken = layer_strategies.violations(instance, choice)
+    if len(choice) != instance.layers or any(s >= count for s, count in zip(choice, instance.options, strict=True)):
+        return Checked(instance.problem, None, None, None, instance.memory_bytes, tuple(broken))
+    found = layer_strategies.evaluate(instance, choice)
+    name = instance.layer_names[found.peak_layer]
+    return Checked(instance.problem, found.objective, found.peak_bytes, name, instance.memory_bytes, tuple(broken))
+
+
+def compare(
+    instance: Instance | Source, methods: Sequence[str] | None = None, *, time_limit: float | None = 30, seed: int = 0, progress: Any = None
+) -> tuple[list[Result], list[str]]:
+    """Results of several methods on one instance, and every contradiction between them (there should be none)."""
+    return compare_methods(
+        instance if isinstance(instance, Instance) else load(instance), methods, time_limit=time_limit, seed=seed, progress=progress
+    )
+
+
+def methods(problem_name: str = "layer-strategies") -> tuple[Entry, ...]:
+    """The methods for a problem; `exact` stands for the first one."""
+    return problem(problem_name).methods
+
+
+def schema(name: str = "layer-strategies") -> dict[str, Any]:
+    """The JSON Schema of a file format. Raises InputError."""
+    formats = {
+        "layer-strategies": layer_strategies.InstanceRecord,
+        "layer-strategies-solution": layer_strategies.SolutionRecord,
+        "plan": Plan,
+        "profile": Profile,
+        "cluster": Cluster,
+    }
+    if name not in formats:
+        raise InputError("command line", "format", f"is {name!r}", f"give one of: {', '.join(formats)}")
+    return formats[name].model_json_schema()
+
+
+def plan(
+    *,
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    batch: int,
+    memory: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str = "float32",
+    profile: str | os.PathLike[str] | Profile | None = None,
+    measure: bool = False,
+    **options: Any,
+) -> Planned:
+    """The fastest plan within the memory, with its certificate; options as of `planning.make_plan`. Raises InputError."""
+    the_model, the_cluster = _model(model, sequence, dtype), _cluster(cluster)
+    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    return make_plan(the_model, the_cluster, batch, _memory(memory, the_cluster), profile=given, measured=measure, **options)
+
+
+def run(
+    source: Plan | Source,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    steps: int = 3,
+    scale_down: int = 1,
+    dtype: str | None = None,
+    backend: Any = "serial",
+    seed: int = 0,
+    compare: bool = True,
+    measure_memory: bool = False,
+    progress: Any = None,
+) -> Any:
+    """Run a plan on local processes; an `execution.run.RunReport`. Raises InputError, WorkerError.
+
+    model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
+    smaller. dtype: run in this one. compare: also run on one process and compare gradients.
+    """
+    the_plan = source if isinstance(source, Plan) else load_plan(source)
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", "running a plan")
+    from dataclasses import replace
+
+    from trainplan.execution.run import run_plans
+
+    planned = the_plan.planned_model()
+    if model is not None and (found := load_model(model)).digest != planned.digest:
+        where = "plan" if isinstance(source, Plan | Mapping) else os.fspath(source)
+        fix = f"give the config of {planned.name!r}, or plan for {found.name!r}"
+        raise InputError(where, "model_digest", f"is {planned.digest!r}, but {os.fspath(model)} has {found.digest!r}", fix)
+    if dtype is not None:
+        planned = replace(planned, dtype=dtype)
+    return run_plans(
+        [the_plan],
+        model=planned.scaled(scale_down),
+        steps=steps,
+        backend=backend,
+        seed=seed,
+        compare=compare,
+        measure_memory=measure_memory,
+        progress=progress,
+    )[0]
+
+
+def _model(model: str | os.PathLike[str] | Model, sequence: int | None, dtype: str) -> Model:
+    return model if isinstance(model, Model) else load_model(model, sequence, dtype)
+
+
+def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
+    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+
+
+def _memory(memory: str | int | None, cluster: Cluster) -> int:
+    if memory is None:
+        return cluster.device.memory_bytes
+    size = parse_bytes(memory) if isinstance(memory, str) else memory
+    if not 0 < size <= 2**48:
+        raise InputError("command line", "--memory", f"is {size} bytes", "give more than 0 and at most 256TiB, such as 8GiB")
+    return size

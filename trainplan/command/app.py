@@ -1,0 +1,320 @@
+"""The verbs as commands. Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped without an answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer import Argument, Option
+
+from trainplan import api
+from trainplan.command import render
+from trainplan.formulations.plan import load_plan
+from trainplan.profiling.clusters import shipped_clusters
+from trainplan.profiling.errors import InputError, MissingExtra
+from trainplan.profiling.files import write_whole
+from trainplan.profiling.models import shipped_models
+from trainplan.profiling.processes import WorkerError
+from trainplan.solvers.result import Result
+
+FINE, INFEASIBLE, BAD_INPUT, STOPPED = 0, 1, 2, 3
+
+app = typer.Typer(
+    name="trainplan",
+    help="Plan distributed Transformer training, prove how good the plan is, and run it.\n\n"
+    "Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped without an answer.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, to standard output.")]
+ModelName = Annotated[str, Option("--model", help=f"A Hugging Face config.json, or: {', '.join(shipped_models())}.")]
+ClusterName = Annotated[str, Option("--cluster", help=f"A cluster file, or: {', '.join(shipped_clusters())}.")]
+BatchSize = Annotated[int, Option("--batch", help="Samples of one step, over all devices.")]
+Memory = Annotated[str | None, Option("--memory", help="Memory of one device, such as 8GiB. [default: the cluster's]")]
+Sequence = Annotated[int | None, Option("--sequence", help="Sequence length. [default: the model's largest]")]
+Dtype = Annotated[str, Option("--dtype", help="float32, float64, bfloat16 or float16.")]
+ProfileFile = Annotated[Path | None, Option("--profile", help="A profile made earlier. [default: estimate]")]
+MicroBatches = Annotated[int, Option("--micro-batches", help="Micro-batches of a step.")]
+TimeLimit = Annotated[float | None, Option("--time-limit", help="Seconds; the best solution and its bound are kept.")]
+Seed = Annotated[int, Option("--seed", help="Seed of the method.")]
+Method = Annotated[str, Option("--method", help="A name from `trainplan methods`; exact is the best proven one.")]
+Granularity = Annotated[str, Option("--granularity", help="Decide for each 'layer' or each 'unit' (sub-layer).")]
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _exit_code(found: Result) -> int:
+    return {"optimal": FINE, "feasible": FINE, "infeasible": INFEASIBLE}.get(found.status, STOPPED)
+
+
+def _by_unit(granularity: str) -> bool:
+    if granularity not in ("layer", "unit"):
+        raise InputError("command line", "--granularity", f"is {granularity!r}", "give 'layer' or 'unit'")
+    return granularity == "unit"
+
+
+@app.command(epilog="Example: trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 2GiB -o plan.json")
+def plan(
+    model: ModelName,
+    cluster: ClusterName,
+    batch: BatchSize,
+    memory: Memory = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write the plan here.")] = None,
+    sequence: Sequence = None,
+    dtype: Dtype = "float32",
+    profile: ProfileFile = None,
+    measure: Annotated[bool, Option("--measure", help="Measure the model on this machine, on as many processes.")] = False,
+    save_profile: Annotated[Path | None, Option("--save-profile", help="Write the profile used here.")] = None,
+    method: Method = "exact",
+    micro_batches: MicroBatches = 1,
+    granularity: Granularity = "layer",
+    time_limit: TimeLimit = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest plan for a model on a cluster, with its certificate."""
+    with render.working("measuring") as measuring:
+        found = api.plan(
+            model=model,
+            cluster=cluster,
+            batch=batch,
+            memory=memory,
+            sequence=sequence,
+            dtype=dtype,
+            profile=profile,
+            measure=measure,
+            method=method,
+            micro_batches=micro_batches,
+            by_unit=_by_unit(granularity),
+            time_limit=time_limit,
+            seed=seed,
+            measuring=measuring,
+        )
+    if output and found.plan:
+        write_whole(output, found.plan.model_dump_json(indent=2) + "\n")
+    if save_profile:
+        write_whole(save_profile, found.profile.model_dump_json(indent=1) + "\n")
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        render.planned(found, cluster)
+        if output and found.plan:
+            render.pairs([("written", str(output))])
+    raise typer.Exit(_exit_code(found.result))
+
+
+@app.command(
+    epilog="Example: trainplan build layer-strategies --model bert-huge-32 --cluster rtx-titan-8 --batch 8 --memory 8GiB -o instance.json"
+)
+def build(
+    problem: Annotated[str, Argument(help="The problem, such as layer-strategies.")],
+    model: ModelName,
+    cluster: ClusterName,
+    batch: BatchSize,
+    memory: Memory = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write the instance here. [default: standard output]")] = None,
+    sequence: Sequence = None,
+    dtype: Dtype = "float32",
+    profile: ProfileFile = None,
+    cost_model: Annotated[str, Option("--cost-model", help="'paper' (Galvatron-BMW) or 'executed' (trainplan's programs).")] = "paper",
+    pipeline: Annotated[int, Option("--pipeline", help="Pipeline stages; the instance covers one of them.")] = 1,
+    stage: Annotated[int, Option("--stage", help="Which stage, from 0.")] = 0,
+    micro_batches: MicroBatches = 1,
+    granularity: Granularity = "layer",
+    takeaway3: Annotated[bool, Option("--takeaway3/--no-takeaway3", help="Leave out strategies that mix dp with sdp.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Make an instance of a problem from a model and a cluster."""
+    instance = api.build(
+        problem,
+        model=model,
+        cluster=cluster,
+        batch=batch,
+        memory=memory,
+        sequence=sequence,
+        dtype=dtype,
+        cost_model=cost_model,
+        pipeline=pipeline,
+        stage=stage,
+        micro_batches=micro_batches,
+        by_unit=_by_unit(granularity),
+        takeaway3=takeaway3,
+        profile=profile,
+    )
+    text = json.dumps(instance.to_dict(), indent=None if output is None or as_json else 1)
+    if output is None:
+        print(text)
+        return
+    write_whole(output, text + "\n")
+    found = {
+        "output": str(output),
+        "layers": instance.layers,
+        "options": max(instance.options),
+        "memory_bytes": instance.memory_bytes,
+        "instance_hash": instance.digest,
+    }
+    if as_json:
+        _print_json(found)
+    else:
+        render.pairs([(name, str(value)) for name, value in found.items()])
+
+
+@app.command(epilog="Example: trainplan solve instance.json --method milp --time-limit 10 -o solution.json")
+def solve(
+    instance: Annotated[Path, Argument(help="An instance file.")],
+    method: Method = "exact",
+    time_limit: TimeLimit = None,
+    gap: Annotated[float, Option("--gap", help="Relative gap at which to stop.")] = 0.0,
+    seed: Seed = 0,
+    option: Annotated[list[str] | None, Option("--option", help="NAME=VALUE, an option of the method; may be repeated.")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Write the solution here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Solve an instance with one method; the answer is checked and its bound named."""
+    loaded = api.load(instance)
+    with render.searching(method) as progress:
+        found = api.solve(loaded, method, time_limit=time_limit, gap=gap, seed=seed, progress=progress, **_options(option or []))
+    if output and found.solution is not None:
+        write_whole(output, json.dumps(found.solution) + "\n")
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        render.result(found)
+    raise typer.Exit(_exit_code(found))
+
+
+def _options(texts: list[str]) -> dict[str, int]:
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name.isidentifier() or not value.isdecimal():
+            raise InputError("command line", "--option", f"is {text!r}", "give NAME=NUMBER, such as granularity_bytes=1048576")
+        if name in ("time_limit", "gap", "seed", "progress", "method", "instance"):
+            raise InputError("command line", "--option", f"is {text!r}", f"give it as --{name.replace('_', '-')}")
+        found[name] = int(value)
+    return found
+
+
+@app.command(epilog="Example: trainplan check instance.json solution.json")
+def check(
+    instance: Annotated[Path, Argument(help="An instance file.")],
+    solution: Annotated[Path, Argument(help="A solution file.")],
+    as_json: Json = False,
+) -> None:
+    """Check a solution against an instance: its time, its peak memory, and what it violates."""
+    found = api.check(instance, solution)
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        render.checked(found)
+    raise typer.Exit(INFEASIBLE if found.violations else FINE)
+
+
+@app.command(epilog="Example: trainplan compare instance.json --method milp --method cpsat --time-limit 10")
+def compare(
+    instance: Annotated[Path, Argument(help="An instance file.")],
+    method: Annotated[list[str] | None, Option("--method", help="A method; may be repeated. [default: all]")] = None,
+    time_limit: Annotated[float, Option("--time-limit", help="Seconds for each method.")] = 30,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Solve an instance with several methods and let each check the others."""
+    loaded = api.load(instance)
+    with render.searching("comparing") as progress:
+        results, contradictions = api.compare(loaded, method, time_limit=time_limit, seed=seed, progress=progress)
+    if as_json:
+        _print_json({"results": [found.to_dict() for found in results], "contradictions": contradictions})
+    else:
+        render.comparison(results, contradictions)
+    if contradictions or any(found.status == "infeasible" for found in results):
+        raise typer.Exit(INFEASIBLE)
+    raise typer.Exit(FINE if any(found.objective is not None for found in results) else STOPPED)
+
+
+@app.command(epilog="Example: trainplan methods layer-strategies")
+def methods(
+    problem: Annotated[str, Argument(help="The problem.")] = "layer-strategies",
+    as_json: Json = False,
+) -> None:
+    """List the methods for a problem."""
+    entries = api.methods(problem)
+    if as_json:
+        rows = [{"name": e.name, "proves": e.proves, "about": e.about, "options": list(e.options)} for e in entries]
+        _print_json({"problem": problem, "exact": entries[0].name, "methods": rows})
+    else:
+        render.methods(problem, entries)
+
+
+@app.command(epilog="Example: trainplan schema layer-strategies > schema.json")
+def schema(
+    format: Annotated[str, Argument(help="layer-strategies, layer-strategies-solution, plan, profile or cluster.")] = "layer-strategies",
+    as_json: Json = False,
+) -> None:
+    """Print the JSON Schema of a file format (always JSON)."""
+    del as_json
+    _print_json(api.schema(format))
+
+
+@app.command(epilog="Example: trainplan run plan.json --steps 3 --scale-down 8 --dtype float64")
+def run(
+    plan: Annotated[Path, Argument(help="A plan file.")],
+    model: Annotated[str | None, Option("--model", help="A config.json that the plan must be for.")] = None,
+    steps: Annotated[int, Option("--steps", help="Training steps.")] = 3,
+    scale_down: Annotated[int, Option("--scale-down", help="Run the same chain about this many times smaller.")] = 1,
+    dtype: Annotated[str | None, Option("--dtype", help="float32 or float64. [default: the plan's]")] = None,
+    backend: Annotated[str, Option("--backend", help="serial, or fused: communication in a FIFO beside compute.")] = "serial",
+    compare: Annotated[bool, Option("--compare/--no-compare", help="Also run on one process and compare gradients.")] = True,
+    measure_memory: Annotated[bool, Option("--measure-memory", help="Measure what each rank allocates in a step.")] = False,
+    seed: Annotated[int, Option("--seed", help="Seed of parameters and samples.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a plan: training steps on local processes, compared with one process."""
+    loaded = load_plan(plan)
+    with render.working("running") as progress:
+        report = api.run(
+            plan,
+            model=model,
+            steps=steps,
+            scale_down=scale_down,
+            dtype=dtype,
+            backend=backend,
+            seed=seed,
+            compare=compare,
+            measure_memory=measure_memory,
+            progress=progress,
+        )
+    if as_json:
+        from dataclasses import asdict
+
+        predicted = loaded.predicted.model_dump() if loaded.predicted else None
+        _print_json({"predicted": predicted, **asdict(report)})
+    else:
+        render.run_report(loaded, report, scale_down)
+
+
+def _stop(text: str, code: int) -> NoReturn:
+    print(f"trainplan: {text}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def main() -> None:
+    """Entry point of the `trainplan` command."""
+    try:
+        app()
+    except (InputError, MissingExtra) as error:
+        _stop(str(error), BAD_INPUT)
+    except WorkerError as error:
+        _stop(str(error), STOPPED)
+    except KeyboardInterrupt:
+        _stop("interrupted", STOPPED)
+    except BrokenPipeError:
+        raise SystemExit(FINE) from None

@@ -1,0 +1,172 @@
+"""Tables and progress for people. Data goes to standard output, progress to standard error and only on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from trainplan.api import Checked
+from trainplan.formulations.plan import Plan
+from trainplan.planning import Planned
+from trainplan.profiling.quantities import format_bytes, format_time
+from trainplan.solvers.registry import Entry
+from trainplan.solvers.result import Point, Result
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> None:
+    """Labels and texts in two columns; long texts run on, so that they can be searched and copied."""
+    width = max((len(label) for label, _ in rows), default=0)
+    for label, text in rows:
+        out.print(f"{label:<{width}}  {text}", markup=False)
+
+
+def result(found: Result) -> None:
+    pairs(found.summary())
+
+
+def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("method", "status", "time", "lower bound", "gap", "above best", "seconds"):
+        table.add_column(name, justify="left" if name in ("method", "status") else "right")
+    best = min((r.objective for r in results if r.objective is not None), default=None)
+    for r in results:
+        table.add_row(
+            r.method,
+            r.status,
+            "-" if r.objective is None else format_time(r.objective),
+            "-" if r.bound is None else format_time(r.bound),
+            "-" if r.gap is None else f"{r.gap:.3%}",
+            "-" if r.objective is None or not best else f"{r.objective / best - 1:.3%}",
+            f"{r.build_seconds + r.solve_seconds:.3f}",
+        )
+    out.print(table)
+    reasons = [str(r.reason) for r in results if r.reason]
+    for line in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
+        out.print(line, markup=False)
+
+
+def methods(problem: str, entries: Sequence[Entry]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, title=problem, title_justify="left")
+    for name in ("method", "proves", "about", "options"):
+        table.add_column(name)
+    for place, entry in enumerate(entries):
+        name = f"{entry.name} (= exact)" if place == 0 else entry.name
+        table.add_row(name, "yes" if entry.proves else "no", entry.about, ", ".join(entry.options) or "-")
+    out.print(table)
+
+
+def checked(found: Checked) -> None:
+    rows = [("problem", found.problem)]
+    if found.objective is not None and found.peak_bytes is not None:
+        rows.append(("time", f"{format_time(found.objective)} ({found.objective} ns)"))
+        peak = f"{format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes), backward pass of {found.peak_layer_name}"
+        rows.append(("peak memory", peak))
+    rows.append(("memory limit", f"{format_bytes(found.memory_bytes)} ({found.memory_bytes} bytes)"))
+    rows += [("violation", text) for text in found.violations] or [("violations", "none")]
+    pairs(rows)
+
+
+def plan_table(plan: Plan) -> None:
+    """The strategy of every unit, runs of equal ones as one row."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("units", "count", "strategy"):
+        table.add_column(name, justify="right" if name == "count" else "left")
+    for strategy, group in groupby(plan.units, key=lambda unit: unit.strategy):
+        names = [unit.name for unit in group]
+        table.add_row(names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}", str(len(names)), strategy)
+    out.print(table)
+
+
+def planned(found: Planned, cluster: str) -> None:
+    model = found.profile.model
+    memory = found.instance.memory_bytes
+    fits = "fits" if found.cheapest_bytes <= memory else "does not fit"
+    rows = [
+        ("model", f"{model['name']}, sequence {model['sequence']}, {model['dtype']}"),
+        ("cluster", f"{cluster}, {found.profile.devices} devices of {format_bytes(memory)} each"),
+        ("profile", f"{found.profile.origin} (links {found.profile.links_origin})"),
+        ("cheapest", f"{format_time(found.cheapest_time_ns)} without a limit, needs {format_bytes(found.cheapest_bytes)}: {fits}"),
+    ]
+    pairs(rows)
+    if found.plan is not None:
+        plan_table(found.plan)
+    certificate(found.result)
+    if found.walk_bytes:
+        pairs([("memory walk", f"{format_bytes(max(found.walk_bytes))} at most on any rank, by its compiled program")])
+
+
+def certificate(found: Result) -> None:
+    """A plan's predicted time and memory, and how good it is proven to be."""
+    names = {"time": "predicted time", "peak memory": "predicted memory"}
+    pairs([(names.get(label, label), text) for label, text in found.summary() if label not in ("problem",)])
+
+
+def run_report(plan: Plan, report: Any, scale_down: int) -> None:
+    plan_table(plan)
+    rows = []
+    if plan.predicted:
+        p = plan.predicted
+        scaled = " (of the planned model)" if scale_down > 1 else ""
+        rows.append(("predicted time", f"{format_time(p.step_ns)} a step{scaled}"))
+        rows.append(("predicted memory", f"{format_bytes(p.peak_bytes)} peak{scaled}"))
+        if p.lower_bound_ns is not None and p.gap is not None:
+            rows.append(("lower bound", f"{format_time(p.lower_bound_ns)}, gap {p.gap:.4%} ({p.status}, {p.method})"))
+    rows.append(("ran", f"{report.model} in {report.dtype} on {report.world} processes, {report.backend} back-end, gloo"))
+    rows.append(("memory walk", f"{format_bytes(max(report.predicted_peak_bytes))} at most on any rank of this run"))
+    if report.peak_bytes:
+        rows.append(("allocated", f"{format_bytes(max(report.peak_bytes))} at most on any rank, measured"))
+    for number, (loss, seconds) in enumerate(zip(report.losses, report.step_seconds, strict=True), start=1):
+        rows.append((f"step {number}", f"loss {loss:.9f}, {seconds:.3f} s"))
+    if report.gradient_difference is not None:
+        rows.append(("gradients", f"largest relative difference to one process {report.gradient_difference:.2e}"))
+        rows.append(("parameters", f"largest difference after step {len(report.losses)} {report.parameter_difference:.2e}"))
+    pairs(rows)
+
+
+@contextmanager
+def searching(text: str) -> Iterator[Any]:
+    """Progress of a search: a callback for points, or for (method, point)."""
+    with _live() as progress:
+        task = progress.add_task(text, total=None)
+
+        def show(*event: Any) -> None:
+            point: Point = event[-1]
+            objective = "-" if point.objective is None else format_time(point.objective)
+            bound = "-" if point.bound is None else format_time(point.bound)
+            prefix = f"{text} {event[0]}" if len(event) > 1 else text
+            progress.update(task, description=f"{prefix}: best {objective}, bound {bound}")
+
+        yield show
+
+
+@contextmanager
+def working(text: str) -> Iterator[Any]:
+    """Progress of measuring or running: a callback for reports of the processes."""
+    with _live() as progress:
+        task = progress.add_task(text, total=None)
+
+        def show(event: dict[str, Any]) -> None:
+            if "of" in event:
+                progress.update(task, total=event["of"], completed=event["done"], description=f"{text}: {event['shape']}")
+            elif "step" in event:
+                step, steps = event["step"], event["steps"]
+                progress.update(task, total=steps, completed=step, description=f"{text}: step {step}, loss {event['loss']:.4f}")
+            else:
+                progress.update(task, description=f"{text}: comparing with one process")
+
+        yield show
+
+
+def _live() -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)

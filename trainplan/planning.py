@@ -1,0 +1,160 @@
+"""From a model and a cluster to a checked plan: profile, instance, proven strategies, programs that fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan.execution.checks import check
+from trainplan.execution.compile import compile_plan
+from trainplan.execution.memory import memory_walk
+from trainplan.formulations.layer_strategies import costs as layer_costs
+from trainplan.formulations.layer_strategies.problem import Instance, evaluate
+from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
+from trainplan.profiling.clusters import Cluster
+from trainplan.profiling.errors import InputError, MissingExtra
+from trainplan.profiling.models import Model
+from trainplan.profiling.processes import Report
+from trainplan.profiling.profiles import Profile, estimate
+from trainplan.solvers.result import Result
+from trainplan.solvers.search import Progress
+from trainplan.solvers.solve import solve, versions
+
+LARGEST_MEMORY = 2**48
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with its certificate. plan is None where `result` has no solution (its status and reason say why).
+
+    cheapest_time_ns, cheapest_bytes: the best plan without a memory limit, and what it needs. walk_bytes: the peak of every
+    rank by the memory walk over its program.
+    """
+
+    plan: Plan | None
+    result: Result
+    instance: Instance
+    profile: Profile
+    cheapest_time_ns: int
+    cheapest_bytes: int
+    walk_bytes: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "plan": None if self.plan is None else self.plan.model_dump(),
+            "result": self.result.to_dict(),
+            "cheapest_time_ns": self.cheapest_time_ns,
+            "cheapest_bytes": self.cheapest_bytes,
+            "walk_bytes": list(self.walk_bytes),
+        }
+
+
+def make_profile(
+    model: Model,
+    cluster: Cluster,
+    samples: int,
+    *,
+    group: int | None = None,
+    given: Profile | None = None,
+    measured: bool = False,
+    progress: Report | None = None,
+) -> Profile:
+    """The profile to plan with: the given one if it is for this model, else measured on this machine, else estimated."""
+    if given is not None:
+        for field in ("sequence", "dtype"):
+            if given.model.get(field) != getattr(model, field):
+                raise InputError("profile", f"model.{field}", f"is {given.model.get(field)!r}", f"measure for {getattr(model, field)!r}")
+        if Model(**given.model).digest != model.digest:
+            raise InputError("profile", "model", f"is {given.model.get('name')!r}", f"give a profile of {model.name!r}")
+        return given
+    if not measured:
+        return estimate(model, cluster, group or cluster.devices, samples)
+    try:
+        from trainplan.profiling.measure import measure
+    except ImportError:
+        raise MissingExtra("torch", "torch", "measuring") from None
+    if model.dtype not in ("float32", "float64"):
+        raise InputError("command line", "--dtype", f"is {model.dtype!r}", "give float32 or float64 to measure on CPU processes")
+    if cluster.devices > 16:
+        raise InputError("command line", "--measure", f"would start {cluster.devices} processes", "give a cluster of up to 16 devices")
+    return measure(model, cluster, samples, progress=progress)
+
+
+def make_plan(
+    model: Model,
+    cluster: Cluster,
+    batch: int,
+    memory_bytes: int | None = None,
+    *,
+    profile: Profile | None = None,
+    measured: bool = False,
+    method: str = "exact",
+    micro_batches: int = 1,
+    by_unit: bool = False,
+    time_limit: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    measuring: Report | None = None,
+) -> Planned:
+    """Find the fastest plan of one stage over all devices of the cluster within the memory, with its proof.
+
+    Costs are those of the `executed` cost model, so that the plan is costed as it will run. Raises InputError.
+    """
+    memory_bytes = cluster.device.memory_bytes if memory_bytes is None else memory_bytes
+    if not 0 < memory_bytes <= LARGEST_MEMORY:
+        raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
+    if batch < 1 or micro_batches < 1 or batch % micro_batches:
+        raise InputError("command line", "--batch", f"is {batch} in {micro_batches} micro-batches", "give a multiple of --micro-batches")
+    samples = batch // micro_batches
+    profile = make_profile(model, cluster, samples, given=profile, measured=measured, progress=measuring)
+    stage = layer_costs.Stage(micro_batches=micro_batches)
+    costs = layer_costs.COST_MODELS["executed"]
+    instance = layer_costs.build(model, profile, memory_bytes, batch, costs=costs, stage=stage, by_unit=by_unit)
+    free = solve(instance.with_memory(LARGEST_MEMORY), "exact")
+    assert free.solution is not None
+    cheapest = evaluate(instance, free.solution["choice"])
+    result = solve(instance, method, time_limit=time_limit, seed=seed, progress=progress)
+    plan, walks = None, ()
+    if result.solution is not None:
+        plan = _plan_of(model, cluster, batch, micro_batches, instance, result, profile)
+        walks = checked_walk(plan)
+    return Planned(plan, result, instance, profile, cheapest.time_ns, cheapest.peak_bytes, walks)
+
+
+def _plan_of(
+    model: Model, cluster: Cluster, batch: int, micro_batches: int, instance: Instance, result: Result, profile: Profile
+) -> Plan:
+    assert result.solution is not None and result.evaluation is not None and result.objective is not None
+    names = [instance.strategies[l][s] for l, s in enumerate(result.solution["choice"])]
+    by_layer = len(names) == model.layers + 2
+    units = [PlannedUnit(name=unit.name, strategy=names[unit.layer if by_layer else place]) for place, unit in enumerate(model.units)]
+    predicted = Predicted(
+        step_ns=result.objective,
+        peak_bytes=result.evaluation["peak_bytes"],
+        lower_bound_ns=result.bound,
+        gap=result.gap,
+        method=result.method,
+        status=result.status,
+        profile_origin=profile.origin,
+        versions=versions(),
+    )
+    return Plan(
+        model=model.shape(),
+        model_digest=model.digest,
+        world=cluster.devices,
+        memory_bytes=instance.memory_bytes,
+        batch=Batch(global_samples=batch, micro_batches=micro_batches),
+        stages=[Stage(ranks=list(range(cluster.devices)), first_unit=0, last_unit=len(model.units) - 1)],
+        units=units,
+        predicted=predicted,
+    )
+
+
+def checked_walk(plan: Plan) -> tuple[int, ...]:
+    """Compile a plan, check its programs, and walk them: the peak bytes of every rank."""
+    programs = compile_plan(plan)
+    faults = check(programs)
+    assert not faults, faults[0]
+    return tuple(memory_walk(program).peak_bytes for program in programs)
+
+
