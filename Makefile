@@ -13,7 +13,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	mkdir -p demo
-	$(BIN)/trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 2GiB --measure -o demo/plan.json
+	$(BIN)/trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 1GiB --measure -o demo/plan.json
 	$(BIN)/trainplan run demo/plan.json --steps 3 --scale-down 8 --dtype float64
 
 test: $(INSTALLED)

@@ -75,6 +75,11 @@ class Fault(Exception):
     """A meaning that does not fit; becomes a line of the report."""
 
 
+def _some(rows: Sequence[int]) -> str:
+    """Samples, the first few of them."""
+    return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
+
+
 @dataclass(frozen=True)
 class Hidden:
     """Hidden states, logits or their gradients: at which boundary, of which samples, summed over which tensor-parallel ranks.
@@ -348,6 +353,8 @@ def _reduce_gradients(run: _Interpreter, ranks: Sequence[int], heads: list[Instr
         if tuple(ranks) != run.strategy(rank, head).peers(rank, paradigm):  # type: ignore[arg-type]
             raise _fault(rank, head, "sums over other ranks than share its shard")
         before = EMPTY if head.reads[0] == head.writes[0] else run.value(rank, head.writes[0])
+        if before is None:
+            raise _fault(rank, head, f"adds to {head.writes[0]}, which was not zeroed")
         run.values[rank][head.writes[0]] = before + total
 
 

@@ -19,7 +19,8 @@ from trainplan.profiling.quantities import format_bytes, format_time
 from trainplan.solvers.registry import Entry
 from trainplan.solvers.result import Point, Result
 
-out = Console(highlight=False, soft_wrap=True)
+_plain = Console()
+out = Console(highlight=False, soft_wrap=True, width=None if _plain.is_terminal else 120)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

@@ -1,0 +1,107 @@
+"""Plans on real processes against one process."""
+
+import random
+
+import pytest
+
+from tests.execution.plans import BERT, GPT2, UNTIED, plan_of, random_plan
+from trainplan.execution.run import RunReport, run_plans
+from trainplan.profiling.errors import InputError
+
+PLANS = 40
+
+
+def _hold(reports: list[RunReport], plans: int) -> None:
+    assert len(reports) == plans
+    for report in reports:
+        assert report.gradient_difference is not None
+        assert report.parameter_difference is not None
+        assert report.loss_difference is not None
+        assert report.gradient_difference < 1e-12
+        assert report.parameter_difference < 1e-12
+        assert report.loss_difference < 1e-12
+        assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
+
+
+@pytest.mark.parametrize("backend", ["serial", "fused"])
+def test_gradients_of_40_random_plans_on_4_processes(backend: str) -> None:
+    rng = random.Random(20)
+    plans = [random_plan(rng) for _ in range(PLANS)]
+    used = {unit.strategy.removesuffix("-ckpt") for plan in plans for unit in plan.units}
+    assert len(used) == 9, "every strategy of four devices has its part"
+    _hold(run_plans(plans, backend=backend), PLANS)  # type: ignore[arg-type]
+
+
+def test_two_processes_and_one() -> None:
+    rng = random.Random(5)
+    for world in (1, 2):
+        plans = [random_plan(rng, world) for _ in range(4)]
+        _hold(run_plans(plans), 4)
+
+
+def test_the_comparison_can_fail() -> None:
+    """A gradient that is averaged, not summed, is seen: the check that all plans pass is not an empty one."""
+    from dataclasses import replace
+
+    from trainplan.execution import run
+    from trainplan.execution.compile import compile_plan
+    from trainplan.execution.program import Op
+
+    plan = plan_of(GPT2, ["dp4"] * len(GPT2.units), 4)
+    programs = []
+    for program in compile_plan(plan):
+        changed = [
+            replace(i, args={**i.args, "scale": i.args["scale"] / 2}) if i.op is Op.LOSS else i for i in program.instructions
+        ]
+        programs.append(replace(program, instructions=tuple(changed)))
+    job = {"jobs": [{"programs": programs}], "steps": 1, "backend": "serial", "seed": 0, "compare": True, "memory": False}
+    found = run.run_workers("trainplan.execution.run:run_rank", 4, job)[0][0]
+    assert found["gradient_difference"] > 0.1
+
+
+def test_measured_memory_follows_the_walk() -> None:
+    """Against torch's own allocations, on plans of a size at which tensors outweigh bookkeeping."""
+    from dataclasses import replace
+
+    rng = random.Random(3)
+    model = replace(GPT2, hidden=128, inner=512, vocabulary=2000, positions=128, sequence=128, dtype="float32")
+    plans = [random_plan(rng, 4, model) for _ in range(8)]
+    errors = []
+    for report in run_plans(plans, steps=1, compare=False, measure_memory=True):
+        assert report.peak_bytes is not None
+        errors += [abs(a / b - 1) for a, b in zip(report.predicted_peak_bytes, report.peak_bytes, strict=True)]
+    errors.sort()
+    print(f"memory walk against torch: median error {errors[len(errors) // 2]:.2%}, worst {errors[-1]:.2%}")
+    assert errors[len(errors) // 2] < 0.03
+    assert errors[-1] < 0.10
+
+
+@pytest.mark.parametrize("model", [GPT2, UNTIED, BERT], ids=["gpt2", "untied", "bert"])
+def test_models_agree_with_transformers(model: object) -> None:
+    """The reference itself: logits and gradients equal those of the Hugging Face implementation."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    from tests.execution.huggingface import as_huggingface
+    from trainplan.execution.reference import Reference, batch_tokens
+
+    reference = Reference(model, seed=1)  # type: ignore[arg-type]
+    other = as_huggingface(transformers, reference)
+    tokens = batch_tokens(reference.model, 3, 1)
+    ours, theirs = reference.logits(tokens[:, :-1]), other(tokens[:, :-1]).logits
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+    reference.gradients(tokens)
+    loss = torch.nn.functional.cross_entropy(theirs.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    name, mine = ("transformer.wte", "tokens.weight") if reference.model.family == "gpt2" else ("bert.embeddings.word_embeddings", "tokens.weight")
+    assert torch.allclose(other.get_submodule(name).weight.grad, reference.parameters[0][mine].grad, rtol=0, atol=1e-12)
+
+
+def test_bad_arguments_are_told() -> None:
+    plan = plan_of(GPT2, ["dp4"] * len(GPT2.units), 4)
+    with pytest.raises(InputError, match="--steps is 0"):
+        run_plans([plan], steps=0)
+    with pytest.raises(InputError, match="serial, fused"):
+        run_plans([plan], backend="threads")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="serial"):
+        run_plans([plan], backend="fused", measure_memory=True)

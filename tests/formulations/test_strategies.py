@@ -1,0 +1,75 @@
+"""The search space of Galvatron-BMW, and re-layouts between its strategies."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainplan.formulations.strategies import decision_tree, parse_strategy, relayout, rows_of
+from trainplan.profiling.errors import InputError
+
+TREES = (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("takeaway3", "ckpt", "total"), [(False, False, 34), (False, True, 68), (True, False, 22), (True, True, 44)]
+)
+def test_counts_of_the_paper(takeaway3: bool, ckpt: bool, total: int) -> None:
+    assert sum(len(decision_tree(group, takeaway3=takeaway3, ckpt=ckpt)) for group in TREES) == total
+
+
+def test_counts_by_group() -> None:
+    assert [len(decision_tree(group, ckpt=False)) for group in TREES] == [1, 3, 7, 11]
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8, 16, 64])
+def test_strategies_are_distinct_and_read_back(group: int) -> None:
+    found = decision_tree(group, takeaway3=False)
+    assert len(set(found)) == len(found)
+    assert all(strategy.group == group for strategy in found)
+    assert [parse_strategy(str(strategy), group=group) for strategy in found] == found
+
+
+def test_first_level_spans_the_slowest_links() -> None:
+    strategy = parse_strategy("dp2-tp4")
+    assert strategy.peers(1, "dp") == (1, 5)
+    assert strategy.peers(1, "tp") == (0, 1, 2, 3)
+    assert strategy.layout() == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert parse_strategy("tp4-dp2").layout() == (0, 1, 0, 1, 0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("text", ["dp3", "dp2-dp4", "dp1", "xx8", "dp2tp4", "", "ckpt", "dp8-ckpt-ckpt", "dp0"])
+def test_nonsense_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_strategy(text)
+
+
+def test_degrees_must_multiply_to_the_group() -> None:
+    with pytest.raises(InputError, match="multiply to 4; make them multiply to 8, such as 'dp8'"):
+        parse_strategy("dp2-tp2", group=8)
+
+
+@given(st.sampled_from([2, 4, 8]), st.data())
+def test_relayout_gives_each_rank_its_rows_from_the_fewest_ranks(group: int, data: st.DataObject) -> None:
+    tree = decision_tree(group, takeaway3=False, ckpt=False)
+    before, after = data.draw(st.sampled_from(tree)), data.draw(st.sampled_from(tree))
+    for rank in range(group):
+        ranks = relayout(before, after, rank).gather
+        held = {row for r in ranks for row in rows_of(before, r, 0, group)}
+        needed = set(rows_of(after, rank, 0, group))
+        assert rank in ranks
+        assert needed <= held
+        # Every rank of a gather takes part in the same one, and no block comes twice.
+        assert all(relayout(before, after, r).gather == ranks for r in ranks)
+        assert len(held) == sum(len(rows_of(before, r, 0, group)) for r in ranks)
+        if before.layout() == after.layout():
+            assert ranks == (rank,)
+
+
+def test_samples_are_covered_once_by_every_data_group() -> None:
+    for strategy, count in product(decision_tree(8, takeaway3=False), (8, 24)):
+        for index in range(strategy.degree("tp")):
+            ranks = [r for r in range(8) if strategy.index(r, "tp") == index]
+            rows = sorted(row for rank in ranks for row in rows_of(strategy, rank, 0, count))
+            assert rows == list(range(count))

@@ -1,0 +1,76 @@
+"""Guards against solvers that are known to be wrong, and adapters that must survive them."""
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+import trainplan as tp
+from tests.instances import paper_instance, random_instance
+from trainplan.solvers import highs, registry, solve
+from trainplan.solvers.search import Outcome, Search
+
+MODEL = """
+import pyomo.environ as pyo
+from pyomo.contrib.solver.common.factory import SolverFactory
+m = pyo.ConcreteModel()
+m.x = pyo.Var(domain=pyo.NonNegativeReals)
+m.z = pyo.Var(domain=pyo.NonNegativeIntegers)
+m.c = pyo.Constraint(expr=m.x + m.z >= 4.5)
+m.o = pyo.Objective(expr=2 * m.x + 3 * m.z)
+assert abs(SolverFactory("highs").solve(m).incumbent_objective - 9) < 1e-6
+"""
+
+
+@pytest.mark.parametrize("order", ["import highspy\nimport ortools.sat.python.cp_model", "import ortools.sat.python.cp_model\nimport highspy"])
+def test_highs_and_ortools_share_a_process_and_highs_is_right(order: str) -> None:
+    """highspy 1.14.0 gave 15 for this model, and 1.15 could not be imported beside ortools."""
+    done = subprocess.run([sys.executable, "-c", order + MODEL], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_hanging_highs_is_ended_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(highs, "GRACE_SECONDS", -0.9)
+    started = time.perf_counter()
+    result = tp.solve(paper_instance("bert-huge-48"), "milp", time_limit=1.5)
+    assert time.perf_counter() - started < 30
+    assert result.status == "unknown"
+    assert "was ended" in (result.message or "")
+    monkeypatch.undo()
+    assert tp.solve(random_instance(1), "milp").status in ("optimal", "infeasible")
+
+
+def _cheat(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> tp.solve:  # type: ignore[valid-type]
+    def method(instance: Any, search: Search) -> Outcome:
+        return outcome(instance, search)
+
+    monkeypatch.setattr(registry.Entry, "method", lambda self: method)
+    return solve.solve(paper_instance(), "milp")
+
+
+def test_a_choice_that_breaks_the_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = _cheat(monkeypatch, lambda instance, search: Outcome(choice=[0] * instance.layers, bound=1))
+    assert (result.status, result.objective) == ("failed", None)
+    assert result.violations
+
+
+def test_a_false_infeasible_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _cheat(monkeypatch, lambda instance, search: Outcome(infeasible=True)).status == "failed"
+
+
+def test_a_bound_above_the_objective_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = tp.solve(paper_instance())
+    assert exact.solution is not None
+    assert exact.objective is not None
+    lie = Outcome(choice=exact.solution["choice"], bound=exact.objective + 1)
+    assert _cheat(monkeypatch, lambda instance, search: lie).status == "failed"
+
+
+def test_a_crash_is_a_failure_with_its_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(instance: Any, search: Search) -> Outcome:
+        raise RuntimeError("boom")
+
+    result = _cheat(monkeypatch, crash)
+    assert (result.status, result.message) == ("failed", "RuntimeError: boom")
