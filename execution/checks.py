@@ -148,7 +148,10 @@ class _Interpreter:
                     moved = True
                 if at[rank] < len(program.instructions):
                     group = program.instructions[at[rank]].group
-                    heads = [self.programs[r].instructions[at[r]] if at[r] < len(self.programs[r].instructions) else None for r in group]
+                    heads = [
+                        self.programs[r].instructions[at[r]] if at[r] < len(self.programs[r].instructions) else None
+                        for r in group
+                    ]
                     if rank == group[0] and all(head is not None and head.group == group for head in heads):
                         self._together(group, [head for head in heads if head is not None])
                         for member in group:
@@ -338,7 +341,9 @@ def _gather_parameters(run: _Interpreter, ranks: Sequence[int], heads: list[Inst
 
 
 def _reduce_replicated(run: _Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    total = sum((run.value(rank, head.reads[0]).replicated for rank, head in zip(ranks, heads, strict=True)), Counter())
+    total: Counter[Any] = sum(
+        (run.value(rank, head.reads[0]).replicated for rank, head in zip(ranks, heads, strict=True)), Counter()
+    )
     for rank, head in zip(ranks, heads, strict=True):
         value = run.value(rank, head.reads[0])
         run.values[rank][head.writes[0]] = Gradient(value.split, total, value.tied)
@@ -386,7 +391,7 @@ def _optimizer_step(run: _Interpreter, ranks: Sequence[int], heads: list[Instruc
 
 
 def _reduce_loss(run: _Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    total = sum((run.value(rank, "loss") for rank in ranks), Counter())
+    total: Counter[int] = sum((run.value(rank, "loss") for rank in ranks), Counter())
     if total != Counter(range(run.programs[0].samples)):
         raise _fault(ranks[0], heads[0], "does not count each sample once")
 

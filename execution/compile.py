@@ -22,7 +22,8 @@ def compile_plan(plan: Plan, model: Model | None = None) -> list[Program]:
     model = model or plan.planned_model()
     strategies = tuple(plan.strategies())
     return [
-        _Compiler(model, strategies, rank, plan.batch.global_samples, plan.batch.micro_batches).program() for rank in range(plan.world)
+        _Compiler(model, strategies, rank, plan.batch.global_samples, plan.batch.micro_batches).program()
+        for rank in range(plan.world)
     ]
 
 
@@ -63,7 +64,11 @@ class _Compiler:
             self._issue(Op.REDUCE_TIED, reads=both, writes=both, group=everyone, message_bytes=table, workspace_bytes=table)
         for unit in range(self.last + 1):
             self._issue(
-                Op.OPTIMIZER_STEP, unit, reads=(f"gradient.{unit}",), writes=(f"parameter.{unit}", f"moments.{unit}"), frees=()
+                Op.OPTIMIZER_STEP,
+                unit,
+                reads=(f"gradient.{unit}",),
+                writes=(f"parameter.{unit}", f"moments.{unit}"),
+                frees=(),
             )
         everyone = tuple(range(self.world))
         self._issue(Op.REDUCE_LOSS, reads=("loss",), writes=("loss",), group=everyone, message_bytes=8)
@@ -126,7 +131,15 @@ class _Compiler:
         self._buffer(graph, kept)
         if strategy.ckpt:
             reads, workspace = (source, weights), workspace + kept
-            self._issue(Op.FORWARD_WITHOUT_GRAPH, unit, micro_batch, reads=reads, writes=(result,), frees=freed, workspace_bytes=workspace)
+            self._issue(
+                Op.FORWARD_WITHOUT_GRAPH,
+                unit,
+                micro_batch,
+                reads=reads,
+                writes=(result,),
+                frees=freed,
+                workspace_bytes=workspace,
+            )
         else:
             reads, writes = (source, weights), (result, graph)
             self._issue(Op.FORWARD, unit, micro_batch, reads=reads, writes=writes, frees=freed, workspace_bytes=workspace)
@@ -160,7 +173,7 @@ class _Compiler:
         self._issue(Op.ALL_REDUCE, unit, micro_batch, reads=(name,), writes=(name,), group=group, message_bytes=size)
 
     def _relaid(self, name: str, result: str, before: int, after: int, micro_batch: int) -> str:
-        """The buffer with a boundary's rows under the layout of unit `after`; re-laid from that of `before` where they differ."""
+        """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""
         a, b = self.strategies[before], self.strategies[after]
         if a.layout() == b.layout():
             return name
@@ -203,18 +216,34 @@ class _Compiler:
             everyone = self._buffer(f"all-statistics.{micro_batch}", 3 * tp * tokens * model.element_bytes)
             size, group = self.buffers[everyone], strategy.peers(self.rank, "tp")
             self._issue(
-                Op.GATHER_STATISTICS, unit, micro_batch, reads=(statistics,), writes=(everyone,), group=group, message_bytes=size
+                Op.GATHER_STATISTICS,
+                unit,
+                micro_batch,
+                reads=(statistics,),
+                writes=(everyone,),
+                group=group,
+                message_bytes=size,
             )
             reads = (*reads, everyone)
         scale = 1.0 / (self.samples * model.sequence)
         self._issue(
-            Op.LOSS, unit, micro_batch, reads=(*reads, "loss"), writes=(logits, "loss"), frees=reads[1:], args={"scale": scale}
+            Op.LOSS,
+            unit,
+            micro_batch,
+            reads=(*reads, "loss"),
+            writes=(logits, "loss"),
+            frees=reads[1:],
+            args={"scale": scale},
         )
 
     def _backward(self, unit: int, micro_batch: int) -> None:
         model, strategy = self.model, self.strategies[unit]
         kind, tp, sdp = model.units[unit].kind, strategy.degree("tp"), strategy.degree("sdp")
-        rows, source, graph = self._rows(unit, micro_batch), self._input_of(unit, micro_batch), f"graph.{unit}.{micro_batch}"
+        rows, source, graph = (
+            self._rows(unit, micro_batch),
+            self._input_of(unit, micro_batch),
+            f"graph.{unit}.{micro_batch}",
+        )
         incoming = f"hidden.{unit + 1}.{micro_batch}" if unit == self.last else self._output_gradient(unit, micro_batch)
         weights = self._gathered(unit, micro_batch, after=incoming)
         if strategy.ckpt:
@@ -257,7 +286,13 @@ class _Compiler:
             if size:
                 group = strategy.peers(self.rank, "tp")
                 self._issue(
-                    Op.REDUCE_REPLICATED, unit, micro_batch, reads=(gradient,), writes=(gradient,), group=group, message_bytes=size
+                    Op.REDUCE_REPLICATED,
+                    unit,
+                    micro_batch,
+                    reads=(gradient,),
+                    writes=(gradient,),
+                    group=group,
+                    message_bytes=size,
                 )
         own = f"gradient.{unit}"
         if sdp > 1:
@@ -275,4 +310,6 @@ class _Compiler:
             )
         if dp > 1 and last:
             group, size = strategy.peers(self.rank, "dp"), self.buffers[own]
-            self._issue(Op.ALL_REDUCE_GRADIENTS, unit, micro_batch, reads=(own,), writes=(own,), group=group, message_bytes=size)
+            self._issue(
+                Op.ALL_REDUCE_GRADIENTS, unit, micro_batch, reads=(own,), writes=(own,), group=group, message_bytes=size
+            )

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-
 from trainplan.execution.memory import Backend
 from trainplan.execution.program import Instruction, Op, Program, handles_all
 from trainplan.execution.reference import LEARNING_RATE
@@ -95,7 +94,9 @@ class Executor:
         own.grad = gradient
         optimizer = torch.optim.AdamW([own], lr=LEARNING_RATE, fused=True)
         replicated = [start for name, start, _, _ in layout if specification[name].split is None]
-        return _UnitState(shard, layout, own, gradient, optimizer, whole, views, degree > 1, replicated[0] if replicated else size)
+        return _UnitState(
+            shard, layout, own, gradient, optimizer, whole, views, degree > 1, replicated[0] if replicated else size
+        )
 
     def step(self, backend: Backend = "serial") -> float:
         """Run the program once; the loss of the whole batch."""
@@ -264,7 +265,7 @@ class Executor:
         dist.all_reduce(self._unit(instruction).gradient, group=self._group(instruction))
 
     def _reduce_tied(self, instruction: Instruction) -> None:
-        """Sum the gradients of the embedding's and the head's copy of one matrix: each element is put in by one owner a copy."""
+        """Sum the gradients of the two copies of one matrix: of each copy, one owner puts in each element."""
         table = torch.zeros(self.model.vocabulary * self.model.hidden, dtype=self.units[0].own.dtype, device=self.device)
         places = []
         for position in (0, len(self.units) - 1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
 from trainplan.profiling import torch_units
 from trainplan.profiling.models import Model
 

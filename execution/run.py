@@ -65,7 +65,9 @@ def run_plans(
     if model and model.dtype not in ("float32", "float64"):
         raise InputError("command line", "--dtype", f"is {model.dtype!r}", "give float32 or float64")
     if measure_memory and backend != "serial":
-        raise InputError("command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen")
+        raise InputError(
+            "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
+        )
     world = plans[0].world
     assert all(plan.world == world for plan in plans)
     jobs = []
@@ -101,7 +103,6 @@ def run_plans(
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list[dict[str, Any]]:
     """Body of one rank: all plans of the job, one after the other."""
     import torch.distributed as dist
-
     from trainplan.execution.executor import Executor, make_groups
     from trainplan.execution.reference import batch_tokens
 
@@ -143,12 +144,18 @@ def _allocated(executor: Any) -> int:
 
 
 def _differences(
-    rank: int, world: int, everyone: Any, programs: list[Any], gradients: list[Any], parameters: list[Any], losses: list[float], job: Any
+    rank: int,
+    world: int,
+    everyone: Any,
+    programs: list[Any],
+    gradients: list[Any],
+    parameters: list[Any],
+    losses: list[float],
+    job: Any,
 ) -> dict[str, float | None]:
     """Rank 0 runs the model alone and compares every rank's shards, one rank at a time, with slices of its own."""
     import torch
     import torch.distributed as dist
-
     from trainplan.execution.reference import Reference, batch_tokens
     from trainplan.profiling import torch_units
 
@@ -176,7 +183,9 @@ def _differences(
                 specification = {parameter.name: parameter for parameter in model.parameters(kind)}
                 if rank == 0:
                     layout = torch_units.flat_layout(model, kind, shard)
-                    flat = torch.cat([torch_units.sharded(specification[n], whole[which][position][n], shard).flatten() for n, *_ in layout])
+                    flat = torch.cat(
+                        [torch_units.sharded(specification[n], whole[which][position][n], shard).flatten() for n, *_ in layout]
+                    )
                     piece = -(-flat.numel() // strategy.degree("sdp"))
                     start = strategy.index(source, "sdp") * piece
                     expected = flat[start : start + piece]
@@ -189,4 +198,4 @@ def _differences(
                         difference /= max(float(value.abs().max()) for value in whole[0][position].values())
                     name = ("gradient_difference", "parameter_difference")[which]
                     result[name] = max(result[name], difference)
-    return result if rank == 0 else dict.fromkeys(result)
+    return {name: value if rank == 0 else None for name, value in result.items()}

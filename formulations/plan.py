@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
-
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, parse
@@ -46,7 +45,7 @@ class Predicted(Record):
     method: str
     status: str
     profile_origin: str
-    versions: dict[str, str] = {}
+    versions: Annotated[dict[str, str], Field(default_factory=dict)]
 
 
 class Plan(Record):
@@ -67,7 +66,12 @@ class Plan(Record):
     def _consistent(self) -> Plan:
         model = self.planned_model()
         if model.digest != self.model_digest:
-            raise InputError("", "model_digest", f"is {self.model_digest!r}", f"the model given here is {model.digest!r}: plan for it")
+            raise InputError(
+                "",
+                "model_digest",
+                f"is {self.model_digest!r}",
+                f"the model given here is {model.digest!r}: plan for it",
+            )
         names = [unit.name for unit in model.units]
         if len(self.units) != len(names):
             raise InputError("", "units", f"has {len(self.units)} items", f"give the model's {len(names)} units")
@@ -85,19 +89,26 @@ class Plan(Record):
                 raise InputError("", f"{field}.name", f"is {unit.name!r}", f"give {name!r}")
             strategy = parse_strategy(unit.strategy, "", f"{field}.strategy", self.world)
             if model.heads % strategy.degree("tp"):
-                raise InputError("", f"{field}.strategy", f"is {unit.strategy!r}", f"give a tp degree that divides {model.heads} heads")
+                raise InputError(
+                    "",
+                    f"{field}.strategy",
+                    f"is {unit.strategy!r}",
+                    f"give a tp degree that divides {model.heads} heads",
+                )
             if samples // parts % strategy.data_degree:
                 raise InputError(
-                    "", f"{field}.strategy", f"is {unit.strategy!r}", f"give a dp x sdp degree that divides {samples // parts} samples"
+                    "",
+                    f"{field}.strategy",
+                    f"is {unit.strategy!r}",
+                    f"give a dp x sdp degree that divides {samples // parts} samples",
                 )
         return self
 
     def planned_model(self) -> Model:
         """The model that the plan was made for. Raises InputError where its fields are not those of a Model."""
         try:
-            model = Model(**self.model)
-            return model if model.units and model.parameters("head") else model
-        except (TypeError, ValueError, AttributeError) as error:
+            return Model(**self.model)
+        except (TypeError, ValueError) as error:
             raise InputError("", "model", f"is not a model ({error})", "write plans with `trainplan plan`") from None
 
     def strategies(self) -> list[Strategy]:

@@ -93,7 +93,10 @@ def parse_strategy(text: str, where: str = "strategy", field: str = "", group: i
     strategy = Strategy(tuple(levels), ckpt)
     if group is not None and strategy.group != group:
         raise InputError(
-            where, field, f"is {text!r}, whose degrees multiply to {strategy.group}", f"make them multiply to {group}, such as {example!r}"
+            where,
+            field,
+            f"is {text!r}, whose degrees multiply to {strategy.group}",
+            f"make them multiply to {group}, such as {example!r}",
         )
     return strategy
 

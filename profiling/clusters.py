@@ -8,7 +8,6 @@ from importlib import resources
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
-
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, parse
 
@@ -54,11 +53,18 @@ class Cluster(Record):
     def _islands_nest(self) -> Cluster:
         for smaller, larger in zip(self.islands, self.islands[1:], strict=False):
             if larger.devices <= smaller.devices or larger.devices % smaller.devices:
-                raise InputError("", "islands", f"has {smaller.devices} then {larger.devices} devices", "nest them, smallest first")
+                raise InputError(
+                    "", "islands", f"has {smaller.devices} then {larger.devices} devices", "nest them, smallest first"
+                )
         if self.islands[-1].devices != self.devices:
             raise InputError("", "islands[-1].devices", f"is {self.islands[-1].devices}", f"give all devices, {self.devices}")
         if self.devices & (self.devices - 1):
-            raise InputError("", "devices", f"is {self.devices}", f"give a power of two, such as {1 << self.devices.bit_length() - 1}")
+            raise InputError(
+                "",
+                "devices",
+                f"is {self.devices}",
+                f"give a power of two, such as {1 << self.devices.bit_length() - 1}",
+            )
         return self
 
 

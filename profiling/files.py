@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-
 from trainplan.profiling.errors import InputError, shown
 
 LARGEST_FILE_BYTES = 100 * 2**20
@@ -37,7 +36,10 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         if size > LARGEST_FILE_BYTES:
             limit = LARGEST_FILE_BYTES // 2**20
             raise InputError(
-                where, "", f"has {size:,} bytes", f"files of up to {limit} MiB are read: drop layers, options or provenance"
+                where,
+                "",
+                f"has {size:,} bytes",
+                f"files of up to {limit} MiB are read: drop layers, options or provenance",
             )
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -116,7 +118,9 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as error:
-        raise InputError(os.fspath(path), "", f"cannot be written ({error.strerror})", "name a file in a writable folder") from None
+        raise InputError(
+            os.fspath(path), "", f"cannot be written ({error.strerror})", "name a file in a writable folder"
+        ) from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
@@ -127,5 +131,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     except BaseException as error:
         os.unlink(temporary)
         if isinstance(error, OSError):
-            raise InputError(os.fspath(path), "", f"cannot be written ({error.strerror})", "name a file, not a folder") from None
+            raise InputError(
+                os.fspath(path), "", f"cannot be written ({error.strerror})", "name a file, not a folder"
+            ) from None
         raise

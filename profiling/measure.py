@@ -24,7 +24,13 @@ MOST_REPEATS = 15
 
 
 def measure(
-    model: Model, cluster: Cluster, rows: int, *, budget_seconds: float = 60, seed: int = 0, progress: Report | None = None
+    model: Model,
+    cluster: Cluster,
+    rows: int,
+    *,
+    budget_seconds: float = 60,
+    seed: int = 0,
+    progress: Report | None = None,
 ) -> Profile:
     """Measure `model` with `rows` samples at once on `cluster.devices` local CPU processes.
 
@@ -99,7 +105,6 @@ def _spread(values: Sequence[float]) -> float:
 
 def _measure_unit(world: int, model: Model, kind: Any, tp: int, rows: int, budget: float, seed: int) -> dict[str, Any]:
     import torch
-
     from trainplan.profiling import torch_units
     from trainplan.profiling.allocations import PeakMemory
 

@@ -79,6 +79,21 @@ class Model:
     norm_epsilon: float = 1e-5
     dtype: str = "float32"
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no model has."""
+        for name in ("hidden", "heads", "layers", "inner", "vocabulary", "positions", "sequence"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}, not a whole number of at least 1")
+        if self.hidden % self.heads or self.sequence > self.positions:
+            raise ValueError("heads must divide hidden, and sequence must not exceed positions")
+        if self.family not in ("gpt2", "bert") or self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"family {self.family!r} or dtype {self.dtype!r} is unknown")
+        if isinstance(self.token_types, bool) or not isinstance(self.token_types, int) or self.token_types < 0:
+            raise ValueError(f"token_types is {self.token_types!r}, not a whole number")
+        if not isinstance(self.norm_epsilon, float) or not 0 < self.norm_epsilon < 1:
+            raise ValueError(f"norm_epsilon is {self.norm_epsilon!r}, not a number between 0 and 1")
+
     @property
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
@@ -89,11 +104,7 @@ class Model:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        blocks = [
-            Unit(f"block{i}.{kind}", kind, i + 1)  # type: ignore[arg-type]
-            for i in range(self.layers)
-            for kind in ("attention", "ffn")
-        ]
+        blocks = [Unit(f"block{i}.{kind}", kind, i + 1) for i in range(self.layers) for kind in ("attention", "ffn")]
         return (Unit("embedding", "embedding", 0), *blocks, Unit("head", "head", self.layers + 1))
 
     @cached_property
@@ -155,7 +166,7 @@ class Model:
         return tuple(t for t in (1 << i for i in range(group.bit_length())) if t <= group and self.heads % t == 0)
 
     def forward_flops(self, kind: Kind, rows: int, tp: int) -> int:
-        """Multiply-adds count 2. Source: matrix shapes; attention scores and their use are 4 n s h (not halved for causality)."""
+        """Multiply-adds count 2. Attention scores and their use are 4 n s h (not halved where causal)."""
         n, h, f, s = rows * self.sequence, self.hidden, self.inner, self.sequence
         per_token = {
             "embedding": h,
@@ -222,7 +233,7 @@ class Model:
         return v * h * e
 
     def scaled(self, factor: int) -> Model:
-        """The same chain with hidden, inner, vocabulary and sequence about `factor` times smaller, for runs on small machines."""
+        """The same chain with hidden, inner, vocabulary and sequence about `factor` times smaller."""
         if factor < 1:
             raise InputError("command line", "--scale-down", f"is {factor}", "give 1 or more")
         if factor == 1:

@@ -67,7 +67,9 @@ def _await(children: list[subprocess.Popen[bytes]], folder: str, deadline: float
                 # The first to fail is often not the cause: give the others a moment to write theirs.
                 time.sleep(0.5)
                 log = Path(folder, f"log.{rank}").read_text(errors="replace").strip().splitlines()
-                raise WorkerError(f"process {rank} of {len(children)} ended with code {code}: " + (" | ".join(log[-3:]) or "no message"))
+                raise WorkerError(
+                    f"process {rank} of {len(children)} ended with code {code}: " + (" | ".join(log[-3:]) or "no message")
+                )
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline:

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-
 from trainplan.profiling.clusters import Cluster, Island
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, parse
@@ -60,7 +59,9 @@ class Profile(Record):
         """The entry for one sub-layer. Raises InputError where the profile lacks it."""
         entry = self._table.get((kind, tp, rows))
         if entry is None:
-            raise InputError("profile", f"{kind} with tp {tp} and {rows} rows", "is missing", "measure or estimate it for this batch")
+            raise InputError(
+                "profile", f"{kind} with tp {tp} and {rows} rows", "is missing", "measure or estimate it for this batch"
+            )
         return entry
 
     @property

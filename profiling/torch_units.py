@@ -12,7 +12,6 @@ from math import prod
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
 from trainplan.profiling.models import Kind, Model, Parameter, shard_bounds
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,7 +61,7 @@ def _embedding(model: Model, p: dict[str, Tensor], tokens: Tensor, shard: Shard)
 
 
 def _attention(model: Model, p: dict[str, Tensor], x: Tensor, shard: Shard) -> Tensor:
-    rows, length, hidden = x.shape
+    rows, length, _ = x.shape
     normed = _normed(model, p, x)
     weight, bias = p["qkv.weight"], p["qkv.bias"]
     heads, width = model.heads // shard.tp, model.hidden // model.heads

@@ -17,7 +17,9 @@ def brute_force(instance: Instance, search: Search) -> Outcome:
     count = prod(instance.options)
     if count > LARGEST:
         shown = f"{count:.3g}" if count < 10**300 else "over 1e300"
-        raise InputError("command line", "--method", f"is 'brute-force' for {shown} choices", "give 'exact'; brute force takes 2e6")
+        raise InputError(
+            "command line", "--method", f"is 'brute-force' for {shown} choices", "give 'exact'; brute force takes 2e6"
+        )
     for number, choice in enumerate(product(*(range(options) for options in instance.options))):
         if number % 4096 == 0 and search.out_of_time():
             return Outcome(message="time ran out")

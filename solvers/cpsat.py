@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from ortools.sat.python import cp_model
-
 from trainplan.formulations.layer_strategies import cpsat as layer_strategies
 from trainplan.formulations.layer_strategies.problem import Instance
 from trainplan.solvers.search import Outcome, Search

@@ -14,7 +14,6 @@ must satisfy Eq. 2, and the first that do not end the search. So it may miss the
 from __future__ import annotations
 
 import numpy as np
-
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
 from trainplan.solvers.search import Outcome, Search
 
@@ -56,7 +55,10 @@ def galvatron_dp(instance: Instance, search: Search) -> Outcome:
         best = tried = choice
     statistics = {"granularity_bytes": step, "levels": budget}
     if best is None:
-        return Outcome(message=f"Algorithm 3 found nothing at a granularity of {step} bytes; that proves nothing", statistics=statistics)
+        return Outcome(
+            message=f"Algorithm 3 found nothing at a granularity of {step} bytes; that proves nothing",
+            statistics=statistics,
+        )
     search.report(best)
     return Outcome(choice=best, statistics=statistics)
 

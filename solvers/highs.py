@@ -69,7 +69,11 @@ def milp(instance: Instance, search: Search) -> Outcome:
             answer = _await(answers, search)
         except queue.Empty:
             _process.end()
-            return Outcome(bound=search.bound, bound_source="HiGHS, its log", message="HiGHS did not stop at its limit and was ended")
+            return Outcome(
+                bound=search.bound,
+                bound_source="HiGHS, its log",
+                message="HiGHS did not stop at its limit and was ended",
+            )
         except BaseException:
             _process.end()
             raise

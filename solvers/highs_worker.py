@@ -73,7 +73,6 @@ def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
 
 def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, send: Any) -> dict[str, Any]:
     from pyomo.contrib.solver.common.factory import SolverFactory
-
     from trainplan.formulations.layer_strategies import milp
 
     started = time.perf_counter()

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
 from trainplan.formulations.layer_strategies.problem import Instance, Integers, evaluate
 from trainplan.solvers.least_memory import least_memory
 from trainplan.solvers.search import Outcome, Search

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
 from trainplan.solvers.result import Infeasibility
 

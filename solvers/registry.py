@@ -64,7 +64,12 @@ PROBLEMS = {
             "trainplan.solvers.least_memory:explain",
             exact="label-setting",
             methods=(
-                Entry("label-setting", "trainplan.solvers.label_setting:label_setting", True, "exact DP with dominance and bounds"),
+                Entry(
+                    "label-setting",
+                    "trainplan.solvers.label_setting:label_setting",
+                    True,
+                    "exact DP with dominance and bounds",
+                ),
                 Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
                 Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", ("workers",)),
                 Entry(

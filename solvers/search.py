@@ -45,19 +45,27 @@ class Search:
     def report(self, choice: Sequence[int] | None = None, bound: int | None = None) -> None:
         """Note a new solution or bound, where it is better than what is known."""
         improved = False
-        if choice is not None and (value := self.evaluate(choice)) is not None and (self.objective is None or value < self.objective):
+        if (
+            choice is not None
+            and (value := self.evaluate(choice)) is not None
+            and (self.objective is None or value < self.objective)
+        ):
             self.best, self.objective, improved = tuple(int(s) for s in choice), value, True
         if bound is not None and (self.bound is None or bound > self.bound):
             self.bound, improved = bound, True
         if improved:
             claimed = self.history[-1].objective if self.history else None
-            self.history.append(Point(round(self.elapsed(), 6), claimed if self.objective is None else self.objective, self.bound))
+            self.history.append(
+                Point(round(self.elapsed(), 6), claimed if self.objective is None else self.objective, self.bound)
+            )
             if self.progress:
                 self.progress(self.history[-1])
 
     def claim(self, objective: int) -> None:
         """Note an incumbent that a solver reports while it runs, its solution not yet in hand: it enters the history only."""
-        if self.objective is None and (not self.history or self.history[-1].objective is None or objective < self.history[-1].objective):
+        if self.objective is None and (
+            not self.history or self.history[-1].objective is None or objective < self.history[-1].objective
+        ):
             self.history.append(Point(round(self.elapsed(), 6), objective, self.bound))
             if self.progress:
                 self.progress(self.history[-1])

@@ -150,7 +150,12 @@ def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcom
 
 
 def compare(
-    instance: Any, methods: Sequence[str] | None = None, *, time_limit: float | None = None, seed: int = 0, progress: Any = None
+    instance: Any,
+    methods: Sequence[str] | None = None,
+    *,
+    time_limit: float | None = None,
+    seed: int = 0,
+    progress: Any = None,
 ) -> tuple[list[Result], list[str]]:
     """Run several methods (default: all that the instance's size admits), and list every contradiction between them.
 

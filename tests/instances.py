@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import trainplan as tp
 from trainplan.formulations.layer_strategies.problem import Instance, load
+
+import trainplan as tp
 
 
 def random_dict(rng: random.Random, layers: int = 6, options: int = 5) -> dict[str, Any]:

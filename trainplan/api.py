@@ -14,7 +14,7 @@ from trainplan.formulations.plan import Plan, load_plan
 from trainplan.planning import Planned, make_plan, make_profile
 from trainplan.profiling.clusters import Cluster, load_cluster
 from trainplan.profiling.errors import InputError, MissingExtra, shown
-from trainplan.profiling.files import Source, read_json
+from trainplan.profiling.files import Record, Source, read_json
 from trainplan.profiling.models import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
 from trainplan.profiling.quantities import parse_bytes
@@ -85,7 +85,12 @@ def build(
     if pipeline < 1 or the_cluster.devices % pipeline:
         raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {the_cluster.devices}")
     if micro_batches < 1 or batch < 1 or batch % micro_batches:
-        raise InputError("command line", "--batch", f"is {batch} in {micro_batches} micro-batches", "give a multiple of --micro-batches")
+        raise InputError(
+            "command line",
+            "--batch",
+            f"is {batch} in {micro_batches} micro-batches",
+            "give a multiple of --micro-batches",
+        )
     samples, group = batch // micro_batches, the_cluster.devices // pipeline
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
     numbers = make_profile(the_model, the_cluster, samples, group=group, given=given)
@@ -120,11 +125,20 @@ def check(instance: Instance | Source, solution: Result | Source) -> Checked:
 
 
 def compare(
-    instance: Instance | Source, methods: Sequence[str] | None = None, *, time_limit: float | None = 30, seed: int = 0, progress: Any = None
+    instance: Instance | Source,
+    methods: Sequence[str] | None = None,
+    *,
+    time_limit: float | None = 30,
+    seed: int = 0,
+    progress: Any = None,
 ) -> tuple[list[Result], list[str]]:
     """Results of several methods on one instance, and every contradiction between them (there should be none)."""
     return compare_methods(
-        instance if isinstance(instance, Instance) else load(instance), methods, time_limit=time_limit, seed=seed, progress=progress
+        instance if isinstance(instance, Instance) else load(instance),
+        methods,
+        time_limit=time_limit,
+        seed=seed,
+        progress=progress,
     )
 
 
@@ -135,7 +149,7 @@ def methods(problem_name: str = "layer-strategies") -> tuple[Entry, ...]:
 
 def schema(name: str = "layer-strategies") -> dict[str, Any]:
     """The JSON Schema of a file format. Raises InputError."""
-    formats = {
+    formats: dict[str, type[Record]] = {
         "layer-strategies": layer_strategies.InstanceRecord,
         "layer-strategies-solution": layer_strategies.SolutionRecord,
         "plan": Plan,

@@ -63,7 +63,12 @@ def make_profile(
     if given is not None:
         for field in ("sequence", "dtype"):
             if given.model.get(field) != getattr(model, field):
-                raise InputError("profile", f"model.{field}", f"is {given.model.get(field)!r}", f"measure for {getattr(model, field)!r}")
+                raise InputError(
+                    "profile",
+                    f"model.{field}",
+                    f"is {given.model.get(field)!r}",
+                    f"measure for {getattr(model, field)!r}",
+                )
         if Model(**given.model).digest != model.digest:
             raise InputError("profile", "model", f"is {given.model.get('name')!r}", f"give a profile of {model.name!r}")
         return given
@@ -74,9 +79,16 @@ def make_profile(
     except ImportError:
         raise MissingExtra("torch", "torch", "measuring") from None
     if model.dtype not in ("float32", "float64"):
-        raise InputError("command line", "--dtype", f"is {model.dtype!r}", "give float32 or float64 to measure on CPU processes")
+        raise InputError(
+            "command line", "--dtype", f"is {model.dtype!r}", "give float32 or float64 to measure on CPU processes"
+        )
     if cluster.devices > 16:
-        raise InputError("command line", "--measure", f"would start {cluster.devices} processes", "give a cluster of up to 16 devices")
+        raise InputError(
+            "command line",
+            "--measure",
+            f"would start {cluster.devices} processes",
+            "give a cluster of up to 16 devices",
+        )
     return measure(model, cluster, samples, progress=progress)
 
 
@@ -104,7 +116,12 @@ def make_plan(
     if not 0 < memory_bytes <= LARGEST_MEMORY:
         raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
     if batch < 1 or micro_batches < 1 or batch % micro_batches:
-        raise InputError("command line", "--batch", f"is {batch} in {micro_batches} micro-batches", "give a multiple of --micro-batches")
+        raise InputError(
+            "command line",
+            "--batch",
+            f"is {batch} in {micro_batches} micro-batches",
+            "give a multiple of --micro-batches",
+        )
     samples = batch // micro_batches
     profile = make_profile(model, cluster, samples, given=profile, measured=measured, progress=measuring)
     stage = layer_costs.Stage(micro_batches=micro_batches)
@@ -114,7 +131,7 @@ def make_plan(
     assert free.solution is not None
     cheapest = evaluate(instance, free.solution["choice"])
     result = solve(instance, method, time_limit=time_limit, seed=seed, progress=progress)
-    plan, walks = None, ()
+    plan, walks = None, tuple[int, ...]()
     if result.solution is not None:
         plan = _plan_of(model, cluster, batch, micro_batches, instance, result, profile)
         walks = checked_walk(plan)
@@ -127,7 +144,9 @@ def _plan_of(
     assert result.solution is not None and result.evaluation is not None and result.objective is not None
     names = [instance.strategies[l][s] for l, s in enumerate(result.solution["choice"])]
     by_layer = len(names) == model.layers + 2
-    units = [PlannedUnit(name=unit.name, strategy=names[unit.layer if by_layer else place]) for place, unit in enumerate(model.units)]
+    units = [
+        PlannedUnit(name=unit.name, strategy=names[unit.layer if by_layer else place]) for place, unit in enumerate(model.units)
+    ]
     predicted = Predicted(
         step_ns=result.objective,
         peak_bytes=result.evaluation["peak_bytes"],
@@ -156,5 +175,3 @@ def checked_walk(plan: Plan) -> tuple[int, ...]:
     faults = check(programs)
     assert not faults, faults[0]
     return tuple(memory_walk(program).peak_bytes for program in programs)
-
-

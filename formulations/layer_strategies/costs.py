@@ -254,7 +254,10 @@ def build(
             },
             "memory_bytes": memory_bytes,
             "layers": [
-                {"name": layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0], "options": options(tuple(u.kind for u in layer))}
+                {
+                    "name": layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0],
+                    "options": options(tuple(u.kind for u in layer)),
+                }
                 for layer in layers
             ],
             "transitions_ns": [moves] * (len(layers) - 1),

@@ -16,7 +16,6 @@ from __future__ import annotations
 from math import gcd
 
 from ortools.sat.python import cp_model
-
 from trainplan.formulations.layer_strategies.layouts import boundaries
 from trainplan.formulations.layer_strategies.problem import Instance
 
@@ -42,7 +41,14 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
         cost += [border.costs_ns[a][b] * v for a, row in enumerate(z) for b, v in enumerate(row)]
     model.minimize(sum(cost))
 
-    step = gcd(*(int(v) for column in (instance.forward_bytes, instance.backward_bytes, instance.state_bytes) for a in column for v in a))
+    step = gcd(
+        *(
+            int(v)
+            for column in (instance.forward_bytes, instance.backward_bytes, instance.state_bytes)
+            for a in column
+            for v in a
+        )
+    )
     step = step or 1
     memory = instance.memory_bytes // step
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
 from trainplan.formulations.layer_strategies.problem import Instance
 
 

@@ -26,7 +26,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyomo.environ as pyo
-
 from trainplan.formulations.layer_strategies.layouts import boundaries
 from trainplan.formulations.layer_strategies.problem import Instance
 
@@ -73,22 +72,29 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     m.choose = pyo.Constraint(layers, rule=lambda m, l: sum(m.x[l, s] for s in range(instance.options[l])) == 1)
     m.leave = pyo.Constraint(
         [(l, a) for l in crossed for a in range(len(borders[l].before))],
-        rule=lambda m, l, a: sum(m.z[l, a, b] for b in range(len(borders[l].after))) == sum(m.x[l, s] for s in borders[l].before[a]),
+        rule=lambda m, l, a: (
+            sum(m.z[l, a, b] for b in range(len(borders[l].after))) == sum(m.x[l, s] for s in borders[l].before[a])
+        ),
     )
     m.enter = pyo.Constraint(
         [(l, b) for l in crossed for b in range(len(borders[l].after))],
-        rule=lambda m, l, b: sum(m.z[l, a, b] for a in range(len(borders[l].before))) == sum(m.x[l + 1, s] for s in borders[l].after[b]),
+        rule=lambda m, l, b: (
+            sum(m.z[l, a, b] for a in range(len(borders[l].before))) == sum(m.x[l + 1, s] for s in borders[l].after[b])
+        ),
     )
     m.hold = pyo.Constraint(
         layers,
-        rule=lambda m, l: m.F[l]
-        == (m.F[l - 1] if l else 0) + sum(size(int(f)) * m.x[l, s] for s, f in enumerate(instance.forward_bytes[l])),
+        rule=lambda m, l: (
+            m.F[l] == (m.F[l - 1] if l else 0) + sum(size(int(f)) * m.x[l, s] for s, f in enumerate(instance.forward_bytes[l]))
+        ),
     )
-    m.states = pyo.Constraint(expr=m.M == sum(size(int(instance.state_bytes[l][s])) * m.x[l, s] for l, s in options))
+    m.states = pyo.Constraint(expr=sum(size(int(instance.state_bytes[l][s])) * m.x[l, s] for l, s in options) == m.M)
     m.peak = pyo.Constraint(
         layers,
-        rule=lambda m, l: m.F[l] + sum(size(int(b)) * m.x[l, s] for s, b in enumerate(instance.backward_bytes[l])) + m.M
-        <= size(instance.memory_bytes),
+        rule=lambda m, l: (
+            m.F[l] + sum(size(int(b)) * m.x[l, s] for s, b in enumerate(instance.backward_bytes[l])) + m.M
+            <= size(instance.memory_bytes)
+        ),
     )
     m.objective = pyo.Objective(
         expr=sum(time(int(instance.time_ns[l][s])) * m.x[l, s] for l, s in options)

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, Source, parse
 from trainplan.profiling.quantities import format_bytes
@@ -67,12 +66,17 @@ class InstanceRecord(Record):
     def _shapes(self) -> InstanceRecord:
         wanted = len(self.layers) - 1
         if len(self.transitions_ns) != wanted:
-            raise InputError("", "transitions_ns", f"has {len(self.transitions_ns)} tables", f"give {wanted}, one fewer than layers")
+            raise InputError(
+                "", "transitions_ns", f"has {len(self.transitions_ns)} tables", f"give {wanted}, one fewer than layers"
+            )
         for place, table in enumerate(self.transitions_ns):
             rows, columns = (len(self.layers[place + i].options) for i in (0, 1))
             if len(table) != rows:
                 raise InputError(
-                    "", f"transitions_ns[{place}]", f"has {len(table)} rows", f"give {rows}, one for each option of layer {place}"
+                    "",
+                    f"transitions_ns[{place}]",
+                    f"has {len(table)} rows",
+                    f"give {rows}, one for each option of layer {place}",
                 )
             for number, row in enumerate(table):
                 if len(row) != columns:

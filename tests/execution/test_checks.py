@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
-from tests.execution.plans import GPT2, plan_of, random_plan
 from trainplan.execution.checks import check, lifetimes, races
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
 from trainplan.execution.program import Instruction, Op, Program, handles_all
 from trainplan.formulations.strategies import decision_tree
+
+from tests.execution.plans import GPT2, plan_of, random_plan
 
 Mutation = Callable[[Program, int], Program | None]
 
@@ -150,7 +150,9 @@ def test_the_walk_sees_what_is_kept_for_longer() -> None:
     """Recomputation and sharding lower the walked peak; the fused back-end never has less than the serial one."""
     units = len(GPT2.units)
     model = replace(GPT2, sequence=16, vocabulary=67)
-    peaks = {s: memory_walk(compile_plan(plan_of(model, [s] * units, 4, 32))[0]).peak_bytes for s in ("dp4", "dp4-ckpt", "sdp4")}
+    peaks = {
+        s: memory_walk(compile_plan(plan_of(model, [s] * units, 4, 32))[0]).peak_bytes for s in ("dp4", "dp4-ckpt", "sdp4")
+    }
     assert peaks["dp4-ckpt"] < peaks["dp4"]
     assert peaks["sdp4"] < peaks["dp4"]
     rng = random.Random(9)

@@ -3,10 +3,10 @@
 import random
 
 import pytest
-
-from tests.execution.plans import BERT, GPT2, UNTIED, plan_of, random_plan
 from trainplan.execution.run import RunReport, run_plans
 from trainplan.profiling.errors import InputError
+
+from tests.execution.plans import BERT, GPT2, UNTIED, plan_of, random_plan
 
 PLANS = 40
 
@@ -54,7 +54,14 @@ def test_the_comparison_can_fail() -> None:
             replace(i, args={**i.args, "scale": i.args["scale"] / 2}) if i.op is Op.LOSS else i for i in program.instructions
         ]
         programs.append(replace(program, instructions=tuple(changed)))
-    job = {"jobs": [{"programs": programs}], "steps": 1, "backend": "serial", "seed": 0, "compare": True, "memory": False}
+    job = {
+        "jobs": [{"programs": programs}],
+        "steps": 1,
+        "backend": "serial",
+        "seed": 0,
+        "compare": True,
+        "memory": False,
+    }
     found = run.run_workers("trainplan.execution.run:run_rank", 4, job)[0][0]
     assert found["gradient_difference"] > 0.1
 
@@ -81,9 +88,9 @@ def test_models_agree_with_transformers(model: object) -> None:
     """The reference itself: logits and gradients equal those of the Hugging Face implementation."""
     transformers = pytest.importorskip("transformers")
     import torch
+    from trainplan.execution.reference import Reference, batch_tokens
 
     from tests.execution.huggingface import as_huggingface
-    from trainplan.execution.reference import Reference, batch_tokens
 
     reference = Reference(model, seed=1)  # type: ignore[arg-type]
     other = as_huggingface(transformers, reference)
@@ -93,7 +100,11 @@ def test_models_agree_with_transformers(model: object) -> None:
     reference.gradients(tokens)
     loss = torch.nn.functional.cross_entropy(theirs.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    name, mine = ("transformer.wte", "tokens.weight") if reference.model.family == "gpt2" else ("bert.embeddings.word_embeddings", "tokens.weight")
+    name, mine = (
+        ("transformer.wte", "tokens.weight")
+        if reference.model.family == "gpt2"
+        else ("bert.embeddings.word_embeddings", "tokens.weight")
+    )
     assert torch.allclose(other.get_submodule(name).weight.grad, reference.parameters[0][mine].grad, rtol=0, atol=1e-12)
 
 

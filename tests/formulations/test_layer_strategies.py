@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyomo.contrib.solver.common.factory import SolverFactory
-
-from tests.instances import paper_instance, random_dict, random_instance
 from trainplan.formulations.layer_strategies import milp
 from trainplan.formulations.layer_strategies.layouts import boundaries
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate, load, violations
+
+from tests.instances import paper_instance, random_dict, random_instance
 
 
 def peak_by_hand(instance: Instance, choice: list[int]) -> int:
@@ -74,9 +74,7 @@ def pair_flow_model(instance: Instance) -> pyo.ConcreteModel:
     m = pyo.ConcreteModel()
     layers, options = range(instance.layers), [range(count) for count in instance.options]
     m.x = pyo.Var([(l, s) for l in layers for s in options[l]], domain=pyo.NonNegativeReals)
-    m.y = pyo.Var(
-        [(l, i, j) for l in layers[:-1] for i in options[l] for j in options[l + 1]], domain=pyo.NonNegativeReals
-    )
+    m.y = pyo.Var([(l, i, j) for l in layers[:-1] for i in options[l] for j in options[l + 1]], domain=pyo.NonNegativeReals)
     m.rows = pyo.ConstraintList()
     for l in layers:
         m.rows.add(sum(m.x[l, s] for s in options[l]) == 1)

@@ -5,7 +5,6 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from trainplan.formulations.strategies import decision_tree, parse_strategy, relayout, rows_of
 from trainplan.profiling.errors import InputError
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model, load_model, model_from_config
 
@@ -26,7 +25,6 @@ def test_parameter_counts(name: str, millions: float) -> None:
 @pytest.mark.parametrize("tp", [1, 4])
 def test_bytes_are_those_that_torch_holds(family: str, eager: bool, size: dict[str, Any], tp: int) -> None:
     import torch
-
     from trainplan.profiling import torch_units
     from trainplan.profiling.allocations import PeakMemory
 
@@ -86,7 +84,14 @@ def test_shards_cover_the_parameters() -> None:
     ],
 )
 def test_bad_configs_get_one_line(change: dict[str, Any], told: str) -> None:
-    config = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
     with pytest.raises(InputError, match=f"c.json: {told}") as caught:
         model_from_config({**config, **change}, "c.json")
     assert "\n" not in str(caught.value)

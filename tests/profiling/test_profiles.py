@@ -1,11 +1,8 @@
 """Estimates, measurements and cost primitives."""
 
 import pytest
-
-import trainplan as tp
 from trainplan.formulations.layer_strategies.costs import COST_MODELS, build, layer_costs, unit_costs
 from trainplan.formulations.strategies import decision_tree, parse_strategy
-from trainplan.planning import make_plan
 from trainplan.profiling.clusters import Cluster, Island, load_cluster, slowest_link
 from trainplan.profiling.costs import overlapped_ns, ring_ns
 from trainplan.profiling.errors import InputError
@@ -13,6 +10,9 @@ from trainplan.profiling.files import parse
 from trainplan.profiling.models import load_model
 from trainplan.profiling.profiles import Profile, estimate
 from trainplan.profiling.quantities import parse_bytes
+
+import trainplan as tp
+from trainplan.planning import make_plan
 
 LINK = Island(devices=8, bandwidth_bytes_per_s=1e9, latency_ns=0)
 
@@ -87,7 +87,14 @@ def test_a_program_never_needs_more_than_its_plan_says(dtype: str, by_unit: bool
 
 
 def test_shorter_pipelines_hold_fewer_micro_batches() -> None:
-    options = {"model": "bert-huge-32", "cluster": "rtx-titan-8", "batch": 64, "memory": "8GiB", "pipeline": 4, "micro_batches": 8}
+    options = {
+        "model": "bert-huge-32",
+        "cluster": "rtx-titan-8",
+        "batch": 64,
+        "memory": "8GiB",
+        "pipeline": 4,
+        "micro_batches": 8,
+    }
     first, last = (tp.build(stage=stage, **options) for stage in (1, 3))
     # Stage 1 holds three micro-batches, the last stage one.
     extra = int(first.state_bytes[0][0]) - int(last.state_bytes[0][0])
@@ -123,7 +130,9 @@ def test_measured_on_processes() -> None:
     assert make_plan(model, cluster, 4, 2**30, profile=profile).result.status == "optimal"
 
 
-@pytest.mark.parametrize(("text", "size"), [("8GiB", 8 * 2**30), ("500 MB", 500 * 10**6), ("1.5G", 3 * 2**29), ("123", 123), ("2kib", 2048)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 8 * 2**30), ("500 MB", 500 * 10**6), ("1.5G", 3 * 2**29), ("123", 123), ("2kib", 2048)]
+)
 def test_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
@@ -137,7 +146,10 @@ def test_bad_sizes(text: str) -> None:
 def test_bad_clusters() -> None:
     good = load_cluster("rtx-titan-8").model_dump()
     for change, told in (
-        ({"devices": 6, "islands": [{**good["islands"][0], "devices": 6}]}, "devices is 6; give a power of two, such as 4"),
+        (
+            {"devices": 6, "islands": [{**good["islands"][0], "devices": 6}]},
+            "devices is 6; give a power of two, such as 4",
+        ),
         ({"islands": [{**good["islands"][0], "devices": 4}]}, "give all devices, 8"),
         ({"device": {**good["device"], "efficiency": 1.5}}, "device.efficiency is 1.5"),
         ({"device": {**good["device"], "flops_per_s": float("inf")}}, "device.flops_per_s is inf"),

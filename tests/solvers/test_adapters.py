@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import pytest
+from trainplan.solvers import highs, registry, solve
+from trainplan.solvers.search import Outcome, Search
 
 import trainplan as tp
 from tests.instances import paper_instance, random_instance
-from trainplan.solvers import highs, registry, solve
-from trainplan.solvers.search import Outcome, Search
 
 MODEL = """
 import pyomo.environ as pyo
@@ -24,7 +24,10 @@ assert abs(SolverFactory("highs").solve(m).incumbent_objective - 9) < 1e-6
 """
 
 
-@pytest.mark.parametrize("order", ["import highspy\nimport ortools.sat.python.cp_model", "import ortools.sat.python.cp_model\nimport highspy"])
+@pytest.mark.parametrize(
+    "order",
+    ["import highspy\nimport ortools.sat.python.cp_model", "import ortools.sat.python.cp_model\nimport highspy"],
+)
 def test_highs_and_ortools_share_a_process_and_highs_is_right(order: str) -> None:
     """highspy 1.14.0 gave 15 for this model, and 1.15 could not be imported beside ortools."""
     done = subprocess.run([sys.executable, "-c", order + MODEL], capture_output=True, text=True, check=False)

@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import trainplan as tp
-from tests.instances import paper_instance, random_instance
 from trainplan.formulations.layer_strategies.problem import evaluate
 from trainplan.solvers.galvatron import galvatron_dp
 from trainplan.solvers.least_memory import least_memory
+
+import trainplan as tp
+from tests.instances import paper_instance, random_instance
 
 PROVING = {"brute-force": {}, "label-setting": {}, "milp": {}, "cpsat": {"workers": 1}}
 
@@ -23,7 +23,10 @@ def test_500_random_instances_agree_to_the_nanosecond(record_property: Callable[
         instance = random_instance(seed)
         results = {name: tp.solve(instance, name, **options) for name, options in PROVING.items()}
         answers = {(result.status, result.objective, result.bound) for result in results.values()}
-        assert len(answers) == 1, (seed, {name: (r.status, r.objective, r.bound, r.message) for name, r in results.items()})
+        assert len(answers) == 1, (
+            seed,
+            {name: (r.status, r.objective, r.bound, r.message) for name, r in results.items()},
+        )
         status, optimum, _ = answers.pop()
         statuses[status] += 1
         paper = tp.solve(instance, "galvatron-dp", granularity_bytes=max(1, instance.memory_bytes // 1000))
@@ -38,7 +41,9 @@ def test_500_random_instances_agree_to_the_nanosecond(record_property: Callable[
             gaps.append((paper.objective - optimum) / optimum if optimum else 0.0)
     assert min(statuses.values()) > 100
     gaps.sort()
-    report = f"galvatron-dp: median gap {gaps[len(gaps) // 2]:.2%}, worst {gaps[-1]:.2%}, not found {missed} of {len(gaps) + missed}"
+    report = (
+        f"galvatron-dp: median gap {gaps[len(gaps) // 2]:.2%}, worst {gaps[-1]:.2%}, not found {missed} of {len(gaps) + missed}"
+    )
     print(report)
     record_property("galvatron_dp", report)
 
@@ -84,7 +89,9 @@ def test_table_1_models_with_all_44_strategies(model: str) -> None:
     for pipeline in (1, 2, 4, 8):
         micro_batches = 4 if pipeline > 1 else 1
         for stage in range(pipeline):
-            instance = paper_instance(model, batch=8 * micro_batches, pipeline=pipeline, stage=stage, micro_batches=micro_batches)
+            instance = paper_instance(
+                model, batch=8 * micro_batches, pipeline=pipeline, stage=stage, micro_batches=micro_batches
+            )
             counts.add((pipeline, max(instance.options)))
             exact = tp.solve(instance)
             other = tp.solve(instance, "cpsat", time_limit=120)
@@ -112,7 +119,7 @@ def test_less_memory_is_never_faster() -> None:
 
 
 def test_galvatron_dp_misses_the_optimum_as_the_paper_states_it() -> None:
-    """Two layers: the fast choice is left by a search that ends at the first forward budget whose answer fails the peak check."""
+    """The search ends at the first forward budget whose answer fails the peak check, before it meets the fast choice."""
     option = {"forward_bytes": 0, "backward_bytes": 0, "state_bytes": 0}
     instance = tp.load(
         {

@@ -113,7 +113,7 @@ def plan(
 
 
 @app.command(
-    epilog="Example: trainplan build layer-strategies --model bert-huge-32 --cluster rtx-titan-8 --batch 8 --memory 8GiB -o instance.json"
+    epilog="Example: trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 --memory 2GiB -o instance.json"
 )
 def build(
     problem: Annotated[str, Argument(help="The problem, such as layer-strategies.")],
@@ -125,7 +125,9 @@ def build(
     sequence: Sequence = None,
     dtype: Dtype = "float32",
     profile: ProfileFile = None,
-    cost_model: Annotated[str, Option("--cost-model", help="'paper' (Galvatron-BMW) or 'executed' (trainplan's programs).")] = "paper",
+    cost_model: Annotated[
+        str, Option("--cost-model", help="'paper' (Galvatron-BMW) or 'executed' (trainplan's programs).")
+    ] = "paper",
     pipeline: Annotated[int, Option("--pipeline", help="Pipeline stages; the instance covers one of them.")] = 1,
     stage: Annotated[int, Option("--stage", help="Which stage, from 0.")] = 0,
     micro_batches: MicroBatches = 1,
@@ -175,14 +177,18 @@ def solve(
     time_limit: TimeLimit = None,
     gap: Annotated[float, Option("--gap", help="Relative gap at which to stop.")] = 0.0,
     seed: Seed = 0,
-    option: Annotated[list[str] | None, Option("--option", help="NAME=VALUE, an option of the method; may be repeated.")] = None,
+    option: Annotated[
+        list[str] | None, Option("--option", help="NAME=VALUE, an option of the method; may be repeated.")
+    ] = None,
     output: Annotated[Path | None, Option("--output", "-o", help="Write the solution here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Solve an instance with one method; the answer is checked and its bound named."""
     loaded = api.load(instance)
     with render.searching(method) as progress:
-        found = api.solve(loaded, method, time_limit=time_limit, gap=gap, seed=seed, progress=progress, **_options(option or []))
+        found = api.solve(
+            loaded, method, time_limit=time_limit, gap=gap, seed=seed, progress=progress, **_options(option or [])
+        )
     if output and found.solution is not None:
         write_whole(output, json.dumps(found.solution) + "\n")
     if as_json:
@@ -256,7 +262,9 @@ def methods(
 
 @app.command(epilog="Example: trainplan schema layer-strategies > schema.json")
 def schema(
-    format: Annotated[str, Argument(help="layer-strategies, layer-strategies-solution, plan, profile or cluster.")] = "layer-strategies",
+    format: Annotated[
+        str, Argument(help="layer-strategies, layer-strategies-solution, plan, profile or cluster.")
+    ] = "layer-strategies",
     as_json: Json = False,
 ) -> None:
     """Print the JSON Schema of a file format (always JSON)."""

@@ -96,7 +96,10 @@ def planned(found: Planned, cluster: str) -> None:
         ("model", f"{model['name']}, sequence {model['sequence']}, {model['dtype']}"),
         ("cluster", f"{cluster}, {found.profile.devices} devices of {format_bytes(memory)} each"),
         ("profile", f"{found.profile.origin} (links {found.profile.links_origin})"),
-        ("cheapest", f"{format_time(found.cheapest_time_ns)} without a limit, needs {format_bytes(found.cheapest_bytes)}: {fits}"),
+        (
+            "cheapest",
+            f"{format_time(found.cheapest_time_ns)} without a limit, needs {format_bytes(found.cheapest_bytes)}: {fits}",
+        ),
     ]
     pairs(rows)
     if found.plan is not None:

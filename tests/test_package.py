@@ -1,0 +1,86 @@
+"""The package as a whole: what it installs, what importing it costs, and which way its data flows."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {
+    "trainplan": "trainplan",
+    **{f"trainplan.{n}": n for n in ("profiling", "formulations", "solvers", "execution")},
+}
+
+
+def listed() -> list[str]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+
+
+def test_every_folder_with_code_is_listed() -> None:
+    found = set()
+    for name, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            if "__pycache__" not in path.parts:
+                found.add(".".join([name, *path.relative_to(ROOT / folder).parts[:-1]]))
+    assert found == set(listed())
+
+
+def test_profiling_has_no_init() -> None:
+    """Python 3.15 has a standard package of that name, which must not be hidden where the checkout is on the path."""
+    for name in ("profiling/__init__.py", "__init__.py", "conftest.py"):
+        assert not (ROOT / name).exists()
+
+
+def test_the_wheel_holds_everything(tmp_path: Path) -> None:
+    """Built, installed apart from this checkout, and every module imported from there."""
+    site, source = tmp_path / "site", tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "build", "*.egg-info", "demo", ".*_cache"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(source)]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    code = (
+        "import importlib, pkgutil, sys; sys.path.insert(0, sys.argv[1]); import trainplan\n"
+        "assert trainplan.__file__.startswith(sys.argv[1]), trainplan.__file__\n"
+        "names = [m.name for m in pkgutil.walk_packages(trainplan.__path__, 'trainplan.')]\n"
+        "[importlib.import_module(n) for n in names if not n.endswith('worker')]\n"
+        "from trainplan.profiling import models, clusters\n"
+        "print(len(names), models.shipped_models(), clusters.shipped_clusters())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(site)], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "bert-huge-32" in ran.stdout
+    assert "rtx-titan-8" in ran.stdout
+    modules = {path.relative_to(site).as_posix() for path in (site / "trainplan").rglob("*.py")}
+    for name, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            if "__pycache__" not in path.parts:
+                assert f"{name.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}" in modules
+
+
+def test_importing_is_light() -> None:
+    code = "import trainplan, sys; print([m for m in ('torch', 'pyomo', 'ortools', 'highspy', 'numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_problems_and_solvers_load_no_torch() -> None:
+    code = (
+        "import sys, trainplan as tp\n"
+        "instance = tp.build(model='bert-huge-32', cluster='rtx-titan-8', batch=8, memory='8GiB')\n"
+        "for method in ('exact', 'cpsat', 'milp', 'galvatron-dp'): tp.solve(instance, method, time_limit=20)\n"
+        "assert 'torch' not in sys.modules\n"
+        "tp.plan(model='gpt2', cluster='cpu-4', batch=8, memory='2GiB', sequence=64)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_checkout_works_as_working_directory() -> None:
+    """A REPL or notebook started in the checkout finds the sub-packages beside `trainplan/`."""
+    code = "import trainplan.profiling.models, trainplan.solvers.solve"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
