@@ -1,5 +1,5 @@
 # `make demo`: one real plan, end to end. `make test`: the tests. Both make their own environment in .venv.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed

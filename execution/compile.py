@@ -11,7 +11,7 @@ from typing import Any
 
 from trainplan.execution.program import Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Strategy, relayout, rows_of
+from trainplan.formulations.strategies import Strategy, gather_ranks, rows_of
 from trainplan.profiling.models import Model
 
 OPTIMIZER_MOMENTS = 2
@@ -175,9 +175,9 @@ class _Compiler:
     def _relaid(self, name: str, result: str, before: int, after: int, micro_batch: int) -> str:
         """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""
         a, b = self.strategies[before], self.strategies[after]
-        if a.layout() == b.layout():
+        if a.layout == b.layout:
             return name
-        group = relayout(a, b, self.rank).gather
+        group = gather_ranks(a, b, self.rank)
         held, wanted = self._rows(before, micro_batch), self._rows(after, micro_batch)
         self._buffer(result, self.model.boundary_bytes(len(wanted)))
         gathered = self.model.boundary_bytes(len(held) * len(group))

@@ -8,7 +8,7 @@ radix, first level outermost. Written `dp2-tp4`, `sdp8-ckpt`; on one device `sin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -70,6 +70,7 @@ class Strategy:
                 place = place * degree + self.index(rank, paradigm)
         return place
 
+    @cached_property
     def layout(self) -> tuple[int, ...]:
         """Block of samples of every rank. Two strategies with equal layouts need no re-layout between them."""
         return tuple(self.data_index(rank) for rank in range(self.group))
@@ -131,18 +132,10 @@ def _factorisations(group: int, count: int) -> Iterator[tuple[int, ...]]:
         first *= 2
 
 
-@dataclass(frozen=True)
-class Relayout:
-    """What one rank does between two layouts (Slice-Gather): gather the blocks of `gather` ranks, then keep its own rows.
+def gather_ranks(before: Strategy, after: Strategy, rank: int) -> tuple[int, ...]:
+    """Ranks whose blocks, put together, hold all rows that `rank` needs under `after` (Slice-Gather): the fewest, ascending.
 
-    gather: ranks whose blocks are put together, ascending; the rank alone where it already holds what it needs.
-    """
-
-    gather: tuple[int, ...]
-
-
-def relayout(before: Strategy, after: Strategy, rank: int) -> Relayout:
-    """The smallest Slice-Gather that gives `rank` its rows under `after` from what ranks hold under `before`.
+    The rank alone where it already holds them under `before`; then only slicing is left to do.
 
     Samples are numbered by log2(group) bits, most significant first; a layout ties leading sample bits to rank bits. The
     gather runs over the rank bits that `before` ties to a sample bit and `after` does not tie to the same one.
@@ -152,7 +145,7 @@ def relayout(before: Strategy, after: Strategy, rank: int) -> Relayout:
     ranks = [rank]
     for bit in freed:
         ranks += [r ^ (1 << bit) for r in ranks]
-    return Relayout(tuple(sorted(ranks)))
+    return tuple(sorted(ranks))
 
 
 def _tied_bits(strategy: Strategy) -> list[int]:
@@ -171,11 +164,3 @@ def rows_of(strategy: Strategy, rank: int, first: int, count: int) -> range:
     block = count // strategy.data_degree
     start = first + strategy.data_index(rank) * block
     return range(start, start + block)
-
-
-def group_by_layout(strategies: Sequence[Strategy]) -> dict[tuple[int, ...], list[int]]:
-    """Positions of the strategies that share each layout."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for position, strategy in enumerate(strategies):
-        found.setdefault(strategy.layout(), []).append(position)
-    return found

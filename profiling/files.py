@@ -52,7 +52,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        at_end = error.pos >= len(text.rstrip())
+        # Cut short: within a string, or so near the end that a literal or a number may be cut.
+        at_end = error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()) - len("false")
         what = "ends too early" if at_end else "is not JSON"
         fix = "the file is truncated: write it again" if at_end else "mend the JSON there"
         raise InputError(where, f"line {error.lineno} column {error.colno}", f"{what} ({error.msg})", fix) from None

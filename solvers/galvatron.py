@@ -44,15 +44,13 @@ def galvatron_dp(instance: Instance, search: Search) -> Outcome:
     b_up = max(int(b.max()) for b in instance.backward_bytes)
     safe = (instance.memory_bytes - b_up) // step
     best = found(safe) if safe >= 0 else None
-    tried: tuple[int, ...] | None = best
     for level in range(max(safe, -1) + 1, budget + 1):
         choice = found(level)
-        if choice is None or choice == tried:
-            best = choice if choice is not None and choice == best else best
+        if choice is None or choice == best:
             continue
         if evaluate(instance, choice).peak_bytes > instance.memory_bytes:
             break
-        best = tried = choice
+        best = choice
     statistics = {"granularity_bytes": step, "levels": budget}
     if best is None:
         return Outcome(

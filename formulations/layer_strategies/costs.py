@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 from trainplan.formulations.layer_strategies.problem import NAME, Instance, load
-from trainplan.formulations.strategies import Strategy, decision_tree, relayout
+from trainplan.formulations.strategies import Strategy, decision_tree, gather_ranks
 from trainplan.profiling.clusters import slowest_link
 from trainplan.profiling.costs import overlapped_ns, ring_ns
 from trainplan.profiling.errors import InputError
@@ -174,7 +175,7 @@ def _slice_gather_ns(model: Model, profile: Profile, before: Strategy, after: St
     block = model.boundary_bytes(samples // before.data_degree)
     slowest = 0.0
     for rank in range(before.group):
-        ranks = relayout(before, after, rank).gather
+        ranks = gather_ranks(before, after, rank)
         if len(ranks) > 1:
             slowest = max(slowest, ring_ns("all-gather", block * len(ranks), len(ranks), slowest_link(profile.islands, ranks)))
     return slowest
@@ -237,7 +238,12 @@ def build(
             )
         return found
 
-    moves = [[round(repeats * transition_ns(model, profile, a, b, samples)) for b in strategies] for a in strategies]
+    # A re-layout depends on where the samples lie, which many strategies share.
+    moved: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    for a, b in product(strategies, repeat=2):
+        if (a.layout, b.layout) not in moved:
+            moved[a.layout, b.layout] = round(repeats * transition_ns(model, profile, a, b, samples))
+    moves = [[moved[a.layout, b.layout] for b in strategies] for a in strategies]
     return load(
         {
             "problem": NAME,
@@ -252,6 +258,7 @@ def build(
                 "micro_batches": stage.micro_batches,
                 **(provenance or {}),
             },
+            "devices": profile.devices,
             "memory_bytes": memory_bytes,
             "layers": [
                 {

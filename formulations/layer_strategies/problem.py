@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, Source, parse
 from trainplan.profiling.quantities import format_bytes
@@ -55,6 +56,10 @@ class InstanceRecord(Record):
     version: Literal[1]
     name: str | None = None
     provenance: dict[str, Any] | None = None
+    devices: Annotated[
+        int | None,
+        Field(ge=1, le=2**20, description="devices of the stage; where given, each strategy's degrees must multiply to it"),
+    ] = None
     memory_bytes: Annotated[int, Field(gt=0, le=2**48, description="E: memory of one device")]
     layers: Annotated[list[LayerRecord], Field(min_length=1, max_length=10_000)]
     transitions_ns: Annotated[
@@ -91,6 +96,8 @@ class InstanceRecord(Record):
             if repeated := {name for name in names if names.count(name) > 1}:
                 name = min(repeated)
                 raise InputError("", f"layers[{place}].options", f"names {name!r} twice", "give each option its own name")
+            for number, name in enumerate(names if self.devices else []):
+                parse_strategy(name, "", f"layers[{place}].options[{number}].strategy", self.devices)
         return self
 
 
@@ -114,6 +121,7 @@ class Instance:
     layer_names: tuple[str, ...]
     name: str = NAME
     provenance: dict[str, Any] = field(default_factory=dict)
+    devices: int | None = None
 
     problem = NAME
 
@@ -162,6 +170,7 @@ class Instance:
             "version": 1,
             "name": self.name,
             "provenance": self.provenance,
+            "devices": self.devices,
             "memory_bytes": self.memory_bytes,
             "layers": layers,
             "transitions_ns": [table.tolist() for table in self.transitions_ns],
@@ -208,6 +217,7 @@ def load(source: Source, where: str = "instance") -> Instance:
         layer_names=tuple(layer.name or f"layer {place}" for place, layer in enumerate(record.layers)),
         name=record.name or NAME,
         provenance=record.provenance or {},
+        devices=record.devices,
     )
 
 

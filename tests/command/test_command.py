@@ -161,6 +161,9 @@ CHANGES: list[tuple[str, Any, tuple[str, ...]]] = [
     ("problem", "knapsack", ("problem is 'knapsack'", "layer-strategies")),
     ("version", 2, ("version is 2", "give 1")),
     ("layers[0].options[1].strategy", "dp2", ("layers[0].options names 'dp2' twice",)),
+    ("layers[0].options[1].strategy", "dp4-tp2", ("layers[0].options[1].strategy is 'dp4-tp2'", "make them multiply to 2")),
+    ("layers[0].options[1].strategy", "fast", ("layers[0].options[1].strategy is 'fast'", "give levels of dp, sdp and tp")),
+    ("devices", 3, ("layers[0].options[0].strategy is 'dp2'", "make them multiply to 3")),
     ("surprise", 1, ("surprise is not a field",)),
 ]
 

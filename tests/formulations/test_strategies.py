@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.formulations.strategies import decision_tree, parse_strategy, relayout, rows_of
+from trainplan.formulations.strategies import decision_tree, gather_ranks, parse_strategy, rows_of
 from trainplan.profiling.errors import InputError
 
 TREES = (1, 2, 4, 8)
@@ -34,8 +34,8 @@ def test_first_level_spans_the_slowest_links() -> None:
     strategy = parse_strategy("dp2-tp4")
     assert strategy.peers(1, "dp") == (1, 5)
     assert strategy.peers(1, "tp") == (0, 1, 2, 3)
-    assert strategy.layout() == (0, 0, 0, 0, 1, 1, 1, 1)
-    assert parse_strategy("tp4-dp2").layout() == (0, 1, 0, 1, 0, 1, 0, 1)
+    assert strategy.layout == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert parse_strategy("tp4-dp2").layout == (0, 1, 0, 1, 0, 1, 0, 1)
 
 
 @pytest.mark.parametrize("text", ["dp3", "dp2-dp4", "dp1", "xx8", "dp2tp4", "", "ckpt", "dp8-ckpt-ckpt", "dp0"])
@@ -54,15 +54,15 @@ def test_relayout_gives_each_rank_its_rows_from_the_fewest_ranks(group: int, dat
     tree = decision_tree(group, takeaway3=False, ckpt=False)
     before, after = data.draw(st.sampled_from(tree)), data.draw(st.sampled_from(tree))
     for rank in range(group):
-        ranks = relayout(before, after, rank).gather
+        ranks = gather_ranks(before, after, rank)
         held = {row for r in ranks for row in rows_of(before, r, 0, group)}
         needed = set(rows_of(after, rank, 0, group))
         assert rank in ranks
         assert needed <= held
         # Every rank of a gather takes part in the same one, and no block comes twice.
-        assert all(relayout(before, after, r).gather == ranks for r in ranks)
+        assert all(gather_ranks(before, after, r) == ranks for r in ranks)
         assert len(held) == sum(len(rows_of(before, r, 0, group)) for r in ranks)
-        if before.layout() == after.layout():
+        if before.layout == after.layout:
             assert ranks == (rank,)
 
 
