@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,8 +53,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        # Cut short: within a string, or so near the end that a literal or a number may be cut.
-        at_end = error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()) - len("false")
+        # Cut short: within a string, or with nothing left but the beginning of a literal or a number.
+        at_end = error.msg.startswith("Unterminated") or re.fullmatch(r"[\w.+-]*", text[error.pos :].strip()) is not None
         what = "ends too early" if at_end else "is not JSON"
         fix = "the file is truncated: write it again" if at_end else "mend the JSON there"
         raise InputError(where, f"line {error.lineno} column {error.colno}", f"{what} ({error.msg})", fix) from None
