@@ -14,6 +14,8 @@ from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report, run_workers
 
+EXECUTED_DTYPES = ("float32", "float64")
+
 # A tensor that gloo's own thread is the last to release is not seen to go, so a measured peak can only be too high.
 MEMORY_REPEATS = 3
 
@@ -62,8 +64,6 @@ def run_plans(
         raise InputError("command line", "--steps", f"is {steps}", "give 1 or more")
     if backend not in BACKENDS:
         raise InputError("command line", "--backend", f"is {backend!r}", f"give one of: {', '.join(BACKENDS)}")
-    if model and model.dtype not in ("float32", "float64"):
-        raise InputError("command line", "--dtype", f"is {model.dtype!r}", "give float32 or float64")
     if measure_memory and backend != "serial":
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"

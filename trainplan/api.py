@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
+from trainplan.execution.run import EXECUTED_DTYPES, run_plans
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies import problem as layer_strategies
 from trainplan.formulations.layer_strategies.problem import Instance
@@ -198,21 +200,16 @@ def run(
     smaller. dtype: run in this one. compare: also run on one process and compare gradients.
     """
     the_plan = source if isinstance(source, Plan) else load_plan(source)
-    from importlib.util import find_spec
-
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
-    from dataclasses import replace
-
-    from trainplan.execution.run import run_plans
-
     planned = the_plan.planned_model()
     if model is not None and (found := load_model(model)).digest != planned.digest:
         where = "plan" if isinstance(source, Plan | Mapping) else os.fspath(source)
         fix = f"give the config of {planned.name!r}, or plan for {found.name!r}"
         raise InputError(where, "model_digest", f"is {planned.digest!r}, but {os.fspath(model)} has {found.digest!r}", fix)
-    if dtype is not None:
-        planned = replace(planned, dtype=dtype)
+    if (wanted := dtype or planned.dtype) not in EXECUTED_DTYPES:
+        raise InputError("command line", "--dtype", f"is {wanted!r}", f"give one of: {', '.join(EXECUTED_DTYPES)}")
+    planned = replace(planned, dtype=wanted)
     return run_plans(
         [the_plan],
         model=planned.scaled(scale_down),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from trainplan.execution.checks import check
@@ -13,6 +14,7 @@ from trainplan.formulations.layer_strategies.problem import Instance, evaluate
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError, MissingExtra
+from trainplan.profiling.measure import measure
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report
 from trainplan.profiling.profiles import Profile, estimate
@@ -74,10 +76,8 @@ def make_profile(
         return given
     if not measured:
         return estimate(model, cluster, group or cluster.devices, samples)
-    try:
-        from trainplan.profiling.measure import measure
-    except ImportError:
-        raise MissingExtra("torch", "torch", "measuring") from None
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", "measuring")
     if model.dtype not in ("float32", "float64"):
         raise InputError(
             "command line", "--dtype", f"is {model.dtype!r}", "give float32 or float64 to measure on CPU processes"
