@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, parse
+from trainplan.profiling.shipped import locate
 
 Positive = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False, strict=False)]
 
@@ -68,18 +68,7 @@ class Cluster(Record):
         return self
 
 
-def shipped_clusters() -> list[str]:
-    folder = resources.files("trainplan.data") / "clusters"
-    return sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
-
-
 def load_cluster(source: str | os.PathLike[str]) -> Cluster:
     """A shipped cluster by name, or a JSON file. Raises InputError."""
     name = os.fspath(source)
-    path: Any = name
-    if name in shipped_clusters():
-        path = resources.files("trainplan.data") / "clusters" / f"{name}.json"
-    elif not os.path.exists(name):
-        known = ", ".join(shipped_clusters())
-        raise InputError("command line", "--cluster", f"is {name!r}", f"give a cluster file or one of: {known}")
-    return parse(path, Cluster, name)
+    return parse(locate("clusters", name, "--cluster", "a cluster file"), Cluster, name)

@@ -16,12 +16,12 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from importlib import resources
 from math import prod
 from typing import Any, Literal
 
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.files import read_json
+from trainplan.profiling.shipped import locate
 
 Kind = Literal["embedding", "attention", "ffn", "head"]
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
@@ -255,24 +255,14 @@ class Model:
         return asdict(self)
 
 
-def shipped_models() -> list[str]:
-    folder = resources.files("trainplan.data") / "models"
-    return sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
-
-
 def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtype: str = "float32") -> Model:
     """A shipped model by name, or any Hugging Face `config.json` of the families gpt2 and bert; no weights are read.
 
     Raises InputError naming file, field and a value that would work.
     """
     name = os.fspath(source)
-    path: Any = name
-    if name in shipped_models():
-        path = resources.files("trainplan.data") / "models" / f"{name}.json"
-    elif not os.path.exists(name):
-        known = ", ".join(shipped_models())
-        raise InputError("command line", "--model", f"is {name!r}", f"give a config.json or one of: {known}")
-    return model_from_config(read_json(path), name, sequence, dtype)
+    config = read_json(locate("models", name, "--model", "a config.json"))
+    return model_from_config(config, name, sequence, dtype)
 
 
 def model_from_config(config: Any, where: str, sequence: int | None = None, dtype: str = "float32") -> Model:

@@ -46,8 +46,8 @@ def test_the_wheel_holds_everything(tmp_path: Path) -> None:
         "assert trainplan.__file__.startswith(sys.argv[1]), trainplan.__file__\n"
         "names = [m.name for m in pkgutil.walk_packages(trainplan.__path__, 'trainplan.')]\n"
         "[importlib.import_module(n) for n in names if not n.endswith('worker')]\n"
-        "from trainplan.profiling import models, clusters\n"
-        "print(len(names), models.shipped_models(), clusters.shipped_clusters())\n"
+        "from trainplan.profiling.shipped import shipped\n"
+        "print(len(names), shipped('models'), shipped('clusters'))\n"
     )
     ran = subprocess.run(
         [sys.executable, "-I", "-c", code, str(site)], capture_output=True, text=True, cwd=tmp_path, check=False

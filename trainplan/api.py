@@ -86,14 +86,8 @@ def build(
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
     if pipeline < 1 or the_cluster.devices % pipeline:
         raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {the_cluster.devices}")
-    if micro_batches < 1 or batch < 1 or batch % micro_batches:
-        raise InputError(
-            "command line",
-            "--batch",
-            f"is {batch} in {micro_batches} micro-batches",
-            "give a multiple of --micro-batches",
-        )
-    samples, group = batch // micro_batches, the_cluster.devices // pipeline
+    part = layer_costs.Stage(pipeline, stage, micro_batches)
+    samples, group = part.samples(batch), the_cluster.devices // pipeline
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
     numbers = make_profile(the_model, the_cluster, samples, group=group, given=given)
     return layer_costs.build(
@@ -102,7 +96,7 @@ def build(
         _memory(memory, the_cluster),
         batch,
         costs=layer_costs.COST_MODELS[cost_model],
-        stage=layer_costs.Stage(pipeline, stage, micro_batches),
+        stage=part,
         by_unit=by_unit,
         takeaway3=takeaway3,
         name=f"{the_model.name} on {the_cluster.name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),

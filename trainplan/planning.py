@@ -115,17 +115,8 @@ def make_plan(
     memory_bytes = cluster.device.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < memory_bytes <= LARGEST_MEMORY:
         raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
-    if batch < 1 or micro_batches < 1 or batch % micro_batches:
-        raise InputError(
-            "command line",
-            "--batch",
-            f"is {batch} in {micro_batches} micro-batches",
-            "give a multiple of --micro-batches",
-        )
-    samples = batch // micro_batches
-    profile = make_profile(model, cluster, samples, given=profile, measured=measured, progress=measuring)
-    stage = layer_costs.Stage(micro_batches=micro_batches)
-    costs = layer_costs.COST_MODELS["executed"]
+    stage, costs = layer_costs.Stage(micro_batches=micro_batches), layer_costs.COST_MODELS["executed"]
+    profile = make_profile(model, cluster, stage.samples(batch), given=profile, measured=measured, progress=measuring)
     instance = layer_costs.build(model, profile, memory_bytes, batch, costs=costs, stage=stage, by_unit=by_unit)
     free = solve(instance.with_memory(LARGEST_MEMORY), "exact")
     assert free.solution is not None

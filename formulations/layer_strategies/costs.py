@@ -67,6 +67,13 @@ class Stage:
         """Micro-batches whose activations 1F1B-Flush holds at once."""
         return min(self.micro_batches, self.count - self.index)
 
+    def samples(self, batch: int) -> int:
+        """Samples of a micro-batch. Raises InputError."""
+        if batch < 1 or self.micro_batches < 1 or batch % self.micro_batches:
+            problem = f"is {batch} in {self.micro_batches} micro-batches"
+            raise InputError("command line", "--batch", problem, "give a multiple of --micro-batches")
+        return batch // self.micro_batches
+
     def layers(self, model: Model) -> list[list[Unit]]:
         """Units of each layer of this stage; the embedding goes with the first block, the head with the last."""
         if not 1 <= self.count <= model.layers or not 0 <= self.index < self.count:
@@ -213,9 +220,7 @@ def build(
     of one micro-batch, and the activations of all micro-batches in flight count. Raises InputError.
     """
     stage = stage or Stage()
-    if batch < 1 or batch % stage.micro_batches:
-        raise InputError("command line", "--batch", f"is {batch}", f"give a multiple of --micro-batches {stage.micro_batches}")
-    samples = batch // stage.micro_batches
+    samples = stage.samples(batch)
     strategies = usable_strategies(model, profile.devices, samples, takeaway3)
     layers = stage.layers(model)
     if by_unit:

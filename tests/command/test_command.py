@@ -212,7 +212,7 @@ def test_bad_builds_get_one_line(tmp_path: Path) -> None:
 
     told(build(model="gpt5"), "--model is 'gpt5'", "gpt2")
     told(build(cluster="moon"), "--cluster is 'moon'", "rtx-titan-8")
-    told(build(batch="0"), "--batch is 0")
+    told(build(batch="0"), "--batch is 0 in 1 micro-batches")
     told(build(batch="7", micro_batches="2"), "--batch is 7")
     told(build(memory="lots"), "--memory is 'lots'", "8GiB")
     told(build(memory="0"), "--memory is 0")

@@ -13,11 +13,10 @@ from typer import Argument, Option
 from trainplan import api
 from trainplan.command import render
 from trainplan.formulations.plan import load_plan
-from trainplan.profiling.clusters import shipped_clusters
 from trainplan.profiling.errors import InputError, MissingExtra
 from trainplan.profiling.files import write_whole
-from trainplan.profiling.models import shipped_models
 from trainplan.profiling.processes import WorkerError
+from trainplan.profiling.shipped import shipped
 from trainplan.solvers.result import Result
 
 FINE, INFEASIBLE, BAD_INPUT, STOPPED = 0, 1, 2, 3
@@ -34,8 +33,8 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, to standard output.")]
-ModelName = Annotated[str, Option("--model", help=f"A Hugging Face config.json, or: {', '.join(shipped_models())}.")]
-ClusterName = Annotated[str, Option("--cluster", help=f"A cluster file, or: {', '.join(shipped_clusters())}.")]
+ModelName = Annotated[str, Option("--model", help=f"A Hugging Face config.json, or: {', '.join(shipped('models'))}.")]
+ClusterName = Annotated[str, Option("--cluster", help=f"A cluster file, or: {', '.join(shipped('clusters'))}.")]
 BatchSize = Annotated[int, Option("--batch", help="Samples of one step, over all devices.")]
 Memory = Annotated[str | None, Option("--memory", help="Memory of one device, such as 8GiB. [default: the cluster's]")]
 Sequence = Annotated[int | None, Option("--sequence", help="Sequence length. [default: the model's largest]")]
