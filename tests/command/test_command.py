@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +333,29 @@ def test_corrupted_random_instances_never_trace_back(tmp_path: Path) -> None:
             refused += 1
             assert "\n" not in str(error)
     assert refused > 400
+
+
+def test_an_interrupted_run_ends_all_its_processes(plan: Path) -> None:
+    running = subprocess.Popen([*COMMAND, "run", str(plan)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (children := _workers_of(running.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (3, "", "trainplan: interrupted\n")
+    assert children
+    assert not any(b"worker" in _command_of(child) for child in children)
+
+
+def _command_of(process: str) -> bytes:
+    path = Path(f"/proc/{process}/cmdline")
+    return path.read_bytes() if path.exists() else b""
+
+
+def _workers_of(parent: int) -> list[str]:
+    """Process ids of a process's children, where the system has /proc."""
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    return children.read_text().split() if children.exists() else []
 
 
 def test_help_has_examples() -> None:

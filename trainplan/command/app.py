@@ -20,6 +20,7 @@ from trainplan.profiling.shipped import shipped
 from trainplan.solvers.result import Result
 
 FINE, INFEASIBLE, BAD_INPUT, STOPPED = 0, 1, 2, 3
+INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
     name="trainplan",
@@ -323,5 +324,9 @@ def main() -> None:
         _stop(str(error), STOPPED)
     except KeyboardInterrupt:
         _stop("interrupted", STOPPED)
+    except SystemExit as error:
+        if error.code == INTERRUPTED:
+            _stop("interrupted", STOPPED)
+        raise
     except BrokenPipeError:
         raise SystemExit(FINE) from None
