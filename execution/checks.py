@@ -63,6 +63,9 @@ def lifetimes(program: Program) -> list[str]:
         for name in instruction.reads:
             if name not in live:
                 faults.append(f"rank {program.rank}: {instruction} reads {name}, which is not there")
+        for name in instruction.writes:
+            if name in live and name not in program.persistent and name not in instruction.reads:
+                faults.append(f"rank {program.rank}: {instruction} writes {name}, which is still held")
         live.update(instruction.writes)
         for name in instruction.frees:
             if name not in live or name in program.persistent:
@@ -162,6 +165,17 @@ class _Interpreter:
         for rank, program in enumerate(self.programs):
             if at[rank] < len(program.instructions):
                 raise Fault(f"rank {rank}: {program.instructions[at[rank]]} waits for ever: its group never comes together")
+            units = range(len(program.strategies))
+            once = (
+                [(Op.OPTIMIZER_STEP, unit) for unit in units]
+                + [(Op.ZERO_GRADIENTS, unit) for unit in units]
+                + [(Op.REDUCE_LOSS, None)]
+            )
+            once += [(Op.REDUCE_TIED, None)] if program.model.tied else []
+            counts = Counter((instruction.op, instruction.unit) for instruction in program.instructions)
+            for key in once:
+                if counts[key] != 1:
+                    raise Fault(f"rank {rank}: {key[0]} of unit {key[1]} comes {counts[key]} times, not once")
 
     def _local(self, rank: int, instruction: Instruction) -> None:
         _RULES[instruction.op](self, (rank,), [instruction])

@@ -14,6 +14,7 @@ from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report, run_workers
 
+MOST_PROCESSES = 64
 EXECUTED_DTYPES = ("float32", "float64")
 
 # A tensor that gloo's own thread is the last to release is not seen to go, so a measured peak can only be too high.
@@ -53,7 +54,7 @@ def run_plans(
     compare: bool = True,
     measure_memory: bool = False,
     progress: Report | None = None,
-    timeout: float = 3600,
+    timeout: float = float("inf"),
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
 
@@ -64,6 +65,11 @@ def run_plans(
         raise InputError("command line", "--steps", f"is {steps}", "give 1 or more")
     if backend not in BACKENDS:
         raise InputError("command line", "--backend", f"is {backend!r}", f"give one of: {', '.join(BACKENDS)}")
+    if not 0 <= seed < 2**31:
+        raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
+    if plans[0].world > MOST_PROCESSES:
+        fix = f"run plans of up to {MOST_PROCESSES} devices on one machine"
+        raise InputError("plan", "world", f"is {plans[0].world}", fix)
     if measure_memory and backend != "serial":
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"

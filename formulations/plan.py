@@ -95,6 +95,11 @@ class Plan(Record):
                     f"is {unit.strategy!r}",
                     f"give a tp degree that divides {model.heads} heads",
                 )
+            if model.vocabulary < strategy.degree("tp"):
+                problem = f"is {unit.strategy!r}"
+                raise InputError(
+                    "", f"{field}.strategy", problem, f"give a tp degree of at most the vocabulary, {model.vocabulary}"
+                )
             if samples // parts % strategy.data_degree:
                 raise InputError(
                     "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """The JSON value in a file. Raises InputError for a file that is absent, too large or not whole."""
     where = os.fspath(path)
     try:
-        size = os.stat(path).st_size
+        status = os.stat(path)
+        size = status.st_size
         if os.path.isdir(path):
             raise InputError(where, "", "is a folder", "name a JSON file")
         if size > LARGEST_FILE_BYTES:
@@ -42,6 +44,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
                 f"has {size:,} bytes",
                 f"files of up to {limit} MiB are read: drop layers, options or provenance",
             )
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(where, "", "is not a regular file", "name a JSON file")
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(where, "", "does not exist", "name an existing file") from None
@@ -58,6 +62,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         what = "ends too early" if at_end else "is not JSON"
         fix = "the file is truncated: write it again" if at_end else "mend the JSON there"
         raise InputError(where, f"line {error.lineno} column {error.colno}", f"{what} ({error.msg})", fix) from None
+    except ValueError:
+        raise InputError(where, "", "holds a number of thousands of digits", "give numbers of at most 18 digits") from None
     except RecursionError:
         raise InputError(where, "", "is nested too deeply", "give the documented format") from None
 
@@ -103,6 +109,7 @@ def _told(error: Any) -> tuple[str, str]:
         "list_type": "give a list [...]",
         "tuple_type": "give a list [...]",
         "model_type": "give an object {...}",
+        "too_long": f"give at most {limits.get('max_length')} items",
         "too_short": f"give at least {limits.get('min_length')} items",
     }
     if kind == "missing":
@@ -114,9 +121,27 @@ def _told(error: Any) -> tuple[str, str]:
     return f"is {shown(value)}", wanted.get(kind) or error["msg"].removeprefix("Value error, ").lower()
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises InputError where `write_whole` could not write: asked before long work, so that none is lost."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(os.fspath(path), "", "cannot be written (it is a folder)", "name a file, not a folder")
+    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+        raise InputError(os.fspath(path), "", "cannot be written (no writable folder)", "name a file in a writable folder")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file whole or not at all: into a temporary file beside it, then renamed."""
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file() and not target.is_dir():
+        target.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
+        return
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as error:
@@ -128,7 +153,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException as error:
         os.unlink(temporary)

@@ -163,7 +163,9 @@ class Model:
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
         """Powers of two up to `group` that divide the heads."""
-        return tuple(t for t in (1 << i for i in range(group.bit_length())) if t <= group and self.heads % t == 0)
+        return tuple(
+            t for t in (1 << i for i in range(group.bit_length())) if t <= min(group, self.vocabulary) and self.heads % t == 0
+        )
 
     def forward_flops(self, kind: Kind, rows: int, tp: int) -> int:
         """Multiply-adds count 2. Attention scores and their use are 4 n s h (not halved where causal)."""
@@ -294,6 +296,12 @@ def model_from_config(config: Any, where: str, sequence: int | None = None, dtyp
         raise InputError(where, field, f"is {shown(activation)}", f"give {'gelu_new' if gpt2 else 'gelu'!r}")
     if hidden % heads:
         raise InputError(where, names[1], f"is {heads}", f"give a divisor of {names[0]} = {hidden}")
+    tied = config.get("tie_word_embeddings", True)
+    if not isinstance(tied, bool):
+        raise InputError(where, "tie_word_embeddings", f"is {shown(tied)}", "give true or false")
+    for field in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention", "is_decoder"):
+        if config.get(field):
+            raise InputError(where, field, f"is {shown(config[field])}", "give false: trainplan's models do not have it")
     length = positions if sequence is None else sequence
     if not 1 <= length <= positions:
         raise InputError("command line", "--sequence", f"is {length}", f"give 1 to {positions} ({names[3]} of {where})")
@@ -311,7 +319,7 @@ def model_from_config(config: Any, where: str, sequence: int | None = None, dtyp
         positions=positions,
         sequence=length,
         token_types=0 if gpt2 else number("type_vocab_size", 2),
-        tied=bool(config.get("tie_word_embeddings", True)),
+        tied=tied,
         eager_attention=config.get("attn_implementation") == "eager",
         norm_epsilon=float(epsilon),
         dtype=dtype,

@@ -22,7 +22,9 @@ class WorkerError(RuntimeError):
     """A worker process ended without an answer; the message holds the end of what it wrote."""
 
 
-def run_workers(target: str, world: int, job: Any, *, timeout: float = 3600, progress: Report | None = None) -> list[Any]:
+def run_workers(
+    target: str, world: int, job: Any, *, timeout: float = float("inf"), progress: Report | None = None
+) -> list[Any]:
     """Run `module:function(rank, world, job, report)` in `world` processes joined by gloo; results by rank.
 
     The job and the results are pickled. What rank 0 reports reaches `progress` while the work goes on. Raises WorkerError.

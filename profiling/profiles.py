@@ -6,11 +6,13 @@ import os
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from trainplan.profiling.clusters import Cluster, Island
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, parse
 from trainplan.profiling.models import Kind, Model
+
+LONGEST_NS = 10**13
 
 Origin = Literal["measured", "estimated"]
 Count = Annotated[int, Field(ge=0, le=2**48)]
@@ -50,6 +52,20 @@ class Profile(Record):
     optimizer_ns_per_parameter: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=False)]
     optimizer_origin: Origin
     units: list[UnitCost]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Profile:
+        try:
+            Model(**self.model)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                "", "model", f"is not a model ({error})", "write profiles with `trainplan plan --save-profile`"
+            ) from None
+        if self.islands[-1].devices < self.devices:
+            raise InputError(
+                "", "islands[-1].devices", f"is {self.islands[-1].devices}", f"give at least devices = {self.devices}"
+            )
+        return self
 
     @cached_property
     def _table(self) -> dict[tuple[str, int, int], UnitCost]:
@@ -100,6 +116,10 @@ def estimate(model: Model, cluster: Cluster, group: int, rows: int) -> Profile:
         )
         flops_ns = model.forward_flops(kind, local, tp) / (device.efficiency * device.flops_per_s) * 1e9
         forward_ns = max(1, round(max(flops_ns, touched / device.memory_bytes_per_s * 1e9)))
+        if forward_ns > LONGEST_NS:
+            raise InputError(
+                "command line", "--batch", f"gives {kind} {forward_ns} ns", "give a smaller batch, or a faster device"
+            )
         units.append(
             UnitCost(
                 kind=kind,

@@ -6,18 +6,17 @@ from itertools import product
 from math import prod
 
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
-from trainplan.profiling.errors import InputError
-from trainplan.solvers.search import Outcome, Search
+from trainplan.solvers.search import Outcome, Search, TooLarge
 
 LARGEST = 2_000_000
 
 
 def brute_force(instance: Instance, search: Search) -> Outcome:
-    """The optimum of an instance with at most two million choices. Raises InputError for a larger one."""
+    """The optimum of an instance with at most two million choices. Raises TooLarge for a larger one."""
     count = prod(instance.options)
     if count > LARGEST:
         shown = f"{count:.3g}" if count < 10**300 else "over 1e300"
-        raise InputError(
+        raise TooLarge(
             "command line", "--method", f"is 'brute-force' for {shown} choices", "give 'exact'; brute force takes 2e6"
         )
     for number, choice in enumerate(product(*(range(options) for options in instance.options))):

@@ -89,10 +89,13 @@ class _Prepared:
         self.prices = np.array([best * factor for factor in PRICE_FACTORS])
         self.chains = self._chains(self.prices)
         bounds = self._whole(self.chains, self.prices)
-        # Rounding errors of a chain's float sums, generously: the bound is lowered by them.
-        magnitude = max(float(chain.max()) for chain in self.chains) + float(self.prices.max()) * instance.memory_bytes
+        # Every float sum in a bound, and every integer turned into one, stays below this: the bounds are lowered by a
+        # generous multiple of its rounding error.
+        time = sum(int(c.max()) for c in instance.time_ns) + sum(int(table.max()) for table in instance.transitions_ns)
+        memory = instance.memory_bytes + sum(int(a.max()) for a in self.added)
+        magnitude = time + self.prices * memory
         self.slack = 8 * (instance.layers + 4) * np.finfo(np.float64).eps * magnitude
-        self.bound = int(np.ceil(bounds.max() - self.slack))
+        self.bound = int(np.ceil((bounds - self.slack).max()))
 
     def _best_price(self) -> float:
         """The price of a byte that maximises the Lagrangian bound (a concave function), by narrowing a geometric grid."""
@@ -127,9 +130,9 @@ class _Prepared:
         """Places of the labels whose bound is at most `limit`, and their bounds. Prices are tried in turn, the best first."""
         keep = np.arange(len(labels))
         bound = np.full(len(labels), -np.inf)
-        for price, chain in zip(self.prices, self.chains[l], strict=True):
+        for price, slack, chain in zip(self.prices, self.slack, self.chains[l], strict=True):
             value = labels.t[keep] + chain[labels.option[keep]] + price * (labels.h[keep] - self.instance.memory_bytes)
-            bound = np.maximum(bound, value - self.slack)
+            bound = np.maximum(bound, value - slack)
             inside = bound <= limit
             keep, bound = keep[inside], bound[inside]
         return keep, bound
@@ -156,7 +159,7 @@ def _sweep(problem: _Prepared, search: Search, width: int, statistics: dict[str,
         for start in range(0, len(labels), max(1, BLOCK // options)):
             if search.out_of_time():
                 return False
-            parts.append(_extended(problem, l, labels, slice(start, start + max(1, BLOCK // options)), float(target)))
+            parts.append(_extended(problem, l, labels, slice(start, start + max(1, BLOCK // options)), target))
         bounds = np.concatenate([bound for _, bound in parts])
         merged = _joined([part for part, _ in parts])
         statistics["labels"] += len(merged)
@@ -179,12 +182,12 @@ def _sweep(problem: _Prepared, search: Search, width: int, statistics: dict[str,
         search.report(choice)
     # Whatever was cut is above the target or has the bound of the best label dropped.
     assert search.objective is not None
-    proven = min(float(search.objective), target + 1.0, np.ceil(dropped))
-    search.report(bound=int(proven))
+    proven = min(search.objective, target + 1)
+    search.report(bound=proven if dropped == np.inf else min(proven, int(np.ceil(dropped))))
     return True
 
 
-def _extended(problem: _Prepared, l: int, labels: Labels, block: slice, target: float) -> tuple[Labels, Floats]:
+def _extended(problem: _Prepared, l: int, labels: Labels, block: slice, target: int) -> tuple[Labels, Floats]:
     """Labels of layer l from a block of those of layer l + 1, without those that cannot fit or cannot be better."""
     instance = problem.instance
     f, b, ms = instance.forward_bytes[l][:, None], instance.backward_bytes[l][:, None], instance.state_bytes[l][:, None]
@@ -197,7 +200,8 @@ def _extended(problem: _Prepared, l: int, labels: Labels, block: slice, target: 
     h = peak[option, parent]
     m = np.maximum(instance.state_bytes[l][option] + after.m[parent], h - problem.backward_before[l])
     found = Labels(time, h, m, option, parent + (block.start or 0))
-    keep, bound = problem.labels_bound(l, found, target)
+    # The next float up, so that a target that no float equals cuts nothing that reaches it.
+    keep, bound = problem.labels_bound(l, found, float(np.nextafter(target, np.inf)))
     return found.take(keep), bound
 
 

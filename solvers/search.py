@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trainplan.profiling.errors import InputError
 from trainplan.solvers.result import Point
 
 Progress = Callable[[Point], None]
@@ -83,6 +84,10 @@ class Outcome:
     message: str | None = None
     failed: bool = False
     statistics: dict[str, Any] = field(default_factory=dict)
+
+
+class TooLarge(InputError):
+    """The instance is larger than a method takes; `compare` passes such a method over."""
 
 
 class Method(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from trainplan.profiling.errors import InputError
 from trainplan.solvers.registry import Entry, problem
 from trainplan.solvers.result import Infeasibility, Result, Status
-from trainplan.solvers.search import Outcome, Progress, Search
+from trainplan.solvers.search import Outcome, Progress, Search, TooLarge
 
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
@@ -43,7 +43,8 @@ def solve(
     Raises InputError for a method, limit or option that does not exist.
     """
     entry = problem(instance.problem).entry(method)
-    _check_arguments(entry, time_limit, gap, options)
+    _check_arguments(time_limit, gap, seed)
+    _check_options(entry, options)
     definition = problem(instance.problem).definition()
 
     def objective(choice: Sequence[int]) -> int | None:
@@ -61,11 +62,16 @@ def solve(
     return _result(instance, entry, definition, search, outcome)
 
 
-def _check_arguments(entry: Entry, time_limit: float | None, gap: float, options: dict[str, Any]) -> None:
+def _check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise InputError("command line", "--time-limit", f"is {time_limit}", "give seconds above 0, such as 10")
     if not 0 <= gap < 1:
         raise InputError("command line", "--gap", f"is {gap}", "give a share such as 1e-4")
+    if not 0 <= seed < 2**31:
+        raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
+
+
+def _check_options(entry: Entry, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in entry.options:
             known = ", ".join(entry.options) or "none"
@@ -95,8 +101,10 @@ def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcom
             status, message = "failed", f"{entry.name} claims that nothing fits, but a choice within the memory exists"
         else:
             status = "infeasible"
-    elif broken:
+    elif broken and (reason := problem(instance.problem).explainer()(instance)) is None:
         status, message = "failed", f"{entry.name} gave a choice that breaks the constraints"
+    elif broken:
+        status, outcome.bound_source = "infeasible", "least memory over all choices"
     elif objective is None:
         status = "unknown"
         reason = problem(instance.problem).explainer()(instance)
@@ -164,12 +172,13 @@ def compare(
     """
     entries = problem(instance.problem).methods
     names = list(methods) if methods else [entry.name for entry in entries]
+    _check_arguments(time_limit, 0.0, seed)
     results = []
     for name in names:
         try:
             notify = (lambda point, name=name: progress(name, point)) if progress else None
             results.append(solve(instance, name, time_limit=time_limit, seed=seed, progress=notify))
-        except InputError:
+        except TooLarge:
             if methods:
                 raise
     return results, contradictions(results)

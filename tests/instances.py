@@ -14,7 +14,7 @@ def random_dict(rng: random.Random, layers: int = 6, options: int = 5) -> dict[s
     """Small numbers that make ties, zero costs, tight and hopeless memory limits all likely."""
     length = rng.randint(1, layers)
     counts = [rng.randint(1, options) for _ in range(length)]
-    scale = rng.choice([1, 1, 977, 2**20])
+    scale = rng.choice([1, 1, 977, 2**20, 2**25, 2**30])
     largest_time = rng.choice([3, 1000, 10**9])
 
     def size(limit: int) -> int:

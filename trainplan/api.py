@@ -23,7 +23,7 @@ from trainplan.profiling.quantities import parse_bytes
 from trainplan.solvers.registry import PROBLEMS, Entry, problem
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare as compare_methods
-from trainplan.solvers.solve import solve
+from trainplan.solvers.solve import solve as solve_instance
 
 __all__ = ["InputError", "build", "check", "compare", "load", "methods", "plan", "run", "schema", "solve"]
 
@@ -43,8 +43,10 @@ class Checked:
         return asdict(self)
 
 
-def load(source: Source) -> Instance:
-    """An instance from a file's path or a dict in its format. Raises InputError."""
+def load(source: Instance | Source) -> Instance:
+    """An instance from a file's path or a dict in its format (an Instance is given back). Raises InputError."""
+    if isinstance(source, Instance):
+        return source
     value = source if isinstance(source, Mapping) else read_json(source)
     where = "instance" if isinstance(source, Mapping) else os.fspath(source)
     if not isinstance(value, Mapping):
@@ -104,9 +106,16 @@ def build(
     )
 
 
-def check(instance: Instance | Source, solution: Result | Source) -> Checked:
+def solve(instance: Instance | Source, method: str = "exact", **options: Any) -> Result:
+    """Solve an instance (or its file, or a dict) with one method; options as of `solvers.solve.solve`. Raises InputError."""
+    return solve_instance(load(instance), method, **options)
+
+
+def check(instance: Instance | Source, solution: Result | Source | Sequence[int]) -> Checked:
     """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
-    instance = instance if isinstance(instance, Instance) else load(instance)
+    instance = load(instance)
+    if isinstance(solution, list | tuple):
+        solution = {"choice": list(solution)}
     if isinstance(solution, Result):
         if solution.solution is None:
             raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")

@@ -71,6 +71,9 @@ def make_profile(
                     f"is {given.model.get(field)!r}",
                     f"measure for {getattr(model, field)!r}",
                 )
+        if given.devices != (group or cluster.devices):
+            wanted = group or cluster.devices
+            raise InputError("profile", "devices", f"is {given.devices}", f"give a profile of {wanted} devices")
         if Model(**given.model).digest != model.digest:
             raise InputError("profile", "model", f"is {given.model.get('name')!r}", f"give a profile of {model.name!r}")
         return given
@@ -126,6 +129,14 @@ def make_plan(
     if result.solution is not None:
         plan = _plan_of(model, cluster, batch, micro_batches, instance, result, profile)
         walks = checked_walk(plan)
+        if max(walks) > memory_bytes:
+            over = max(walks) - memory_bytes
+            raise InputError(
+                "plan",
+                "memory",
+                f"is {over} bytes short for the compiled program",
+                f"give --memory of at least {max(walks)} bytes",
+            )
     return Planned(plan, result, instance, profile, cheapest.time_ns, cheapest.peak_bytes, walks)
 
 

@@ -76,8 +76,10 @@ class Stage:
 
     def layers(self, model: Model) -> list[list[Unit]]:
         """Units of each layer of this stage; the embedding goes with the first block, the head with the last."""
-        if not 1 <= self.count <= model.layers or not 0 <= self.index < self.count:
-            raise InputError("command line", "--pipeline", f"is {self.count}", f"give 1 to {model.layers}, a stage from 0")
+        if not 1 <= self.count <= model.layers:
+            raise InputError("command line", "--pipeline", f"is {self.count}", f"give 1 to {model.layers}")
+        if not 0 <= self.index < self.count:
+            raise InputError("command line", "--stage", f"is {self.index}", f"give a stage from 0 to {self.count - 1}")
         first = self.index * model.layers // self.count + 1
         last = (self.index + 1) * model.layers // self.count
         first, last = (0 if self.index == 0 else first), (last + 1 if self.index == self.count - 1 else last)
@@ -110,8 +112,11 @@ def unit_costs(model: Model, profile: Profile, costs: CostModel, kind: Kind, str
         backward = overlapped_ns(compute, gather + scatter + reduce, costs.overlap_slowdown) + back + again
         sync = min(sync, backward - overlapped_ns(compute, gather, costs.overlap_slowdown) - back - again)
     if costs.executed:
-        once = collective("tp", "all-reduce", model.replicated_count(kind) * element)
-        once += sharded * profile.optimizer_ns_per_parameter
+        replicated = collective("tp", "all-reduce", model.replicated_count(kind) * element)
+        backward += replicated
+        # Sharded gradients are scattered in every micro-batch, and made whole over the tensor-parallel group before.
+        sync += 0.0 if strategy.degree("sdp") > 1 else replicated
+        once = sharded * profile.optimizer_ns_per_parameter
         if kind == "embedding" and model.tied:
             everyone = tuple(range(strategy.group))
             if len(everyone) > 1:
@@ -143,15 +148,19 @@ def _backward_bytes(model: Model, profile: Profile, costs: CostModel, kind: Kind
     rebuilt = entry.kept_bytes if strategy.ckpt else 0
     if not costs.executed:
         return rebuilt
-    weights = max(model.parameter_count(kind, tp, index) for index in range(tp)) * model.element_bytes
-    sharded = strategy.degree("sdp") > 1
-    gathered = weights if sharded else 0
+    element, degree = model.element_bytes, strategy.degree("sdp")
+    parameters = max(model.parameter_count(kind, tp, index) for index in range(tp))
+    sharded = degree > 1
+    gathered = -(-parameters // degree) * degree * element if sharded else 0
     incoming, output = model.input_bytes(kind, rows), model.output_bytes(kind, rows, tp)
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
     moved = 0 if strategy.group == 1 else model.boundary_bytes(samples) * 2
     forward = gathered + output + max(entry.forward_workspace_bytes, moved) + (rebuilt if strategy.ckpt else 0)
-    gradients = (0 if kind == "embedding" else incoming) + (weights if sharded else 0)
-    recomputed = rebuilt + output if strategy.ckpt else 0
+    gradients = (0 if kind == "embedding" else incoming) + gathered
+    recomputed = rebuilt + output + entry.forward_workspace_bytes if strategy.ckpt else 0
+    if kind == "head":
+        # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
+        forward = max(forward, output + rows * model.sequence * (8 + 3 * element * (1 + (tp if tp > 1 else 0))))
     backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes, moved)
     if kind == "embedding" and model.tied:
         backward = max(backward, model.vocabulary * model.hidden * model.element_bytes - incoming)

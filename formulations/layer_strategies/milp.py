@@ -35,7 +35,8 @@ SIGNIFICANT_BITS = 20
 def units(instance: Instance) -> tuple[int, int]:
     """Nanoseconds and bytes of one model unit: powers of two that bring memory, and the largest time, near 2^20.
 
-    A solver's tolerance of 1e-6 units then stays below a byte and a nanosecond, and no coefficient loses a bit.
+    No coefficient loses a bit, and a row's tolerance of 1e-6 units is less than a byte or a nanosecond (up to 2^40 of them).
+    An integrality tolerance counts with the coefficient that it meets, so the adapter sets it to 1e-9.
     """
     largest = sum(int(c.max()) for c in instance.time_ns) + sum(int(table.max()) for table in instance.transitions_ns)
     return tuple(1 << max(0, value.bit_length() - SIGNIFICANT_BITS) for value in (largest, instance.memory_bytes))  # type: ignore[return-value]

@@ -1,8 +1,11 @@
 """Guards against solvers that are known to be wrong, and adapters that must survive them."""
 
+import json
+import math
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +35,20 @@ def test_highs_and_ortools_share_a_process_and_highs_is_right(order: str) -> Non
     """highspy 1.14.0 gave 15 for this model, and 1.15 could not be imported beside ortools."""
     done = subprocess.run([sys.executable, "-c", order + MODEL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+HARD = json.loads((Path(__file__).parent / "hard_instances.json").read_text())
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_instances_that_solvers_got_wrong(name: str) -> None:
+    """Found by fuzzing: HiGHS's presolve, OR-Tools 9.15's presolve, a loose integrality tolerance, float bounds of our own."""
+    results = tp.compare(HARD[name], ["label-setting", "milp", "cpsat"], time_limit=120)[0]
+    assert {(found.status, found.objective, found.bound) for found in results} == {
+        ("optimal", results[0].objective, results[0].objective)
+    }
+    if math.prod(len(layer["options"]) for layer in HARD[name]["layers"]) < 10**6:
+        assert tp.solve(tp.load(HARD[name]), "brute-force").objective == results[0].objective
 
 
 def test_a_hanging_highs_is_ended_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:

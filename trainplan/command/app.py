@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,7 +15,7 @@ from trainplan import api
 from trainplan.command import render
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError, MissingExtra
-from trainplan.profiling.files import write_whole
+from trainplan.profiling.files import check_writable, write_whole
 from trainplan.profiling.processes import WorkerError
 from trainplan.profiling.shipped import shipped
 from trainplan.solvers.result import Result
@@ -82,6 +83,9 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Find the fastest plan for a model on a cluster, with its certificate."""
+    for target in (output, save_profile):
+        if target:
+            check_writable(target)
     with render.working("measuring") as measuring:
         found = api.plan(
             model=model,
@@ -136,6 +140,8 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Make an instance of a problem from a model and a cluster."""
+    if output:
+        check_writable(output)
     instance = api.build(
         problem,
         model=model,
@@ -184,6 +190,8 @@ def solve(
     as_json: Json = False,
 ) -> None:
     """Solve an instance with one method; the answer is checked and its bound named."""
+    if output:
+        check_writable(output)
     loaded = api.load(instance)
     with render.searching(method) as progress:
         found = api.solve(
@@ -316,6 +324,7 @@ def _stop(text: str, code: int) -> NoReturn:
 
 def main() -> None:
     """Entry point of the `trainplan` command."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its processes as Ctrl-C does
     try:
         app()
     except (InputError, MissingExtra) as error:
