@@ -7,7 +7,8 @@ with everything in them resident, and their model states. Adding a layer with (c
 
 Why it is exact and small:
 
-1. Feasibility: every earlier layer adds at least min(f + ms) to H, so H plus those minima must stay within E.
+1. Feasibility: every earlier layer adds at least min(f + ms) to H, so H plus those minima must stay within E; and M comes on
+   top of the least peak that the earlier layers have of themselves. Options that fit with no others go beforehand.
 2. Dominance: among labels that later meet the same re-layout costs, one with smaller or equal t, H and M is as good. M may be
    raised to H - max b of the earlier layers, where it can no longer matter: then M follows from H and labels are plane.
 3. Completion bound: for any price w >= 0 of a byte, an earlier layer costs at least c + R + w (f + ms), so the whole costs at
@@ -19,7 +20,8 @@ Why it is exact and small:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +58,15 @@ def label_setting(instance: Instance, search: Search) -> Outcome:
     if least > instance.memory_bytes:
         return Outcome(infeasible=True, bound_source="least memory over all choices")
     search.report(choice)
-    problem = _Prepared(instance)
+    kept = _possible(instance)
+    problem = _Prepared(_restricted(instance, kept))
     search.report(bound=problem.bound)
     statistics = {"labels": 0, "sweeps": 0}
     for width in WIDTHS:
         assert search.objective is not None
         if search.bound is not None and search.bound > _target(search):
             break
-        finished = _sweep(problem, search, width, statistics)
+        finished = _sweep(problem, kept, search, width, statistics)
         statistics["sweeps"] += 1
         if not finished or search.out_of_time():
             break
@@ -76,6 +79,35 @@ def _target(search: Search) -> int:
     return search.objective - max(1, int(search.objective * search.gap))
 
 
+def _possible(instance: Instance) -> list[NDArray[np.intp]]:
+    """Options of each layer that fit at least when every other layer takes as little memory as it can.
+
+    During its own backward pass a layer meets what earlier layers keep at least and all others' least model states.
+    """
+    added = [int((f + ms).min()) for f, ms in zip(instance.forward_bytes, instance.state_bytes, strict=True)]
+    states = [int(ms.min()) for ms in instance.state_bytes]
+    kept, before, after = [], 0, sum(states)
+    for l in range(instance.layers):
+        after -= states[l]
+        peak = instance.forward_bytes[l] + instance.state_bytes[l] + instance.backward_bytes[l] + before + after
+        kept.append(np.flatnonzero(peak <= instance.memory_bytes))
+        before += added[l]
+    return kept
+
+
+def _restricted(instance: Instance, kept: list[NDArray[np.intp]]) -> Instance:
+    """The instance with only the options kept."""
+    if all(len(options) == count for options, count in zip(kept, instance.options, strict=True)):
+        return instance
+    columns: dict[str, Any] = {
+        name: tuple(column[options] for column, options in zip(getattr(instance, name), kept, strict=True))
+        for name in ("time_ns", "forward_bytes", "backward_bytes", "state_bytes")
+    }
+    tables = tuple(table[np.ix_(kept[l], kept[l + 1])] for l, table in enumerate(instance.transitions_ns))
+    names = tuple(tuple(layer[s] for s in options) for layer, options in zip(instance.strategies, kept, strict=True))
+    return replace(instance, **columns, transitions_ns=tables, strategies=names)
+
+
 class _Prepared:
     """Everything that sweeps share: minima, prices and the chain costs V of each price."""
 
@@ -84,6 +116,7 @@ class _Prepared:
         self.added = [f + ms for f, ms in zip(instance.forward_bytes, instance.state_bytes, strict=True)]
         self.least_before = np.concatenate(([0], np.cumsum([int(a.min()) for a in self.added])))
         self.backward_before = np.concatenate(([0], np.maximum.accumulate([int(b.max()) for b in instance.backward_bytes])))
+        self.peak_before = _least_peaks(instance)
         self.classes = [_classes(instance, l) for l in range(instance.layers)]
         best = self._best_price()
         self.prices = np.array([best * factor for factor in PRICE_FACTORS])
@@ -138,6 +171,16 @@ class _Prepared:
         return keep, bound
 
 
+def _least_peaks(instance: Instance) -> Integers:
+    """For each l, a lower bound on the peak of the layers before l; it comes on top of the model states that follow."""
+    bounds, kept, peak = [0], 0, 0
+    for f, b, ms in zip(instance.forward_bytes, instance.backward_bytes, instance.state_bytes, strict=True):
+        peak = max(peak + int(ms.min()), kept + int((f + ms + b).min()))
+        kept += int((f + ms).min())
+        bounds.append(peak)
+    return np.array(bounds, np.int64)
+
+
 def _classes(instance: Instance, l: int) -> Integers:
     """Class of each option of layer l: options that meet equal re-layout costs from every earlier option share one."""
     if l == 0:
@@ -145,7 +188,7 @@ def _classes(instance: Instance, l: int) -> Integers:
     return np.unique(instance.transitions_ns[l - 1], axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _sweep(problem: _Prepared, search: Search, width: int, statistics: dict[str, int]) -> bool:
+def _sweep(problem: _Prepared, kept: list[NDArray[np.intp]], search: Search, width: int, statistics: dict[str, int]) -> bool:
     """One pass over the layers. Reports a better choice and the bound it proves. False where time ran out."""
     instance = problem.instance
     target = _target(search)
@@ -179,7 +222,7 @@ def _sweep(problem: _Prepared, search: Search, width: int, statistics: dict[str,
             choice.append(int(step.option[place]))
             place = int(step.parent[place])
         assert evaluate(instance, choice).time_ns == int(labels.t.min())
-        search.report(choice)
+        search.report([int(options[s]) for options, s in zip(kept, choice, strict=True)])
     # Whatever was cut is above the target or has the bound of the best label dropped.
     assert search.objective is not None
     proven = min(search.objective, target + 1)
@@ -193,7 +236,9 @@ def _extended(problem: _Prepared, l: int, labels: Labels, block: slice, target: 
     f, b, ms = instance.forward_bytes[l][:, None], instance.backward_bytes[l][:, None], instance.state_bytes[l][:, None]
     after = labels.take(np.arange(len(labels))[block])
     peak = ms + f + np.maximum(b + after.m, after.h)
-    option, parent = np.nonzero(peak <= instance.memory_bytes - problem.least_before[l])
+    total = ms + after.m
+    fits = (peak <= instance.memory_bytes - problem.least_before[l]) & (total <= instance.memory_bytes - problem.peak_before[l])
+    option, parent = np.nonzero(fits)
     time = after.t[parent] + instance.time_ns[l][option]
     if l + 1 < instance.layers:
         time += instance.transitions_ns[l][option, after.option[parent]]
