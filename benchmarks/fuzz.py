@@ -37,7 +37,7 @@ def random_instance(rng: random.Random, layers: int, options: int) -> dict[str, 
     family = rng.choice(("ties", "noise", "trade-offs"))
     counts = [rng.randint(1, options) for _ in range(rng.randint(1, layers))]
     largest = 3 if family == "ties" else 10 ** rng.randint(3, 9)
-    step = rng.choice((1, 1, 977, 2**20))
+    step = rng.choice((1, 977, 2**20, 2**30))
 
     def option(number: int) -> dict[str, Any]:
         share = rng.random()
