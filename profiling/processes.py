@@ -42,7 +42,9 @@ def run_workers(
             for rank in range(world):
                 command = [sys.executable, "-P", "-m", "trainplan.profiling.worker", folder, str(rank), str(world)]
                 with Path(folder, f"log.{rank}").open("wb") as log:
-                    children.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment))
+                    children.append(
+                        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
+                    )
             threads = [threading.Thread(target=_relay, args=(child, progress), daemon=True) for child in children]
             for thread in threads:
                 thread.start()
@@ -79,8 +81,14 @@ def _await(children: list[subprocess.Popen[bytes]], folder: str, deadline: float
         time.sleep(0.02)
 
 
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os._exit(1)
+
+
 def work(folder: str, rank: int, world: int) -> None:
-    """Body of one worker process."""
+    """Body of one worker process. It ends when its parent does, however that ends: then its standard input closes."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
     import torch.distributed as dist
 

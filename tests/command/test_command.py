@@ -344,7 +344,10 @@ def test_an_interrupted_run_ends_all_its_processes(plan: Path) -> None:
     out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (3, "", "trainplan: interrupted\n")
     assert children
-    assert not any(b"worker" in _command_of(child) for child in children)
+    deadline = time.monotonic() + 30
+    while (left := [child for child in children if b"worker" in _command_of(child)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
 
 
 def _command_of(process: str) -> bytes:
