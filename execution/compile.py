@@ -68,7 +68,6 @@ class _Compiler:
                 unit,
                 reads=(f"gradient.{unit}",),
                 writes=(f"parameter.{unit}", f"moments.{unit}"),
-                frees=(),
             )
         everyone = tuple(range(self.world))
         self._issue(Op.REDUCE_LOSS, reads=("loss",), writes=("loss",), group=everyone, message_bytes=8)

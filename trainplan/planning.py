@@ -9,6 +9,7 @@ from typing import Any
 from trainplan.execution.checks import check
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
+from trainplan.execution.run import EXECUTED_DTYPES
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
@@ -81,7 +82,7 @@ def make_profile(
         return estimate(model, cluster, group or cluster.devices, samples)
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "measuring")
-    if model.dtype not in ("float32", "float64"):
+    if model.dtype not in EXECUTED_DTYPES:
         raise InputError(
             "command line", "--dtype", f"is {model.dtype!r}", "give float32 or float64 to measure on CPU processes"
         )

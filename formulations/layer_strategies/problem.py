@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -144,8 +144,7 @@ class Instance:
 
     def with_memory(self, memory_bytes: int) -> Instance:
         """The same instance under another memory limit."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Instance(**{**fields, "memory_bytes": memory_bytes})
+        return replace(self, memory_bytes=memory_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
