@@ -19,7 +19,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +104,10 @@ def timed(instance: Instance, first: Result, time_limit: float, gap: float, repe
 def large_cases() -> list[tuple[Model, Cluster, int]]:
     """Model, cluster and batch with 22 and with 46 options. 64 heads, so that a tensor-parallel degree of 64 is possible."""
     eight, model = load_cluster("rtx-titan-8"), load_model("bert-huge-48")
-    many = Cluster(
-        name="rtx-titan-64",
-        devices=64,
-        device=eight.device,
-        islands=[*eight.islands, Island(devices=64, bandwidth_bytes_per_s=3e9, latency_ns=30_000)],
-    )
-    return [(model, eight, 8), (replace(model, heads=64), many, 64)]
+    nodes = [eight.nodes[0].changed(count=8)]
+    links = [Island(devices=64, bandwidth_bytes_per_s=3e9, latency_ns=30_000)]
+    many = Cluster(name="rtx-titan-64", kinds=eight.kinds, nodes=nodes, islands=links)
+    return [(model, eight, 8), (model.with_fields(num_attention_heads=64), many, 64)]
 
 
 def noisy(instance: Instance, seed: int) -> Instance:
@@ -191,7 +187,7 @@ def part_2(console: Console, sizes: tuple[int, ...], time_limit: float, repeats:
     rows = []
     for model, cluster, batch in large_cases():
         for layers in sizes:
-            equal = tp.build(model=replace(model, layers=layers), cluster=cluster, batch=batch, memory="8GiB")
+            equal = tp.build(model=model.with_fields(num_hidden_layers=layers), cluster=cluster, batch=batch, memory="8GiB")
             for kind, instance in (("equal", equal), ("3 % noise", noisy(equal, seed=layers))):
                 row = scaled(tight(instance), kind, time_limit, repeats)
                 rows.append(row)

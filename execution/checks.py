@@ -293,7 +293,7 @@ def _loss(run: _Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> 
     if logits.stage != "exponentials" or not known[-1].whole():
         raise _fault(rank, head, "lacks the statistics of some vocabulary shards")
     program = run.programs[rank]
-    if abs(head.args["scale"] * program.samples * program.model.sequence - 1) > 1e-12:
+    if abs(head.args["scale"] * program.samples * program.model.tokens - 1) > 1e-12:
         raise _fault(rank, head, "is not divided by the tokens of the whole step")
     run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, frozenset([0]), 1, "gradient")
     if run.strategy(rank, head).index(rank, "tp") == 0:
@@ -397,8 +397,8 @@ def _optimizer_step(run: _Interpreter, ranks: Sequence[int], heads: list[Instruc
     assert head.unit is not None
     program, value = run.programs[rank], run.value(rank, head.reads[0])
     expected = _expected(program, head.unit)
-    kind = program.model.units[head.unit].kind
-    if value.split != expected.split or (program.model.replicated_count(kind) and value.replicated != expected.replicated):
+    part = program.model.units[head.unit].sublayer
+    if value.split != expected.split or (part.replicated_count and value.replicated != expected.replicated):
         raise _fault(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
     if program.model.tied and head.unit in (0, run.last(rank)) and not value.tied:
         raise _fault(rank, head, "comes before the tied matrix is reduced")

@@ -59,7 +59,7 @@ class _Compiler:
                 self._backward(unit, micro_batch)
         if self.model.tied:
             both = ("gradient.0", f"gradient.{self.last}")
-            table = self.model.vocabulary * self.model.hidden * self.model.element_bytes
+            table = self.model.tied_elements * self.model.element_bytes
             everyone = tuple(range(self.world))
             self._issue(Op.REDUCE_TIED, reads=both, writes=both, group=everyone, message_bytes=table, workspace_bytes=table)
         for unit in range(self.last + 1):
@@ -95,7 +95,7 @@ class _Compiler:
 
     def _flat_elements(self, unit: int) -> int:
         strategy = self.strategies[unit]
-        return self.model.parameter_count(self.model.units[unit].kind, strategy.degree("tp"), strategy.index(self.rank, "tp"))
+        return self.model.units[unit].sublayer.parameter_count(strategy.degree("tp"), strategy.index(self.rank, "tp"))
 
     def _buffer(self, name: str, size: int, persistent: bool = False) -> str:
         self.buffers[name] = size
@@ -112,20 +112,20 @@ class _Compiler:
         return tuple(rows_of(self.strategies[unit], self.rank, micro_batch * count, count))
 
     def _forward(self, unit: int, micro_batch: int) -> None:
-        model, strategy = self.model, self.strategies[unit]
-        kind, tp = model.units[unit].kind, strategy.degree("tp")
+        part, strategy = self.model.units[unit].sublayer, self.strategies[unit]
+        tp = strategy.degree("tp")
         rows = self._rows(unit, micro_batch)
         source = f"hidden.{unit}.{micro_batch}"
         if unit == 0:
-            self._buffer(source, model.input_bytes(kind, len(rows)))
+            self._buffer(source, part.input_bytes(len(rows)))
             self._issue(Op.INPUT, unit, micro_batch, writes=(source,), args={"rows": rows})
         else:
             source = self._relaid(source, f"input.{unit}.{micro_batch}", unit - 1, unit, micro_batch)
         weights = self._gathered(unit, micro_batch, after=source)
-        result = self._buffer(f"hidden.{unit + 1}.{micro_batch}", model.output_bytes(kind, len(rows), tp))
+        result = self._buffer(f"hidden.{unit + 1}.{micro_batch}", part.output_bytes(len(rows), tp))
         graph = f"graph.{unit}.{micro_batch}"
-        kept = model.kept_bytes(kind, len(rows), tp)
-        workspace = model.forward_workspace_bytes(kind, len(rows), tp)
+        kept = part.kept_bytes(len(rows), tp)
+        workspace = part.forward_workspace_bytes(len(rows), tp)
         freed = self._freed_after_use(unit)
         self._buffer(graph, kept)
         if strategy.ckpt:
@@ -142,7 +142,7 @@ class _Compiler:
         else:
             reads, writes = (source, weights), (result, graph)
             self._issue(Op.FORWARD, unit, micro_batch, reads=reads, writes=writes, frees=freed, workspace_bytes=workspace)
-        if tp > 1 and kind != "head":
+        if tp > 1 and part.kind != "head":
             self._sum_partial(unit, micro_batch, result)
 
     def _gathered(self, unit: int, micro_batch: int, after: str) -> str:
@@ -178,8 +178,8 @@ class _Compiler:
             return name
         group = gather_ranks(a, b, self.rank)
         held, wanted = self._rows(before, micro_batch), self._rows(after, micro_batch)
-        self._buffer(result, self.model.boundary_bytes(len(wanted)))
-        gathered = self.model.boundary_bytes(len(held) * len(group))
+        self._buffer(result, self._boundary_bytes(min(before, after), len(wanted)))
+        gathered = self._boundary_bytes(min(before, after), len(held) * len(group))
         local = len(group) == 1
         count = self.samples // self.micro_batches
         blocks = tuple(tuple(rows_of(a, rank, micro_batch * count, count)) for rank in group)
@@ -197,6 +197,9 @@ class _Compiler:
         )
         return result
 
+    def _boundary_bytes(self, unit: int, rows: int) -> int:
+        return self.model.units[unit].sublayer.boundary_bytes(rows)
+
     def _input_of(self, unit: int, micro_batch: int) -> str:
         relaid = f"input.{unit}.{micro_batch}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{micro_batch}"
@@ -204,7 +207,7 @@ class _Compiler:
     def _loss(self, micro_batch: int) -> None:
         model, strategy, unit = self.model, self.strategies[self.last], self.last
         tp, rows = strategy.degree("tp"), self._rows(unit, micro_batch)
-        tokens = len(rows) * model.sequence
+        tokens = len(rows) * model.tokens
         logits = f"hidden.{unit + 1}.{micro_batch}"
         targets = self._buffer(f"targets.{micro_batch}", tokens * 8)
         statistics = self._buffer(f"statistics.{micro_batch}", 3 * tokens * model.element_bytes)
@@ -224,7 +227,7 @@ class _Compiler:
                 message_bytes=size,
             )
             reads = (*reads, everyone)
-        scale = 1.0 / (self.samples * model.sequence)
+        scale = 1.0 / (self.samples * model.tokens)
         self._issue(
             Op.LOSS,
             unit,
@@ -237,7 +240,7 @@ class _Compiler:
 
     def _backward(self, unit: int, micro_batch: int) -> None:
         model, strategy = self.model, self.strategies[unit]
-        kind, tp, sdp = model.units[unit].kind, strategy.degree("tp"), strategy.degree("sdp")
+        part, tp, sdp = model.units[unit].sublayer, strategy.degree("tp"), strategy.degree("sdp")
         rows, source, graph = (
             self._rows(unit, micro_batch),
             self._input_of(unit, micro_batch),
@@ -246,11 +249,11 @@ class _Compiler:
         incoming = f"hidden.{unit + 1}.{micro_batch}" if unit == self.last else self._output_gradient(unit, micro_batch)
         weights = self._gathered(unit, micro_batch, after=incoming)
         if strategy.ckpt:
-            output = model.output_bytes(kind, len(rows), tp) + model.forward_workspace_bytes(kind, len(rows), tp)
+            output = part.output_bytes(len(rows), tp) + part.forward_workspace_bytes(len(rows), tp)
             self._issue(Op.RECOMPUTE, unit, micro_batch, reads=(source, weights), writes=(graph,), workspace_bytes=output)
         writes: tuple[str, ...] = ()
         if unit > 0:
-            writes = (self._buffer(f"input-gradient.{unit}.{micro_batch}", model.boundary_bytes(len(rows))),)
+            writes = (self._buffer(f"input-gradient.{unit}.{micro_batch}", part.input_bytes(len(rows))),)
         if sdp > 1:
             size = self._shard_elements(unit) * sdp * model.element_bytes
             gradient = self._buffer(f"whole-gradient.{unit}", size)
@@ -265,7 +268,7 @@ class _Compiler:
             reads=reads,
             writes=(*writes, gradient),
             frees=(graph, source, incoming, *self._freed_after_use(unit)),
-            workspace_bytes=model.backward_workspace_bytes(kind, len(rows), tp),
+            workspace_bytes=part.backward_workspace_bytes(len(rows), tp),
         )
         if unit > 0 and tp > 1:
             self._sum_partial(unit, micro_batch, writes[0])
@@ -281,7 +284,7 @@ class _Compiler:
         last = micro_batch == self.micro_batches - 1
         tp, sdp, dp = (strategy.degree(p) for p in ("tp", "sdp", "dp"))
         if tp > 1 and (sdp > 1 or last):
-            size = model.replicated_count(model.units[unit].kind) * model.element_bytes
+            size = model.units[unit].sublayer.replicated_count * model.element_bytes
             if size:
                 group = strategy.peers(self.rank, "tp")
                 self._issue(

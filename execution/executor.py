@@ -26,7 +26,7 @@ from trainplan.execution.memory import Backend
 from trainplan.execution.program import Instruction, Op, Program, handles_all
 from trainplan.execution.reference import LEARNING_RATE
 from trainplan.profiling import torch_units
-from trainplan.profiling.models import shard_bounds
+from trainplan.profiling.sublayers import shard_bounds
 
 Groups = dict[tuple[int, ...], Any]
 
@@ -71,11 +71,11 @@ class Executor:
 
     def _make_unit(self, position: int) -> _UnitState:
         model, strategy = self.model, self.program.strategies[position]
-        kind = model.units[position].kind
+        part = model.units[position].sublayer
         shard = torch_units.Shard(strategy.degree("tp"), strategy.index(self.rank, "tp"))
-        layout = torch_units.flat_layout(model, kind, shard)
-        values = torch_units.whole_parameters(model, kind, torch_units.unit_seed(model, position, self.seed))
-        specification = {parameter.name: parameter for parameter in model.parameters(kind)}
+        layout = torch_units.flat_layout(part, shard)
+        values = torch_units.whole_parameters(part, torch_units.unit_seed(model, position, self.seed))
+        specification = {parameter.name: parameter for parameter in part.parameters()}
         degree, size = strategy.degree("sdp"), layout[-1][2]
         piece = -(-size // degree)
         whole = torch.zeros(piece * degree, dtype=torch_units.DTYPES[model.dtype], device=self.device)
@@ -153,8 +153,8 @@ class Executor:
         x = self.values[instruction.reads[0]]
         if instruction.unit > 0:
             x = x.detach().requires_grad_()
-        kind = self.model.units[instruction.unit].kind
-        return torch_units.forward(self.model, kind, unit.views, x, unit.shard), x
+        part = self.model.units[instruction.unit].sublayer
+        return torch_units.forward(part, unit.views, x, unit.shard), x
 
     def _forward(self, instruction: Instruction) -> None:
         y, x = self._compute(instruction)
@@ -186,16 +186,10 @@ class Executor:
             self.values[instruction.writes[0]] = x.grad
 
     def _loss_statistics(self, instruction: Instruction) -> None:
-        """In place: logits become exp(logits - largest). Statistics, (3, rows, sequence): largest, sum, target's logit."""
         logits, targets = (self.values[name] for name in instruction.reads)
-        unit = self._unit(instruction)
-        low, high = shard_bounds(self.model.vocabulary, unit.shard.tp, unit.shard.index)
-        largest = logits.amax(-1)
-        inside = (targets >= low) & (targets < high)
-        place = (targets - low).clamp_(0, high - low - 1)
-        target = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1) * inside
-        total = logits.sub_(largest.unsqueeze(-1)).exp_().sum(-1)
-        self.values[instruction.writes[1]] = torch.stack((largest, total, target))
+        shard = self._unit(instruction).shard
+        found = torch_units.loss_statistics(logits, targets, self.model.vocabulary, shard)
+        self.values[instruction.writes[1]] = found
 
     def _gather_statistics(self, instruction: Instruction) -> None:
         own = self.values[instruction.reads[0]]
@@ -204,20 +198,13 @@ class Executor:
         self.values[instruction.writes[0]] = everyone
 
     def _loss(self, instruction: Instruction) -> None:
-        """Cross-entropy over the vocabulary's shards; in place of the logits their gradient, softmax less one-hot."""
         names, scale = instruction.reads, instruction.args["scale"]
         logits, targets, own = (self.values[name] for name in names[:3])
         everyone = self.values[names[3]] if len(names) > 4 else own.unsqueeze(0)
-        largest = everyone[:, 0].amax(0)
-        normaliser = largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
-        unit = self._unit(instruction)
-        if unit.shard.first:
-            self.loss += ((normaliser - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale).cpu()
-        logits.mul_(((own[0] - normaliser).exp() * scale).unsqueeze(-1))
-        low, high = shard_bounds(self.model.vocabulary, unit.shard.tp, unit.shard.index)
-        inside = (targets >= low) & (targets < high)
-        place = (targets - low).clamp_(0, high - low - 1).unsqueeze(-1)
-        logits.scatter_add_(-1, place, (inside.to(logits.dtype) * -scale).unsqueeze(-1))
+        shard = self._unit(instruction).shard
+        loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
+        if shard.first:
+            self.loss += loss.cpu()
 
     def _optimizer_step(self, instruction: Instruction) -> None:
         self._unit(instruction).optimizer.step()
@@ -266,15 +253,15 @@ class Executor:
 
     def _reduce_tied(self, instruction: Instruction) -> None:
         """Sum the gradients of the two copies of one matrix: of each copy, one owner puts in each element."""
-        table = torch.zeros(self.model.vocabulary * self.model.hidden, dtype=self.units[0].own.dtype, device=self.device)
-        places = []
+        table = torch.zeros(self.model.tied_elements, dtype=self.units[0].own.dtype, device=self.device)
+        places, width = [], self.model.units[-1].sublayer.hidden
         for position in (0, len(self.units) - 1):
             strategy, unit = self.program.strategies[position], self.units[position]
             low, high = shard_bounds(self.model.vocabulary, unit.shard.tp, unit.shard.index)
             first = strategy.index(self.rank, "sdp") * unit.gradient.numel()
             # The matrix is the first in the flat buffer; this rank may hold a slice of it, or none.
-            length = max(0, min(unit.gradient.numel(), (high - low) * self.model.hidden - first))
-            start = low * self.model.hidden + first
+            length = max(0, min(unit.gradient.numel(), (high - low) * width - first))
+            start = low * width + first
             places.append((unit.gradient[:length], start, start + length))
             if strategy.index(self.rank, "dp") == 0:
                 table[start : start + length] += unit.gradient[:length]

@@ -14,7 +14,7 @@ LEARNING_RATE = 1e-3
 def batch_tokens(model: Model, samples: int, seed: int) -> Tensor:
     """Synthetic samples, (samples, sequence + 1): inputs are all but the last token, targets all but the first."""
     generator = torch.Generator().manual_seed(seed * 7919 + 17)
-    return torch.randint(model.vocabulary, (samples, model.sequence + 1), generator=generator)
+    return torch.randint(model.vocabulary, (samples, model.tokens + 1), generator=generator)
 
 
 class Reference:
@@ -24,7 +24,7 @@ class Reference:
         self.model = model
         self.parameters: list[dict[str, Tensor]] = []
         for position, unit in enumerate(model.units):
-            values = torch_units.whole_parameters(model, unit.kind, torch_units.unit_seed(model, position, seed))
+            values = torch_units.whole_parameters(unit.sublayer, torch_units.unit_seed(model, position, seed))
             self.parameters.append({name: value.requires_grad_() for name, value in values.items()})
         if model.tied:
             self.parameters[-1]["logits.weight"] = self.parameters[0]["tokens.weight"]
@@ -34,7 +34,7 @@ class Reference:
     def logits(self, tokens: Tensor) -> Tensor:
         x = tokens
         for unit, values in zip(self.model.units, self.parameters, strict=True):
-            x = torch_units.forward(self.model, unit.kind, values, x, torch_units.Shard())
+            x = torch_units.forward(unit.sublayer, values, x, torch_units.Shard())
         return x
 
     def loss(self, tokens: Tensor) -> Tensor:

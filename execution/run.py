@@ -16,6 +16,7 @@ from trainplan.profiling.processes import Report, run_workers
 
 MOST_PROCESSES = 64
 EXECUTED_DTYPES = ("float32", "float64")
+EXECUTED_FAMILIES = ("gpt2", "bert", "llama")  # one stream of tokens, and a language head
 
 # A tensor that gloo's own thread is the last to release is not seen to go, so a measured peak can only be too high.
 MEMORY_REPEATS = 3
@@ -184,11 +185,11 @@ def _differences(
                         dist.send(own[position], dst=0, group=everyone)
                     if rank:
                         continue
-                strategy, kind = programs[source].strategies[position], model.units[position].kind
+                strategy, part = programs[source].strategies[position], model.units[position].sublayer
                 shard = torch_units.Shard(strategy.degree("tp"), strategy.index(source, "tp"))
-                specification = {parameter.name: parameter for parameter in model.parameters(kind)}
+                specification = {parameter.name: parameter for parameter in part.parameters()}
                 if rank == 0:
-                    layout = torch_units.flat_layout(model, kind, shard)
+                    layout = torch_units.flat_layout(part, shard)
                     flat = torch.cat(
                         [torch_units.sharded(specification[n], whole[which][position][n], shard).flatten() for n, *_ in layout]
                     )

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, parse
-from trainplan.profiling.models import Model
+from trainplan.profiling.models import Model, model_from_shape
 
 
 class PlannedUnit(Record):
@@ -88,17 +88,14 @@ class Plan(Record):
             if unit.name != name:
                 raise InputError("", f"{field}.name", f"is {unit.name!r}", f"give {name!r}")
             strategy = parse_strategy(unit.strategy, "", f"{field}.strategy", self.world)
-            if model.heads % strategy.degree("tp"):
+            part, tp = model.units[position].sublayer, strategy.degree("tp")
+            if not part.splits_into(tp):
+                works = max(t for t in range(1, tp) if part.splits_into(t))
                 raise InputError(
                     "",
                     f"{field}.strategy",
                     f"is {unit.strategy!r}",
-                    f"give a tp degree that divides {model.heads} heads",
-                )
-            if model.vocabulary < strategy.degree("tp"):
-                problem = f"is {unit.strategy!r}"
-                raise InputError(
-                    "", f"{field}.strategy", problem, f"give a tp degree of at most the vocabulary, {model.vocabulary}"
+                    f"give a tp degree that this {part.kind} can be split into, such as {works}",
                 )
             if samples // parts % strategy.data_degree:
                 raise InputError(
@@ -110,11 +107,8 @@ class Plan(Record):
         return self
 
     def planned_model(self) -> Model:
-        """The model that the plan was made for. Raises InputError where its fields are not those of a Model."""
-        try:
-            return Model(**self.model)
-        except (TypeError, ValueError) as error:
-            raise InputError("", "model", f"is not a model ({error})", "write plans with `trainplan plan`") from None
+        """The model that the plan was made for. Raises InputError where its fields are not those of a model."""
+        return model_from_shape(self.model, "")
 
     def strategies(self) -> list[Strategy]:
         return [parse_strategy(unit.strategy) for unit in self.units]

@@ -58,9 +58,13 @@ class Strategy:
 
     def peers(self, rank: int, *paradigms: Paradigm) -> tuple[int, ...]:
         """Ranks, ascending, that differ from `rank` only along the given paradigms' levels."""
-        others = [paradigm for paradigm in PARADIGMS if paradigm not in paradigms]
-        place = [self.index(rank, paradigm) for paradigm in others]
-        return tuple(r for r in range(self.group) if [self.index(r, paradigm) for paradigm in others] == place)
+        ranks, strides = [rank], self.strides()
+        for paradigm, degree in self.levels:
+            if paradigm in paradigms:
+                stride = strides[paradigm]
+                first = rank // stride % degree
+                ranks = [r + (place - first) * stride for r in ranks for place in range(degree)]
+        return tuple(sorted(ranks))
 
     def data_index(self, rank: int) -> int:
         """Which of the `data_degree` blocks of samples `rank` works on; earlier levels are more significant."""
@@ -72,8 +76,17 @@ class Strategy:
 
     @cached_property
     def layout(self) -> tuple[int, ...]:
-        """Block of samples of every rank. Two strategies with equal layouts need no re-layout between them."""
-        return tuple(self.data_index(rank) for rank in range(self.group))
+        """Bits of a rank (0 the least significant) that number its block of samples, the most significant first.
+
+        Two strategies with equal layouts need no re-layout between them.
+        """
+        bits, position = [], self.group.bit_length() - 1
+        for paradigm, degree in self.levels:
+            width = degree.bit_length() - 1
+            if paradigm != "tp":
+                bits += [position - 1 - i for i in range(width)]
+            position -= width
+        return tuple(bits)
 
 
 def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:
@@ -140,23 +153,24 @@ def gather_ranks(before: Strategy, after: Strategy, rank: int) -> tuple[int, ...
     Samples are numbered by log2(group) bits, most significant first; a layout ties leading sample bits to rank bits. The
     gather runs over the rank bits that `before` ties to a sample bit and `after` does not tie to the same one.
     """
-    held, needed = _tied_bits(before), _tied_bits(after)
-    freed = [bit for place, bit in enumerate(held) if place >= len(needed) or needed[place] != bit]
     ranks = [rank]
-    for bit in freed:
+    for bit in _freed_bits(before, after):
         ranks += [r ^ (1 << bit) for r in ranks]
     return tuple(sorted(ranks))
 
 
-def _tied_bits(strategy: Strategy) -> list[int]:
-    """Rank bits (0 the least significant) that number the sample blocks, most significant sample bit first."""
-    bits, position = [], strategy.group.bit_length() - 1
-    for paradigm, degree in strategy.levels:
-        width = degree.bit_length() - 1
-        if paradigm != "tp":
-            bits += [position - 1 - i for i in range(width)]
-        position -= width
-    return bits
+def gather_groups(before: Strategy, after: Strategy) -> Iterator[tuple[int, ...]]:
+    """All groups that `gather_ranks` gives, each once, the one of rank 0 first; none where ranks only slice."""
+    freed = sum(1 << bit for bit in _freed_bits(before, after))
+    if freed:
+        for rank in range(before.group):
+            if not rank & freed:
+                yield gather_ranks(before, after, rank)
+
+
+def _freed_bits(before: Strategy, after: Strategy) -> list[int]:
+    held, needed = before.layout, after.layout
+    return [bit for place, bit in enumerate(held) if place >= len(needed) or needed[place] != bit]
 
 
 def rows_of(strategy: Strategy, rank: int, first: int, count: int) -> range:

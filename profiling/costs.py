@@ -1,23 +1,65 @@
-"""Cost primitives: what a collective costs on a link, and what two things cost that overlap.
+"""Cost primitives: what a collective or a copy costs on a link, and what two things cost that overlap. All times in ns.
 
-Ring algorithms (Galvatron-BMW, Section III-A; Patarasuk and Yuan, 2009): with message M and n ranks each device sends and
-receives (n-1)/n M for an all-gather or a reduce-scatter and twice that for an all-reduce, in n-1 steps a phase.
+With n ranks, message M (the whole of it: reduced, gathered or exchanged), bandwidth B and latency a of one step:
+
+    ring (Patarasuk and Yuan, 2009)   phases (n-1) (M / n / B + a); all-reduce 2 phases, all-gather and reduce-scatter 1
+    tree (Sanders, Speck and Traeff, 2009; pipelined)   all-reduce 2 M / B + 2 ceil(log2 n) a
+    all-to-all                        (n-1) (M / n / B + a), M what one rank sends in all
+    p2p (AMP, Section 3.4)            M / B + a
+    host copy                         M / B + a
+
+so a ring moves 2 (n-1)/n M for an all-reduce and half of it for its parts (Galvatron-BMW, Section III-A).
 """
 
 from __future__ import annotations
 
-from trainplan.profiling.clusters import Island
+from collections.abc import Sequence
 
-PHASES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
+from trainplan.profiling.network import Link, Network, Operation
 
-
-def ring_ns(operation: str, message_bytes: float, ranks: int, link: Island) -> float:
-    """Nanoseconds of a ring collective of `message_bytes` (the whole message, gathered or reduced) over `ranks` devices."""
-    phases = PHASES[operation]
-    steps = phases * (ranks - 1)
-    return steps * (message_bytes / ranks / link.bandwidth_bytes_per_s * 1e9 + link.latency_ns)
+PHASES: dict[Operation, int] = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 
 
-def overlapped_ns(x_ns: float, y_ns: float, slowdown: float) -> float:
-    """Time of `x` and `y` run at once when both are `slowdown` times slower while they overlap (Galvatron-BMW, Section V)."""
-    return max(x_ns, y_ns) + (slowdown - 1) * min(x_ns, y_ns)
+def ring_ns(operation: Operation, message_bytes: float, ranks: int, link: Link) -> float:
+    """A ring collective, or an all-to-all in as many steps; for `p2p` one message."""
+    if operation == "p2p":
+        return copy_ns(message_bytes, link)
+    steps = PHASES[operation] * (ranks - 1)
+    return steps * copy_ns(message_bytes / ranks, link)
+
+
+def tree_ns(message_bytes: float, ranks: int, link: Link) -> float:
+    """An all-reduce up and down a pipelined pair of binary trees."""
+    if ranks < 2:
+        return 0.0
+    depth = (ranks - 1).bit_length()
+    return 2 * (message_bytes / link.bandwidth_bytes_per_s * 1e9 + depth * link.latency_ns)
+
+
+def copy_ns(message_bytes: float, link: Link) -> float:
+    """One message through one link: a point-to-point transfer, or a copy between host and device."""
+    return message_bytes / link.bandwidth_bytes_per_s * 1e9 + link.latency_ns
+
+
+def collective_ns(network: Network, operation: Operation, message_bytes: float, ranks: Sequence[int]) -> float:
+    """A collective (or `p2p`) of the devices `ranks`, at the slowest link of that very group."""
+    if len(ranks) < 2:
+        return 0.0
+    link = network.link(ranks, operation)
+    ring = ring_ns(operation, message_bytes, len(ranks), link)
+    if operation != "all-reduce" or network.algorithm == "ring":
+        return ring
+    tree = tree_ns(message_bytes, len(ranks), link)
+    return tree if network.algorithm == "tree" else min(ring, tree)
+
+
+def overlapped_ns(x_ns: float, y_ns: float, x_slowdown: float, y_slowdown: float | None = None) -> float:
+    """Time of `x` and `y` run at once, each so many times slower while the other runs (y_slowdown: as x's if left out).
+
+    With one slowdown k for both it is max + (k - 1) min (Galvatron-BMW, Section V).
+    """
+    y_slowdown = x_slowdown if y_slowdown is None else y_slowdown
+    first, other = x_ns * x_slowdown, y_ns * y_slowdown
+    if first <= other:
+        return first + y_ns - first / y_slowdown
+    return other + x_ns - other / x_slowdown

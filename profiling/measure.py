@@ -1,216 +1,339 @@
-"""Measured profiles: every sub-layer on as many local processes as will run it, all at once, and the links between them.
+"""Measured profiles: every sub-layer on this machine's processes, the links between them, copies, optimizer and overlap.
 
-All processes time the same shape at the same moment, since they share the machine when they train. A repeat counts with its
-slowest process, and the median of the repeats is kept with its spread. Links: all-reduces of several sizes over groups of 2,
-4, ... neighbours, fitted to steps x (latency + bytes / bandwidth).
+The work is a list of tasks. Each finished one is kept in a journal, so that an interrupted measurement goes on where it
+stopped; one that does not fit in memory is a result as well. Links: collectives of several sizes over groups of 2, 4, ...
+neighbours, fitted to steps x (latency + bytes / bandwidth) with the fit's error.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from trainplan.profiling.clusters import Cluster, Island
+import numpy as np
+from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.costs import PHASES
+from trainplan.profiling.errors import InputError, MissingExtra, shown
+from trainplan.profiling.estimate import estimate_shapes
+from trainplan.profiling.files import write_whole
 from trainplan.profiling.models import Model
-from trainplan.profiling.processes import Report, run_workers
-from trainplan.profiling.profiles import Profile, UnitCost, needed_shapes
+from trainplan.profiling.network import Island, Network
+from trainplan.profiling.processes import Report, WorkerError, run_workers
+from trainplan.profiling.profiles import (
+    HostCosts,
+    Number,
+    Profile,
+    Rate,
+    Shape,
+    UnitCost,
+)
 
-MESSAGE_BYTES = (2**16, 2**20, 2**23)
-LARGEST_SPREAD = 0.05
-MOST_REPEATS = 15
+MESSAGE_BYTES = (2**12, 2**16, 2**20, 2**23, 2**25)
+OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "p2p")
+COPIED_BYTES = (2**16, 2**20, 2**24, 2**26)
+MOST_PROCESSES = 16
+MEASURED_DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+Task = dict[str, Any]
 
 
 def measure(
     model: Model,
     cluster: Cluster,
-    rows: int,
+    shapes: Sequence[tuple[int, int]],
     *,
+    device: str = "cpu",
     budget_seconds: float = 60,
+    spread: float = 0.05,
     seed: int = 0,
+    journal: str | os.PathLike[str] | None = None,
     progress: Report | None = None,
 ) -> Profile:
-    """Measure `model` with `rows` samples at once on `cluster.devices` local CPU processes.
+    """Measure `model` for these (tp, rows) on as many local processes as `cluster` has devices, up to 16 at once.
 
-    budget_seconds: time for the repeats of all shapes together; each shape is repeated until its spread is below 5 %, at
-    least three times. Raises WorkerError when a process fails.
+    device: `cpu`, or `cuda` for this machine's GPUs, a process each. budget_seconds: for the repeats of all tasks together;
+    each is repeated until its spread is below `spread`, three times at least. journal: a file that finished tasks are kept in
+    and resumed from. Sub-layers are measured alone where the cluster is larger than the machine, and what was not measured is
+    estimated. Raises InputError, MissingExtra, WorkerError.
     """
-    shapes = needed_shapes(model, cluster.devices, rows)
-    job = {"model": model, "shapes": shapes, "budget": budget_seconds / (len(shapes) + 2), "seed": seed}
-    found = run_workers("trainplan.profiling.measure:measure_rank", cluster.devices, job, progress=progress)[0]
-    units = [
-        UnitCost(kind=kind, tp=tp, rows=local, origin="measured", **numbers)
-        for (kind, tp, local), numbers in zip(shapes, found["units"], strict=True)
-    ]
-    return Profile(
-        model=model.shape(),
-        device=cluster.device.name,
-        devices=cluster.devices,
-        memory_bytes=cluster.device.memory_bytes,
-        islands=found["islands"] or cluster.islands,
-        links_origin="measured" if found["islands"] else "estimated",
-        optimizer_ns_per_parameter=found["optimizer_ns_per_parameter"],
-        optimizer_origin="measured",
-        units=units,
-    )
-
-
-def measure_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Body of one measuring process."""
-    model, shapes = job["model"], job["shapes"]
-    units = []
-    for number, (kind, tp, rows) in enumerate(shapes):
-        report({"shape": f"{kind} tp{tp}", "done": number, "of": len(shapes) + 2})
-        units.append(_measure_unit(world, model, kind, tp, rows, job["budget"], job["seed"]))
-    report({"shape": "links", "done": len(shapes), "of": len(shapes) + 2})
-    islands = _measure_links(rank, world, job["budget"])
-    report({"shape": "optimizer", "done": len(shapes) + 1, "of": len(shapes) + 2})
-    return {"units": units, "islands": islands, "optimizer_ns_per_parameter": _measure_optimizer(world, job["budget"])}
-
-
-def _slowest(world: int, values: Sequence[float]) -> list[float]:
-    """Element-wise maximum over the processes."""
-    import torch
-    import torch.distributed as dist
-
-    shared = torch.tensor(list(values), dtype=torch.float64)
-    if world > 1:
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-    return shared.tolist()
-
-
-def _repeat(world: int, budget: float, run: Any) -> list[list[float]]:
-    """Timings of `run()` (seconds of its parts), one warm-up apart, until their sum's spread is small or the budget ends."""
-    import torch.distributed as dist
-
-    started, found = time.perf_counter(), []
-    for number in range(MOST_REPEATS + 1):
-        dist.barrier()
-        parts = _slowest(world, [*run(), time.perf_counter() - started])
-        if number:
-            found.append(parts[:-1])
-        # All processes decide on the same shared numbers.
-        if len(found) >= 3 and (parts[-1] > budget or _spread([sum(part) for part in found]) < LARGEST_SPREAD):
-            break
-    return found
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Half-width of the middle half, relative to the median."""
-    lower, middle, upper = statistics.quantiles(values, n=4)
-    return (upper - lower) / 2 / middle if middle else 0.0
-
-
-def _measure_unit(world: int, model: Model, kind: Any, tp: int, rows: int, budget: float, seed: int) -> dict[str, Any]:
-    import torch
-    from trainplan.profiling import torch_units
-    from trainplan.profiling.allocations import PeakMemory
-
-    shard = torch_units.Shard(tp, 0)
-    whole = torch_units.whole_parameters(model, kind, seed)
-    parameters = {p.name: torch_units.sharded(p, whole[p.name], shard).clone().requires_grad_() for p in model.parameters(kind)}
-    del whole
-    for value in parameters.values():
-        value.grad = torch.zeros_like(value)
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(model.vocabulary, (rows, model.sequence), generator=generator)
-    shape = (rows, model.sequence, model.hidden)
-    hidden = torch.randn(shape, generator=generator).to(torch_units.DTYPES[model.dtype])
-
-    def given() -> torch.Tensor:
-        return tokens if kind == "embedding" else hidden.detach().requires_grad_()
-
-    gradient = torch.randn_like(torch_units.forward(model, kind, parameters, given(), shard).detach())
-
-    def once() -> list[float]:
-        x, start = given(), time.perf_counter()
-        y = torch_units.forward(model, kind, parameters, x, shard)
-        middle = time.perf_counter()
-        y.backward(gradient)
-        return [middle - start, time.perf_counter() - middle]
-
-    times = _repeat(world, budget, once)
-    x = given()
-    held: dict[int, int] = {}
-    known = {value.untyped_storage().data_ptr() for value in (*parameters.values(), x)}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            held[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        y = torch_units.forward(model, kind, parameters, x, shard)
-    kept, output = sum(held.values()), y.nbytes
-    del y, x
-    x = given()
-    with PeakMemory() as memory:
-        with memory.phase("forward"):
-            y = torch_units.forward(model, kind, parameters, x, shard)
-        edge = torch.autograd.graph.get_gradient_edge(y)
-        del y
-        with memory.phase("backward"):
-            torch.autograd.backward([edge], [gradient])
-    incoming = 0 if kind == "embedding" else model.boundary_bytes(rows)
-    peaks = memory.phase_peak_bytes
-    return {
-        "forward_ns": round(statistics.median(part[0] for part in times) * 1e9),
-        "backward_ns": round(statistics.median(part[1] for part in times) * 1e9),
-        "kept_bytes": kept,
-        "forward_workspace_bytes": max(0, peaks.get("forward", 0) - kept - output),
-        "backward_workspace_bytes": max(0, peaks.get("backward", 0) - kept - incoming),
-        "spread": round(_spread([sum(part) for part in times]), 4),
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", "measuring")
+    if model.dtype not in MEASURED_DTYPES:
+        raise InputError("command line", "--dtype", f"is {model.dtype!r}", f"give one of: {', '.join(MEASURED_DTYPES)}")
+    if not budget_seconds > 0 or not 0 < spread < 1:
+        field, value = ("--spread", spread) if budget_seconds > 0 else ("--budget", budget_seconds)
+        raise InputError("command line", field, f"is {value}", "give seconds above 0, and a spread between 0 and 1")
+    model = model.fused()
+    world = min(_local_devices(device), cluster.devices)
+    tasks = _tasks(model, shapes, world)
+    identity = _identity(model, cluster, device, world, seed)
+    keeper = _Journal(journal, identity)
+    job = {
+        "model": model,
+        "device": device,
+        "memory_bytes": cluster.memory_bytes,
+        "seed": seed,
+        "of": len(tasks),
+        "budget": budget_seconds,
+        "spread": spread,
     }
+    _run(job, tasks, world, keeper, progress)
+    return _assembled(model, cluster, shapes, tasks, keeper.results, world, identity)
 
 
-def _measure_links(rank: int, world: int, budget: float) -> list[Island]:
-    """An island for each group size 2, 4, ... up to all; every group of one size is busy at once."""
+def _local_devices(device: str) -> int:
+    if device == "cpu":
+        return MOST_PROCESSES
+    if device != "cuda":
+        raise InputError("command line", "--device", f"is {device!r}", "give 'cpu' or 'cuda'")
     import torch
-    import torch.distributed as dist
 
-    islands, size = [], 2
+    if not torch.cuda.is_available():
+        raise InputError("command line", "--device", "is 'cuda', but torch finds no GPU", "give cpu, or estimate the profile")
+    return torch.cuda.device_count()
+
+
+def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[Task]:
+    tasks: list[Task] = []
+    for tp, rows in sorted(set(shapes)):
+        for name in model.sublayers:
+            title = f"{name} tp{tp} rows {rows}"
+            tasks.append({"kind": "sublayer", "title": title, "sublayer": name, "tp": tp, "rows": rows})
+    size = 2
     while size <= world:
-        groups = [dist.new_group(list(range(start, start + size))) for start in range(0, world, size)]
-        group, points = groups[rank // size], []
-        for message in MESSAGE_BYTES:
-            data = torch.zeros(message // 4)
-
-            def once(data: torch.Tensor = data, group: Any = group) -> list[float]:
-                start = time.perf_counter()
-                dist.all_reduce(data, group=group)
-                return [time.perf_counter() - start]
-
-            times = _repeat(world, budget / 6, once)
-            steps = PHASES["all-reduce"] * (size - 1)
-            points.append((message / size, statistics.median(part[0] for part in times) / steps))
-        islands.append(_fitted(size, points))
+        for operation in OPERATIONS:
+            for message in MESSAGE_BYTES:
+                title = f"{operation} of {size}, {message} bytes"
+                tasks.append(
+                    {"kind": "collective", "title": title, "operation": operation, "devices": size, "message_bytes": message}
+                )
         size *= 2
+    for message in COPIED_BYTES:
+        tasks.append({"kind": "copies", "title": f"host copies, {message} bytes", "message_bytes": message})
+    tasks += [{"kind": "optimizer", "title": f"optimizer on the {where}", "where": where} for where in ("device", "host")]
+    if world > 1:
+        tasks.append({"kind": "overlap", "title": "overlap"})
+    return tasks
+
+
+def _identity(model: Model, cluster: Cluster, device: str, world: int, seed: int) -> str:
+    """What must be the same for finished tasks to be used again."""
+    import torch
+
+    parts = [model.shape(), cluster.name, cluster.memory_bytes, device, world, seed, torch.__version__, os.cpu_count()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class _Journal:
+    """Finished tasks by title: one JSON line each, after a line that says what they belong to."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, identity: str) -> None:
+        self.path, self.identity = None if path is None else Path(path), identity
+        self.results: dict[str, Any] = {} if path is None else self._read()
+
+    def _read(self) -> dict[str, Any]:
+        """Results so far; none where there is no file yet. A last line that was cut short is left out. Raises InputError."""
+        assert self.path is not None
+        where = os.fspath(self.path)
+        if not self.path.exists():
+            return {}
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            raise InputError(where, "", "cannot be read", "name a journal written by an earlier measurement") from None
+        if not lines:
+            return {}
+        found: dict[str, Any] = {}
+        for number, line in enumerate(lines, start=1):
+            try:
+                value = json.loads(line)
+                if number == 1:
+                    identity = value["journal"]
+                else:
+                    found[value["task"]] = value["result"]
+            except (ValueError, KeyError, TypeError):
+                if number == len(lines) and number > 1:
+                    write_whole(self.path, "".join(f"{line}\n" for line in lines[:-1]))
+                    break
+                fix = "remove the file to measure anew"
+                raise InputError(where, f"line {number}", f"is {shown(line)}, not a finished task", fix) from None
+        if identity != self.identity:
+            told = "is of another model, cluster, machine or seed"
+            raise InputError(where, "line 1", told, "remove the file, or name another one")
+        return found
+
+    def add(self, title: str, result: Any) -> None:
+        self.results[title] = result
+        if self.path is None:
+            return
+        new = not self.path.exists() or not self.path.stat().st_size
+        try:
+            with self.path.open("a", encoding="utf-8") as stream:
+                if new:
+                    stream.write(json.dumps({"journal": self.identity}) + "\n")
+                stream.write(json.dumps({"task": title, "result": result}) + "\n")
+        except OSError as error:
+            told = f"cannot be written ({error.strerror})"
+            raise InputError(os.fspath(self.path), "", told, "name a file in a writable folder") from None
+
+
+def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: _Journal, progress: Report | None) -> None:
+    """All tasks that have no result yet. Processes that the system ended for want of memory lose that task, not the rest."""
+    from trainplan.profiling.timing import Repeats
+
+    while waiting := [(number, task) for number, task in enumerate(tasks) if task["title"] not in keeper.results]:
+        running: list[int] = []
+        failures: list[BaseException] = []
+
+        def follow(event: dict[str, Any], running: list[int] = running, failures: list[BaseException] = failures) -> None:
+            if "finished" in event:
+                try:
+                    keeper.add(tasks[event["finished"]]["title"], event["result"])
+                except InputError as error:
+                    failures.append(error)
+            else:
+                running[:] = [event["started"]]
+                if progress:
+                    progress({"shape": event["shape"], "done": event["started"], "of": event["of"]})
+
+        stop = Repeats(job["spread"], job["budget"] / len(tasks))
+        todo = {**job, "tasks": waiting, "stop": stop}
+        try:
+            backend = "cpu:gloo,cuda:nccl" if job["device"] == "cuda" else "gloo"
+            run_workers("trainplan.profiling.tasks:measure_rank", world, todo, progress=follow, backend=backend)
+        except WorkerError as error:
+            if error.code != -signal.SIGKILL or not running:
+                raise
+            keeper.add(tasks[running[0]]["title"], {"out_of_memory": True})
+        if failures:
+            raise failures[0]
+
+
+def _assembled(
+    model: Model,
+    cluster: Cluster,
+    shapes: Sequence[tuple[int, int]],
+    tasks: list[Task],
+    results: dict[str, Any],
+    world: int,
+    identity: str,
+) -> Profile:
+    """The profile: what was measured, and estimates for the rest."""
+    base = estimate_shapes(model, cluster, sorted(set(shapes)))
+    kind = cluster.used_kinds[0].name
+    done = [(task, results[task["title"]]) for task in tasks]
+    costs, failed = [], []
+    for task, result in done:
+        if task["kind"] != "sublayer":
+            continue
+        place = {"sublayer": task["sublayer"], "device": kind, "tp": task["tp"], "rows": task["rows"]}
+        if "out_of_memory" in result:
+            failed.append(Shape(**place))
+        else:
+            numbers: Any = {name: _number(*value) for name, value in result.items()}
+            costs.append(UnitCost(**place, **numbers))
+    islands = _islands([(task, result) for task, result in done if task["kind"] == "collective"], cluster, world)
+    overlap = next((result for task, result in done if task["kind"] == "overlap" and "compute" in result), None)
+    update: dict[str, Any] = {
+        "costs": costs,
+        "out_of_memory": failed,
+        "network": Network(islands=islands) if islands else base.network,
+        "host": _host(done, base.host),
+        "provenance": {"measured": f"{world} processes", "identity": identity},
+    }
+    for task, result in done:
+        if task["kind"] == "optimizer" and task["where"] == "device" and "ns_per_parameter" in result:
+            update["optimizer_ns_per_parameter"] = _rate(result["ns_per_parameter"], result["spread"])
+    if overlap:
+        for side in ("compute", "communication"):
+            update[f"{side}_slowdown"] = _rate(overlap[side], overlap["spread"])
+    if not costs:
+        told = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
+        raise InputError("command line", "--rows", told, "give fewer rows, or a cluster with more memory")
+    return base.changed(**update)
+
+
+def _number(value: float, spread: float) -> Number:
+    return Number(value=max(0, round(value)), origin="measured", spread=round(spread, 4))
+
+
+def _rate(value: float, spread: float) -> Rate:
+    return Rate(value=value, origin="measured", spread=round(spread, 4))
+
+
+def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list[Island]:
+    """Fitted links, by group size and operation; all-reduces stand for whatever was not fitted. Empty without any."""
+    points: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for task, result in done:
+        if "seconds" not in result:
+            continue
+        size, operation = task["devices"], task["operation"]
+        steps = 1 if operation == "p2p" else PHASES[operation] * (size - 1)
+        piece = result["message_bytes"] if operation == "p2p" else result["message_bytes"] / size
+        points.setdefault((size, operation), []).append((piece, result["seconds"] / steps))
+    islands = []
+    for (size, operation), found in sorted(points.items()):
+        if len(found) < 2:
+            continue
+        islands.append(_fitted(size, operation, found))
+        if operation == "all-reduce":
+            islands.append(islands[-1].changed(operation=None))
+    if islands and cluster.devices > world:
+        wider = [island for island in cluster.network.islands if island.devices > world]
+        return [*islands, *wider] if cluster.matrix is None else []
     return islands
 
 
-def _fitted(devices: int, points: list[tuple[float, float]]) -> Island:
-    """Latency and bandwidth from (bytes, seconds) of a ring step: the slope by the two largest sizes, never negative."""
-    (x1, y1), (x2, y2) = points[-2:]
-    slope = max((y2 - y1) / (x2 - x1), 1e-15)
-    latency = max(0.0, points[0][1] - slope * points[0][0])
-    return Island(devices=devices, bandwidth_bytes_per_s=1 / slope, latency_ns=round(latency * 1e9))
+def _fitted(devices: int, operation: Any, points: list[tuple[float, float]]) -> Island:
+    """Alpha and beta of (bytes, seconds) of a step, by least relative squares, neither negative; and the largest error."""
+    alpha, beta, error = fit_line(points)
+    return Island(
+        devices=devices,
+        operation=operation,
+        bandwidth_bytes_per_s=1 / max(beta, 1e-15),
+        latency_ns=round(alpha * 1e9),
+        origin="measured",
+        error=round(error, 4),
+    )
 
 
-def _measure_optimizer(world: int, budget: float) -> float:
-    import torch
+def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """(alpha, beta, error) of y = alpha + beta x with least relative squares; alpha, beta >= 0; error: largest relative one."""
+    x, y = np.array([p[0] for p in points]), np.array([p[1] for p in points])
+    best: tuple[float, float, float, float] | None = None
+    candidates: list[Callable[[], tuple[float, float]]] = [
+        lambda: tuple(np.linalg.lstsq(np.stack([1 / y, x / y], axis=1), np.ones_like(y), rcond=None)[0]),
+        lambda: (0.0, float(np.sum(x / y) / np.sum((x / y) ** 2))),
+        lambda: (float(np.sum(1 / y) / np.sum(1 / y**2)), 0.0),
+    ]
+    for candidate in candidates:
+        alpha, beta = candidate()
+        if alpha < 0 or beta < 0:
+            continue
+        errors = np.abs((alpha + beta * x) / y - 1)
+        loss = float(np.sum(errors**2))
+        if best is None or loss < best[0]:
+            best = (loss, float(alpha), float(beta), float(errors.max()))
+    assert best is not None
+    return best[1:]
 
-    count = 2_000_000
-    value = torch.zeros(count, requires_grad=True)
-    value.grad = torch.ones(count)
-    optimizer = torch.optim.AdamW([value], fused=True)
 
-    def once() -> list[float]:
-        start = time.perf_counter()
-        optimizer.step()
-        return [time.perf_counter() - start]
-
-    times = _repeat(world, budget, once)
-    return statistics.median(part[0] for part in times) / count * 1e9
+def _host(done: list[tuple[Task, Any]], estimated: HostCosts | None) -> HostCosts | None:
+    copies = [(task["message_bytes"], result) for task, result in done if task["kind"] == "copies" and "to_host" in result]
+    steps = [result for task, result in done if task["kind"] == "optimizer" and task["where"] == "host"]
+    if len(copies) < 2 or "ns_per_parameter" not in steps[0]:
+        return estimated
+    there = fit_line([(size, result["to_device"]) for size, result in copies])
+    back = fit_line([(size, result["to_host"]) for size, result in copies])
+    return HostCosts(
+        to_device_bytes_per_s=_rate(1 / max(there[1], 1e-15), there[2]),
+        to_host_bytes_per_s=_rate(1 / max(back[1], 1e-15), back[2]),
+        latency_ns=_number(max(there[0], back[0]) * 1e9, max(there[2], back[2])),
+        optimizer_ns_per_parameter=_rate(steps[0]["ns_per_parameter"], steps[0]["spread"]),
+    )

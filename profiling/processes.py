@@ -19,18 +19,26 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class WorkerError(RuntimeError):
-    """A worker process ended without an answer; the message holds the end of what it wrote."""
+    """A worker process ended without an answer; the message holds the end of what it wrote. code: its exit code, if any."""
+
+    code: int | None = None
 
 
 def run_workers(
-    target: str, world: int, job: Any, *, timeout: float = float("inf"), progress: Report | None = None
+    target: str,
+    world: int,
+    job: Any,
+    *,
+    timeout: float = float("inf"),
+    progress: Report | None = None,
+    backend: str = "gloo",
 ) -> list[Any]:
-    """Run `module:function(rank, world, job, report)` in `world` processes joined by gloo; results by rank.
+    """Run `module:function(rank, world, job, report)` in `world` processes joined by `backend`; results by rank.
 
     The job and the results are pickled. What rank 0 reports reaches `progress` while the work goes on. Raises WorkerError.
     """
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
-        Path(folder, "job").write_bytes(pickle.dumps((target, job)))
+        Path(folder, "job").write_bytes(pickle.dumps((target, job, backend)))
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
             **os.environ,
@@ -71,9 +79,10 @@ def _await(children: list[subprocess.Popen[bytes]], folder: str, deadline: float
                 # The first to fail is often not the cause: give the others a moment to write theirs.
                 time.sleep(0.5)
                 log = Path(folder, f"log.{rank}").read_text(errors="replace").strip().splitlines()
-                raise WorkerError(
-                    f"process {rank} of {len(children)} ended with code {code}: " + (" | ".join(log[-3:]) or "no message")
-                )
+                told = f"process {rank} of {len(children)} ended with code {code}: " + (" | ".join(log[-3:]) or "no message")
+                error = WorkerError(told)
+                error.code = code
+                raise error
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline:
@@ -100,10 +109,10 @@ def work(folder: str, rank: int, world: int) -> None:
         if rank == 0:
             print(json.dumps(event), file=answers, flush=True)
 
-    target, job = pickle.loads(Path(folder, "job").read_bytes())
+    target, job, backend = pickle.loads(Path(folder, "job").read_bytes())
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
-    dist.init_process_group("gloo", store=dist.FileStore(str(Path(folder, "store")), world), rank=rank, world_size=world)
+    dist.init_process_group(backend, store=dist.FileStore(str(Path(folder, "store")), world), rank=rank, world_size=world)
     result = function(rank, world, job, report)
     Path(folder, f"result.{rank}").write_bytes(pickle.dumps(result))
     dist.barrier()

@@ -1,156 +1,280 @@
-"""Profiles: times and bytes of every sub-layer on one device, and the links between devices, each with its origin."""
+"""Profiles: the numbers that every problem needs of a model and a machine, each with its origin and its spread.
+
+A profile names the chain of units, the exact counts of its distinct sub-layers, and their times and bytes on each kind of
+device by tensor-parallel degree and rows (samples on one device), beside the links, copies and optimizer. It stands alone:
+an imported one has no model of ours behind it and plans all the same.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
-from trainplan.profiling.clusters import Cluster, Island
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, parse
-from trainplan.profiling.models import Kind, Model
+from trainplan.profiling.models import Model, model_from_shape
+from trainplan.profiling.network import Network, Origin, Share
 
 LONGEST_NS = 10**13
+OVERLAP = 1.3  # Galvatron-BMW, Section V
 
-Origin = Literal["measured", "estimated"]
-Count = Annotated[int, Field(ge=0, le=2**48)]
-Nanoseconds = Annotated[int, Field(ge=0, le=10**14)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Degree = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class Number(Record):
+    """Nanoseconds or bytes. spread: half-width of the middle half of the repeats, relative to the median kept here."""
+
+    value: Annotated[int, Field(ge=0, le=10**15)]
+    origin: Origin
+    spread: Share = 0.0
+
+
+class Rate(Record):
+    """A ratio, or nanoseconds per parameter."""
+
+    value: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+    origin: Origin
+    spread: Share = 0.0
+
+
+class Shard(Record):
+    """One tensor-parallel rank's part of a sub-layer, the largest of them: parameters, those of all ranks alike, output."""
+
+    tp: Degree
+    parameters: Count
+    replicated_parameters: Count
+    output_bytes: Count
+
+
+class SublayerShape(Record):
+    """Exact counts of a distinct sub-layer. Bytes are those of one sample. reductions: all-reduces of a forward pass.
+
+    carried_bytes: hidden states of another stream that pass this sub-layer by. tokens: 0 where unknown.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    kind: Annotated[str, Field(min_length=1)]
+    tokens: Count = 0
+    input_bytes: Count
+    output_bytes: Count
+    carried_bytes: Count = 0
+    reductions: Annotated[int, Field(ge=0, le=64)] = 1
+    shards: Annotated[list[Shard], Field(min_length=1)]
+
+    def shard(self, tp: int) -> Shard:
+        """Raises KeyError."""
+        for shard in self.shards:
+            if shard.tp == tp:
+                return shard
+        raise KeyError(tp)
+
+
+class ChainUnit(Record):
+    """A unit of the chain: its planner's layer (consecutive from 0) and the name of its sub-layer."""
+
+    name: str
+    layer: Count
+    sublayer: str
 
 
 class UnitCost(Record):
-    """One sub-layer on one device, with `rows` samples and tensor-parallel degree `tp`.
+    """One sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`.
 
-    `kept_bytes`: what the graph holds besides the unit's input. Workspaces: the most beyond input, kept and output.
-    `spread`: relative half-width of the middle half of the repeats of the forward plus backward time.
+    kept_bytes: what the graph holds besides the unit's input. Workspaces: the most beyond input, kept and output.
     """
 
-    kind: Kind
-    tp: Annotated[int, Field(ge=1)]
-    rows: Annotated[int, Field(ge=1)]
-    forward_ns: Nanoseconds
-    backward_ns: Nanoseconds
-    kept_bytes: Count
-    forward_workspace_bytes: Count
-    backward_workspace_bytes: Count
-    origin: Origin
-    spread: Annotated[float, Field(ge=0, strict=False)] = 0.0
+    sublayer: str
+    device: str
+    tp: Degree
+    rows: Degree
+    forward_ns: Number
+    forward_without_graph_ns: Number
+    backward_ns: Number
+    kept_bytes: Number
+    forward_workspace_bytes: Number
+    backward_workspace_bytes: Number
+
+
+NUMBERS = (
+    "forward_ns",
+    "forward_without_graph_ns",
+    "backward_ns",
+    "kept_bytes",
+    "forward_workspace_bytes",
+    "backward_workspace_bytes",
+)
+
+
+class Shape(Record):
+    """What was profiled where nothing fitted."""
+
+    sublayer: str
+    device: str
+    tp: Degree
+    rows: Degree
+
+
+class HostCosts(Record):
+    """Copies between host and device, each as bandwidth and latency, and the optimizer where it runs on the host."""
+
+    to_device_bytes_per_s: Rate
+    to_host_bytes_per_s: Rate
+    latency_ns: Number
+    optimizer_ns_per_parameter: Rate
 
 
 class Profile(Record):
-    """A model's numbers on one group of devices. `islands` carries the links, fitted or taken from the cluster."""
+    """All numbers of a model on a cluster, or on a group of its devices.
+
+    parameter_bytes: of an element as collectives carry it. state_bytes_per_parameter: parameter, gradient and optimizer
+    states. overlap: how much slower compute and communication get while they overlap. provenance: free text by name.
+    """
 
     format: Literal["trainplan-profile"] = "trainplan-profile"
-    version: Literal[1] = 1
-    model: dict[str, Any]
-    device: str
-    devices: Annotated[int, Field(ge=1)]
-    memory_bytes: Annotated[int, Field(gt=0)]
-    islands: Annotated[list[Island], Field(min_length=1)]
-    links_origin: Origin
-    optimizer_ns_per_parameter: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False, strict=False)]
-    optimizer_origin: Origin
-    units: list[UnitCost]
+    version: Literal[2] = 2
+    name: str
+    model: dict[str, Any] | None = None
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    parameter_bytes: Annotated[int, Field(ge=1, le=8)] = 4
+    state_bytes_per_parameter: Annotated[int, Field(ge=1, le=256)] = 16
+    tied_parameters: Count = 0
+    units: Annotated[list[ChainUnit], Field(min_length=1)]
+    sublayers: Annotated[list[SublayerShape], Field(min_length=1)]
+    cluster: str
+    devices: Degree
+    memory_bytes: Annotated[int, Field(gt=0, le=2**50)]
+    network: Network
+    optimizer_ns_per_parameter: Rate
+    host: HostCosts | None = None
+    compute_slowdown: Rate = Rate(value=OVERLAP, origin="estimated")
+    communication_slowdown: Rate = Rate(value=OVERLAP, origin="estimated")
+    costs: list[UnitCost]
+    out_of_memory: list[Shape] = Field(default_factory=list)
+    provenance: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        try:
-            Model(**self.model)
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                "", "model", f"is not a model ({error})", "write profiles with `trainplan plan --save-profile`"
-            ) from None
-        if self.islands[-1].devices < self.devices:
-            raise InputError(
-                "", "islands[-1].devices", f"is {self.islands[-1].devices}", f"give at least devices = {self.devices}"
-            )
+        if self.model is not None:
+            model_from_shape(self.model, "")
+        if not self.network.reaches(self.devices):
+            raise InputError("", "network", f"does not reach all {self.devices} devices", "give an island that holds them")
+        layer = 0
+        for i, unit in enumerate(self.units):
+            if unit.sublayer not in self.shapes:
+                known = ", ".join(self.shapes)
+                raise InputError("", f"units[{i}].sublayer", f"is {unit.sublayer!r}", f"give one of: {known}")
+            if unit.layer not in (layer, layer + 1) or (i == 0 and unit.layer):
+                raise InputError("", f"units[{i}].layer", f"is {unit.layer}", f"give {layer} or {layer + 1}: layers in order")
+            layer = unit.layer
+        for i, entry in enumerate(self.costs):
+            if entry.sublayer not in self.shapes:
+                known = ", ".join(self.shapes)
+                raise InputError("", f"costs[{i}].sublayer", f"is {entry.sublayer!r}", f"give one of: {known}")
         return self
 
     @cached_property
-    def _table(self) -> dict[tuple[str, int, int], UnitCost]:
-        return {(unit.kind, unit.tp, unit.rows): unit for unit in self.units}
+    def shapes(self) -> dict[str, SublayerShape]:
+        return {shape.name: shape for shape in self.sublayers}
 
-    def cost(self, kind: Kind, tp: int, rows: int) -> UnitCost:
-        """The entry for one sub-layer. Raises InputError where the profile lacks it."""
-        entry = self._table.get((kind, tp, rows))
-        if entry is None:
-            raise InputError(
-                "profile", f"{kind} with tp {tp} and {rows} rows", "is missing", "measure or estimate it for this batch"
-            )
-        return entry
+    @cached_property
+    def _table(self) -> dict[tuple[str, int, int], list[UnitCost]]:
+        table: dict[tuple[str, int, int], list[UnitCost]] = {}
+        for entry in self.costs:
+            table.setdefault((entry.sublayer, entry.tp, entry.rows), []).append(entry)
+        return table
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of device that the profile has costs for."""
+        return tuple(dict.fromkeys(entry.device for entry in self.costs))
+
+    def entries(self, sublayer: str, tp: int, rows: int) -> list[UnitCost]:
+        """Costs of one shape, by kind of device."""
+        return self._table.get((sublayer, tp, rows), [])
+
+    def cost(self, sublayer: str, tp: int, rows: int, device: str | None = None) -> UnitCost:
+        """Costs of one shape on one kind of device; with several kinds and none named, the largest of each number: a group
+        works at the pace of its slowest device. Raises InputError where the profile lacks it."""
+        found = [entry for entry in self.entries(sublayer, tp, rows) if device in (None, entry.device)]
+        if not found:
+            shape = f"{sublayer} with tp {tp} and {rows} rows"
+            raise InputError("profile", shape, "is missing", "measure or estimate it for this batch")
+        return slowest(found)
+
+    @property
+    def element_bytes(self) -> int:
+        return self.parameter_bytes
+
+    @property
+    def total_parameters(self) -> int:
+        counts = {name: shape.shard(min(s.tp for s in shape.shards)).parameters for name, shape in self.shapes.items()}
+        return sum(counts[unit.sublayer] for unit in self.units) - self.tied_parameters
+
+    def tp_degrees(self, group: int) -> tuple[int, ...]:
+        """Powers of two up to `group` that all sub-layers can be split into."""
+        common = set.intersection(*({shard.tp for shard in shape.shards} for shape in self.sublayers))
+        return tuple(sorted(t for t in common if t <= group and t & (t - 1) == 0))
 
     @property
     def origin(self) -> str:
-        return "+".join(sorted({unit.origin for unit in self.units}))
+        """Where the times come from: `measured`, `estimated`, `imported`, or several of them."""
+        return "+".join(sorted({entry.forward_ns.origin for entry in self.costs}))
+
+    @property
+    def links_origin(self) -> str:
+        origins = {island.origin for island in self.network.islands} or {"estimated"}
+        return "+".join(sorted(origins))
 
 
-def needed_shapes(model: Model, group: int, rows: int) -> list[tuple[Kind, int, int]]:
-    """All (kind, tp, rows on one device) that strategies over `group` devices can meet with `rows` samples at once."""
-    kinds: tuple[Kind, ...] = ("embedding", "attention", "ffn", "head")
-    shapes: list[tuple[Kind, int, int]] = []
-    for tp in model.tp_degrees(group):
-        data = group // tp
-        if rows % data == 0:
-            shapes += [(kind, tp, rows // data) for kind in kinds]
-    if not shapes:
-        raise InputError("command line", "--batch", f"is {rows}", f"give a multiple of {group // model.tp_degrees(group)[-1]}")
-    return shapes
+def slowest(entries: Sequence[UnitCost]) -> UnitCost:
+    """The largest of each number."""
+    if len(entries) == 1:
+        return entries[0]
+    largest = {name: max((getattr(entry, name) for entry in entries), key=lambda number: number.value) for name in NUMBERS}
+    return entries[0].changed(**largest)
 
 
-def estimate(model: Model, cluster: Cluster, group: int, rows: int) -> Profile:
-    """A profile from shapes: a roofline of matrix products at the device's efficiency and of the bytes touched.
-
-    A unit's forward time is the larger of flops / (efficiency x peak) and bytes / memory bandwidth, where the bytes are its
-    input, output, kept activations and parameters once each; backward is twice forward (Galvatron-BMW, Section V). AdamW
-    reads four and writes three numbers for each parameter.
-    """
-    device = cluster.device
-    units = []
-    for kind, tp, local in needed_shapes(model, group, rows):
-        touched = (
-            model.input_bytes(kind, local)
-            + model.output_bytes(kind, local, tp)
-            + model.kept_bytes(kind, local, tp)
-            + (0 if kind == "embedding" else model.parameter_count(kind, tp) * model.element_bytes)
-        )
-        flops_ns = model.forward_flops(kind, local, tp) / (device.efficiency * device.flops_per_s) * 1e9
-        forward_ns = max(1, round(max(flops_ns, touched / device.memory_bytes_per_s * 1e9)))
-        if forward_ns > LONGEST_NS:
-            raise InputError(
-                "command line", "--batch", f"gives {kind} {forward_ns} ns", "give a smaller batch, or a faster device"
-            )
-        units.append(
-            UnitCost(
-                kind=kind,
+def shapes_of(model: Model, degrees: Iterable[int]) -> list[SublayerShape]:
+    """The exact counts of a model's distinct sub-layers, for the tensor-parallel degrees that it can be split into."""
+    found = []
+    for name, part in model.sublayers.items():
+        shards = [
+            Shard(
                 tp=tp,
-                rows=local,
-                forward_ns=forward_ns,
-                backward_ns=2 * forward_ns,
-                origin="estimated",
-                **memory_of(model, kind, local, tp),
+                parameters=max(part.parameter_count(tp, index) for index in {0, tp - 1}),
+                replicated_parameters=part.replicated_count,
+                output_bytes=part.output_bytes(1, tp),
+            )
+            for tp in degrees
+        ]
+        found.append(
+            SublayerShape(
+                name=name,
+                kind=part.kind,
+                tokens=part.tokens,
+                input_bytes=part.input_bytes(1),
+                output_bytes=part.output_bytes(1, 1),
+                carried_bytes=part.carried_bytes(1),
+                shards=shards,
             )
         )
-    return Profile(
-        model=model.shape(),
-        device=device.name,
-        devices=group,
-        memory_bytes=device.memory_bytes,
-        islands=cluster.islands,
-        links_origin="estimated",
-        optimizer_ns_per_parameter=7 * model.element_bytes / device.memory_bytes_per_s * 1e9,
-        optimizer_origin="estimated",
-        units=units,
-    )
+    return found
 
 
-def memory_of(model: Model, kind: Kind, rows: int, tp: int) -> dict[str, int]:
-    """The three byte counts of a UnitCost, from shapes."""
-    return {
-        "kept_bytes": model.kept_bytes(kind, rows, tp),
-        "forward_workspace_bytes": model.forward_workspace_bytes(kind, rows, tp),
-        "backward_workspace_bytes": model.backward_workspace_bytes(kind, rows, tp),
-    }
+def chain_of(model: Model) -> list[ChainUnit]:
+    return [ChainUnit(name=unit.name, layer=unit.layer, sublayer=model.key_of(unit)) for unit in model.units]
+
+
+def needed_shapes(degrees: Sequence[int], group: int, rows: int) -> list[tuple[int, int]]:
+    """All (tp, rows on one device) that strategies over `group` devices can meet with `rows` samples at once."""
+    shapes = [(tp, rows // (group // tp)) for tp in degrees if group % tp == 0 and rows % (group // tp) == 0]
+    if not shapes:
+        raise InputError("command line", "--batch", f"is {rows}", f"give a multiple of {group // max(degrees)}")
+    return shapes
 
 
 def load_profile(source: str | os.PathLike[str]) -> Profile:

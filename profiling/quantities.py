@@ -37,3 +37,23 @@ def format_time(time_ns: float) -> str:
         if abs(time_ns) >= factor:
             return f"{time_ns / factor:.4g} {unit}"
     return f"{time_ns:.0f} ns"
+
+
+def format_count(count: float) -> str:
+    """``671.1M``, ``10.16B``, ``2.3T``: four digits, thousands as K, M, B, T."""
+    size = float(count)
+    for unit in ("", "K", "M", "B", "T"):
+        if abs(size) < 999.95 or unit == "T":
+            return f"{size:.4g}{unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """``12.5 GB/s``: four digits, decimal units, as links are sold."""
+    size = float(bytes_per_s)
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if abs(size) < 999.95 or unit == "TB":
+            return f"{size:.4g} {unit}/s"
+        size /= 1000
+    raise AssertionError("unreachable")

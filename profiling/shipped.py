@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import PurePath
 from typing import Any, Literal
 
 from trainplan.profiling.errors import InputError
 
+SUFFIXES = (".yaml", ".json")
 
-def _folder(kind: Literal["models", "clusters"]) -> Traversable:
-    return resources.files("trainplan.data") / kind
+
+def _files(kind: Literal["models", "clusters"]) -> dict[str, Traversable]:
+    files = (resources.files("trainplan.data") / kind).iterdir()
+    return {PurePath(file.name).stem: file for file in files if file.name.endswith(SUFFIXES)}
 
 
 def shipped(kind: Literal["models", "clusters"]) -> list[str]:
-    """Names of what is shipped of one kind."""
-    return sorted(item.name.removesuffix(".json") for item in _folder(kind).iterdir() if item.name.endswith(".json"))
+    """Names of what is shipped of one kind, without suffixes."""
+    return sorted(_files(kind))
 
 
 def locate(kind: Literal["models", "clusters"], name: str, option: str, otherwise: str) -> Any:
@@ -24,8 +28,10 @@ def locate(kind: Literal["models", "clusters"], name: str, option: str, otherwis
 
     option: the command's option that the name came with. otherwise: what a file given in its place is called.
     """
-    if name in (known := shipped(kind)):
-        return _folder(kind) / f"{name}.json"
+    known = _files(kind)
+    if name in known:
+        return known[name]
     if not os.path.exists(name):
-        raise InputError("command line", option, f"is {name!r}", f"give {otherwise} or one of: {', '.join(known)}")
+        names = ", ".join(sorted(known))
+        raise InputError("command line", option, f"is {name!r}", f"give {otherwise} or one of: {names}")
     return name

@@ -10,9 +10,39 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "profiling").is_dir
     __path__.append(str(_checkout))
 
 if TYPE_CHECKING:
-    from trainplan.api import InputError, build, check, compare, load, methods, plan, run, schema, solve
+    from trainplan.api import (
+        InputError,
+        build,
+        check,
+        compare,
+        detect,
+        draw_profile,
+        import_profile,
+        load,
+        methods,
+        plan,
+        profile,
+        run,
+        schema,
+        solve,
+    )
 
-__all__ = ["InputError", "build", "check", "compare", "load", "methods", "plan", "run", "schema", "solve"]
+__all__ = [
+    "InputError",
+    "build",
+    "check",
+    "compare",
+    "detect",
+    "draw_profile",
+    "import_profile",
+    "load",
+    "methods",
+    "plan",
+    "profile",
+    "run",
+    "schema",
+    "solve",
+]
 
 
 def __getattr__(name: str) -> Any:

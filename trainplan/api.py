@@ -1,10 +1,10 @@
-"""The public verbs, the same as the command's: load, build, solve, check, compare, methods, schema, plan, run."""
+"""The public verbs, the same as the command's."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,10 +13,15 @@ from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies import problem as layer_strategies
 from trainplan.formulations.layer_strategies.problem import Instance
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.pictures import draw_profile
 from trainplan.planning import Planned, make_plan, make_profile
 from trainplan.profiling.clusters import Cluster, load_cluster
+from trainplan.profiling.detect import detect
 from trainplan.profiling.errors import InputError, MissingExtra, shown
-from trainplan.profiling.files import Record, Source, read_json
+from trainplan.profiling.estimate import estimate_shapes
+from trainplan.profiling.files import Record, Source, read_data
+from trainplan.profiling.imports import import_profile
+from trainplan.profiling.measure import measure
 from trainplan.profiling.models import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
 from trainplan.profiling.quantities import parse_bytes
@@ -25,7 +30,22 @@ from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare as compare_methods
 from trainplan.solvers.solve import solve as solve_instance
 
-__all__ = ["InputError", "build", "check", "compare", "load", "methods", "plan", "run", "schema", "solve"]
+__all__ = [
+    "InputError",
+    "build",
+    "check",
+    "compare",
+    "detect",
+    "draw_profile",
+    "import_profile",
+    "load",
+    "methods",
+    "plan",
+    "profile",
+    "run",
+    "schema",
+    "solve",
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +67,7 @@ def load(source: Instance | Source) -> Instance:
     """An instance from a file's path or a dict in its format (an Instance is given back). Raises InputError."""
     if isinstance(source, Instance):
         return source
-    value = source if isinstance(source, Mapping) else read_json(source)
+    value = source if isinstance(source, Mapping) else read_data(source)
     where = "instance" if isinstance(source, Mapping) else os.fspath(source)
     if not isinstance(value, Mapping):
         raise InputError(where, "", f"holds {shown(value)}", "give a JSON object")
@@ -62,8 +82,8 @@ def load(source: Instance | Source) -> Instance:
 def build(
     problem_name: str = "layer-strategies",
     *,
-    model: str | os.PathLike[str] | Model,
-    cluster: str | os.PathLike[str] | Cluster,
+    model: str | os.PathLike[str] | Model | None = None,
+    cluster: str | os.PathLike[str] | Cluster | None = None,
     batch: int,
     memory: str | int | None = None,
     sequence: int | None = None,
@@ -78,32 +98,70 @@ def build(
 ) -> Instance:
     """An instance from a model (name, config.json or Model) and a cluster (name, file or Cluster). Raises InputError.
 
-    memory: of one device, such as "8GiB" or bytes (default: the cluster's). pipeline, stage: the part of the model to decide
-    on, its devices the cluster's divided by the stages. by_unit: decide for each sub-layer. See `layer_strategies.costs`.
+    profile: numbers made earlier; it may stand in for the model, the cluster, or both. memory: of one device, such as "8GiB"
+    or bytes (default: the cluster's). pipeline, stage: the part of the model to decide on, its devices the cluster's divided by
+    the stages. by_unit: decide for each sub-layer. See `layer_strategies.costs`.
     """
     problem(problem_name)
-    the_model, the_cluster = _model(model, sequence, dtype), _cluster(cluster)
+    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    for option, value in (("--model", model), ("--cluster", cluster)):
+        if value is None and given is None:
+            raise InputError("command line", option, "is missing", "give it, or a --profile")
+    the_model = None if model is None else _model(model, sequence, dtype)
+    the_cluster = None if cluster is None else _cluster(cluster)
     if cost_model not in layer_costs.COST_MODELS:
         known = ", ".join(layer_costs.COST_MODELS)
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
-    if pipeline < 1 or the_cluster.devices % pipeline:
-        raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {the_cluster.devices}")
+    origin = the_cluster or given
+    assert origin is not None
+    if pipeline < 1 or origin.devices % pipeline:
+        raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {origin.devices}")
     part = layer_costs.Stage(pipeline, stage, micro_batches)
-    samples, group = part.samples(batch), the_cluster.devices // pipeline
-    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    samples, group = part.samples(batch), origin.devices // pipeline
     numbers = make_profile(the_model, the_cluster, samples, group=group, given=given)
+    name = the_cluster.name if the_cluster else numbers.cluster
     return layer_costs.build(
-        the_model,
         numbers,
-        _memory(memory, the_cluster),
+        _memory(memory, origin.memory_bytes),
         batch,
         costs=layer_costs.COST_MODELS[cost_model],
         stage=part,
         by_unit=by_unit,
         takeaway3=takeaway3,
-        name=f"{the_model.name} on {the_cluster.name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),
-        provenance={"cluster": the_cluster.name},
+        name=f"{numbers.name} on {name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),
+        provenance={"cluster": name},
     )
+
+
+def profile(
+    *,
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    rows: Sequence[int] = (1, 2, 4),
+    tp: Sequence[int] | None = None,
+    sequence: int | None = None,
+    dtype: str = "float32",
+    measured: bool = False,
+    **options: Any,
+) -> Profile:
+    """The profile of a model on a cluster for these rows (samples on one device) and tensor-parallel degrees.
+
+    tp: default all degrees up to 8 that the model and the cluster allow. measured: on this machine, with options as of
+    `profiling.measure.measure`; else estimated from shapes. Raises InputError.
+    """
+    the_model, the_cluster = _model(model, sequence, dtype), _cluster(cluster)
+    possible = the_model.tp_degrees(min(the_cluster.devices, 2**10))
+    degrees = [t for t in possible if t <= 8] if tp is None else list(tp)
+    for t in degrees:
+        if t not in possible:
+            told = f"give degrees among {', '.join(map(str, possible))}"
+            raise InputError("command line", "--tp", f"is {t}", told)
+    if not rows or min(rows) < 1 or max(rows) > 2**20:
+        raise InputError("command line", "--rows", f"is {list(rows)}", "give whole numbers from 1, such as 1,2,4")
+    shapes = [(t, r) for t in degrees for r in sorted(set(rows))]
+    if measured:
+        return measure(the_model, the_cluster, shapes, **options)
+    return estimate_shapes(the_model, the_cluster, shapes)
 
 
 def solve(instance: Instance | Source, method: str = "exact", **options: Any) -> Result:
@@ -181,7 +239,8 @@ def plan(
     """The fastest plan within the memory, with its certificate; options as of `planning.make_plan`. Raises InputError."""
     the_model, the_cluster = _model(model, sequence, dtype), _cluster(cluster)
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
-    return make_plan(the_model, the_cluster, batch, _memory(memory, the_cluster), profile=given, measured=measure, **options)
+    memory_bytes = _memory(memory, the_cluster.memory_bytes)
+    return make_plan(the_model, the_cluster, batch, memory_bytes, profile=given, measured=measure, **options)
 
 
 def run(
@@ -212,7 +271,7 @@ def run(
         raise InputError(where, "model_digest", f"is {planned.digest!r}, but {os.fspath(model)} has {found.digest!r}", fix)
     if (wanted := dtype or planned.dtype) not in EXECUTED_DTYPES:
         raise InputError("command line", "--dtype", f"is {wanted!r}", f"give one of: {', '.join(EXECUTED_DTYPES)}")
-    planned = replace(planned, dtype=wanted)
+    planned = planned.in_dtype(wanted)
     return run_plans(
         [the_plan],
         model=planned.scaled(scale_down),
@@ -233,9 +292,9 @@ def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
     return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
 
 
-def _memory(memory: str | int | None, cluster: Cluster) -> int:
+def _memory(memory: str | int | None, default: int) -> int:
     if memory is None:
-        return cluster.device.memory_bytes
+        return default
     size = parse_bytes(memory) if isinstance(memory, str) else memory
     if not 0 < size <= 2**48:
         raise InputError("command line", "--memory", f"is {size} bytes", "give more than 0 and at most 256TiB, such as 8GiB")

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from trainplan.execution.checks import check
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
-from trainplan.execution.run import EXECUTED_DTYPES
+from trainplan.execution.run import EXECUTED_FAMILIES
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError, MissingExtra
+from trainplan.profiling.complete import for_group
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.estimate import estimate
 from trainplan.profiling.measure import measure
-from trainplan.profiling.models import Model
+from trainplan.profiling.models import Model, model_from_shape
 from trainplan.profiling.processes import Report
-from trainplan.profiling.profiles import Profile, estimate
+from trainplan.profiling.profiles import Profile, needed_shapes
 from trainplan.solvers.result import Result
 from trainplan.solvers.search import Progress
 from trainplan.solvers.solve import solve, versions
@@ -53,47 +54,41 @@ class Planned:
 
 
 def make_profile(
-    model: Model,
-    cluster: Cluster,
+    model: Model | None,
+    cluster: Cluster | None,
     samples: int,
     *,
-    group: int | None = None,
+    group: int,
     given: Profile | None = None,
     measured: bool = False,
     progress: Report | None = None,
 ) -> Profile:
-    """The profile to plan with: the given one if it is for this model, else measured on this machine, else estimated."""
+    """The profile to plan with: the given one if it is for this model, else measured on this machine, else estimated.
+
+    What a given profile lacks for these samples is completed from what it has. model, cluster: None where it says all.
+    """
     if given is not None:
-        for field in ("sequence", "dtype"):
-            if given.model.get(field) != getattr(model, field):
-                raise InputError(
-                    "profile",
-                    f"model.{field}",
-                    f"is {given.model.get(field)!r}",
-                    f"measure for {getattr(model, field)!r}",
-                )
-        if given.devices != (group or cluster.devices):
-            wanted = group or cluster.devices
-            raise InputError("profile", "devices", f"is {given.devices}", f"give a profile of {wanted} devices")
-        if Model(**given.model).digest != model.digest:
-            raise InputError("profile", "model", f"is {given.model.get('name')!r}", f"give a profile of {model.name!r}")
-        return given
+        if model is not None:
+            _check_model(given, model)
+        if given.devices < group:
+            raise InputError("profile", "devices", f"is {given.devices}", f"give a profile of at least {group} devices")
+        return for_group(given, group, samples, cluster)
+    assert model is not None and cluster is not None
     if not measured:
-        return estimate(model, cluster, group or cluster.devices, samples)
-    if find_spec("torch") is None:
-        raise MissingExtra("torch", "torch", "measuring")
-    if model.dtype not in EXECUTED_DTYPES:
-        raise InputError(
-            "command line", "--dtype", f"is {model.dtype!r}", "give float32 or float64 to measure on CPU processes"
-        )
-    if cluster.devices > 16:
-        raise InputError(
-            "command line",
-            "--measure",
-            f"would start {cluster.devices} processes",
-            "give a cluster of up to 16 devices",
-        )
-    return measure(model, cluster, samples, progress=progress)
+        return estimate(model, cluster, group, samples)
+    return measure(model, cluster, needed_shapes(model.tp_degrees(group), group, samples), progress=progress)
+
+
+def _check_model(given: Profile, model: Model) -> None:
+    if given.dtype != model.dtype:
+        raise InputError("profile", "dtype", f"is {given.dtype!r}", f"measure for {model.dtype!r}")
+    if given.model is None:
+        return
+    profiled = model_from_shape(given.model, "profile")
+    if profiled.digest != model.digest:
+        raise InputError("profile", "model", f"is {profiled.name!r}", f"give a profile of {model.name!r}")
+    if profiled.tokens != model.tokens:
+        raise InputError("profile", "model.sequence", f"is {profiled.tokens}", f"measure for {model.tokens}")
 
 
 def make_plan(
@@ -116,12 +111,15 @@ def make_plan(
 
     Costs are those of the `executed` cost model, so that the plan is costed as it will run. Raises InputError.
     """
-    memory_bytes = cluster.device.memory_bytes if memory_bytes is None else memory_bytes
+    memory_bytes = cluster.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < memory_bytes <= LARGEST_MEMORY:
         raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
+    if model.family in EXECUTED_FAMILIES:
+        model = model.fused()  # as it will run
     stage, costs = layer_costs.Stage(micro_batches=micro_batches), layer_costs.COST_MODELS["executed"]
-    profile = make_profile(model, cluster, stage.samples(batch), given=profile, measured=measured, progress=measuring)
-    instance = layer_costs.build(model, profile, memory_bytes, batch, costs=costs, stage=stage, by_unit=by_unit)
+    group, samples = cluster.devices, stage.samples(batch)
+    profile = make_profile(model, cluster, samples, group=group, given=profile, measured=measured, progress=measuring)
+    instance = layer_costs.build(profile, memory_bytes, batch, costs=costs, stage=stage, by_unit=by_unit)
     free = solve(instance.with_memory(LARGEST_MEMORY), "exact")
     assert free.solution is not None
     cheapest = evaluate(instance, free.solution["choice"])
@@ -129,8 +127,8 @@ def make_plan(
     plan, walks = None, tuple[int, ...]()
     if result.solution is not None:
         plan = _plan_of(model, cluster, batch, micro_batches, instance, result, profile)
-        walks = checked_walk(plan)
-        if max(walks) > memory_bytes:
+        walks = checked_walk(plan) if model.family in EXECUTED_FAMILIES else ()
+        if max(walks, default=0) > memory_bytes:
             over = max(walks) - memory_bytes
             raise InputError(
                 "plan",

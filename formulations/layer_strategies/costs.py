@@ -3,8 +3,8 @@
 Two cost models, by name:
 
 - `paper` (Galvatron-BMW, Section V): forward = compute + collectives in sequence; gradient communication of DP and SDP
-  overlaps backward compute, both slowed down by 1.3; CKPT adds one forward pass with its all-reduces. Memory as in
-  Section III-A: O_b = intermediates under CKPT, else 0; no temporaries, no gathered parameters.
+  overlaps backward compute, each slowed down as the profile says (1.3 in the paper); CKPT adds one forward pass with its
+  all-reduces. Memory as in Section III-A: O_b = intermediates under CKPT, else 0; no temporaries, no gathered parameters.
 - `executed`: what trainplan's own programs do. Everything in sequence, as the serial back-end issues it; a recomputation
   repeats no collective (a unit's partial output is not needed again); temporaries, gathered parameters, full gradients
   before they are scattered, re-layout buffers, the optimizer step and the reduction of tied weights count.
@@ -17,29 +17,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from trainplan.formulations.layer_strategies.problem import NAME, Instance, load
-from trainplan.formulations.strategies import Strategy, decision_tree, gather_ranks
-from trainplan.profiling.clusters import slowest_link
-from trainplan.profiling.costs import overlapped_ns, ring_ns
+from trainplan.formulations.strategies import Strategy, decision_tree, gather_groups
+from trainplan.profiling.costs import collective_ns, overlapped_ns
 from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import Kind, Model, Unit
-from trainplan.profiling.profiles import Profile
+from trainplan.profiling.network import Operation
+from trainplan.profiling.profiles import ChainUnit, Profile
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """overlap_slowdown: of compute and gradient communication at once; None where they run one after the other."""
+    """executed: what trainplan's programs do, one thing after the other; else the paper's model, with overlap."""
 
     name: str
-    overlap_slowdown: float | None
     executed: bool
 
 
-COST_MODELS = {model.name: model for model in (CostModel("paper", 1.3, False), CostModel("executed", None, True))}
-STATE_COPIES = 4
+COST_MODELS = {model.name: model for model in (CostModel("paper", False), CostModel("executed", True))}
 LOSS_BYTES = 8  # the program's one scalar
 
 
@@ -74,97 +71,104 @@ class Stage:
             raise InputError("command line", "--batch", problem, "give a multiple of --micro-batches")
         return batch // self.micro_batches
 
-    def layers(self, model: Model) -> list[list[Unit]]:
+    def layers(self, profile: Profile) -> list[list[ChainUnit]]:
         """Units of each layer of this stage; the embedding goes with the first block, the head with the last."""
-        if not 1 <= self.count <= model.layers:
-            raise InputError("command line", "--pipeline", f"is {self.count}", f"give 1 to {model.layers}")
+        last = profile.units[-1].layer
+        blocks = max(1, last - 1)
+        if not 1 <= self.count <= blocks:
+            raise InputError("command line", "--pipeline", f"is {self.count}", f"give 1 to {blocks}")
         if not 0 <= self.index < self.count:
             raise InputError("command line", "--stage", f"is {self.index}", f"give a stage from 0 to {self.count - 1}")
-        first = self.index * model.layers // self.count + 1
-        last = (self.index + 1) * model.layers // self.count
-        first, last = (0 if self.index == 0 else first), (last + 1 if self.index == self.count - 1 else last)
-        return [[unit for unit in model.units if unit.layer == layer] for layer in range(first, last + 1)]
+        begin = 0 if self.index == 0 else self.index * blocks // self.count + 1
+        end = last if self.index == self.count - 1 else (self.index + 1) * blocks // self.count
+        return [[unit for unit in profile.units if unit.layer == layer] for layer in range(begin, end + 1)]
 
 
-def unit_costs(model: Model, profile: Profile, costs: CostModel, kind: Kind, strategy: Strategy, samples: int) -> UnitCosts:
+def unit_costs(profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int) -> UnitCosts:
     """Cost of one micro-batch of `samples` samples. Raises InputError where the profile lacks the shape."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
-    entry, element = profile.cost(kind, tp, rows), model.element_bytes
-    collective = partial(_collective_ns, profile, strategy)
-    parameters = max(model.parameter_count(kind, tp, index) for index in range(tp))
-    sharded = -(-parameters // strategy.degree("sdp"))
-    weights, boundary = parameters * element, model.boundary_bytes(rows)
+    entry, shape, element = profile.cost(sublayer, tp, rows), profile.shapes[sublayer], profile.element_bytes
+    shard, collective = shape.shard(tp), partial(_collective_ns, profile, strategy)
+    sharded = -(-shard.parameters // strategy.degree("sdp"))
+    weights = shard.parameters * element
 
-    compute = entry.backward_ns + (entry.forward_ns if strategy.ckpt else 0)
-    statistics = 3 * tp * rows * model.sequence * element
-    across = collective("tp", "all-gather", statistics) if kind == "head" else collective("tp", "all-reduce", boundary)
+    forward_ns, backward_ns = entry.forward_ns.value, entry.backward_ns.value
+    if strategy.ckpt:
+        forward_ns, backward_ns = entry.forward_without_graph_ns.value, backward_ns + forward_ns
+    if shape.kind == "head":
+        across = collective("tp", "all-gather", 3 * tp * rows * shape.tokens * element)  # the loss's statistics
+    else:
+        across = shape.reductions * collective("tp", "all-reduce", rows * shape.output_bytes)
     gather = collective("sdp", "all-gather", weights)
-    back = 0.0 if kind == "embedding" else collective("tp", "all-reduce", boundary)
+    back = shape.reductions * collective("tp", "all-reduce", rows * shape.input_bytes) if shape.kind != "embedding" else 0.0
     again = across if strategy.ckpt and not costs.executed else 0.0
     scatter = collective("sdp", "reduce-scatter", weights)
     reduce = collective("dp", "all-reduce", sharded * element)
-    forward = entry.forward_ns + across + gather
-    if costs.overlap_slowdown is None:
-        sync = reduce
-        backward = compute + back + again + gather + scatter + reduce
+    forward = forward_ns + across + gather
+    if not costs.executed:
+        slowdowns = profile.compute_slowdown.value, profile.communication_slowdown.value
+        overlapped = overlapped_ns(backward_ns, gather + scatter + reduce, *slowdowns)
+        backward = overlapped + back + again
+        sync = min(scatter + reduce, overlapped - overlapped_ns(backward_ns, gather, *slowdowns))
     else:
-        sync = reduce + scatter
-        backward = overlapped_ns(compute, gather + scatter + reduce, costs.overlap_slowdown) + back + again
-        sync = min(sync, backward - overlapped_ns(compute, gather, costs.overlap_slowdown) - back - again)
-    if costs.executed:
-        replicated = collective("tp", "all-reduce", model.replicated_count(kind) * element)
+        sync = reduce
+        backward = backward_ns + back + again + gather + scatter + reduce
+        replicated = collective("tp", "all-reduce", shard.replicated_parameters * element)
         backward += replicated
         # Sharded gradients are scattered in every micro-batch, and made whole over the tensor-parallel group before.
         sync += 0.0 if strategy.degree("sdp") > 1 else replicated
-        once = sharded * profile.optimizer_ns_per_parameter
-        if kind == "embedding" and model.tied:
-            everyone = tuple(range(strategy.group))
-            if len(everyone) > 1:
-                table = model.vocabulary * model.hidden * element
-                once += ring_ns("all-reduce", table, len(everyone), slowest_link(profile.islands, everyone))
+        once = sharded * profile.optimizer_ns_per_parameter.value
+        if shape.kind == "embedding" and profile.tied_parameters:
+            table = profile.tied_parameters * element
+            once += collective_ns(profile.network, "all-reduce", table, range(strategy.group))
         sync, backward = sync + once, backward + once
 
-    kept, incoming = entry.kept_bytes, model.input_bytes(kind, rows)
+    kept, incoming = entry.kept_bytes.value, rows * shape.input_bytes
     return UnitCosts(
         time_ns=forward + backward,
         sync_ns=sync,
         forward_bytes=incoming if strategy.ckpt else incoming + kept,
-        backward_bytes=_backward_bytes(model, profile, costs, kind, strategy, samples),
-        state_bytes=STATE_COPIES * sharded * element + (LOSS_BYTES if costs.executed and kind == "embedding" else 0),
+        backward_bytes=_backward_bytes(profile, costs, sublayer, strategy, samples),
+        state_bytes=profile.state_bytes_per_parameter * sharded
+        + (LOSS_BYTES if costs.executed and shape.kind == "embedding" else 0),
     )
 
 
-def _collective_ns(profile: Profile, strategy: Strategy, paradigm: Any, operation: str, message_bytes: int) -> float:
-    ranks = strategy.peers(0, paradigm)
-    if len(ranks) == 1:
-        return 0.0
-    return ring_ns(operation, message_bytes, len(ranks), slowest_link(profile.islands, ranks))
+def _collective_ns(profile: Profile, strategy: Strategy, paradigm: Any, operation: Operation, message_bytes: int) -> float:
+    return collective_ns(profile.network, operation, message_bytes, strategy.peers(0, paradigm))
 
 
-def _backward_bytes(model: Model, profile: Profile, costs: CostModel, kind: Kind, strategy: Strategy, samples: int) -> int:
+def _backward_bytes(profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int) -> int:
     """O_b. In the executed model also the forward pass's peak beyond what it keeps, so that Eq. 2 covers it."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
-    entry = profile.cost(kind, tp, rows)
-    rebuilt = entry.kept_bytes if strategy.ckpt else 0
+    entry, shape = profile.cost(sublayer, tp, rows), profile.shapes[sublayer]
+    rebuilt = entry.kept_bytes.value if strategy.ckpt else 0
     if not costs.executed:
         return rebuilt
-    element, degree = model.element_bytes, strategy.degree("sdp")
-    parameters = max(model.parameter_count(kind, tp, index) for index in range(tp))
+    element, degree, shard = profile.element_bytes, strategy.degree("sdp"), shape.shard(tp)
     sharded = degree > 1
-    gathered = -(-parameters // degree) * degree * element if sharded else 0
-    incoming, output = model.input_bytes(kind, rows), model.output_bytes(kind, rows, tp)
+    gathered = -(-shard.parameters // degree) * degree * element if sharded else 0
+    incoming, output = rows * shape.input_bytes, rows * shard.output_bytes
+    workspace = entry.forward_workspace_bytes.value
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
-    moved = 0 if strategy.group == 1 else model.boundary_bytes(samples) * 2
-    forward = gathered + output + max(entry.forward_workspace_bytes, moved) + (rebuilt if strategy.ckpt else 0)
-    gradients = (0 if kind == "embedding" else incoming) + gathered
-    recomputed = rebuilt + output + entry.forward_workspace_bytes if strategy.ckpt else 0
-    if kind == "head":
+    moved = 0 if strategy.group == 1 else 2 * samples * max(_moved_bytes(profile, sublayer))
+    forward = gathered + output + max(workspace, moved) + (rebuilt if strategy.ckpt else 0)
+    gradients = (0 if shape.kind == "embedding" else incoming) + gathered
+    recomputed = rebuilt + output + workspace if strategy.ckpt else 0
+    if shape.kind == "head":
         # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
-        forward = max(forward, output + rows * model.sequence * (8 + 3 * element * (1 + (tp if tp > 1 else 0))))
-    backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes, moved)
-    if kind == "embedding" and model.tied:
-        backward = max(backward, model.vocabulary * model.hidden * model.element_bytes - incoming)
+        forward = max(forward, output + rows * shape.tokens * (8 + 3 * element * (1 + (tp if tp > 1 else 0))))
+    backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes.value, moved)
+    if shape.kind == "embedding" and profile.tied_parameters:
+        backward = max(backward, profile.tied_parameters * element - incoming)
     return max(forward, backward)
+
+
+def _moved_bytes(profile: Profile, sublayer: str) -> tuple[int, int]:
+    """Hidden states of one sample that may be re-laid before and after a sub-layer."""
+    shape = profile.shapes[sublayer]
+    before = 0 if shape.kind == "embedding" else shape.input_bytes + shape.carried_bytes
+    return before, 0 if shape.kind == "head" else shape.output_bytes + shape.carried_bytes
 
 
 def layer_costs(parts: Sequence[UnitCosts]) -> UnitCosts:
@@ -182,27 +186,33 @@ def layer_costs(parts: Sequence[UnitCosts]) -> UnitCosts:
     )
 
 
-def transition_ns(model: Model, profile: Profile, before: Strategy, after: Strategy, samples: int) -> float:
-    """R: the Slice-Gather of the hidden states forward and of their gradients backward; the slowest rank counts."""
-    return _slice_gather_ns(model, profile, before, after, samples) + _slice_gather_ns(model, profile, after, before, samples)
+def transition_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
+    """R: the Slice-Gather of the hidden states forward and of their gradients backward; the slowest rank counts.
+
+    sample_bytes: hidden states of one sample between the two layers.
+    """
+    there = _slice_gather_ns(profile, before, after, samples, sample_bytes)
+    return there + _slice_gather_ns(profile, after, before, samples, sample_bytes)
 
 
-def _slice_gather_ns(model: Model, profile: Profile, before: Strategy, after: Strategy, samples: int) -> float:
-    block = model.boundary_bytes(samples // before.data_degree)
-    slowest = 0.0
-    for rank in range(before.group):
-        ranks = gather_ranks(before, after, rank)
-        if len(ranks) > 1:
-            slowest = max(slowest, ring_ns("all-gather", block * len(ranks), len(ranks), slowest_link(profile.islands, ranks)))
-    return slowest
+def _slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
+    block = samples // before.data_degree * sample_bytes
+    groups = gather_groups(before, after)
+    if profile.network.uniform:
+        groups = islice(groups, 1)  # all are alike
+    return max((collective_ns(profile.network, "all-gather", block * len(ranks), ranks) for ranks in groups), default=0.0)
 
 
-def usable_strategies(model: Model, group: int, samples: int, takeaway3: bool = True) -> list[Strategy]:
-    """The decision tree's strategies whose tp degree divides the heads and whose data degree divides the samples."""
+def usable_strategies(profile: Profile, samples: int, takeaway3: bool = True) -> list[Strategy]:
+    """The decision tree's strategies whose tp degree every sub-layer can be split into, and that divide the samples."""
+    group = profile.devices
+    if group & (group - 1):
+        raise InputError("profile", "devices", f"is {group}", f"give a power of two, such as {1 << group.bit_length() - 1}")
+    degrees = set(profile.tp_degrees(group))
     usable = [
         strategy
         for strategy in decision_tree(group, takeaway3=takeaway3)
-        if model.heads % strategy.degree("tp") == 0 and samples % strategy.data_degree == 0
+        if strategy.degree("tp") in degrees and samples % strategy.data_degree == 0
     ]
     if not usable:
         raise InputError("command line", "--batch", f"gives {samples} samples a micro-batch", f"give a multiple of {group}")
@@ -210,7 +220,6 @@ def usable_strategies(model: Model, group: int, samples: int, takeaway3: bool = 
 
 
 def build(
-    model: Model,
     profile: Profile,
     memory_bytes: int,
     batch: int,
@@ -230,17 +239,17 @@ def build(
     """
     stage = stage or Stage()
     samples = stage.samples(batch)
-    strategies = usable_strategies(model, profile.devices, samples, takeaway3)
-    layers = stage.layers(model)
+    strategies = usable_strategies(profile, samples, takeaway3)
+    layers = stage.layers(profile)
     if by_unit:
         layers = [[unit] for layer in layers for unit in layer]
     repeats = stage.micro_batches if stage.count == 1 else 1
 
     @cache
-    def options(kinds: tuple[Kind, ...]) -> list[dict[str, Any]]:
+    def options(parts: tuple[str, ...]) -> list[dict[str, Any]]:
         found = []
         for strategy in strategies:
-            part = layer_costs([unit_costs(model, profile, costs, kind, strategy, samples) for kind in kinds])
+            part = layer_costs([unit_costs(profile, costs, name, strategy, samples) for name in parts])
             found.append(
                 {
                     "strategy": str(strategy),
@@ -252,19 +261,21 @@ def build(
             )
         return found
 
-    # A re-layout depends on where the samples lie, which many strategies share.
-    moved: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    for a, b in product(strategies, repeat=2):
-        if (a.layout, b.layout) not in moved:
-            moved[a.layout, b.layout] = round(repeats * transition_ns(model, profile, a, b, samples))
-    moves = [[moved[a.layout, b.layout] for b in strategies] for a in strategies]
+    # A re-layout depends on where the samples lie, which many strategies share, and on what passes between the layers.
+    @cache
+    def moves(sample_bytes: int) -> list[list[int]]:
+        moved: dict[tuple[Any, Any], int] = {}
+        for a, b in product({s.layout: s for s in strategies}.values(), repeat=2):
+            moved[a.layout, b.layout] = round(repeats * transition_ns(profile, a, b, samples, sample_bytes))
+        return [[moved[a.layout, b.layout] for b in strategies] for a in strategies]
+
     return load(
         {
             "problem": NAME,
             "version": 1,
-            "name": name or f"{model.name} on {profile.devices} x {profile.device}",
+            "name": name or f"{profile.name} on {profile.devices} x {' and '.join(profile.kinds)}",
             "provenance": {
-                "model": model.shape(),
+                "model": profile.model or {"name": profile.name},
                 "cost_model": costs.name,
                 "profile": profile.origin,
                 "batch": batch,
@@ -277,10 +288,10 @@ def build(
             "layers": [
                 {
                     "name": layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0],
-                    "options": options(tuple(u.kind for u in layer)),
+                    "options": options(tuple(unit.sublayer for unit in layer)),
                 }
                 for layer in layers
             ],
-            "transitions_ns": [moves] * (len(layers) - 1),
+            "transitions_ns": [moves(_moved_bytes(profile, layer[-1].sublayer)[1]) for layer in layers[:-1]],
         }
     )

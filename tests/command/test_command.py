@@ -289,8 +289,10 @@ def test_bad_plans_get_one_line(plan: Path, tmp_path: Path) -> None:
     told(changed(units=[{**units[0], "strategy": "dp3"}, *units[1:]]), "units[0].strategy is 'dp3'")
     told(changed(units=units[1:]), "units has 25 items", "26")
     told(changed(units=[{**units[0], "name": "x"}, *units[1:]]), "units[0].name is 'x'", "'embedding'")
-    told(changed(model={**content["model"], "layers": 13}), "model_digest", "plan for it")
-    told(changed(model={**content["model"], "colour": "red"}), "model", "is not a model")
+    model, config = content["model"], content["model"]["config"]
+    told(changed(model={**model, "config": {**config, "n_layer": 13}}), "model_digest", "plan for it")
+    told(changed(model={**model, "colour": "red"}), "model.colour is not a field")
+    told(changed(model={**model, "config": {**config, "n_head": 5}}), "model.config.n_head is 5", "divisor of n_embd")
     told(changed(batch={"global_samples": 7, "micro_batches": 1}), "divides 7 samples")
     told(changed(batch={"global_samples": 8, "micro_batches": 3}), "batch.micro_batches is 3")
     told(changed(stages=[{**content["stages"][0], "ranks": [0, 1]}]), "stages[0].ranks")

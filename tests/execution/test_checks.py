@@ -25,7 +25,7 @@ def _with(program: Program, place: int, instruction: Instruction | None) -> Prog
 @pytest.mark.parametrize("world", [1, 2, 4, 8, 16])
 def test_random_programs_are_sound(world: int) -> None:
     rng = random.Random(world)
-    model = replace(GPT2, heads=16)
+    model = GPT2.with_fields(n_head=16)
     for _ in range(30):
         assert check(compile_plan(random_plan(rng, world, model))) == []
 
@@ -35,7 +35,7 @@ def test_64_ranks_of_the_real_model_are_sound() -> None:
 
     model = load_model("bert-huge-32")
     rng = random.Random(1)
-    tree = [s for s in decision_tree(64) if model.heads % s.degree("tp") == 0]
+    tree = [s for s in decision_tree(64) if s.degree("tp") in model.tp_degrees(64)]
     plan = plan_of(model, [str(rng.choice(tree)) for _ in model.units], 64, 64)
     assert check(compile_plan(plan)) == []
 
@@ -169,7 +169,7 @@ def test_a_reader_that_lacks_an_operation_does_not_import() -> None:
 def test_the_walk_sees_what_is_kept_for_longer() -> None:
     """Recomputation and sharding lower the walked peak; the fused back-end never has less than the serial one."""
     units = len(GPT2.units)
-    model = replace(GPT2, sequence=16, vocabulary=67)
+    model = GPT2.with_fields(sequence=16)
     peaks = {
         s: memory_walk(compile_plan(plan_of(model, [s] * units, 4, 32))[0]).peak_bytes for s in ("dp4", "dp4-ckpt", "sdp4")
     }

@@ -1,6 +1,7 @@
 """Plans on real processes against one process."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from trainplan.execution.run import RunReport, run_plans
@@ -41,8 +42,6 @@ def test_two_processes_and_one() -> None:
 
 def test_the_comparison_can_fail() -> None:
     """A gradient that is averaged, not summed, is seen: the check that all plans pass is not an empty one."""
-    from dataclasses import replace
-
     from trainplan.execution import run
     from trainplan.execution.compile import compile_plan
     from trainplan.execution.program import Op
@@ -68,10 +67,9 @@ def test_the_comparison_can_fail() -> None:
 
 def test_measured_memory_follows_the_walk() -> None:
     """Against torch's own allocations, on plans of a size at which tensors outweigh bookkeeping."""
-    from dataclasses import replace
-
     rng = random.Random(3)
-    model = replace(GPT2, hidden=128, inner=512, vocabulary=2000, positions=128, sequence=128, dtype="float32")
+    sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
+    model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
     plans = [random_plan(rng, 4, model) for _ in range(8)]
     errors = []
     for report in run_plans(plans, steps=1, compare=False, measure_memory=True):

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.formulations.strategies import decision_tree, gather_ranks, parse_strategy, rows_of
+from trainplan.formulations.strategies import decision_tree, gather_groups, gather_ranks, parse_strategy, rows_of
 from trainplan.profiling.errors import InputError
 
 TREES = (1, 2, 4, 8)
@@ -34,8 +34,8 @@ def test_first_level_spans_the_slowest_links() -> None:
     strategy = parse_strategy("dp2-tp4")
     assert strategy.peers(1, "dp") == (1, 5)
     assert strategy.peers(1, "tp") == (0, 1, 2, 3)
-    assert strategy.layout == (0, 0, 0, 0, 1, 1, 1, 1)
-    assert parse_strategy("tp4-dp2").layout == (0, 1, 0, 1, 0, 1, 0, 1)
+    assert [strategy.data_index(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [parse_strategy("tp4-dp2").data_index(rank) for rank in range(8)] == [0, 1] * 4
 
 
 @pytest.mark.parametrize("text", ["dp3", "dp2-dp4", "dp1", "xx8", "dp2tp4", "", "ckpt", "dp8-ckpt-ckpt", "dp0"])
@@ -64,6 +64,9 @@ def test_relayout_gives_each_rank_its_rows_from_the_fewest_ranks(group: int, dat
         assert len(held) == sum(len(rows_of(before, r, 0, group)) for r in ranks)
         if before.layout == after.layout:
             assert ranks == (rank,)
+    groups = list(gather_groups(before, after))
+    assert sorted(groups) == sorted({g for g in (gather_ranks(before, after, r) for r in range(group)) if len(g) > 1})
+    assert not groups or groups[0] == gather_ranks(before, after, 0)
 
 
 def test_samples_are_covered_once_by_every_data_group() -> None:

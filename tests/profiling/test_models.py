@@ -1,107 +1,332 @@
-"""Models from their configs, and byte formulas against what torch allocates."""
+"""Models from their configs: the papers' sizes, and byte formulas against what torch allocates."""
 
-from dataclasses import replace
+from __future__ import annotations
+
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import Model, load_model, model_from_config
+from trainplan.profiling.families import FAMILIES
+from trainplan.profiling.models import load_model, model_from_config, model_from_shape
+from trainplan.profiling.shipped import shipped
 
-SIZES: list[dict[str, Any]] = [
-    {"hidden": 768, "heads": 12, "inner": 3072, "vocabulary": 5000, "sequence": 128, "positions": 512},
-    {"hidden": 256, "heads": 8, "inner": 1024, "vocabulary": 1000, "sequence": 512, "positions": 512},
-]
+# Millions of parameters: Galvatron-BMW Table I, H3T Table 2 (and its GPT-3), AutoPipe Table I, GPT-2's own release.
+PAPERS = {
+    "bert-huge-32": 672,
+    "bert-huge-48": 987,
+    "bert-xhuge": 10_200,
+    "vit-huge-32": 632,
+    "vit-huge-48": 947,
+    "vit-xhuge": 10_100,
+    "t5-large-32": 502,
+    "t5-large-48": 737,
+    "t5-512-4-32": 502,
+    "t5-512-4-48": 737,
+    "swin-huge-32": 701,
+    "swin-huge-48": 1016,
+    "bert-1.8b": 1840,
+    "bert-6b": 6680,
+    "bert-13b": 13_800,
+    "bert-100b": 102_000,
+    "gpt3-175b": 175_000,
+    "gpt2-1.3b": 1314,
+    "gpt2": 124.44,
+    "gpt2-xl": 1557.6,
+    "llama2-7b": 6738.4,
+    "llama3-8b": 8030.3,
+}
+
+# MiB of activations a sample, Galvatron-BMW Table I, and how far our count of unfused code may be from it.
+ACTIVATIONS = {
+    "bert-huge-32": (3149.39, 0.015),
+    "bert-huge-48": (4657.51, 0.015),
+    "bert-xhuge": (24210.05, 0.015),
+    "vit-huge-32": (646.5, 0.001),
+    "vit-huge-48": (968.59, 0.001),
+    "vit-xhuge": (5313.9, 0.03),
+    "t5-large-32": (4119.66, 0.002),
+    "t5-large-48": (6107.75, 0.002),
+    "swin-huge-32": (726.59, 0.02),
+    "swin-huge-48": (1016.8, 0.021),
+}
 
 
-@pytest.mark.parametrize(("name", "millions"), [("gpt2", 124.44), ("bert-huge-32", 672), ("bert-huge-48", 987)])
-def test_parameter_counts(name: str, millions: float) -> None:
-    """GPT-2 small, and Table I of Galvatron-BMW."""
+@pytest.mark.parametrize(("name", "millions"), PAPERS.items())
+def test_parameter_counts_are_the_papers(name: str, millions: float) -> None:
     assert load_model(name).total_parameters == pytest.approx(millions * 1e6, rel=0.01)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert-huge-32"])
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("size", SIZES, ids=["wide", "long"])
+@pytest.mark.parametrize(("name", "millions"), [("gpt2-345m", 345), ("gpt2-762m", 762)])
+def test_gpt2s_first_counts_were_of_a_smaller_vocabulary(name: str, millions: float) -> None:
+    """AutoPipe's 345M and 762M are names from GPT-2's first report, whose counts its authors later corrected to 355M and 774M.
+    They come out with GPT-1's vocabulary of 40,478; the models that AutoPipe ran have 50,257."""
+    model = load_model(name)
+    assert model.with_fields(vocab_size=40_478).total_parameters == pytest.approx(millions * 1e6, rel=0.001)
+    assert 1.015 < model.total_parameters / (millions * 1e6) < 1.03
+
+
+def test_bert_large_is_rounded_in_its_own_paper() -> None:
+    """340M there; without its pooler and next-sentence head it has 335.2M, 1.4 % fewer."""
+    assert load_model("bert-large").total_parameters == pytest.approx(340e6, rel=0.015)
+
+
+@pytest.mark.parametrize(("name", "expected"), ACTIVATIONS.items())
+def test_activations_are_table_ones(name: str, expected: tuple[float, float]) -> None:
+    megabytes, tolerance = expected
+    assert load_model(name).activation_bytes() == pytest.approx(megabytes * 2**20, rel=tolerance)
+
+
+@pytest.mark.parametrize(("name", "megabytes", "short"), [("t5-512-4-32", 1777.06, 0.134), ("t5-512-4-48", 2473.10, 0.068)])
+def test_the_imbalanced_t5s_activations_fall_short(name: str, megabytes: float, short: float) -> None:
+    """Reported, not hidden: Table I's are larger by a constant 239 and 168 MiB for 32 and 48 layers. The authors' earlier code
+    has 91 MiB for an encoder layer, which is ours; these two rows imply 87 MiB for an encoder and a decoder layer together."""
+    assert load_model(name).activation_bytes() / 2**20 / megabytes == pytest.approx(1 - short, abs=0.002)
+
+
+def test_a_layers_activations_are_those_of_the_authors_profile() -> None:
+    """MiB a sample of one layer, from the published code of Galvatron's first version (T5 encoder and decoder, BERT, ViT)."""
+    t5, bert = load_model("t5-large-48"), load_model("bert-huge-32")
+
+    def layer(model: Any, prefix: str) -> float:
+        parts = [unit.sublayer for unit in model.units if unit.name.startswith(prefix)]
+        return sum(part.input_bytes(1) + part.kept_bytes(1, 1) for part in parts) / 2**20
+
+    # A decoder's input is counted by two of its three units; the authors' count has one tensor more for the encoder's result.
+    assert layer(t5, "encoder1.") == pytest.approx(91.003, rel=0.001)
+    assert layer(t5, "decoder1.") == pytest.approx(157.755, rel=0.002)
+    assert layer(bert, "block1.") == pytest.approx(94.07, rel=0.01)
+
+
+def test_every_shipped_model_loads_and_round_trips() -> None:
+    names = shipped("models")
+    assert len(names) >= 30
+    assert {load_model(name).family for name in names} == set(FAMILIES)
+    for name in names:
+        model = load_model(name)
+        again = model_from_shape(json.loads(json.dumps(model.shape())), "plan.json")
+        assert again == model
+        assert again.digest == model.digest
+        layers = [unit.layer for unit in model.units]
+        assert layers == sorted(layers)
+        assert set(layers) == set(range(model.layers + 2))
+
+
+def test_t5_has_two_streams_of_their_own_lengths() -> None:
+    model = load_model("t5-512-4-48")
+    lengths = {unit.name: (unit.sublayer.tokens, unit.sublayer.carried_tokens) for unit in model.units}
+    assert lengths["encoder3.ffn"] == (512, 4)
+    assert lengths["decoder3.cross"] == (4, 512)
+    assert model.layers == 48
+    boundaries = {unit.sublayer.boundary_bytes(1) for unit in model.units[:-1]}
+    assert boundaries == {(512 + 4) * 1024 * 4}, "both streams pass every cut"
+
+
+def test_swin_has_four_stages() -> None:
+    model = load_model("swin-huge-32")
+    shapes = [(u.sublayer.tokens, u.sublayer.hidden) for u in model.units if u.kind == "attention"]
+    assert [shapes.count(shape) for shape in dict.fromkeys(shapes)] == [2, 2, 26, 2]
+    assert list(dict.fromkeys(shapes)) == [(3136, 320), (784, 640), (196, 1280), (49, 2560)]
+    assert [u.name for u in model.units if u.kind == "merge"] == ["block2.merge", "block4.merge", "block30.merge"]
+    # Each cut carries half of what the one before it did, from stage to stage.
+    cuts = [u.sublayer.boundary_bytes(1) for u in model.units if u.kind == "ffn"]
+    assert [cuts[0] // cuts[place] for place in (1, 2, 4, 30)] == [1, 2, 4, 8]
+
+
+def test_transgan_generates_at_two_widths() -> None:
+    """AMP's: twelve layers of 1,024 and twelve of 16, as wide as an image of 288 pixels."""
+    model = load_model("amp-transgan")
+    shapes = [(u.sublayer.tokens, u.sublayer.hidden) for u in model.units if u.kind == "ffn"]
+    assert {shape: shapes.count(shape) for shape in shapes} == {(81, 1024): 12, (288**2, 16): 12}
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 256, "n_head": 8, "n_layer": 1, "n_positions": 128, "vocab_size": 2000},
+    "bert": {
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 128,
+        "intermediate_size": 1024,
+        "vocab_size": 2000,
+    },
+    "llama": {
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 2000,
+        "max_position_embeddings": 128,
+    },
+    "t5": {
+        "d_model": 256,
+        "d_kv": 32,
+        "num_heads": 8,
+        "num_layers": 2,
+        "d_ff": 1024,
+        "vocab_size": 2000,
+        "n_positions": 128,
+        "decoder_positions": 32,
+    },
+    "vit": {
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 1,
+        "intermediate_size": 1024,
+        "image_size": 112,
+        "patch_size": 8,
+        "num_labels": 100,
+    },
+    "swin": {
+        "embed_dim": 64,
+        "depths": [2, 2],
+        "num_heads": [8, 16],
+        "image_size": 112,
+        "patch_size": 4,
+        "window_size": 7,
+        "num_labels": 100,
+    },
+    "transgan": {
+        "bottom_width": 8,
+        "latent_size": 64,
+        "hidden_sizes": [256, 256, 64],
+        "depths": [1, 0, 1],
+        "num_attention_heads": 8,
+        "window_size": 16,
+    },
+}
+
+
 @pytest.mark.parametrize("tp", [1, 4])
-def test_bytes_are_those_that_torch_holds(family: str, eager: bool, size: dict[str, Any], tp: int) -> None:
+@pytest.mark.parametrize("family", SMALL)
+def test_bytes_are_those_that_torch_holds(family: str, tp: int) -> None:
+    """Of every distinct sub-layer: what its graph keeps within 1 %, its peak within 6 %, or 20 % of a quarter of it."""
     import torch
     from trainplan.profiling import torch_units
-    from trainplan.profiling.allocations import PeakMemory
+    from trainplan.profiling.tasks import Trial
 
     torch.set_num_threads(1)
-    model = replace(load_model(family), eager_attention=eager, **size)
-    rows, shard = 3, torch_units.Shard(tp, 0)
-    for kind in ("attention",) if eager else ("embedding", "attention", "ffn", "head"):
-        values = torch_units.whole_parameters(model, kind, 0)  # type: ignore[arg-type]
-        parameters = {
-            p.name: torch_units.sharded(p, values[p.name], shard).clone().requires_grad_()
-            for p in model.parameters(kind)  # type: ignore[arg-type]
-        }
-        for value in parameters.values():
-            value.grad = torch.zeros_like(value)
-        if kind == "embedding":
-            x = torch.randint(model.vocabulary, (rows, model.sequence))
-        else:
-            x = torch.randn(rows, model.sequence, model.hidden).requires_grad_()
-        gradient = torch.ones_like(torch_units.forward(model, kind, parameters, x, shard).detach())  # type: ignore[arg-type]
-        with PeakMemory() as memory:
-            with memory.phase("forward"):
-                y = torch_units.forward(model, kind, parameters, x, shard)  # type: ignore[arg-type]
-            edge, output = torch.autograd.graph.get_gradient_edge(y), y.nbytes
-            del y
-            with memory.phase("backward"):
-                torch.autograd.backward([edge], [gradient])
-        del edge  # what it still holds must not go while the next unit is watched
-        kept = model.kept_bytes(kind, rows, tp)  # type: ignore[arg-type]
-        made = 0 if kind == "embedding" else model.boundary_bytes(rows)
-        forward = kept + output + model.forward_workspace_bytes(kind, rows, tp)  # type: ignore[arg-type]
-        backward = kept + made + model.backward_workspace_bytes(kind, rows, tp)  # type: ignore[arg-type]
-        assert forward == pytest.approx(memory.phase_peak_bytes["forward"], rel=0.01), (kind, "forward")
-        assert backward == pytest.approx(memory.phase_peak_bytes["backward"], rel=0.03), (kind, "backward")
+    model, rows = model_from_config({"model_type": family, **SMALL[family]}, family), 3
+    for name, part in model.sublayers.items():
+        if not part.splits_into(tp):
+            continue
+        trial = Trial(part, rows, torch_units.Shard(tp, 0), torch.device("cpu"), seed=0)
+        found, incoming, output = trial.memory(), trial.incoming_bytes, part.output_bytes(rows, tp)
+        assert part.kept_bytes(rows, tp) == pytest.approx(found["kept_bytes"], rel=0.01, abs=64), name
+
+        def peak(kept: int, forward: int, backward: int, output: int = output, incoming: int = incoming) -> int:
+            return max(kept + output + forward, kept + incoming + backward)
+
+        ours = (part.kept_bytes(rows, tp), part.forward_workspace_bytes(rows, tp), part.backward_workspace_bytes(rows, tp))
+        assert peak(*ours) == pytest.approx(peak(*found.values()), rel=0.06 if tp == 1 else 0.2, abs=2**17), name
 
 
-def test_shards_cover_the_parameters() -> None:
-    model = replace(load_model("gpt2"), vocabulary=50257)
-    for kind in ("embedding", "attention", "ffn", "head"):
-        for tp in (2, 4, 8):
-            split = sum(model.parameter_count(kind, tp, i) - model.replicated_count(kind) for i in range(tp))  # type: ignore[arg-type]
-            assert split + model.replicated_count(kind) == model.parameter_count(kind)  # type: ignore[arg-type]
+def test_bytes_of_real_layers() -> None:
+    """The two shapes that plans of this project's demonstration run on, at their real width."""
+    import torch
+    from trainplan.profiling import torch_units
+    from trainplan.profiling.tasks import Trial
+
+    torch.set_num_threads(1)
+    for model in (load_model("gpt2", 256), load_model("bert-large", 128)):
+        for name in ("attention", "ffn", "embedding", "head"):
+            for tp in (1, 4):
+                part = model.sublayers[name]
+                trial = Trial(part, 2, torch_units.Shard(tp, 0), torch.device("cpu"), seed=0)
+                found = trial.memory()
+                assert part.kept_bytes(2, tp) == pytest.approx(found["kept_bytes"], rel=0.01)
+                backward = found["kept_bytes"] + trial.incoming_bytes + found["backward_workspace_bytes"]
+                ours = part.kept_bytes(2, tp) + trial.incoming_bytes + part.backward_workspace_bytes(2, tp)
+                assert ours == pytest.approx(backward, rel=0.03), (name, tp)
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"model_type": "mamba"}, "model_type is 'mamba'"),
-        ({"n_embd": None}, "n_embd is missing"),
-        ({"n_embd": -4}, "n_embd is -4"),
-        ({"n_embd": 767}, "n_head is 12"),
-        ({"n_layer": 2.5}, "n_layer is 2.5"),
-        ({"n_head": True}, "n_head is true"),
-        ({"n_layer": "12"}, "n_layer is '12'"),
-        ({"activation_function": "relu"}, "activation_function is 'relu'"),
-        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is NaN"),
-        ({"vocab_size": 10**12}, "vocab_size is 1000000000000"),
-    ],
-)
-def test_bad_configs_get_one_line(change: dict[str, Any], told: str) -> None:
-    config = {
-        "model_type": "gpt2",
-        "n_embd": 768,
-        "n_head": 12,
-        "n_layer": 12,
-        "n_positions": 1024,
-        "vocab_size": 50257,
-    }
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "t5-large-32", "swin-huge-32", "vit-huge-32", "bert-huge-32"])
+def test_shards_cover_the_parameters(name: str) -> None:
+    model = load_model(name)
+    for part in model.sublayers.values():
+        for tp in (t for t in (2, 4, 8) if part.splits_into(t)):
+            split = sum(part.parameter_count(tp, i) - part.replicated_count for i in range(tp))
+            assert split + part.replicated_count == part.parameter_count()
+
+
+def test_flops_are_six_times_the_parameters_a_token() -> None:
+    """The rule of thumb (Kaplan et al., 2020): 2 N a token forward, besides attention and what only looks things up."""
+    model = load_model("llama2-7b", sequence=128)
+    looked_up = model.units[0].sublayer.parameter_count()
+    found = sum(unit.sublayer.forward_flops(1, 1) for unit in model.units) / 128
+    assert found == pytest.approx(2 * (model.total_parameters - looked_up), rel=0.01)
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("gpt2", {"model_type": "mamba"}, "model_type is 'mamba'; give a config of one of: gpt2"),
+    ("gpt2", {"model_type": ["gpt2"]}, "model_type is \\['gpt2'\\]"),
+    ("gpt2", {"n_embd": None}, "n_embd is missing"),
+    ("gpt2", {"n_embd": -4}, "n_embd is -4"),
+    ("gpt2", {"n_embd": 255}, "n_head is 8; give a divisor of n_embd = 255"),
+    ("gpt2", {"n_layer": 2.5}, "n_layer is 2.5"),
+    ("gpt2", {"n_layer": 10**6}, "n_layer is 1000000; give a whole number from 1 to 4096"),
+    ("gpt2", {"n_head": True}, "n_head is true"),
+    ("gpt2", {"activation_function": "relu"}, "activation_function is 'relu'"),
+    ("gpt2", {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is NaN"),
+    ("gpt2", {"vocab_size": 10**12}, "vocab_size is 1000000000000"),
+    ("gpt2", {"attn_pdrop": 1.5}, "attn_pdrop is 1.5; give a probability"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention is true; give false"),
+    ("bert", {"type_vocab_size": -1}, "type_vocab_size is -1"),
+    ("bert", {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; give true or false"),
+    ("llama", {"num_key_value_heads": 3}, "num_key_value_heads is 3; give a divisor of num_attention_heads = 8"),
+    ("llama", {"head_dim": 7}, "head_dim is 7; give an even number"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; give 'silu'"),
+    ("llama", {"rope_theta": "big"}, "rope_theta is 'big'"),
+    ("t5", {"feed_forward_proj": "tanh"}, "feed_forward_proj is 'tanh'; give 'relu' or 'gated-gelu'"),
+    ("t5", {"decoder_positions": 0}, "decoder_positions is 0"),
+    ("vit", {"patch_size": 15}, "patch_size is 15; give a divisor of image_size = 112"),
+    ("vit", {"num_labels": 0}, "num_labels is 0"),
+    ("swin", {"depths": []}, "depths is \\[\\]; give a list"),
+    ("swin", {"depths": [2, -1]}, "depths\\[1\\] is -1"),
+    ("swin", {"num_heads": [8]}, "num_heads is \\[8\\]; give a list of 2"),
+    ("swin", {"window_size": 6}, "window_size is 6; give a divisor of 28"),
+    ("swin", {"mlp_ratio": 0}, "mlp_ratio is 0"),
+    ("swin", {"use_absolute_embeddings": True}, "use_absolute_embeddings is true"),
+    ("transgan", {"hidden_sizes": [256, 128, 64]}, "hidden_sizes\\[1\\] is 128; give 256 or a quarter of it"),
+    ("transgan", {"depths": [0, 0, 0]}, "depths add up to 0"),
+]
+
+
+@pytest.mark.parametrize(("family", "change", "told"), BAD)
+def test_bad_configs_get_one_line(family: str, change: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=f"c.json: {told}") as caught:
-        model_from_config({**config, **change}, "c.json")
+        model_from_config({"model_type": family, **SMALL[family], **change}, "c.json")
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", "{", '{"model_type": "gpt2"', "\x00", '"gpt2"', '{"n_embd": 1, "n_embd": 2}']
+)
+def test_broken_files_get_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_model(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_sequences_that_a_model_cannot_have() -> None:
+    for name, length in (("gpt2", 1025), ("gpt2", 0), ("vit-base", 64), ("t5-3b", -1)):
+        with pytest.raises(InputError, match=f"--sequence: ?is {length}|--sequence is {length}"):
+            load_model(name, length)
+    assert load_model("t5-3b", 2048).tokens == 2048, "relative positions have no end"
+
+
 def test_scaled_models_keep_their_chain() -> None:
-    model = load_model("gpt2")
-    for factor in (2, 8, 64):
-        small = model.scaled(factor)
-        assert [unit.name for unit in small.units] == [unit.name for unit in model.units]
-        assert small.heads == model.heads
-        assert small.total_parameters < model.total_parameters
-    assert isinstance(model.scaled(1), Model)
+    for name in ("gpt2", "bert-large", "llama2-7b"):
+        model = load_model(name)
+        for factor in (2, 8, 64):
+            small = model.scaled(factor)
+            assert [unit.name for unit in small.units] == [unit.name for unit in model.units]
+            assert small.total_parameters < model.total_parameters
+        assert model.scaled(1) is model
+    with pytest.raises(InputError, match="--scale-down is 2 for a vit"):
+        load_model("vit-base").scaled(2)

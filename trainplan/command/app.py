@@ -6,18 +6,35 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from typer import Argument, Option
 
 from trainplan import api
-from trainplan.command import render
+from trainplan.command import catalogue, profiles, render
+from trainplan.command.options import (
+    BatchSize,
+    ClusterName,
+    Dtype,
+    Granularity,
+    Json,
+    Memory,
+    Method,
+    MicroBatches,
+    ModelName,
+    OptionalCluster,
+    OptionalModel,
+    ProfileFile,
+    Seed,
+    Sequence,
+    TimeLimit,
+    print_json,
+)
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError, MissingExtra
 from trainplan.profiling.files import check_writable, write_whole
 from trainplan.profiling.processes import WorkerError
-from trainplan.profiling.shipped import shipped
 from trainplan.solvers.result import Result
 
 FINE, INFEASIBLE, BAD_INPUT, STOPPED = 0, 1, 2, 3
@@ -33,24 +50,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, to standard output.")]
-ModelName = Annotated[str, Option("--model", help=f"A Hugging Face config.json, or: {', '.join(shipped('models'))}.")]
-ClusterName = Annotated[str, Option("--cluster", help=f"A cluster file, or: {', '.join(shipped('clusters'))}.")]
-BatchSize = Annotated[int, Option("--batch", help="Samples of one step, over all devices.")]
-Memory = Annotated[str | None, Option("--memory", help="Memory of one device, such as 8GiB. [default: the cluster's]")]
-Sequence = Annotated[int | None, Option("--sequence", help="Sequence length. [default: the model's largest]")]
-Dtype = Annotated[str, Option("--dtype", help="float32, float64, bfloat16 or float16.")]
-ProfileFile = Annotated[Path | None, Option("--profile", help="A profile made earlier. [default: estimate]")]
-MicroBatches = Annotated[int, Option("--micro-batches", help="Micro-batches of a step.")]
-TimeLimit = Annotated[float | None, Option("--time-limit", help="Seconds; the best solution and its bound are kept.")]
-Seed = Annotated[int, Option("--seed", help="Seed of the method.")]
-Method = Annotated[str, Option("--method", help="A name from `trainplan methods`; exact is the best proven one.")]
-Granularity = Annotated[str, Option("--granularity", help="Decide for each 'layer' or each 'unit' (sub-layer).")]
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+app.add_typer(profiles.app)
+app.add_typer(catalogue.models)
+app.add_typer(catalogue.clusters)
 
 
 def _exit_code(found: Result) -> int:
@@ -108,7 +110,7 @@ def plan(
     if save_profile:
         write_whole(save_profile, found.profile.model_dump_json(indent=1) + "\n")
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
     else:
         render.planned(found, cluster)
         if output and found.plan:
@@ -121,9 +123,9 @@ def plan(
 )
 def build(
     problem: Annotated[str, Argument(help="The problem, such as layer-strategies.")],
-    model: ModelName,
-    cluster: ClusterName,
     batch: BatchSize,
+    model: OptionalModel = None,
+    cluster: OptionalCluster = None,
     memory: Memory = None,
     output: Annotated[Path | None, Option("--output", "-o", help="Write the instance here. [default: standard output]")] = None,
     sequence: Sequence = None,
@@ -139,7 +141,7 @@ def build(
     takeaway3: Annotated[bool, Option("--takeaway3/--no-takeaway3", help="Leave out strategies that mix dp with sdp.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Make an instance of a problem from a model and a cluster."""
+    """Make an instance of a problem from a model and a cluster, or from a profile alone."""
     if output:
         check_writable(output)
     instance = api.build(
@@ -171,7 +173,7 @@ def build(
         "instance_hash": instance.digest,
     }
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         render.pairs([(name, str(value)) for name, value in found.items()])
 
@@ -200,7 +202,7 @@ def solve(
     if output and found.solution is not None:
         write_whole(output, json.dumps(found.solution) + "\n")
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
     else:
         render.result(found)
     raise typer.Exit(_exit_code(found))
@@ -227,7 +229,7 @@ def check(
     """Check a solution against an instance: its time, its peak memory, and what it violates."""
     found = api.check(instance, solution)
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
     else:
         render.checked(found)
     raise typer.Exit(INFEASIBLE if found.violations else FINE)
@@ -246,7 +248,7 @@ def compare(
     with render.searching("comparing") as progress:
         results, contradictions = api.compare(loaded, method, time_limit=time_limit, seed=seed, progress=progress)
     if as_json:
-        _print_json({"results": [found.to_dict() for found in results], "contradictions": contradictions})
+        print_json({"results": [found.to_dict() for found in results], "contradictions": contradictions})
     else:
         render.comparison(results, contradictions)
     if contradictions or any(found.status == "infeasible" for found in results):
@@ -263,7 +265,7 @@ def methods(
     entries = api.methods(problem)
     if as_json:
         rows = [{"name": e.name, "proves": e.proves, "about": e.about, "options": list(e.options)} for e in entries]
-        _print_json({"problem": problem, "exact": entries[0].name, "methods": rows})
+        print_json({"problem": problem, "exact": entries[0].name, "methods": rows})
     else:
         render.methods(problem, entries)
 
@@ -277,7 +279,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a file format (always JSON)."""
     del as_json
-    _print_json(api.schema(format))
+    print_json(api.schema(format))
 
 
 @app.command(epilog="Example: trainplan run plan.json --steps 3 --scale-down 8 --dtype float64")
@@ -312,7 +314,7 @@ def run(
         from dataclasses import asdict
 
         predicted = loaded.predicted.model_dump() if loaded.predicted else None
-        _print_json({"predicted": predicted, **asdict(report)})
+        print_json({"predicted": predicted, **asdict(report)})
     else:
         render.run_report(loaded, report, scale_down)
 

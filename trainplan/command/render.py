@@ -89,13 +89,13 @@ def plan_table(plan: Plan) -> None:
 
 
 def planned(found: Planned, cluster: str) -> None:
-    model = found.profile.model
+    profile, tokens = found.profile, found.profile.shapes[found.profile.units[-1].sublayer].tokens
     memory = found.instance.memory_bytes
     fits = "fits" if found.cheapest_bytes <= memory else "does not fit"
     rows = [
-        ("model", f"{model['name']}, sequence {model['sequence']}, {model['dtype']}"),
-        ("cluster", f"{cluster}, {found.profile.devices} devices of {format_bytes(memory)} each"),
-        ("profile", f"{found.profile.origin} (links {found.profile.links_origin})"),
+        ("model", f"{profile.name}, {tokens} tokens a sample, {profile.dtype}"),
+        ("cluster", f"{cluster}, {profile.devices} devices of {format_bytes(memory)} each"),
+        ("profile", f"{profile.origin} (links {profile.links_origin})"),
         (
             "cheapest",
             f"{format_time(found.cheapest_time_ns)} without a limit, needs {format_bytes(found.cheapest_bytes)}: {fits}",

@@ -1,0 +1,116 @@
+"""What a profile lacks, from what it has: other numbers of rows by a line, other tensor-parallel degrees by the roofline.
+
+Times and bytes of a sub-layer grow with a + b rows, so two or more profiled sizes give all others. With fewer, or for a
+degree that was not profiled, the roofline's estimate is scaled by what the nearest profiled shape took over its own estimate.
+Completed numbers are `estimated`; their spread is the largest relative residual of their line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from trainplan.profiling.clusters import Cluster, DeviceKind
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.estimate import estimated_cost
+from trainplan.profiling.models import Model, model_from_shape
+from trainplan.profiling.profiles import NUMBERS, Number, Profile, UnitCost, needed_shapes, shapes_of
+
+
+def for_group(profile: Profile, group: int, rows: int, cluster: Cluster | None = None) -> Profile:
+    """The profile with all that strategies over `group` devices can meet with `rows` samples at once. Raises InputError."""
+    model = None if profile.model is None else model_from_shape(profile.model, "profile")
+    degrees = profile.tp_degrees(group) if model is None else model.tp_degrees(group)
+    completed = complete(profile, needed_shapes(degrees, group, rows), cluster)
+    return completed.changed(devices=group) if completed.devices != group else completed
+
+
+def complete(profile: Profile, shapes: Iterable[tuple[int, int]], cluster: Cluster | None = None) -> Profile:
+    """The profile with every (tp, rows) of `shapes`. cluster: whose device kinds shape the estimates of unprofiled degrees.
+
+    Raises InputError where neither a line nor an estimate is possible.
+    """
+    shapes = list(shapes)
+    model = None if profile.model is None else model_from_shape(profile.model, "profile")
+    known = {(entry.sublayer, entry.device, entry.tp, entry.rows) for entry in profile.costs}
+    failed = {(shape.sublayer, shape.device, shape.tp, shape.rows) for shape in profile.out_of_memory}
+    added = []
+    for device in profile.kinds:
+        for name in profile.shapes:
+            own = [entry for entry in profile.costs if (entry.sublayer, entry.device) == (name, device)]
+            for tp, rows in shapes:
+                if (name, device, tp, rows) not in known:
+                    added.append(_completed(profile, model, cluster, own, name, device, tp, rows))
+                    if (name, device, tp, rows) in failed:
+                        added[-1] = _too_large(added[-1], profile.memory_bytes)
+    if not added:
+        return profile
+    update: dict[str, object] = {"costs": [*profile.costs, *added]}
+    if model is not None:
+        degrees = {tp for tp, _ in shapes} | {shard.tp for shard in profile.sublayers[0].shards}
+        update["sublayers"] = shapes_of(model, sorted(degrees))
+    return profile.changed(**update)
+
+
+def _too_large(entry: UnitCost, memory_bytes: int) -> UnitCost:
+    """What did not fit when it was profiled needs more than the device has, whatever the line says."""
+    return entry.changed(backward_workspace_bytes=Number(value=memory_bytes, origin="measured"))
+
+
+def _completed(
+    profile: Profile,
+    model: Model | None,
+    cluster: Cluster | None,
+    own: Sequence[UnitCost],
+    name: str,
+    device: str,
+    tp: int,
+    rows: int,
+) -> UnitCost:
+    same = sorted((entry for entry in own if entry.tp == tp), key=lambda entry: entry.rows)
+    if len({entry.rows for entry in same}) > 1:
+        return same[0].changed(rows=rows, **{n: _on_line(same, n, rows) for n in NUMBERS})
+    if model is None:
+        if same:
+            factor = rows / same[0].rows
+            return same[0].changed(rows=rows, **{n: _scaled(getattr(same[0], n), factor) for n in NUMBERS})
+        profiled = sorted({entry.tp for entry in own})
+        raise InputError("profile", f"{name} with tp {tp}", "is missing", f"use tp degrees among {profiled}, or profile it")
+    part, kind = model.sublayers[name], _kind(cluster, device)
+    wanted = estimated_cost(name, part, kind, tp, rows)
+    if not own:
+        return wanted
+    nearest = min(own, key=lambda entry: (entry.tp != tp, abs(np.log(entry.tp / tp)), abs(np.log(entry.rows / rows))))
+    there = estimated_cost(name, part, kind, nearest.tp, nearest.rows)
+    update = {}
+    for n in NUMBERS:
+        base = getattr(there, n).value
+        update[n] = _scaled(getattr(wanted, n), getattr(nearest, n).value / base if base else 1.0)
+    return wanted.changed(**update)
+
+
+def _kind(cluster: Cluster | None, device: str) -> DeviceKind:
+    """The named kind, or one whose proportions stand for it."""
+    kinds = [] if cluster is None else list(cluster.kinds)
+    for kind in kinds:
+        if kind.name == device:
+            return kind
+    if kinds:
+        return kinds[0]
+    rates = dict.fromkeys(("float32", "float64", "bfloat16", "float16"), 1e13)
+    return DeviceKind(name=device, memory_bytes=2**34, flops_per_s=rates, memory_bytes_per_s=5e11)  # type: ignore[arg-type]
+
+
+def _scaled(number: Number, factor: float) -> Number:
+    return Number(value=round(number.value * factor), origin="estimated", spread=number.spread)
+
+
+def _on_line(entries: Sequence[UnitCost], name: str, rows: int) -> Number:
+    """By the line of least relative squares through the profiled sizes; never below 0."""
+    x = np.array([entry.rows for entry in entries], dtype=float)
+    y = np.array([getattr(entry, name).value for entry in entries], dtype=float)
+    weights = 1 / np.maximum(y, max(1.0, y.max() * 1e-6))
+    design = np.stack([np.ones_like(x), x], axis=1)
+    (a, b), *_ = np.linalg.lstsq(design * weights[:, None], y * weights, rcond=None)
+    residual = float(np.max(np.abs(a + b * x - y) * weights))
+    return Number(value=max(0, round(a + b * rows)), origin="estimated", spread=round(residual, 6))

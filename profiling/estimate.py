@@ -1,0 +1,194 @@
+"""Estimated profiles: a roofline of every operator (Williams, Waterman and Patterson, 2009), from shapes and data sheets.
+
+A product of (m, k) by (k, n) takes the longer of
+
+    2 m n k / (peak x efficiency x m/(m+d) x n/(n+d) x k/(k+d))     d = half_size, the kind's curve of achieved efficiency
+    bytes of the three matrices / memory bandwidth
+
+and everything else (norms, activations, softmax, residuals) the bytes it touches over the memory bandwidth; each kernel
+takes at least `kernel_ns`. A backward pass repeats the products twice (fused attention two and a half times, for it
+recomputes). AdamW reads four and writes three numbers for each parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+
+from trainplan.profiling.clusters import Cluster, DeviceKind
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.models import Model
+from trainplan.profiling.profiles import (
+    LONGEST_NS,
+    HostCosts,
+    Number,
+    Profile,
+    Rate,
+    UnitCost,
+    chain_of,
+    needed_shapes,
+    shapes_of,
+)
+from trainplan.profiling.sublayers import Operator, Sublayer
+
+OPTIMIZER_PASSES = 7
+STATE_COPIES = 4
+
+
+def operator_ns(operator: Operator, kind: DeviceKind, dtype: str, element_bytes: int, backward: bool = False) -> float:
+    """Time of one kernel, or of its backward pass. Raises KeyError for a dtype that the kind has no rate for."""
+    work = operator.backward if backward else 1.0
+    kernels = 2 if backward and operator.m else 1
+    if not operator.m:
+        return max(kind.kernel_ns, operator.touched_bytes * work / kind.memory_bytes_per_s * 1e9)
+    m, n, k, d = operator.m, operator.n, operator.k, kind.half_size
+    reached = kind.efficiency * m / (m + d) * n / (n + d) * k / (k + d)
+    compute = operator.flops * work / (kind.flops_per_s[dtype] * reached) * 1e9  # type: ignore[index]
+    moved = (m * k + k * n + m * n) * operator.count * element_bytes * work / kind.memory_bytes_per_s * 1e9
+    return max(kind.kernel_ns * kernels, compute, moved)
+
+
+def sublayer_ns(part: Sublayer, kind: DeviceKind, rows: int, tp: int) -> tuple[float, float]:
+    """Forward and backward time of a sub-layer on one device."""
+    operators = part.operators(rows, tp)
+    times = [
+        sum(operator_ns(operator, kind, part.dtype, part.element_bytes, backward) for operator in operators)
+        for backward in (False, True)
+    ]
+    return times[0], times[1]
+
+
+def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: int) -> UnitCost:
+    """One entry of a profile. Raises InputError where the device has no rate for the dtype, or the time is absurd."""
+    if part.dtype not in kind.flops_per_s:
+        known = ", ".join(kind.flops_per_s)
+        raise InputError(
+            "cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", f"add its rate, or use --dtype of {known}"
+        )
+    forward, backward = sublayer_ns(part, kind, rows, tp)
+    if max(forward, backward) > LONGEST_NS:
+        told = f"gives {name} {max(forward, backward):.3g} ns"
+        raise InputError("command line", "--batch", told, "give a smaller batch, or a faster device")
+
+    def number(value: float) -> Number:
+        return Number(value=max(0, round(value)), origin="estimated")
+
+    return UnitCost(
+        sublayer=name,
+        device=kind.name,
+        tp=tp,
+        rows=rows,
+        forward_ns=number(max(1, forward)),
+        forward_without_graph_ns=number(max(1, forward)),
+        backward_ns=number(max(1, backward)),
+        kept_bytes=number(part.kept_bytes(rows, tp)),
+        forward_workspace_bytes=number(part.forward_workspace_bytes(rows, tp)),
+        backward_workspace_bytes=number(part.backward_workspace_bytes(rows, tp)),
+    )
+
+
+def estimate(model: Model, cluster: Cluster, group: int, rows: int) -> Profile:
+    """A profile for all that strategies over `group` devices can meet with `rows` samples at once. Raises InputError."""
+    return estimate_shapes(model, cluster, needed_shapes(model.tp_degrees(group), group, rows), group)
+
+
+def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, int]], group: int | None = None) -> Profile:
+    """A profile for these (tp, rows) on every kind of device of the cluster. Raises InputError."""
+    shapes = list(shapes)
+    slow = min(cluster.used_kinds, key=lambda kind: kind.memory_bytes_per_s)
+    costs = [
+        estimated_cost(name, part, kind, tp, rows)
+        for kind in cluster.used_kinds
+        for tp, rows in shapes
+        for name, part in model.sublayers.items()
+    ]
+    return Profile(
+        name=model.name,
+        model=model.shape(),
+        dtype=model.dtype,  # type: ignore[arg-type]
+        parameter_bytes=model.element_bytes,
+        state_bytes_per_parameter=state_bytes(model.element_bytes),
+        tied_parameters=model.tied_elements,
+        units=chain_of(model),
+        sublayers=shapes_of(model, sorted({tp for tp, _ in shapes})),
+        cluster=cluster.name,
+        devices=group or cluster.devices,
+        memory_bytes=cluster.memory_bytes,
+        network=cluster.network,
+        optimizer_ns_per_parameter=_rate(OPTIMIZER_PASSES * model.element_bytes / slow.memory_bytes_per_s * 1e9),
+        host=estimated_host(cluster, model.element_bytes),
+        compute_slowdown=_rate(cluster.overlap_slowdown),
+        communication_slowdown=_rate(cluster.overlap_slowdown),
+        costs=costs,
+    )
+
+
+def state_bytes(element_bytes: int) -> int:
+    """Of one parameter: itself, its gradient, AdamW's moments; at least 16, for half precision keeps copies in fp32."""
+    return max(16, STATE_COPIES * element_bytes)
+
+
+def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
+    """The slowest host of the cluster; None where no node describes its host."""
+    hosts = [node.host for node in cluster.nodes if node.host is not None]
+    if not hosts:
+        return None
+    slow = min(hosts, key=lambda host: host.link.bandwidth_bytes_per_s)
+    copies = _rate(slow.link.bandwidth_bytes_per_s)
+    sharing = max(node.devices for node in cluster.nodes if node.host is not None)  # its devices step at the same time
+    return HostCosts(
+        to_device_bytes_per_s=copies,
+        to_host_bytes_per_s=copies,
+        latency_ns=Number(value=slow.link.latency_ns, origin="estimated"),
+        optimizer_ns_per_parameter=_rate(OPTIMIZER_PASSES * element_bytes * sharing / slow.memory_bytes_per_s * 1e9),
+    )
+
+
+def _rate(value: float) -> Rate:
+    return Rate(value=value, origin="estimated")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A measured time of a sub-layer: what `calibrate` fits a kind's rates to."""
+
+    part: Sublayer
+    tp: int
+    rows: int
+    forward_ns: float
+    backward_ns: float
+
+
+FITTED = ("efficiency", "memory_bytes_per_s", "half_size", "kernel_ns")
+
+
+def calibrate(kind: DeviceKind, samples: Sequence[Sample]) -> DeviceKind:
+    """The kind with efficiency, memory bandwidth, half size and kernel time fitted to measured times.
+
+    Least squares of the logarithms of predicted over measured times, by coordinate descent with shrinking steps; the peak rate
+    stays, so an efficiency above 1 (a peak set too low) is cut off there.
+    """
+
+    def error(candidate: DeviceKind) -> float:
+        found = 0.0
+        for sample in samples:
+            forward, backward = sublayer_ns(sample.part, candidate, sample.rows, sample.tp)
+            found += log(forward / sample.forward_ns) ** 2 + log(backward / sample.backward_ns) ** 2
+        return found
+
+    best, least, step = kind, error(kind), log(2.0)
+    while step > 0.005:
+        improved = False
+        for name in FITTED:
+            for sign in (step, -step):
+                old = getattr(best, name)
+                value = min(1.0, old * exp(sign)) if name == "efficiency" else old * exp(sign)
+                if name in ("half_size", "kernel_ns"):
+                    value = max(0, round(value) if round(value) != old else old + (1 if sign > 0 else -1))
+                candidate = best.changed(**{name: value})
+                if (found := error(candidate)) < least:
+                    best, least, improved = candidate, found, True
+        if not improved:
+            step /= 2
+    return best

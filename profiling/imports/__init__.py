@@ -1,0 +1,71 @@
+"""Profiles from other projects' files: Hetu-Galvatron, Piper and H3T. Every number of theirs has the origin `imported`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+from trainplan.profiling.clusters import Cluster
+from trainplan.profiling.errors import InputError, shown
+from trainplan.profiling.files import read_data
+from trainplan.profiling.imports import galvatron, h3t, piper
+from trainplan.profiling.imports.source import Options, Source
+from trainplan.profiling.profiles import Profile
+
+Reader = Callable[[Sequence[Source], Options], Profile]
+FORMATS = {"galvatron": galvatron, "piper": piper, "h3t": h3t}
+
+
+def import_profile(
+    paths: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    cluster: Cluster | None = None,
+    layers: int | None = None,
+    sequence: int | None = None,
+    hidden_size: int | None = None,
+    rows: int | None = None,
+    memory_bytes: int | None = None,
+    name: str | None = None,
+) -> Profile:
+    """One profile from all the files of one model. Each file's format is recognised by its content; `format` checks it.
+
+    What files may leave open: cluster (links, memory and name of its device), memory_bytes of a device. Galvatron: layers,
+    hidden_size, and sequence (tokens of a sample) where several were profiled. H3T: rows, the samples of a device that its
+    times are for; left out, the profile's one sample is that whole batch. Raises InputError.
+    """
+    paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not paths:
+        raise InputError("import_profile", "paths", "is empty", "name the files of one profile")
+    if format is not None and format not in FORMATS:
+        raise InputError("import_profile", "format", f"is {shown(format)}", f"give one of: {', '.join(FORMATS)}")
+    sources = [_read(os.fspath(path)) for path in paths]
+    found = [_recognised(source) for source in sources]
+    for source, own in zip(sources, found, strict=True):
+        if own != (format or found[0]):
+            wanted = format or f"{found[0]}, as {paths[0]} is"
+            raise InputError(source.path, "", f"is a file of {own}, not of {wanted}", "give files of one format")
+    module = FORMATS[found[0]]
+    options = Options(cluster, layers, sequence, hidden_size, rows, memory_bytes, name)
+    options.check(found[0], module.OPTIONS)
+    read: Reader = module.read
+    return read(sources, options)
+
+
+def _read(path: str) -> Source:
+    data = read_data(path)
+    if not isinstance(data, dict):
+        raise InputError(path, "", f"holds {shown(data)}", "give a JSON object")
+    if any(not isinstance(key, str) for key in data):
+        raise InputError(path, "", "has a key that is no text", "give a JSON object")
+    return Source(path, data)
+
+
+def _recognised(source: Source) -> str:
+    for name, module in FORMATS.items():
+        if module.recognises(source.data):
+            return name
+    if source.data.get("format") == "trainplan-profile":
+        raise InputError(source.path, "", "is a profile of trainplan already", "load it as it is")
+    keys = ", ".join(shown(key) for key in list(source.data)[:3]) or "none"
+    raise InputError(source.path, "", f"is of no known format (its first keys: {keys})", f"give one of: {', '.join(FORMATS)}")

@@ -1,0 +1,174 @@
+"""Hetu-Galvatron's hardware files (https://github.com/PKU-DAIR/Hetu-Galvatron, core/profiler/hardware_profiler.py) as islands.
+
+`allreduce_size_<n>_consec_<c>` is the bus bandwidth of nccl-tests in GB/s, 2 (n-1)/n M / t: what trainplan calls a ring's
+bandwidth. Groups are consecutive, or every (world / n)-th device. `pp_size_<n>` is that of sendrecv_perf, around a ring of
+every (world / n)-th device. `allreduce_` and `all2all_size_<n>_<s>MB_time` are milliseconds of s MiB (of one rank).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from trainplan.profiling.clusters import Cluster
+from trainplan.profiling.costs import PHASES
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.imports.source import LARGEST_COUNT, Source, number
+from trainplan.profiling.measure import fit_line
+from trainplan.profiling.network import Operation
+
+ALL_REDUCE = re.compile(r"allreduce_size_(\d+)_consec_([01])")
+P2P = re.compile(r"pp_size_(\d+)")
+TIMES = re.compile(r"(allreduce|all2all)_size_(\d+)_(\d+)MB_time")
+NODES = re.compile(r"_(\d+)nodes_(\d+)gpus_per_node")
+OPERATIONS: dict[str, Operation] = {"allreduce": "all-reduce", "all2all": "all-to-all"}
+
+GIGA = 1e9
+MIB = 2**20
+MOST_GB_PER_S = 1e5
+MOST_MS = 1e7
+SMALLEST = 1e-6
+
+Islands = list[dict[str, Any]]
+
+
+def islands(files: dict[str, Source], cluster: Cluster | None) -> tuple[Islands, int]:
+    """Islands of `allreduce`, `p2p` and `sp_time` files, as far as given, and the number of devices. Raises InputError.
+
+    A time's fit stands for every collective of its group size, for nccl-tests' bandwidth is only a mean over message sizes.
+    """
+    general: dict[int, dict[str, Any]] = {}
+    world, nodes = 1, 1
+    if "allreduce" in files:
+        general, world, nodes = _all_reduces(files["allreduce"], cluster)
+    fitted = _fits(files["sp_time"]) if "sp_time" in files else {}
+    world = max([world, *(size for size, _ in fitted)])
+    if "allreduce" in files and world not in general:
+        told = f"has groups of {world} devices, more than {files['allreduce'].path}"
+        raise InputError(files["sp_time"].path, "", told, "give files of one cluster")
+    found: Islands = []
+    for size in sorted(set(general) | {size for size, _ in fitted}):
+        place = {key: value for key, value in general.get(size, {}).items() if key in ("shared_by", "node_bytes_per_s")}
+        for operation in PHASES:
+            if (size, operation) in fitted:
+                found.append({**place, **fitted[size, operation], "devices": size, "operation": operation})
+        if (size, "all-reduce") in fitted:
+            found.append({**place, **fitted[size, "all-reduce"], "devices": size})
+        elif size in general:
+            found.append({**general[size], "devices": size})
+    if "p2p" in files and found:
+        found += _point_to_point(files["p2p"], world, nodes, general)
+    if not found:
+        source = next(iter(files.values()))
+        raise InputError(source.path, "", "comes without all-reduce bandwidths", "add allreduce_bandwidth_*.json")
+    return sorted(found, key=lambda island: int(island["devices"])), world
+
+
+def _all_reduces(source: Source, cluster: Cluster | None) -> tuple[dict[int, dict[str, Any]], int, int]:
+    """Islands by size, devices and nodes."""
+    consecutive: dict[int, float] = {}
+    strided: dict[int, float] = {}
+    for key, value in source.data.items():
+        match = _matched(source, ALL_REDUCE, key)
+        size = _size(source, key, match[1])
+        (consecutive if match[2] == "1" else strided)[size] = GIGA * number(source, key, value, MOST_GB_PER_S, SMALLEST)
+    if not consecutive:
+        raise InputError(source.path, "", "has no consecutive groups", "add allreduce_size_<n>_consec_1")
+    world = max(consecutive)
+    if too_large := [size for size in strided if size >= world]:
+        field = f"allreduce_size_{too_large[0]}_consec_0"
+        raise InputError(source.path, field, f"is of {too_large[0]} among {world} devices", "add the group of all devices")
+    nodes = _nodes(source, world, cluster)
+    node = world // nodes
+    found: dict[int, dict[str, Any]] = {}
+    for size, bandwidth in sorted(consecutive.items()):
+        found[size] = {"bandwidth_bytes_per_s": bandwidth, "origin": "imported"}
+        if size > node:
+            found[size]["shared_by"] = node
+    if nodes == 1:
+        found[world] |= _middle([consecutive[world], *strided.values()], "bandwidth_bytes_per_s")
+    elif strided:
+        # What the node's cards send together, by how many of its devices are in a group.
+        parts = {size: max(1, size // nodes) / node for size in strided}
+        shared = _middle([strided[size] / part for size, part in parts.items()], "node_bytes_per_s")
+        told = [min(consecutive[world], shared["node_bytes_per_s"] * part) for part in parts.values()]
+        error = max(abs(measured / mine - 1) for measured, mine in zip(strided.values(), told, strict=True))
+        found[world] |= shared | {"error": round(error, 4)}
+    return found, world, nodes
+
+
+def _nodes(source: Source, world: int, cluster: Cluster | None) -> int:
+    """From the file's name, else from the cluster, else one. Raises InputError."""
+    if match := NODES.search(source.stem):
+        nodes, each = int(match[1]), int(match[2])
+        if nodes * each != world:
+            told = f"has groups of up to {world} devices, but is named for {nodes} x {each}"
+            raise InputError(source.path, "", told, "give the whole file, or name it for what it holds")
+        return nodes
+    if cluster is not None and cluster.devices == world:
+        return sum(node.count for node in cluster.nodes)
+    return 1
+
+
+def _middle(bandwidths: Sequence[float], name: str) -> dict[str, Any]:
+    """The bandwidth whose largest relative error of a time is least."""
+    low, high = min(bandwidths), max(bandwidths)
+    return {name: (low + high) / 2, "error": round((high - low) / (high + low), 4)}
+
+
+def _point_to_point(source: Source, world: int, nodes: int, general: dict[int, dict[str, Any]]) -> Islands:
+    """In one node each ring tells the link at its own distance; over several nodes all tell the link between them."""
+    rings = {}
+    for key, value in source.data.items():
+        size = _size(source, key, _matched(source, P2P, key)[1])
+        if world % size:
+            raise InputError(source.path, key, f"is of {size} among {world} devices", "give files of one cluster")
+        rings[size] = GIGA * number(source, key, value, MOST_GB_PER_S, SMALLEST)
+    common = {"operation": "p2p", "origin": "imported"}
+    if nodes == 1:
+        return [{**common, "devices": 2 * world // n, "bandwidth_bytes_per_s": rate} for n, rate in rings.items()]
+    between = {**common, "devices": world, **_middle(list(rings.values()), "bandwidth_bytes_per_s")}
+    # Not measured within a node; without it, messages there would count as if they left it.
+    within = [size for size in general if size <= world // nodes]
+    return [{**common, "devices": max(within), **general[max(within)]}, between] if within else [between]
+
+
+def _fits(source: Source) -> dict[tuple[int, str], dict[str, Any]]:
+    """Latency and bandwidth of a step by least relative squares, by group size and operation."""
+    points: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for key, value in source.data.items():
+        match = _matched(source, TIMES, key)
+        operation, size = OPERATIONS[match[1]], _size(source, key, match[2])
+        piece = number(source, key, int(match[3]), LARGEST_COUNT, 1) * MIB / size
+        seconds = number(source, key, value, MOST_MS, SMALLEST) / 1e3
+        points.setdefault((size, operation), []).append((piece, seconds / PHASES[operation] / (size - 1)))
+    fitted: dict[tuple[int, str], dict[str, Any]] = {}
+    for (size, name), found in points.items():
+        if len(found) < 2:
+            told = f"has one message size for {name} of {size}"
+            raise InputError(source.path, "", told, "give two or more: latency and bandwidth are fitted to them")
+        alpha, beta, error = fit_line(found)
+        line = {"bandwidth_bytes_per_s": 1 / max(beta, 1e-15), "latency_ns": round(alpha * 1e9)}
+        fitted[size, name] = line | {"origin": "imported", "error": round(error, 4)}
+    sizes = {size for size, _ in fitted}
+    if missing := [size for size in sizes if (size, "all-reduce") not in fitted]:
+        raise InputError(source.path, "", f"has no all-reduces of {missing[0]} devices", "add allreduce_size_<n>_<s>MB_time")
+    return fitted
+
+
+def _matched(source: Source, pattern: re.Pattern[str], key: str) -> re.Match[str]:
+    if match := pattern.fullmatch(key):
+        return match
+    raise InputError(source.path, key, "is not a key of this file", f"give keys such as {_example(pattern)}")
+
+
+def _example(pattern: re.Pattern[str]) -> str:
+    return {ALL_REDUCE: "allreduce_size_8_consec_1", P2P: "pp_size_2"}.get(pattern, "allreduce_size_8_64MB_time")
+
+
+def _size(source: Source, key: str, text: str) -> int:
+    size = int(text)
+    if not 2 <= size <= LARGEST_COUNT or size & (size - 1):
+        raise InputError(source.path, key, f"is of {size} devices", f"give powers of two from 2 to {LARGEST_COUNT}")
+    return size

@@ -1,0 +1,208 @@
+"""H3T's layer profiles (the published code on BMTrain; fields as the project's notes on the paper name them).
+
+`layer_runtime` and `layer_memory` hold one object for each layer. Readings taken:
+
+- seconds and bytes are those of one device; how many samples it had is not told (`rows`);
+- a forward pass with graph leaves its output and what the graph holds, one without graph its output only, so the
+  difference of their `delta` is kept_bytes; `peak` less `delta` is workspace;
+- a gather or scatter over n = gathered / partitioned devices is a ring of n - 1 steps; a scatter reduces;
+- parameters are of 2 bytes (BMTrain trains in half precision) with 16 bytes of state each, which H3T has on the host;
+  its optimizer runs there, on the shard of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.files import parse
+from trainplan.profiling.imports.source import LONGEST_S, MOST_BYTES, Foreign, Options, Source, cost, finished, imported, rate
+from trainplan.profiling.measure import fit_line
+from trainplan.profiling.profiles import Profile
+
+OPTIONS = ("rows", "memory_bytes")
+ELEMENT_BYTES = 2
+
+Seconds = Annotated[float, Field(ge=1e-9, le=LONGEST_S, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=1, le=int(MOST_BYTES))]
+Change = Annotated[int, Field(ge=-int(MOST_BYTES), le=int(MOST_BYTES))]
+
+
+class Runtime(Foreign):
+    """Seconds."""
+
+    forward_no_grad: Seconds
+    forward_with_grad: Seconds
+    backward: Seconds
+    gather_parameter: Seconds
+    scatter_gradient: Seconds
+    prefetch_parameter: Seconds
+    offload_gradient: Seconds
+    prefetch_hidden_state: Seconds
+    offload_hidden_state: Seconds
+    optimizer_step: Seconds
+
+
+class Memory(Foreign):
+    """Bytes."""
+
+    input_tensor: Bytes
+    gathered_parameter: Bytes
+    partitioned_parameter: Bytes
+    gathered_gradient: Bytes
+    partitioned_gradient: Bytes
+    forward_no_grad_peak: Bytes
+    forward_no_grad_delta: Bytes
+    forward_with_grad_peak: Bytes
+    forward_with_grad_delta: Bytes
+    backward_peak: Bytes
+    backward_delta: Change
+
+
+class LayerProfile(Foreign):
+    name: str = ""
+    nvlink_available: bool
+    layer_runtime: Annotated[list[Runtime], Field(min_length=1, max_length=10_000)]
+    layer_memory: Annotated[list[Memory], Field(min_length=1, max_length=10_000)]
+
+
+def recognises(data: dict[str, Any]) -> bool:
+    return "layer_runtime" in data or "layer_memory" in data
+
+
+def read(sources: Sequence[Source], options: Options) -> Profile:
+    """Raises InputError."""
+    source = sources[0]
+    if len(sources) > 1:
+        raise InputError(sources[1].path, "", "is a second H3T file", "give one: it holds the whole profile")
+    found = parse(source.data, LayerProfile, where=source.path)
+    devices, rows = _devices(source, found), options.rows or 1
+    layers = list(zip(found.layer_runtime, found.layer_memory, strict=True))
+    names: dict[tuple[Runtime, Memory], str] = {}
+    units: list[dict[str, Any]] = []
+    sublayers, costs = [], []
+    for i, (time, memory) in enumerate(layers):
+        key = _hashable(time, memory)
+        if key not in names:
+            names[key] = f"layer-{i}"
+            sublayers.append(_shape(source, names[key], i, memory, rows))
+            costs.append(_cost(names[key], options.device, rows, time, memory))
+        units.append({"name": f"layer-{i}", "layer": i, "sublayer": names[key]})
+    return finished(
+        sources,
+        "H3T",
+        {
+            "name": options.name or found.name or source.stem,
+            "dtype": "float16",
+            "parameter_bytes": ELEMENT_BYTES,
+            "units": units,
+            "sublayers": sublayers,
+            "cluster": options.cluster.name if options.cluster else f"{devices} devices of H3T",
+            "devices": devices,
+            "memory_bytes": options.memory(source),
+            "network": {"islands": _islands(layers, devices)},
+            "optimizer_ns_per_parameter": rate(0),
+            "host": _host(layers),
+            "costs": costs,
+        },
+        nvlink_available=found.nvlink_available,
+        optimizer_on_device="not in the file, so 0",
+    )
+
+
+def _hashable(time: Runtime, memory: Memory) -> Any:
+    return tuple(time.model_dump().values()) + tuple(memory.model_dump().values())
+
+
+def _devices(source: Source, found: LayerProfile) -> int:
+    """How many devices share a parameter. Raises InputError where the file contradicts itself."""
+    times, memories = len(found.layer_runtime), len(found.layer_memory)
+    if times != memories:
+        raise InputError(source.path, "layer_memory", f"has {memories} layers", f"give {times}, as layer_runtime has")
+    devices = found.layer_memory[0].gathered_parameter // found.layer_memory[0].partitioned_parameter
+    for i, memory in enumerate(found.layer_memory):
+        where = f"layer_memory[{i}]"
+        for whole, part in (("gathered_parameter", "partitioned_parameter"), ("gathered_gradient", "partitioned_gradient")):
+            if getattr(memory, whole) != devices * getattr(memory, part) or devices < 1:
+                told = f"is {getattr(memory, whole)}, with {getattr(memory, part)} of it on each device"
+                raise InputError(source.path, f"{where}.{whole}", told, f"give {max(1, devices)} parts, as the first layer has")
+        for pass_ in ("forward_no_grad", "forward_with_grad"):
+            peak, delta = getattr(memory, f"{pass_}_peak"), getattr(memory, f"{pass_}_delta")
+            if peak < delta:
+                told = f"is {peak}, below the {delta} that stay"
+                raise InputError(source.path, f"{where}.{pass_}_peak", told, "give the largest use during the pass")
+        if memory.forward_with_grad_delta < memory.forward_no_grad_delta:
+            told = f"is {memory.forward_with_grad_delta}, below forward_no_grad_delta"
+            raise InputError(source.path, f"{where}.forward_with_grad_delta", told, "give the output and all the graph holds")
+    return devices
+
+
+def _shape(source: Source, name: str, index: int, memory: Memory, rows: int) -> dict[str, Any]:
+    if memory.input_tensor % rows or memory.forward_no_grad_delta % rows:
+        told = f"is {memory.input_tensor}, not that of {rows} samples"
+        raise InputError(source.path, f"layer_memory[{index}].input_tensor", told, "give another rows, or none")
+    output = memory.forward_no_grad_delta // rows
+    parameters = memory.gathered_parameter // ELEMENT_BYTES
+    shard = {"tp": 1, "parameters": parameters, "replicated_parameters": 0, "output_bytes": output}
+    shape = {"name": name, "kind": "layer", "input_bytes": memory.input_tensor // rows, "output_bytes": output}
+    return shape | {"shards": [shard]}
+
+
+def _cost(name: str, device: str, rows: int, time: Runtime, memory: Memory) -> Any:
+    kept = memory.forward_with_grad_delta - memory.forward_no_grad_delta
+    return cost(
+        name,
+        device,
+        1,
+        rows,
+        time.forward_with_grad * 1e9,
+        time.backward * 1e9,
+        kept,
+        forward_without_graph_ns=time.forward_no_grad * 1e9,
+        forward_workspace_bytes=max(
+            memory.forward_with_grad_peak - memory.forward_with_grad_delta,
+            memory.forward_no_grad_peak - memory.forward_no_grad_delta - kept,
+        ),
+        backward_workspace_bytes=max(0, memory.backward_peak - memory.input_tensor),
+    )
+
+
+def _islands(layers: Sequence[tuple[Runtime, Memory]], devices: int) -> list[dict[str, Any]]:
+    """Lines through the steps of all gathers and of all scatters; through both for whatever else there is."""
+    steps = devices - 1 or 1
+    gathers = [(memory.partitioned_parameter, time.gather_parameter / steps) for time, memory in layers]
+    scatters = [(memory.partitioned_gradient, time.scatter_gradient / steps) for time, memory in layers]
+    islands = []
+    for operation, points in (("all-gather", gathers), ("reduce-scatter", scatters), (None, gathers + scatters)):
+        alpha, beta, error = _line(points)
+        island = {"devices": devices, "operation": operation, "bandwidth_bytes_per_s": 1 / max(beta, 1e-15)}
+        islands.append(island | {"latency_ns": round(alpha * 1e9), "origin": "imported", "error": round(error, 4)})
+    return islands
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """As `fit_line`; points of one size tell no latency."""
+    if len({size for size, _ in points}) > 1:
+        return fit_line(points)
+    rates = [size / seconds for size, seconds in points]
+    bandwidth = (min(rates) + max(rates)) / 2
+    return 0.0, 1 / bandwidth, max(rates) / bandwidth - 1
+
+
+def _host(layers: Sequence[tuple[Runtime, Memory]]) -> dict[str, Any]:
+    """Copies of shards and hidden states, and what the optimizer takes on the host for one parameter of a shard."""
+    there = [(memory.partitioned_parameter, time.prefetch_parameter) for time, memory in layers]
+    there += [(memory.input_tensor, time.prefetch_hidden_state) for time, memory in layers]
+    back = [(memory.partitioned_gradient, time.offload_gradient) for time, memory in layers]
+    back += [(memory.input_tensor, time.offload_hidden_state) for time, memory in layers]
+    to_device, to_host = _line(there), _line(back)
+    seconds = sum(time.optimizer_step for time, _ in layers)
+    parameters = sum(memory.partitioned_parameter for _, memory in layers) / ELEMENT_BYTES
+    return {
+        "to_device_bytes_per_s": rate(1 / max(to_device[1], 1e-12), round(to_device[2], 4)),
+        "to_host_bytes_per_s": rate(1 / max(to_host[1], 1e-12), round(to_host[2], 4)),
+        "latency_ns": imported(max(to_device[0], to_host[0]) * 1e9),
+        "optimizer_ns_per_parameter": rate(seconds / parameters * 1e9),
+    }

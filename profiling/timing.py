@@ -1,0 +1,106 @@
+"""Clocks and repeats of a measuring process: the same code on CPU (wall clock) and CUDA (events)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LEAST_REPEATS = 3
+MOST_REPEATS = 50
+WARM_UPS = 1
+
+
+class OutOfMemory(Exception):
+    """Some process could not hold what it was to measure."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """When to stop: at `spread`, relative half-width of the middle half of the repeats, or after `seconds` a task."""
+
+    spread: float
+    seconds: float
+
+
+class Clock:
+    """Marks moments on a device; `parts` are the seconds between them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def parts(self) -> list[float]:
+        if self._cuda:
+            torch.cuda.synchronize()
+            return [a.elapsed_time(b) / 1e3 for a, b in zip(self._marks, self._marks[1:], strict=False)]
+        return [b - a for a, b in zip(self._marks, self._marks[1:], strict=False)]
+
+
+def slowest(world: int, values: Sequence[float]) -> list[float]:
+    """Element-wise maximum over the processes."""
+    if world == 1:
+        return list(values)
+    shared = torch.tensor(list(values), dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return shared.tolist()
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half-width of the middle half, relative to the median."""
+    if len(values) < 2:
+        return 0.0
+    lower, middle, upper = statistics.quantiles(values, n=4)
+    return (upper - lower) / 2 / middle if middle else 0.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Medians of the parts of a run, in seconds, each with its spread."""
+
+    medians: list[float]
+    spreads: list[float]
+
+
+def repeat(world: int, stop: Repeats, parts: int, run: Callable[[], Sequence[float]]) -> Timed:
+    """Timings of `run()`, seconds of its `parts`; a repeat counts with its slowest process. Raises OutOfMemory on all ranks."""
+    started, found = time.perf_counter(), []
+    for number in range(MOST_REPEATS + WARM_UPS):
+        if world > 1:
+            dist.barrier()
+        failed, mine = 0.0, [0.0] * parts
+        try:
+            mine = list(run())
+        except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = 1.0
+        shared = slowest(world, [*mine, failed, time.perf_counter() - started])
+        if shared[-2]:
+            raise OutOfMemory
+        if number >= WARM_UPS:
+            found.append(shared[:parts])
+        # All processes decide on the same shared numbers.
+        enough = len(found) >= LEAST_REPEATS
+        if enough and (shared[-1] > stop.seconds or spread([sum(part) for part in found]) < stop.spread):
+            break
+    columns = list(zip(*found, strict=True))
+    return Timed([statistics.median(column) for column in columns], [spread(column) for column in columns])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch's CPU allocator tells it only in words."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error).lower()

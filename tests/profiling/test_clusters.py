@@ -1,0 +1,286 @@
+"""Cluster files: what is shipped, which link a group gets, and one line for every fault."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from trainplan.profiling.clusters import Cluster, load_cluster
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.files import parse, read_data, yaml_text
+from trainplan.profiling.network import Island, Link, Network
+from trainplan.profiling.shipped import shipped
+
+SHIPPED: dict[str, tuple[int, list[str]]] = {
+    "a100-16": (16, ["A100-SXM4 40 GB"]),
+    "a100-64": (64, ["A100-SXM4 40 GB"]),
+    "amp-heterogeneous-16": (16, ["Tesla V100-SXM2 16 GB", "Tesla T4"]),
+    "amp-homogeneous-16": (16, ["Tesla T4"]),
+    "amp-p3-16": (16, ["Tesla V100-SXM2 16 GB"]),
+    "autopipe-3090-16": (16, ["GeForce RTX 3090"]),
+    "cpu-4": (4, ["CPU process"]),
+    "h100-64": (64, ["H100-SXM5 80 GB"]),
+    "h100-8": (8, ["H100-SXM5 80 GB"]),
+    "h200-1024": (1024, ["H200-SXM5 141 GB"]),
+    "h200-64": (64, ["H200-SXM5 141 GB"]),
+    "h200-8": (8, ["H200-SXM5 141 GB"]),
+    "h3t-2080ti-8": (8, ["GeForce RTX 2080 Ti"]),
+    "h3t-a100-64": (64, ["A100-SXM4 40 GB"]),
+    "h3t-a100-8": (8, ["A100-SXM4 40 GB"]),
+    "rtx-titan-16": (16, ["TITAN RTX 24 GB"]),
+    "rtx-titan-8": (8, ["TITAN RTX 24 GB"]),
+}
+
+MIXED: dict[str, Any] = load_cluster("amp-heterogeneous-16").model_dump(mode="json", exclude_none=True)
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """The mixed cluster with other values at dotted paths; None takes a field away."""
+    value = json.loads(json.dumps(MIXED))
+    for path, new in changes.items():
+        *way, last = [int(part) if part.isdigit() else part for part in path.split("__")]
+        place = value
+        for part in way:
+            place = place[part]
+        if new is None:
+            del place[last]
+        else:
+            place[last] = new
+    return value
+
+
+def with_matrix(size: int = 16, **matrix: Any) -> dict[str, Any]:
+    value = changed(islands=None, nodes__0__islands=None, nodes__1__islands=None)
+    rows = [[1e9 if i // 4 == j // 4 else 1e8 for j in range(size)] for i in range(size)]
+    return value | {"matrix": {"bandwidth_bytes_per_s": rows} | matrix}
+
+
+def told(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        load_cluster(path)
+    line = str(caught.value)
+    assert len(line.splitlines()) == 1
+    assert line.startswith(f"{path}: ")
+    return line.removeprefix(f"{path}: ")
+
+
+def test_all_clusters_are_listed() -> None:
+    assert shipped("clusters") == sorted(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_clusters(name: str) -> None:
+    cluster = load_cluster(name)
+    assert (cluster.name, cluster.devices, [kind.name for kind in cluster.used_kinds]) == (name, *SHIPPED[name])
+    assert cluster.source
+    assert cluster.network.reaches(cluster.devices)
+    for kind in cluster.used_kinds:
+        assert "float32" in kind.flops_per_s
+        assert kind.flops_per_s.get("float16", 1e18) >= kind.flops_per_s["float32"] or kind.name == "CPU process"
+    for older in ("TITAN", "2080", "T4", "V100"):
+        assert all("bfloat16" not in kind.flops_per_s for kind in cluster.used_kinds if older in kind.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "bandwidth_bytes_per_s"),
+    [
+        ("rtx-titan-8", (0, 1), 3.77e9),
+        ("rtx-titan-8", (0, 1, 2, 3), 4.63e9),
+        ("rtx-titan-8", range(8), 4.87e9),
+        ("rtx-titan-16", (8, 9), 3.77e9),
+        ("rtx-titan-16", (7, 8), 12.5e9 / 8),
+        ("rtx-titan-16", range(16), 4.87e9),
+        ("a100-16", (1, 7), 230e9),
+        ("a100-16", (7, 8), 12.5e9 / 8),
+        ("a100-16", range(16), 12.5e9),
+        ("a100-64", range(0, 64, 8), 12.5e9 / 8),
+        ("a100-64", (0, 1, 8, 9), 12.5e9 / 4),
+        ("h3t-2080ti-8", range(8), 15.8e9),
+        ("amp-homogeneous-16", (0, 4), 6.25e9),
+        ("amp-heterogeneous-16", (4, 5, 6, 7), 21.25e9),
+        ("amp-heterogeneous-16", (12, 15), 6.25e9),
+        ("amp-heterogeneous-16", (11, 12), 1.25e9),
+        ("amp-p3-16", (12, 15), 21.25e9),
+        ("h200-1024", (1016, 1023), 360e9),
+        ("h200-1024", (1015, 1016), 50e9),
+        ("h200-1024", range(1024), 360e9),
+    ],
+)
+def test_slowest_links(name: str, group: tuple[int, ...], bandwidth_bytes_per_s: float) -> None:
+    assert load_cluster(name).network.link(group).bandwidth_bytes_per_s == bandwidth_bytes_per_s
+
+
+def test_titan_links_are_the_published_times() -> None:
+    """ms per MiB of ring traffic of groups of neighbours, from the code of Galvatron's authors."""
+    network = load_cluster("rtx-titan-8").network
+    for size, ms_per_mib in ((2, 0.277994792), (4, 0.226519097), (8, 0.21530878)):
+        assert network.link(range(size)).bandwidth_bytes_per_s == pytest.approx(2**20 / (ms_per_mib / 1e3), rel=2e-3)
+
+
+def test_a_mixed_cluster_knows_each_device() -> None:
+    cluster = load_cluster("amp-heterogeneous-16")
+    assert [cluster.kind_of(rank).name for rank in (0, 11, 12, 15)] == ["Tesla V100-SXM2 16 GB"] * 2 + ["Tesla T4"] * 2
+    assert cluster.node_of(15).host != cluster.node_of(0).host
+    with pytest.raises(IndexError):
+        cluster.kind_of(16)
+
+
+def test_matrix_gives_the_slowest_pair_of_the_group() -> None:
+    cluster = parse(with_matrix(latency_ns=7), Cluster)
+    assert cluster.network.link((4, 7)) == Link(bandwidth_bytes_per_s=1e9, latency_ns=7)
+    assert cluster.network.link((3, 4, 5)).bandwidth_bytes_per_s == 1e8
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_yaml_and_json_are_equal(name: str, tmp_path: Path) -> None:
+    cluster = load_cluster(name)
+    (tmp_path / "a.json").write_text(cluster.model_dump_json())
+    (tmp_path / "a.yaml").write_text(yaml_text(cluster.model_dump(mode="json")))
+    (tmp_path / "b.YML").write_text(cluster.model_dump_json())
+    assert load_cluster(tmp_path / "a.json") == load_cluster(tmp_path / "a.yaml") == load_cluster(tmp_path / "b.YML") == cluster
+
+
+def test_links_of_8192_devices_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    holds: Callable[[Island, int, int], bool] = Island.holds
+
+    def counted(island: Island, lowest: int, highest: int) -> bool:
+        nonlocal calls
+        calls += 1
+        return holds(island, lowest, highest)
+
+    monkeypatch.setattr(Island, "holds", counted)
+    islands = [{"devices": n, "bandwidth_bytes_per_s": 1e12 / n} for n in (8, 256, 8192)]
+    network = parse({"islands": islands}, Network)
+    for _ in range(10):
+        for start in range(0, 8192, 8):
+            assert network.link(range(start, start + 8)).bandwidth_bytes_per_s == 1.25e11
+    assert network.link((0, 8191)).bandwidth_bytes_per_s == 1e12 / 8192
+    assert calls <= 3 * (1024 + 1)
+
+
+FAULTS: list[tuple[dict[str, Any], str, str]] = [
+    (changed(name=None), "name is missing", "add it"),
+    (changed(devices=16), "devices is not a field", "remove it"),
+    (
+        changed(kinds__0__memory_bytes=1.6e10),
+        "kinds[0].memory_bytes is 16000000000.0",
+        "without point and exponent: 16000000000",
+    ),
+    (changed(kinds__0__memory_bytes="16GiB"), "kinds[0].memory_bytes is '16GiB'", "17179869184"),
+    (changed(kinds__0__memory_bytes=-1), "kinds[0].memory_bytes is -1", "give a number above 0"),
+    (changed(kinds__1__flops_per_s={"fp8": 1e12}), "kinds[1].flops_per_s.fp8 is 'fp8'", "'bfloat16'"),
+    (changed(kinds__1__flops_per_s=1e12), "kinds[1].flops_per_s is 1000000000000.0", "give an object {...}"),
+    (changed(kinds__0__efficiency=1.5), "kinds[0].efficiency is 1.5", "at most 1.0"),
+    (changed(kinds__1__name="Tesla V100-SXM2 16 GB"), "kinds has 'Tesla V100-SXM2 16 GB' twice", "name each kind once"),
+    (changed(nodes=[]), "nodes is []", "give at least 1"),
+    (changed(nodes__1__kind="T40"), "nodes[1].kind is 'T40'", "Tesla V100-SXM2 16 GB, Tesla T4"),
+    (changed(nodes__0__devices=True), "nodes[0].devices is true", "give a whole number"),
+    (changed(nodes__0__host__shares_bus="no"), "nodes[0].host.shares_bus is 'no'", "give true or false"),
+    (changed(nodes__0__host__link=12), "nodes[0].host.link is 12", "give an object {...}"),
+    (changed(nodes__0__islands=None), "nodes[0].islands is missing", "give an island of 4 devices"),
+    (changed(islands=None), "islands is missing", "give an island of 16 devices"),
+    (changed(islands__0__devices=8), "islands[0].devices is 8", "give all devices, 16"),
+    (changed(islands__0__bandwidth_bytes_per_s=0), "islands[0].bandwidth_bytes_per_s is 0", "give a number above 0"),
+    (changed(islands__0__operation="gather"), "islands[0].operation is 'gather'", "'all-gather'"),
+    (changed(algorithm="nccl"), "algorithm is 'nccl'", "'fastest'"),
+    (changed(overlap_slowdown=0.5), "overlap_slowdown is 0.5", "at least 1.0"),
+    (with_matrix(12), "matrix.bandwidth_bytes_per_s has 12 rows", "give 16"),
+    (with_matrix(latencies_ns=[[0] * 16] * 15), "matrix.latencies_ns has 15 rows", "give 16"),
+    (with_matrix(bandwidth_bytes_per_s=[[0.0] * 16] * 16), "matrix.bandwidth_bytes_per_s[0][1] is 0.0", "more than 0"),
+    (with_matrix() | {"islands": MIXED["islands"]}, "matrix is given beside islands", "give one of them"),
+]
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+@pytest.mark.parametrize(("value", "problem", "fix"), FAULTS, ids=[problem for _, problem, _ in FAULTS])
+def test_faults_of_values(value: dict[str, Any], problem: str, fix: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"cluster.{suffix}"
+    text = json.dumps(value)
+    path.write_text(text if suffix == "json" else yaml.safe_dump(json.loads(text)))
+    line = told(path)
+    assert line.startswith(problem)
+    assert fix in line.partition("; ")[2]
+
+
+BROKEN_YAML: list[tuple[str, str, str]] = [
+    ("", "is empty", "give a YAML object"),
+    ("# nothing\n", "holds null", "give a YAML object"),
+    ("- 1\n", "holds [1]", "give a YAML object"),
+    ("name: &a x\n", "line 1 column 7 has an anchor", "write the value out"),
+    ("a: [x]\nb: *a\n", "line 2 column 4 has an anchor or an alias", "write the value out"),
+    ("name: !!python/name:os.system ''\n", "line 1 column 7 has the tag", "remove it"),
+    ("name: x\n---\nname: y\n", "line 2 column 1 begins a second document", "one document"),
+    ("name: x\n8: y\n", "line 2 column 1 has the key 8", "give a text"),
+    ("name: x\nname: y\n", "line 2 column 1 has the key 'name' twice", "give it once"),
+    ("name: x\nkinds: [{name: y\n", "line 3 column 1 ends too early", "close what is open"),
+    ("name: x\n\tkinds: y\n", "line 2 column 1 is not YAML", "indent with spaces"),
+    ("name: x: y\n", "line 1 column 8 is not YAML", "mend the YAML there"),
+    ("name: \x07\n", "is not YAML (unacceptable character", "remove control characters"),
+    ("name: " + "[" * 1000, "is nested too deeply", "give the documented format"),
+    ("name: " + "9" * 5000, "holds a number of thousands of digits", "at most 18"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem", "fix"), BROKEN_YAML, ids=[problem for _, problem, _ in BROKEN_YAML])
+def test_faults_of_yaml(text: str, problem: str, fix: str, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    line = told(path)
+    assert line.startswith(problem)
+    assert fix in line
+
+
+def test_a_billion_laughs_cost_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "laughs.yaml"
+    path.write_text("a0: &a0 ha\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)))
+    assert told(path).startswith("line 1 column 5 has an anchor")
+
+
+def test_long_texts_cost_their_length(tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    text = "9" * 1_000_000 + "x"
+    path.write_text(f"a: {text}\n")
+    assert read_data(path) == {"a": text}
+
+
+def test_yaml_reads_as_people_mean_it(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(
+        "a: 1e10\nb: 1.5E-3\nc: 2026-01-31\nd: no\ne: 12:30\nf: '1e3'\ng: -7\nh:\ni: .5\nj: true\nk: 0x1F\nl: .inf\n"
+    )
+    expected = {"a": 1e10, "b": 0.0015, "c": "2026-01-31", "d": "no", "e": "12:30", "f": "1e3", "g": -7, "h": None, "i": 0.5}
+    assert read_data(path) == expected | {"j": True, "k": "0x1F", "l": float("inf")}
+
+
+def test_yaml_reads_back_what_it_wrote(tmp_path: Path) -> None:
+    texts = [
+        "1e9",
+        "+1e5",
+        "1.e5",
+        ".5",
+        "7",
+        "yes",
+        "null",
+        "~",
+        "",
+        "2026-01-31",
+        "12:30",
+        "a: b",
+        "# x",
+        "=",
+        "<<",
+        "\x07 é ",
+        "a\n\nb",
+    ]
+    value = {
+        "texts": texts,
+        "numbers": [0, -1, 1e10, 2e30, 0.1, 1e-9, 2.0**60],
+        "None": None,
+        "1": True,
+        "rows": [[1.0, 2.0]] * 2,
+    }
+    (tmp_path / "a.yaml").write_text(yaml_text(value), encoding="utf-8")
+    assert read_data(tmp_path / "a.yaml") == value

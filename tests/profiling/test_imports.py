@@ -1,0 +1,504 @@
+"""Profiles from other projects' files: numbers as the files have them, plans from them, and one line for each bad input."""
+
+import copy
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from trainplan.formulations.layer_strategies.costs import COST_MODELS, build, unit_costs
+from trainplan.formulations.strategies import parse_strategy
+from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.complete import for_group
+from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.files import parse
+from trainplan.profiling.imports import import_profile
+from trainplan.profiling.imports.galvatron import _derived
+from trainplan.profiling.imports.source import Source
+from trainplan.profiling.profiles import Profile
+from trainplan.solvers.solve import solve
+
+DATA = pathlib.Path(os.environ.get("TRAINPLAN_DATA") or pathlib.Path(__file__).parents[2].parent / "shared/data")
+MIB, GIB = 2**20, 2**30
+PAPER = COST_MODELS["paper"]
+Json = dict[str, Any]
+
+
+def real(*names: str) -> list[pathlib.Path]:
+    paths = [DATA / name for name in names]
+    if missing := [path for path in paths if not path.exists()]:
+        pytest.skip(f"needs the published profile {missing[0].name}: set TRAINPLAN_DATA")
+    return paths
+
+
+def hardware(nodes: int, *kinds: str) -> list[pathlib.Path]:
+    return real(*(f"galvatron/hardware/{kind}_{nodes}nodes_8gpus_per_node.json" for kind in kinds))
+
+
+def bert(**options: Any) -> Profile:
+    model = "galvatron/bert-large/{}_profiling_bf16_hidden1024_head16.json"
+    overlap = real("galvatron/hardware/overlap_coefficient.json")
+    files = real(model.format("computation"), model.format("memory")) + hardware(1, "allreduce_bandwidth") + overlap
+    return import_profile(files, **{"layers": 24, "sequence": 512, "memory_bytes": 24 * GIB, **options})
+
+
+def llama(*more: pathlib.Path) -> Profile:
+    model = "galvatron/llama2-7b/{}_profiling_bf16_llama2-7b_all.json"
+    files = real(model.format("computation"), model.format("memory"))
+    links = more or tuple(hardware(1, "allreduce_bandwidth", "sp_time"))
+    return import_profile([*files, *links], layers=32, hidden_size=4096, memory_bytes=40 * GIB)
+
+
+def h3t(name: str, **options: Any) -> Profile:
+    return import_profile(real(f"h3t/{name}.json"), memory_bytes=40 * GIB, **options)
+
+
+def piper() -> Profile:
+    return import_profile(real("piper/bert32a100.json"))
+
+
+# Fidelity: the files' own numbers.
+
+
+def test_bert_large_times_and_memory_are_those_of_the_files() -> None:
+    profile = bert()
+    layer = profile.cost("layer", 1, 1)
+    assert layer.forward_ns.value == 1_773_728  # 1.773727989196777 ms
+    assert layer.backward_ns.value == pytest.approx(2 * layer.forward_ns.value, abs=1)
+    shape = profile.shapes["layer"]
+    assert (shape.input_bytes, shape.output_bytes) == (round(1.25 * MIB), 512 * 1024 * 2)
+    assert shape.input_bytes + layer.kept_bytes.value == round(36.85546875 * MIB)
+    split = profile.cost("layer", 4, 4)
+    assert split.forward_ns.value == layer.forward_ns.value
+    assert 4 * shape.input_bytes + split.kept_bytes.value == round(4 * 9.2138671875 * MIB)
+    assert shape.shard(2).parameters * 2 == pytest.approx(40.8896484375 * MIB / 4, abs=2)
+    ends = profile.cost("embedding", 1, 1), profile.cost("head", 1, 1)
+    assert sum(end.forward_ns.value for end in ends) == pytest.approx(3_515_203, abs=1)
+    kept = sum(end.kept_bytes.value for end in ends) + 512 * 8 + 512 * 1024 * 2
+    assert kept == pytest.approx(170.7119140625 * MIB, abs=2)
+    states = 16 * sum(profile.shapes[name].shard(1).parameters for name in ("embedding", "head"))
+    assert states == pytest.approx(1181.79296875 * MIB, abs=32)
+    assert profile.compute_slowdown.value == profile.communication_slowdown.value == 1.125552573612729
+    assert (profile.origin, profile.links_origin, profile.dtype) == ("imported", "imported", "bfloat16")
+
+
+def test_memory_of_a_layer_under_strategies_is_that_of_the_file() -> None:
+    profile = for_group(llama(), 8, 16)
+    shape = profile.shapes["layer"]
+    plain = unit_costs(profile, PAPER, "layer", parse_strategy("dp8"), 16)
+    assert plain.forward_bytes == round(2 * 514.5634765625 * MIB)
+    ckpt = unit_costs(profile, PAPER, "layer", parse_strategy("sdp8-ckpt"), 16)
+    assert ckpt.forward_bytes == 2 * 32 * MIB
+    assert ckpt.forward_bytes + ckpt.backward_bytes == plain.forward_bytes
+    assert ckpt.state_bytes == pytest.approx(4 * 778.2236328125 * MIB / 8, abs=16)
+    split = unit_costs(profile, PAPER, "layer", parse_strategy("dp4-tp2"), 16)
+    assert split.forward_bytes == round(4 * 273.28173828125 * MIB)
+    assert shape.reductions == 2
+    assert profile.cost("layer", 1, 2).forward_ns.value == round(2 * 4.295437526702879e6)
+
+
+def test_summaries_follow_from_raw_blocks_as_published() -> None:
+    """`_derived` on files that have their summaries: the published code's own results, to rounding."""
+    for model, sequences in (("bert-large", (128, 512, 2048)), ("llama2-7b", (2048,))):
+        end = {"bert-large": "hidden1024_head16", "llama2-7b": "llama2-7b_all"}[model]
+        path = real(f"galvatron/{model}/memory_profiling_bf16_{end}.json")[0]
+        data = json.loads(path.read_text())
+        for sequence in sequences:
+            derived = _derived(Source(str(path), data), sequence)
+            for name, found in zip(("layertype_0", "pp_off", "pp_on_first", "pp_on_last"), derived, strict=True):
+                key = name if name == "layertype_0" else f"other_memory_{name}"
+                wanted = data[f"{key}_sp"][str(sequence)]
+                for field, value in wanted.items():
+                    assert found[field] == pytest.approx(value), (model, sequence, name, field)
+
+
+def test_a_bandwidth_gives_the_time_that_it_was_measured_from() -> None:
+    """nccl-tests: bus bandwidth = 2 (n-1)/n M / t."""
+    for nodes in (1, 2):
+        profile = llama(*hardware(nodes, "allreduce_bandwidth"))
+        file = hardware(nodes, "allreduce_bandwidth")[0]
+        world = 8 * nodes
+        for key, value in json.loads(file.read_text()).items():
+            _, _, size, _, consecutive = key.split("_")
+            n, message = int(size), 2**28
+            ranks = range(n) if consecutive == "1" else range(0, world, world // n)
+            measured = 2 * (n - 1) / n * message / value  # GB/s: bytes a nanosecond
+            holding = [island for island in profile.network.islands if island.holds(0, max(ranks))]
+            error = abs(collective_ns(profile.network, "all-reduce", message, tuple(ranks)) / measured - 1)
+            assert error <= holding[0].error + 1e-4, key
+
+
+def test_groups_share_the_cards_of_a_node() -> None:
+    network = llama(*hardware(2, "allreduce_bandwidth", "p2p_bandwidth")).network
+    across = network.islands[-2]
+    assert (across.devices, across.shared_by, across.bandwidth_bytes_per_s) == (16, 8, 44.682e9)
+    assert across.node_bytes_per_s == pytest.approx((8 * 8.13007e9 + 2 * 20.7724e9) / 2)
+    assert 0.2 < across.error < 0.23
+    assert network.link((0, 8), "p2p").bandwidth_bytes_per_s == pytest.approx((7.65998e9 + 8.76278e9) / 2)
+    assert network.link((0, 1), "p2p").bandwidth_bytes_per_s == 155.658e9
+
+
+def test_measured_times_come_back_within_the_error_of_their_fit() -> None:
+    profile = llama(*hardware(1, "allreduce_bandwidth", "sp_time"))
+    file = hardware(1, "sp_time")[0]
+    for key, ms in json.loads(file.read_text()).items():
+        name, _, size, text, _ = key.split("_")
+        operation: Any = {"allreduce": "all-reduce", "all2all": "all-to-all"}[name]
+        islands = [island for island in profile.network.islands if island.operation == operation]
+        error = next(island.error for island in islands if island.devices == int(size))
+        found = collective_ns(profile.network, operation, int(text[:-2]) * MIB, range(int(size)))
+        assert abs(found / (ms * 1e6) - 1) <= error + 1e-4, key
+
+
+def test_piper_costs_and_memory_are_those_of_the_graph() -> None:
+    profile = piper()
+    assert [unit.name for unit in profile.units[:2]] == ["Embedding-1", "ParallelTransformerLayer-3"]
+    assert (len(profile.units), profile.devices, profile.memory_bytes) == (34, 10, 80_000_000_000)
+    layer = profile.units[1].sublayer
+    for tp, plain, recomputed in ((1, 30_492_000, 40_685_000), (8, 9_396_000, 12_056_000)):
+        entry = profile.cost(layer, tp, 1)
+        assert entry.forward_ns.value + entry.backward_ns.value == plain
+        assert plain + entry.forward_without_graph_ns.value == recomputed
+    profile = for_group(profile, 8, 8)
+    # The mask, a tensor of its own in the graph, goes to the first layer.
+    unit = unit_costs(profile, PAPER, profile.units[2].sublayer, parse_strategy("dp8"), 8)
+    first = unit_costs(profile, PAPER, layer, parse_strategy("dp8"), 8)
+    assert (unit.forward_bytes, first.forward_bytes - unit.forward_bytes) == (606_478_336, 16_777_216)
+    assert unit.state_bytes == 353_994_240
+    ckpt = unit_costs(profile, PAPER, profile.units[2].sublayer, parse_strategy("dp8-ckpt"), 8)
+    assert ckpt.forward_bytes == 48_234_496
+    alone = unit_costs(profile, PAPER, layer, parse_strategy("tp8"), 8)
+    assert alone.time_ns == 8 * 9_396_000
+    assert profile.network.link((0, 7)).bandwidth_bytes_per_s == 25e9
+
+
+def test_h3t_rates_come_from_its_times() -> None:
+    profile = h3t("bert1.8b_n12_8x2080ti_bs128")
+    assert (profile.devices, len(profile.units), profile.kinds) == (8, 12, ("device",))
+    gathered = collective_ns(profile.network, "all-gather", 75_497_472, range(8))
+    scattered = collective_ns(profile.network, "reduce-scatter", 75_497_472, range(8))
+    assert gathered == pytest.approx(8_257_536) and scattered == pytest.approx(8_257_536)
+    assert profile.host is not None
+    assert profile.host.to_device_bytes_per_s.value == pytest.approx(9_437_184 / 0.001179648)
+    assert profile.host.optimizer_ns_per_parameter.value == pytest.approx(0.009437184e9 / (9_437_184 / 2))
+    entry, shape = profile.cost("layer-0", 1, 1), profile.shapes["layer-0"]
+    assert (entry.forward_ns.value, entry.forward_without_graph_ns.value) == (18_706_423, 18_161_576)
+    assert entry.backward_ns.value == 36_323_152
+    assert (shape.input_bytes, entry.kept_bytes.value) == (16_777_216, 1_375_731_712 - 16_777_216)
+    assert shape.shard(1).parameters == 75_497_472 // 2
+    assert profile.provenance["nvlink_available"] == "False"
+    assert h3t("bert1.8b_n12_8x2080ti_bs128", rows=16).shapes["layer-0"].input_bytes == 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_bytes", "batch"),
+    [("bert", 23 * GIB, 128), ("llama", 36 * GIB, 16), ("piper", 12 * 10**9, 8), ("n12", 10 * GIB, 8), ("n48", 10 * GIB, 8)],
+)
+def test_imported_profiles_plan(name: str, memory_bytes: int, batch: int) -> None:
+    makers: dict[str, Callable[[], Profile]] = {
+        "bert": bert,
+        "llama": llama,
+        "piper": piper,
+        "n12": lambda: h3t("bert1.8b_n12_8x2080ti_bs128"),
+        "n48": lambda: h3t("bert1.8b_n48_8xA100_bs128"),
+    }
+    profile = makers[name]()
+    assert parse(json.loads(profile.model_dump_json()), Profile) == profile
+    instance = build(for_group(profile, 8, batch), memory_bytes, batch)
+    result = solve(instance, "exact", time_limit=60)
+    assert result.status == "optimal" and result.objective is not None and result.bound == result.objective
+    assert result.evaluation is not None and result.evaluation["peak_bytes"] <= memory_bytes
+
+
+def test_partial_files_and_plans_are_refused_for_what_they_are() -> None:
+    links = hardware(1, "allreduce_bandwidth")
+    for names, problem in (
+        (
+            ("computation_profiling_bf16_llama2-7b_seqlen2048_all", "memory_profiling_bf16_llama2-7b_all"),
+            "one number of layers",
+        ),
+        (
+            ("computation_profiling_bf16_llama2-7b_all", "memory_profiling_bf16_llama2-7b_seqlen2048_all"),
+            "no raw blocks of two",
+        ),
+        (("galvatron_config_llama2-7b_1nodes_8gpus_per_node_36GB_bf16",), "is a plan that Galvatron's search found"),
+    ):
+        files = real(*(f"galvatron/llama2-7b/{name}.json" for name in names))
+        with pytest.raises(InputError, match=problem) as caught:
+            import_profile(files + links, layers=32, hidden_size=4096, memory_bytes=GIB)
+        assert "\n" not in str(caught.value)
+
+
+# Small files of our own, so that all else is tested without the published ones.
+
+
+def small() -> dict[str, dict[str, Json]]:
+    """Files of each format by name: two sizes of two layers, eight devices or four."""
+    summary = {"parameter_size": 16.0, "tp_activation_per_bsz_dict": {"1": 8.0, "2": 4.0, "4": 2.0, "checkpoint": 1.0}}
+    other = {"model_states": {"1": 64.0, "2": 32.0, "4": 16.0}, "activation": {"1": 4.0, "2": 2.0, "4": 1.0}}
+    computation = {"layernum[1]_bsz2_seq64": 6.0, "layernum[2]_bsz2_seq64": 10.0, "layertype_0_bsz2_seq64": 2.0}
+    tmpc = {"timePerSample": 0.03, "parameterSize": 1000.0, "memoryUsageA": 900.0, "memoryUsageB": 2000.0}
+    again = {"timePerSample": 0.04, "parameterSize": 1000.0, "memoryUsageA": 90.0, "memoryUsageB": 2810.0}
+    ways = {"1": [{"id": "vanilla", **tmpc}, {"id": "activation recomp", **again}]}
+    nodes = []
+    for i in range(4):
+        node = {"id": i, "name": "block", "TMPCs": copy.deepcopy(ways)}
+        for way in node["TMPCs"]["1"]:  # type: ignore[index]
+            way["syncTimeFw"], way["syncTimeBw"] = {str(i - 1): 0.0} if i else {}, {str(i + 1): 0.0} if i < 3 else {}
+        nodes.append(node)
+    edges = [{"sourceId": i, "destId": i + 1, "communicationCost": 64.0} for i in range(3)]
+    runtime = {
+        **dict.fromkeys(("forward_no_grad", "forward_with_grad", "gather_parameter", "scatter_gradient"), 0.002),
+        **dict.fromkeys(("prefetch_parameter", "offload_gradient", "optimizer_step", "backward"), 0.004),
+        **dict.fromkeys(("prefetch_hidden_state", "offload_hidden_state"), 0.001),
+    }
+    memory = {
+        **dict.fromkeys(("input_tensor", "forward_no_grad_delta"), 1024),
+        **dict.fromkeys(("gathered_parameter", "gathered_gradient"), 8000),
+        **dict.fromkeys(("partitioned_parameter", "partitioned_gradient"), 2000),
+        "forward_no_grad_peak": 3000,
+        "forward_with_grad_peak": 9000,
+        "forward_with_grad_delta": 8000,
+        "backward_peak": 2048,
+        "backward_delta": -8000,
+    }
+    return {
+        "galvatron": {
+            "computation_profiling_bf16_tiny": {**computation, "layertype_other_bsz2_seq64": 1.0},
+            "memory_profiling_bf16_tiny": {"layertype_0_sp": {"64": summary}, "other_memory_pp_off_sp": {"64": other}},
+            "allreduce_bandwidth_1nodes_4gpus_per_node": {
+                "allreduce_size_4_consec_1": 100.0,
+                "allreduce_size_2_consec_1": 90.0,
+                "allreduce_size_2_consec_0": 80.0,
+            },
+            "overlap_coefficient": {"overlap_coe": 1.2},
+        },
+        "piper": {
+            "graph": {
+                "maxDevices": 4,
+                "maxMemoryPerDevice": 1e6,
+                "bandwidth": 1e9,
+                "mbsInBatch": 4,
+                "nodes": nodes,
+                "edges": edges,
+            }
+        },
+        "h3t": {"layers": {"nvlink_available": True, "layer_runtime": [runtime] * 2, "layer_memory": [memory] * 2}},
+    }
+
+
+OPTIONS: dict[str, Json] = {
+    "galvatron": {"layers": 2, "hidden_size": 8, "memory_bytes": GIB},
+    "piper": {},
+    "h3t": {"memory_bytes": GIB},
+}
+
+
+def written(folder: pathlib.Path, files: dict[str, Any]) -> list[pathlib.Path]:
+    paths = []
+    for name, value in files.items():
+        paths.append(folder / f"{name}.json")
+        paths[-1].write_text(value if isinstance(value, str) else json.dumps(value))
+    return paths
+
+
+@pytest.mark.parametrize("format", OPTIONS)
+def test_small_files_of_each_format_plan(format: str, tmp_path: pathlib.Path) -> None:
+    paths = written(tmp_path, small()[format])
+    profile = import_profile(paths, format=format, name="tiny", **OPTIONS[format])
+    assert profile.name == "tiny" and profile.origin == "imported"
+    assert all(path.name in profile.provenance["files"] for path in paths)
+    assert parse(json.loads(profile.model_dump_json()), Profile) == profile
+    result = solve(build(for_group(profile, 4, 8), GIB, 8), "exact")
+    assert result.status == "optimal"
+
+
+def test_paths_may_be_one_text() -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        import_profile("absent.json")
+
+
+def test_older_files_without_batch_and_sequence(tmp_path: pathlib.Path) -> None:
+    files = small()["galvatron"]
+    files["computation_profiling_bf16_tiny"] = {"layertype_0": 2.0, "layertype_other_0": 1.0}
+    memory = files["memory_profiling_bf16_tiny"]
+    files["memory_profiling_bf16_tiny"] = {
+        "layertype_0": memory["layertype_0_sp"]["64"],
+        "other_memory_pp_off": {"model_states": 64.0, "activation": 4.0},
+    }
+    paths = written(tmp_path, files)
+    with pytest.raises(InputError, match="say which one"):
+        import_profile(paths, **OPTIONS["galvatron"])
+    profile = import_profile(paths, sequence=64, **OPTIONS["galvatron"])
+    assert profile.cost("layer", 1, 1).forward_ns.value == 2_000_000
+    assert profile.tp_degrees(4) == (1,)
+
+
+def test_links_and_memory_may_come_from_a_cluster(tmp_path: pathlib.Path) -> None:
+    files = small()["galvatron"]
+    del files["allreduce_bandwidth_1nodes_4gpus_per_node"]
+    paths, cluster = written(tmp_path, files), load_cluster("rtx-titan-8")
+    options: Json = {"layers": 2, "hidden_size": 8}
+    with pytest.raises(InputError, match="says nothing of links"):
+        import_profile(paths, memory_bytes=GIB, **options)
+    profile = import_profile(paths, cluster=cluster, **options)
+    assert (profile.network, profile.memory_bytes) == (cluster.network, cluster.memory_bytes)
+    assert profile.kinds == (cluster.used_kinds[0].name,)
+
+
+def put(*steps: Any) -> Callable[[Any], None]:
+    """Set the value at the place that the other steps lead to; a list's last item by -1."""
+    *way, name, value = steps
+
+    def change(found: Any) -> None:
+        for step in way:
+            found = found[step]
+        found[name] = value
+
+    return change
+
+
+def drop(*way: Any) -> Callable[[Any], None]:
+    def change(found: Any) -> None:
+        for step in way[:-1]:
+            found = found[step]
+        del found[way[-1]]
+
+    return change
+
+
+TIMES, SIZES, LINKS = (
+    "computation_profiling_bf16_tiny",
+    "memory_profiling_bf16_tiny",
+    "allreduce_bandwidth_1nodes_4gpus_per_node",
+)
+LAYER, ACTIVATION = "layertype_0_bsz2_seq64", "tp_activation_per_bsz_dict"
+WAY = ("graph", "nodes", 1, "TMPCs", "1", 0)
+NAN = float("nan")
+BAD: dict[str, list[Callable[[Any], None]]] = {
+    "galvatron": [
+        put(TIMES, "layertype_0_bsz4_seq64", 2.0),
+        drop(SIZES),
+        drop(LINKS),
+        put(TIMES, LAYER, -2.0),
+        put(TIMES, LAYER, NAN),
+        put(TIMES, LAYER, "2.0"),
+        put(TIMES, LAYER, True),
+        put(TIMES, LAYER, [2.0]),
+        put(TIMES, LAYER, 2.5),
+        put(TIMES, LAYER, 10**400),
+        put(TIMES, "layertype_0_bsz99999999999_seq64", 1.0),
+        put(TIMES, "layertype_1_bsz2_seq64", 1.0),
+        put(TIMES, "comment", "mine"),
+        put(TIMES, '{"layertype_0": 2.0, '),
+        put(TIMES, "[]"),
+        put(TIMES, {}),
+        put(SIZES, "layertype_0_sp", "64", None),
+        put(SIZES, "layertype_0_sp", {}),
+        put(SIZES, "layertype_0_sp", "64", ACTIVATION, []),
+        drop(SIZES, "layertype_0_sp", "64", "parameter_size"),
+        drop(SIZES, "layertype_0_sp", "64", ACTIVATION, "checkpoint"),
+        drop(SIZES, "layertype_0_sp", "64", ACTIVATION, "1"),
+        put(SIZES, "layertype_0_sp", "64", ACTIVATION, "2", 80.0),
+        put(SIZES, "layertype_0_sp", "64", ACTIVATION, "two", 4.0),
+        put(SIZES, "layertype_0_sp", "64", ACTIVATION, "checkpoint", 80.0),
+        put(SIZES, "layertype_0_sp", "64", "parameter_size", 1e30),
+        put(SIZES, "other_memory_pp_off_sp", "64", "model_states", "1", -1.0),
+        drop(SIZES, "other_memory_pp_off_sp", "64", "activation"),
+        put(LINKS, "allreduce_size_4_consec_1", 0),
+        put(LINKS, "allreduce_size_4_consec_1", float("inf")),
+        put(LINKS, "allreduce_size_3_consec_1", 90.0),
+        put(LINKS, "allreduce_size_8_consec_1", 90.0),
+        drop(LINKS, "allreduce_size_4_consec_1"),
+        put("overlap_coefficient", "overlap_coe", 0.5),
+        put("p2p_bandwidth", {"pp_size_8": 10.0}),
+        put("sp_time", {"allreduce_size_4_1MB_time": 0.1}),
+        put("again", {"overlap_coe": 1.3}),
+    ],
+    "piper": [
+        drop("graph", "bandwidth"),
+        drop("graph", "nodes"),
+        drop("graph", "edges", 1),
+        drop("graph", "edges", 0, "communicationCost"),
+        drop(*WAY, "timePerSample"),
+        put(*WAY, "timePerSample", -1.0),
+        put(*WAY, "timePerSample", NAN),
+        put(*WAY, "timePerSample", "0.03"),
+        put(*WAY, "timePerSample", 1e9),
+        put(*WAY, "timePerSample", 0.05),
+        put(*WAY, "memoryUsageA", 10.0),
+        put(*WAY, "id", "other"),
+        put(*WAY, "syncTimeFw", []),
+        put("graph", "nodes", []),
+        put("graph", "nodes", 1, "TMPCs", {}),
+        put("graph", "nodes", 1, "TMPCs", "1", []),
+        put("graph", "nodes", 1, "TMPCs", {"one": []}),
+        put("graph", "nodes", 1, "id", 0),
+        put("graph", "edges", 0, "destId", 9),
+        put("graph", "edges", 0, "destId", 2),
+        put("graph", "edges", 2, "destId", 0),
+        put("graph", "maxDevices", 10**12),
+        put("graph", "maxMemoryPerDevice", 0),
+        put("graph", "bandwidth", True),
+        put("graph", '{"nodes": [{"id"'),
+        put("graph", {"format": "other"}),
+    ],
+    "h3t": [
+        drop("layers", "layer_runtime"),
+        drop("layers", "layer_memory"),
+        drop("layers", "nvlink_available"),
+        drop("layers", "layer_memory", -1),
+        drop("layers", "layer_runtime", 0, "backward"),
+        put("layers", "layer_runtime", []),
+        put("layers", "layer_runtime", 0, "backward", -1.0),
+        put("layers", "layer_runtime", 0, "backward", NAN),
+        put("layers", "layer_runtime", 0, "backward", "0.1"),
+        put("layers", "layer_runtime", 0, "backward", None),
+        put("layers", "layer_runtime", 0, "gather_parameter", 0),
+        put("layers", "layer_runtime", 0, "gather_parameter", 1e12),
+        put("layers", "layer_memory", 0, "input_tensor", 1.5),
+        put("layers", "layer_memory", 0, "input_tensor", 10**17),
+        put("layers", "layer_memory", 0, "gathered_parameter", 8001),
+        put("layers", "layer_memory", 1, "gathered_gradient", 4000),
+        put("layers", "layer_memory", 0, "partitioned_parameter", 16000),
+        put("layers", "layer_memory", 0, "forward_no_grad_peak", 10),
+        put("layers", "layer_memory", 0, "forward_with_grad_delta", 10),
+        put("layers", "nvlink_available", "yes"),
+        put("layers", '{"layer_runtime": [{"backward": 0.'),
+        put("layers", "[1, 2]"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("format", "index"), [(format, i) for format, changes in BAD.items() for i in range(len(changes))])
+def test_corrupted_files_get_one_line(format: str, index: int, tmp_path: pathlib.Path) -> None:
+    files: Any = copy.deepcopy(json.loads(json.dumps(small()[format])))
+    BAD[format][index](files)
+    with pytest.raises(InputError) as caught:
+        import_profile(written(tmp_path, files), **OPTIONS[format])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert caught.value.where.startswith(str(tmp_path)) and caught.value.problem and caught.value.fix
+
+
+def test_options_are_checked(tmp_path: pathlib.Path) -> None:
+    galvatron, graph = written(tmp_path, small()["galvatron"]), written(tmp_path, small()["piper"])
+    cases: list[tuple[Any, Json, str]] = [
+        (galvatron, {}, "does not say the layers"),
+        (galvatron, {"layers": 2}, "does not say the hidden size"),
+        (galvatron, {"layers": 2, "hidden_size": 8}, "does not say the memory bytes"),
+        (galvatron, {**OPTIONS["galvatron"], "sequence": 32}, "give one of: 64"),
+        (galvatron, {**OPTIONS["galvatron"], "layers": 2.0}, "give a whole number"),
+        (galvatron, {**OPTIONS["galvatron"], "layers": 10**6}, "at most 10000"),
+        (galvatron, {**OPTIONS["galvatron"], "cluster": load_cluster("rtx-titan-8")}, "of one size"),
+        (graph, {"layers": 2}, "leave it out"),
+        (graph, {"format": "h3t"}, "is a file of piper, not of h3t"),
+        (graph, {"format": "other"}, "give one of"),
+        ([*graph, *galvatron], {}, "give files of one format"),
+        ([], {}, "is empty"),
+    ]
+    for paths, options, problem in cases:
+        with pytest.raises(InputError, match=problem):
+            import_profile(paths, **options)

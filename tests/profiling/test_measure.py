@@ -1,0 +1,159 @@
+"""Measuring on real processes: every number measured, resumed after an interruption, and short of memory without a crash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainplan.profiling.clusters import Cluster, load_cluster
+from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.measure import OPERATIONS, fit_line, measure
+from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.network import Island
+from trainplan.profiling.profiles import NUMBERS, Profile
+from trainplan.profiling.timing import spread
+
+from trainplan.planning import make_plan
+
+GPT2 = load_model("gpt2", 64).with_fields(n_embd=64, n_head=4, n_layer=2, vocab_size=512, n_positions=64)
+
+
+def cluster_of(devices: int, memory_bytes: int = 2**32) -> Cluster:
+    base = load_cluster("cpu-4")
+    node = base.nodes[0].changed(devices=devices, islands=[Island(devices=devices, bandwidth_bytes_per_s=1e9)])
+    return base.changed(kinds=[base.kinds[0].changed(memory_bytes=memory_bytes)], nodes=[node])
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return measure(GPT2, cluster_of(2), [(1, 2), (2, 4)], budget_seconds=10)
+
+
+def test_everything_is_measured(profile: Profile) -> None:
+    assert profile.origin == profile.links_origin == "measured"
+    for entry in profile.costs:
+        assert {getattr(entry, name).origin for name in NUMBERS} == {"measured"}
+        assert min(entry.forward_ns.value, entry.backward_ns.value, entry.forward_without_graph_ns.value) > 0
+    assert profile.optimizer_ns_per_parameter.origin == "measured"
+    assert profile.host is not None
+    assert profile.host.to_device_bytes_per_s.origin == "measured"
+    assert profile.compute_slowdown.origin == profile.communication_slowdown.origin == "measured"
+    assert 1 <= profile.compute_slowdown.value < 50
+    fitted = {island.operation for island in profile.network.islands}
+    assert fitted == {*OPERATIONS, None}
+
+
+def test_bytes_are_those_of_the_shapes(profile: Profile) -> None:
+    for entry in profile.costs:
+        part = GPT2.sublayers[entry.sublayer]
+        assert entry.kept_bytes.value == pytest.approx(part.kept_bytes(entry.rows, entry.tp), rel=0.02, abs=64)
+
+
+def test_a_measured_profile_plans_other_batches(profile: Profile) -> None:
+    for batch in (4, 12):
+        assert make_plan(GPT2, cluster_of(2), batch, 2**30, profile=profile).result.status == "optimal"
+    assert Profile.model_validate_json(profile.model_dump_json()) == profile
+
+
+def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
+    """Stopped after five tasks: the second run starts with the sixth, and what was finished is used as it was."""
+    journal, started = tmp_path / "journal", []
+
+    def stop(event: dict[str, Any]) -> None:
+        started.append(event["done"])
+        if len(started) > 5:
+            raise KeyboardInterrupt
+
+    options: Any = {"budget_seconds": 4, "journal": journal}
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(stop, **options)
+    lines = journal.read_text().splitlines()
+    assert len(lines) >= 6
+    kept = {line["task"]: line["result"] for line in map(json.loads, lines[1:])}
+    journal.write_text(journal.read_text() + '{"task": "cut sh')  # as an interruption within a write leaves it
+    again: list[int] = []
+    found = measure(GPT2, cluster_of(1), [(1, 1), (1, 2)], progress=lambda event: again.append(event["done"]), **options)
+    assert min(again) == len(kept)
+    first = found.cost("embedding", 1, 1)
+    assert first.forward_ns.value == round(kept["embedding tp1 rows 1"]["forward_ns"][0])
+    with pytest.raises(InputError, match="line 1 is of another model, cluster, machine or seed"):
+        measure(GPT2, cluster_of(1), [(1, 1)], seed=1, **options)
+    journal.write_text("not a journal\n")
+    with pytest.raises(InputError, match="line 1 is 'not a journal', not a finished task; remove the file"):
+        measure(GPT2, cluster_of(1), [(1, 1)], **options)
+
+
+def interrupted(stop: Any, **options: Any) -> None:
+    """The callback runs on a relaying thread; Ctrl-C reaches the main one."""
+    import _thread
+
+    def relayed(event: dict[str, Any]) -> None:
+        try:
+            stop(event)
+        except KeyboardInterrupt:
+            _thread.interrupt_main()
+
+    measure(GPT2, cluster_of(1), [(1, 1), (1, 2)], progress=relayed, **options)
+
+
+def test_what_does_not_fit_is_a_data_point() -> None:
+    """A device of 96 MiB holds one row of this model's sub-layers, and not sixty-four."""
+    model = large()
+    found = measure(model, cluster_of(1, 96 * 2**20), [(1, 1), (1, 64)], budget_seconds=4)
+    failed = {(shape.sublayer, shape.rows) for shape in found.out_of_memory}
+    assert ("attention", 64) in failed
+    assert ("embedding", 1) not in failed
+    assert {entry.rows for entry in found.costs} >= {1}
+    everything = measure(model, cluster_of(1), [(1, 1), (1, 64)], budget_seconds=4)
+    assert everything.out_of_memory == []
+
+
+def large() -> Model:
+    return load_model("gpt2", 128).with_fields(n_embd=256, n_head=4, n_layer=1, vocab_size=512, n_positions=128)
+
+
+@given(
+    alpha=st.floats(1e-6, 1e-2),
+    beta=st.floats(1e-12, 1e-7),
+    sizes=st.lists(st.integers(1, 2**26), min_size=2, max_size=8, unique=True),
+)
+def test_lines_are_found_again(alpha: float, beta: float, sizes: list[int]) -> None:
+    points = [(size, alpha + beta * size) for size in sizes]
+    a, b, error = fit_line(points)
+    assert error < 1e-6
+    assert all(a + b * x == pytest.approx(y, rel=1e-6) for x, y in points)
+
+
+def test_lines_are_never_negative() -> None:
+    assert fit_line([(1e6, 5.0), (2e6, 3.0)])[1] == 0
+    assert fit_line([(1.0, 1.0), (100.0, 1000.0)])[0] == 0
+
+
+def test_fitted_links_give_the_measured_times_back(profile: Profile) -> None:
+    """Within each fit's own stated error, an all-reduce of the profile costs what its line says."""
+    island = next(island for island in profile.network.islands if island.operation == "all-reduce")
+    steps, message = 2, 2**20
+    expected = steps * (message / 2 / island.bandwidth_bytes_per_s * 1e9 + island.latency_ns)
+    assert collective_ns(profile.network, "all-reduce", message, (0, 1)) == pytest.approx(expected)
+    assert 0 <= island.error < 5
+
+
+def test_spreads() -> None:
+    assert spread([1.0, 1.0, 1.0, 1.0]) == 0
+    assert spread([5.0]) == 0
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx((4.5 - 1.5) / 2 / 3)
+
+
+def test_bad_arguments_are_told() -> None:
+    for options, told in (
+        ({"budget_seconds": 0}, "--budget is 0"),
+        ({"spread": 2}, "--spread is 2"),
+        ({"device": "tpu"}, "--device is 'tpu'; give 'cpu' or 'cuda'"),
+    ):
+        with pytest.raises(InputError, match=told):
+            measure(GPT2, cluster_of(1), [(1, 1)], **options)  # type: ignore[arg-type]

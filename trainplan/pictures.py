@@ -1,0 +1,49 @@
+"""Pictures of profiles, with the plot extra."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from itertools import groupby
+from typing import Any
+
+from trainplan.profiling.errors import MissingExtra
+from trainplan.profiling.profiles import Profile
+from trainplan.profiling.summary import summary
+
+TIME_PARTS = (("forward", "forward_ns", "#4c78a8"), ("backward", "backward_ns", "#9ecae9"))
+MEMORY_PARTS = (
+    ("model states", "state_bytes", "#54a24b"),
+    ("layer inputs", "input_bytes", "#f58518"),
+    ("kept for backward", "kept_bytes", "#ffbf79"),
+)
+
+
+def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | None = None) -> Any:
+    """A matplotlib Figure: time above and memory below, a bar for every layer of the chain. Raises MissingExtra, InputError."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "plot", "drawing a profile")
+    from matplotlib.figure import Figure
+
+    units = summary(profile, tp, rows, device)
+    layers = [list(group) for _, group in groupby(units, key=lambda unit: unit.layer)]
+    figure = Figure(figsize=(max(7.0, min(18.0, 3 + 0.16 * len(layers))), 6.0), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for axes, parts, scale, label in ((upper, TIME_PARTS, 1e6, "ms"), (lower, MEMORY_PARTS, 2**20, "MiB")):
+        bottom = [0.0] * len(layers)
+        for name, field, colour in parts:
+            heights = [sum(getattr(unit, field) for unit in layer) / scale for layer in layers]
+            axes.bar(range(len(layers)), heights, bottom=bottom, label=name, color=colour, width=0.9)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        axes.set_ylabel(label)
+        axes.legend(loc="upper center", ncols=len(parts), frameon=False, bbox_to_anchor=(0.5, 1.14))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    kinds = device or " and ".join(profile.kinds)
+    upper.set_title(f"{profile.name}, {rows} rows, tp {tp}, on {kinds} ({profile.origin})", pad=26)
+    step = max(1, len(layers) // 24)
+    shown = [place for place in range(len(layers)) if place % step == 0 or place == len(layers) - 1]
+    if len(shown) > 1 and shown[-1] - shown[-2] < step:
+        del shown[-2]
+    names = [layers[place][0].name.split(".")[0] for place in shown]
+    lower.set_xticks(shown, names, rotation=60, ha="right", rotation_mode="anchor")
+    return figure
