@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from typing import Any
 
 from trainplan.profiling.clusters import Cluster, DeviceKind
 from trainplan.profiling.errors import InputError
@@ -160,15 +161,21 @@ class Sample:
     backward_ns: float
 
 
-FITTED = ("efficiency", "memory_bytes_per_s", "half_size", "kernel_ns")
+# Fields that `calibrate` fits, with their bounds.
+FITTED = {"efficiency": (1e-6, 1.0), "memory_bytes_per_s": (1e3, 1e15), "half_size": (0, 2**16), "kernel_ns": (0, 10**8)}
 
 
 def calibrate(kind: DeviceKind, samples: Sequence[Sample]) -> DeviceKind:
     """The kind with efficiency, memory bandwidth, half size and kernel time fitted to measured times.
 
-    Least squares of the logarithms of predicted over measured times, by coordinate descent with shrinking steps; the peak rate
-    stays, so an efficiency above 1 (a peak set too low) is cut off there.
+    Least squares of the logarithms of predicted over measured times, by coordinate descent with shrinking steps. A peak rate
+    below what some sample reached is raised to it first.
     """
+    rates = dict(kind.flops_per_s)
+    for sample in samples:
+        reached = 3 * sample.part.forward_flops(sample.rows, sample.tp) / (sample.forward_ns + sample.backward_ns) * 1e9
+        dtype: Any = sample.part.dtype
+        rates[dtype] = max(rates.get(dtype, 0.0), reached)
 
     def error(candidate: DeviceKind) -> float:
         found = 0.0
@@ -177,16 +184,17 @@ def calibrate(kind: DeviceKind, samples: Sequence[Sample]) -> DeviceKind:
             found += log(forward / sample.forward_ns) ** 2 + log(backward / sample.backward_ns) ** 2
         return found
 
-    best, least, step = kind, error(kind), log(2.0)
+    best = kind.changed(flops_per_s=rates)
+    least, step = error(best), log(2.0)
     while step > 0.005:
         improved = False
-        for name in FITTED:
+        for name, (low, high) in FITTED.items():
             for sign in (step, -step):
                 old = getattr(best, name)
-                value = min(1.0, old * exp(sign)) if name == "efficiency" else old * exp(sign)
+                value = old * exp(sign)
                 if name in ("half_size", "kernel_ns"):
-                    value = max(0, round(value) if round(value) != old else old + (1 if sign > 0 else -1))
-                candidate = best.changed(**{name: value})
+                    value = round(value) if round(value) != old else old + (1 if sign > 0 else -1)
+                candidate = best.changed(**{name: min(high, max(low, value))})
                 if (found := error(candidate)) < least:
                     best, least, improved = candidate, found, True
         if not improved:

@@ -1,8 +1,8 @@
 """Galvatron-BMW, Table II, pure strategies: out of memory or the largest batch, from shapes alone.
 
 Memory of a device = model states (16 bytes a parameter) + activations + one constant for everything else (CUDA context, the
-allocator's rounding, communication buffers), the same for all models, strategies and budgets; budgets are GiB. The table's batch
-sizes are those of the largest throughput in steps of 8, which for pure strategies are the largest that fit.
+allocator's rounding, communication buffers), the same for all models, strategies and budgets; budgets are GiB. The table's
+batch sizes are those of the largest throughput in steps of 8, which for pure strategies are the largest that fit.
 """
 
 from __future__ import annotations
