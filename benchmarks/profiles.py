@@ -66,7 +66,7 @@ def by_rows(budget: float) -> list[dict[str, Any]]:
     shapes = [(1, rows) for rows in sorted((*SEEN_ROWS, *HELD_ROWS))]
     whole = measure(model, cluster, shapes, budget_seconds=budget)
     seen = whole.changed(costs=[entry for entry in whole.costs if entry.rows in SEEN_ROWS])
-    line = complete(seen, [(1, rows) for rows in HELD_ROWS], cluster)
+    line = complete(seen, [(1, rows) for rows in HELD_ROWS])
     return [
         row("rows", part, rows, line.cost(part, 1, rows), whole.cost(part, 1, rows)) for part in PARTS for rows in HELD_ROWS
     ]

@@ -10,26 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from trainplan.profiling.clusters import Cluster, DeviceKind
+from trainplan.profiling.clusters import DeviceKind, DtypeName
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.estimate import estimated_cost
 from trainplan.profiling.models import Model, model_from_shape
 from trainplan.profiling.profiles import NUMBERS, Number, Profile, UnitCost, needed_shapes, shapes_of
 
 
-def for_group(profile: Profile, group: int, rows: int, cluster: Cluster | None = None) -> Profile:
+def for_group(profile: Profile, group: int, rows: int) -> Profile:
     """The profile with all that strategies over `group` devices can meet with `rows` samples at once. Raises InputError."""
     model = None if profile.model is None else model_from_shape(profile.model, "profile")
     degrees = profile.tp_degrees(group) if model is None else model.tp_degrees(group)
-    completed = complete(profile, needed_shapes(degrees, group, rows), cluster)
+    if group > profile.devices:
+        raise InputError("profile", "devices", f"is {profile.devices}", f"give a profile of at least {group} devices")
+    completed = complete(profile, needed_shapes(degrees, group, rows))
     return completed.changed(devices=group) if completed.devices != group else completed
 
 
-def complete(profile: Profile, shapes: Iterable[tuple[int, int]], cluster: Cluster | None = None) -> Profile:
-    """The profile with every (tp, rows) of `shapes`. cluster: whose device kinds shape the estimates of unprofiled degrees.
-
-    Raises InputError where neither a line nor an estimate is possible.
-    """
+def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
+    """The profile with every (tp, rows) of `shapes`. Raises InputError where neither a line nor an estimate is possible."""
     shapes = list(shapes)
     model = None if profile.model is None else model_from_shape(profile.model, "profile")
     known = {(entry.sublayer, entry.device, entry.tp, entry.rows) for entry in profile.costs}
@@ -40,7 +39,7 @@ def complete(profile: Profile, shapes: Iterable[tuple[int, int]], cluster: Clust
             own = [entry for entry in profile.costs if (entry.sublayer, entry.device) == (name, device)]
             for tp, rows in shapes:
                 if (name, device, tp, rows) not in known:
-                    added.append(_completed(profile, model, cluster, own, name, device, tp, rows))
+                    added.append(_completed(profile, model, own, name, device, tp, rows))
                     if (name, device, tp, rows) in failed:
                         added[-1] = _too_large(added[-1], profile.memory_bytes)
     if not added:
@@ -60,7 +59,6 @@ def _too_large(entry: UnitCost, memory_bytes: int) -> UnitCost:
 def _completed(
     profile: Profile,
     model: Model | None,
-    cluster: Cluster | None,
     own: Sequence[UnitCost],
     name: str,
     device: str,
@@ -69,14 +67,14 @@ def _completed(
 ) -> UnitCost:
     same = sorted((entry for entry in own if entry.tp == tp), key=lambda entry: entry.rows)
     if len({entry.rows for entry in same}) > 1:
-        return same[0].changed(rows=rows, **{n: _on_line(same, n, rows) for n in NUMBERS})
+        return same[0].changed(rows=rows, **{n: _on_line(same, n, rows) for n in same[0].numbers})
     if model is None:
         if same:
             factor = rows / same[0].rows
-            return same[0].changed(rows=rows, **{n: _scaled(getattr(same[0], n), factor) for n in NUMBERS})
+            return same[0].changed(rows=rows, **{n: _scaled(number, factor) for n, number in same[0].numbers.items()})
         profiled = sorted({entry.tp for entry in own})
         raise InputError("profile", f"{name} with tp {tp}", "is missing", f"use tp degrees among {profiled}, or profile it")
-    part, kind = model.sublayers[name], _kind(cluster, device)
+    part, kind = model.sublayers[name], _kind(profile, device)
     wanted = estimated_cost(name, part, kind, tp, rows)
     if not own:
         return wanted
@@ -89,16 +87,13 @@ def _completed(
     return wanted.changed(**update)
 
 
-def _kind(cluster: Cluster | None, device: str) -> DeviceKind:
-    """The named kind, or one whose proportions stand for it."""
-    kinds = [] if cluster is None else list(cluster.kinds)
-    for kind in kinds:
+def _kind(profile: Profile, device: str) -> DeviceKind:
+    """The kind's data sheet, or one whose proportions stand for it."""
+    for kind in profile.device_kinds:
         if kind.name == device:
             return kind
-    if kinds:
-        return kinds[0]
-    rates = dict.fromkeys(("float32", "float64", "bfloat16", "float16"), 1e13)
-    return DeviceKind(name=device, memory_bytes=2**34, flops_per_s=rates, memory_bytes_per_s=5e11)  # type: ignore[arg-type]
+    rates: dict[DtypeName, float] = dict.fromkeys(("float32", "float64", "bfloat16", "float16"), 1e13)
+    return DeviceKind(name=device, memory_bytes=profile.memory_bytes, flops_per_s=rates, memory_bytes_per_s=5e11)
 
 
 def _scaled(number: Number, factor: float) -> Number:

@@ -116,6 +116,7 @@ def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, 
         cluster=cluster.name,
         devices=group or cluster.devices,
         memory_bytes=cluster.memory_bytes,
+        device_kinds=list(cluster.used_kinds),
         network=cluster.network,
         optimizer_ns_per_parameter=_rate(OPTIMIZER_PASSES * model.element_bytes / slow.memory_bytes_per_s * 1e9),
         host=estimated_host(cluster, model.element_bytes),
@@ -143,6 +144,7 @@ def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
         to_host_bytes_per_s=copies,
         latency_ns=Number(value=slow.link.latency_ns, origin="estimated"),
         optimizer_ns_per_parameter=_rate(OPTIMIZER_PASSES * element_bytes * sharing / slow.memory_bytes_per_s * 1e9),
+        shares_bus=slow.shares_bus,
     )
 
 

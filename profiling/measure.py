@@ -240,6 +240,7 @@ def _assembled(
             costs.append(UnitCost(**place, **numbers))
     islands = _islands([(task, result) for task, result in done if task["kind"] == "collective"], cluster, world)
     overlap = next((result for task, result in done if task["kind"] == "overlap" and "compute" in result), None)
+    costs += [entry for entry in base.costs if entry.device != kind]  # kinds that this machine has none of
     update: dict[str, Any] = {
         "costs": costs,
         "out_of_memory": failed,
@@ -253,7 +254,7 @@ def _assembled(
     if overlap:
         for side in ("compute", "communication"):
             update[f"{side}_slowdown"] = _rate(overlap[side], overlap["spread"])
-    if not costs:
+    if not any(entry.device == kind for entry in costs):
         told = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
         raise InputError("command line", "--rows", told, "give fewer rows, or a cluster with more memory")
     return base.changed(**update)
@@ -336,4 +337,5 @@ def _host(done: list[tuple[Task, Any]], estimated: HostCosts | None) -> HostCost
         to_host_bytes_per_s=_rate(1 / max(back[1], 1e-15), back[2]),
         latency_ns=_number(max(there[0], back[0]) * 1e9, max(there[2], back[2])),
         optimizer_ns_per_parameter=_rate(steps[0]["ns_per_parameter"], steps[0]["spread"]),
+        shares_bus=estimated is not None and estimated.shares_bus,
     )

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from trainplan.profiling.clusters import DeviceKind
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, parse
 from trainplan.profiling.models import Model, model_from_shape
@@ -84,7 +85,8 @@ class ChainUnit(Record):
 class UnitCost(Record):
     """One sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`.
 
-    kept_bytes: what the graph holds besides the unit's input. Workspaces: the most beyond input, kept and output.
+    kept_bytes: what the graph holds besides the unit's input. checkpoint_bytes: what is held under recomputation, where that is
+    not the input. Workspaces: the most beyond input, kept and output.
     """
 
     sublayer: str
@@ -97,6 +99,13 @@ class UnitCost(Record):
     kept_bytes: Number
     forward_workspace_bytes: Number
     backward_workspace_bytes: Number
+    checkpoint_bytes: Number | None = None
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """Those that are given, by name."""
+        found = {name: getattr(self, name) for name in (*NUMBERS, "checkpoint_bytes")}
+        return {name: number for name, number in found.items() if number is not None}
 
 
 NUMBERS = (
@@ -119,19 +128,24 @@ class Shape(Record):
 
 
 class HostCosts(Record):
-    """Copies between host and device, each as bandwidth and latency, and the optimizer where it runs on the host."""
+    """Copies between host and device, each as bandwidth and latency, and the optimizer where it runs on the host.
+
+    shares_bus: copies and collectives within a node go through the same bus, as without NVLink.
+    """
 
     to_device_bytes_per_s: Rate
     to_host_bytes_per_s: Rate
     latency_ns: Number
     optimizer_ns_per_parameter: Rate
+    shares_bus: bool = False
 
 
 class Profile(Record):
     """All numbers of a model on a cluster, or on a group of its devices.
 
     parameter_bytes: of an element as collectives carry it. state_bytes_per_parameter: parameter, gradient and optimizer
-    states. overlap: how much slower compute and communication get while they overlap. provenance: free text by name.
+    states. device_kinds: data sheets, where known, whose proportions estimate what was not profiled. slowdowns: how much slower
+    compute and communication get while they overlap. provenance: free text by name.
     """
 
     format: Literal["trainplan-profile"] = "trainplan-profile"
@@ -147,6 +161,7 @@ class Profile(Record):
     cluster: str
     devices: Degree
     memory_bytes: Annotated[int, Field(gt=0, le=2**50)]
+    device_kinds: list[DeviceKind] = Field(default_factory=list)
     network: Network
     optimizer_ns_per_parameter: Rate
     host: HostCosts | None = None
@@ -234,8 +249,10 @@ def slowest(entries: Sequence[UnitCost]) -> UnitCost:
     """The largest of each number."""
     if len(entries) == 1:
         return entries[0]
-    largest = {name: max((getattr(entry, name) for entry in entries), key=lambda number: number.value) for name in NUMBERS}
-    return entries[0].changed(**largest)
+    names = [name for name in entries[0].numbers if all(name in entry.numbers for entry in entries)]
+    return entries[0].changed(
+        **{name: max((e.numbers[name] for e in entries), key=lambda number: number.value) for name in names}
+    )
 
 
 def shapes_of(model: Model, degrees: Iterable[int]) -> list[SublayerShape]:

@@ -72,7 +72,7 @@ def make_profile(
             _check_model(given, model)
         if given.devices < group:
             raise InputError("profile", "devices", f"is {given.devices}", f"give a profile of at least {group} devices")
-        return for_group(given, group, samples, cluster)
+        return for_group(given, group, samples)
     assert model is not None and cluster is not None
     if not measured:
         return estimate(model, cluster, group, samples)

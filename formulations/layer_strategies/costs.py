@@ -124,10 +124,11 @@ def unit_costs(profile: Profile, costs: CostModel, sublayer: str, strategy: Stra
         sync, backward = sync + once, backward + once
 
     kept, incoming = entry.kept_bytes.value, rows * shape.input_bytes
+    checkpoint = incoming if entry.checkpoint_bytes is None else entry.checkpoint_bytes.value
     return UnitCosts(
         time_ns=forward + backward,
         sync_ns=sync,
-        forward_bytes=incoming if strategy.ckpt else incoming + kept,
+        forward_bytes=checkpoint if strategy.ckpt else incoming + kept,
         backward_bytes=_backward_bytes(profile, costs, sublayer, strategy, samples),
         state_bytes=profile.state_bytes_per_parameter * sharded
         + (LOSS_BYTES if costs.executed and shape.kind == "embedding" else 0),
@@ -142,7 +143,10 @@ def _backward_bytes(profile: Profile, costs: CostModel, sublayer: str, strategy:
     """O_b. In the executed model also the forward pass's peak beyond what it keeps, so that Eq. 2 covers it."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = profile.cost(sublayer, tp, rows), profile.shapes[sublayer]
-    rebuilt = entry.kept_bytes.value if strategy.ckpt else 0
+    rebuilt = 0
+    if strategy.ckpt:
+        kept, incoming = entry.kept_bytes.value, rows * shape.input_bytes
+        rebuilt = kept if entry.checkpoint_bytes is None else kept + incoming - entry.checkpoint_bytes.value
     if not costs.executed:
         return rebuilt
     element, degree, shard = profile.element_bytes, strategy.degree("sdp"), shape.shard(tp)

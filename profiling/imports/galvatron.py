@@ -8,8 +8,7 @@ Readings taken, with their places in the published code:
 - `parameter_size`: MiB in fp32, tp ranks hold a tp-th each; model states are four times that, 16 bytes a parameter
   (MemoryCostModel: 4 * parameter_size). All-reduces carry bf16.
 - `tp_activation_per_bsz_dict`: MiB that a layer keeps for each sample of its rank. `checkpoint` is what it keeps when
-  recomputed; it is the layer's input_bytes here, so memory is as in the file with and without checkpointing. It exceeds the
-  hidden states where a mask is kept as well; all-reduces of a backward pass are then overstated.
+  recomputed, more than the hidden states where a mask is kept as well.
   (The code divides it by tp under sequence parallelism; trainplan has none.)
 - a layer all-reduces twice each way (tp_comm_num = 4).
 - `other`: embedding and head together. Time in halves (OtherTimeCostModel); states and activation of `other_memory_pp_off`,
@@ -343,7 +342,7 @@ class _Memory:
 
         return [
             shape("embedding", tokens, hidden_bytes, 1, embedding),
-            shape("layer", round(self.checkpoint), hidden_bytes, 2, layer),
+            shape("layer", hidden_bytes, hidden_bytes, 2, layer),
             shape("head", hidden_bytes, 0, 1, head),
         ]
 
@@ -355,12 +354,13 @@ class _Memory:
             kept = {name: self.activation[tp] * share for name, share in ends.items()}
             kept["embedding"] -= sequence * TOKEN_BYTES
             kept["head"] -= hidden_bytes
-            kept["layer"] = self.kept[tp] - round(self.checkpoint)
+            kept["layer"] = self.kept[tp] - hidden_bytes
             for batch, (layer, other) in times.items():
                 rows = max(1, batch) * tp
                 for name in ("embedding", "layer", "head"):
                     ns = max(1, batch) * 1e6 * (layer if name == "layer" else other / 2)
-                    found.append(cost(name, device, tp, rows, ns, BACKWARD * ns, rows * max(0.0, kept[name])))
+                    more = {"checkpoint_bytes": rows * self.checkpoint} if name == "layer" else {}
+                    found.append(cost(name, device, tp, rows, ns, BACKWARD * ns, rows * max(0.0, kept[name]), **more))
         return found
 
 

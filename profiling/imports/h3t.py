@@ -104,7 +104,7 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
             "memory_bytes": options.memory(source),
             "network": {"islands": _islands(layers, devices)},
             "optimizer_ns_per_parameter": rate(0),
-            "host": _host(layers),
+            "host": _host(layers) | {"shares_bus": not found.nvlink_available},
             "costs": costs,
         },
         nvlink_available=found.nvlink_available,

@@ -67,7 +67,12 @@ class Options:
         """The option's value. Raises InputError where it was left out."""
         value: int | None = getattr(self, option)
         if value is None:
-            raise InputError(source.path, "", f"does not say the {option.replace('_', ' ')}", f"add {option}={example}")
+            raise InputError(
+                source.path,
+                "",
+                f"does not say the {option.replace('_', ' ')}",
+                f"add {option}={example} (--{option.replace('_', '-')})",
+            )
         return value
 
     def memory(self, source: Source) -> int:

@@ -153,7 +153,7 @@ def test_a_measurement_never_blocks_a_plan() -> None:
     model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
     few = estimate_shapes(model, cluster, [(1, 1), (1, 4)])
     few = few.changed(costs=[entry.changed(**twice(entry)) for entry in few.costs])
-    full = for_group(few, 4, 24, cluster)
+    full = for_group(few, 4, 24)
     truth = estimate(model, cluster, 4, 24)
     for entry in truth.costs:
         found = full.cost(entry.sublayer, entry.tp, entry.rows)
@@ -173,7 +173,7 @@ def test_what_did_not_fit_when_profiled_is_no_option() -> None:
     model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
     profile = estimate_shapes(model, cluster, [(1, 1), (1, 2)])
     large = [Shape(sublayer="ffn", device="CPU process", tp=1, rows=4)]
-    found = complete(profile.changed(out_of_memory=large), [(1, 4)], cluster)
+    found = complete(profile.changed(out_of_memory=large), [(1, 4)])
     assert found.cost("ffn", 1, 4).backward_workspace_bytes.value == profile.memory_bytes
     assert found.cost("attention", 1, 4).backward_workspace_bytes.value < profile.memory_bytes
 
