@@ -32,6 +32,7 @@ lint: $(INSTALLED)
 	cd build/layers && ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 benchmark: $(INSTALLED)
+	$(BIN)/python benchmarks/profiles.py
 	$(BIN)/python benchmarks/layer_strategies.py
 
 fuzz: $(INSTALLED)
