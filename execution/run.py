@@ -16,6 +16,8 @@ from trainplan.profiling.processes import Report, run_workers
 
 MOST_PROCESSES = 64
 EXECUTED_DTYPES = ("float32", "float64")
+# Fields of a configuration that change results, and that torch_units does not follow.
+UNEXECUTED = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "rope_scaling")
 EXECUTED_FAMILIES = ("gpt2", "bert", "llama")  # one stream of tokens, and a language head
 
 # A tensor that gloo's own thread is the last to release is not seen to go, so a measured peak can only be too high.

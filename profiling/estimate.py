@@ -7,7 +7,7 @@ A product of (m, k) by (k, n) takes the longer of
 
 and everything else (norms, activations, softmax, residuals) the bytes it touches over the memory bandwidth; each kernel
 takes at least `kernel_ns`. A backward pass repeats the products twice (fused attention two and a half times, for it
-recomputes). AdamW reads four and writes three numbers for each parameter.
+recomputes). AdamW reads four and writes three numbers for each parameter, in half precision with fp32 copies and moments.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
 from trainplan.profiling.profiles import (
     LONGEST_NS,
+    MOST_BYTES,
     HostCosts,
     Number,
     Profile,
@@ -33,7 +34,6 @@ from trainplan.profiling.profiles import (
 )
 from trainplan.profiling.sublayers import Operator, Sublayer
 
-OPTIMIZER_PASSES = 7
 STATE_COPIES = 4
 
 
@@ -68,9 +68,10 @@ def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: i
             "cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", f"add its rate, or use --dtype of {known}"
         )
     forward, backward = sublayer_ns(part, kind, rows, tp)
-    if max(forward, backward) > LONGEST_NS:
-        told = f"gives {name} {max(forward, backward):.3g} ns"
-        raise InputError("command line", "--batch", told, "give a smaller batch, or a faster device")
+    largest = max(part.kept_bytes(rows, tp), part.forward_workspace_bytes(rows, tp), part.backward_workspace_bytes(rows, tp))
+    if max(forward, backward) > LONGEST_NS or largest > MOST_BYTES:
+        told = f"with {rows} rows takes {max(forward, backward):.3g} ns and {largest:.3g} bytes"
+        raise InputError("profile", name, told, "give fewer rows (a smaller batch), or a faster device")
 
     def number(value: float) -> Number:
         return Number(value=max(0, round(value)), origin="estimated")
@@ -118,7 +119,7 @@ def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, 
         memory_bytes=cluster.memory_bytes,
         device_kinds=list(cluster.used_kinds),
         network=cluster.network,
-        optimizer_ns_per_parameter=_rate(OPTIMIZER_PASSES * model.element_bytes / slow.memory_bytes_per_s * 1e9),
+        optimizer_ns_per_parameter=_rate(optimizer_bytes(model.element_bytes) / slow.memory_bytes_per_s * 1e9),
         host=estimated_host(cluster, model.element_bytes),
         compute_slowdown=_rate(cluster.overlap_slowdown),
         communication_slowdown=_rate(cluster.overlap_slowdown),
@@ -129,6 +130,14 @@ def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, 
 def state_bytes(element_bytes: int) -> int:
     """Of one parameter: itself, its gradient, AdamW's moments; at least 16, for half precision keeps copies in fp32."""
     return max(16, STATE_COPIES * element_bytes)
+
+
+def optimizer_bytes(element_bytes: int) -> int:
+    """Read and written of one parameter in a step: parameter, gradient and two moments in, all but the gradient out.
+
+    In half precision the gradient comes in and the parameter goes out in 2 bytes, everything else is an fp32 copy.
+    """
+    return 7 * element_bytes if element_bytes >= 4 else 2 + 3 * (4 + 4) + 2
 
 
 def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
@@ -143,7 +152,7 @@ def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
         to_device_bytes_per_s=copies,
         to_host_bytes_per_s=copies,
         latency_ns=Number(value=slow.link.latency_ns, origin="estimated"),
-        optimizer_ns_per_parameter=_rate(OPTIMIZER_PASSES * element_bytes * sharing / slow.memory_bytes_per_s * 1e9),
+        optimizer_ns_per_parameter=_rate(optimizer_bytes(element_bytes) * sharing / slow.memory_bytes_per_s * 1e9),
         shares_bus=slow.shares_bus,
     )
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.quantities import parse_bytes
+from trainplan.profiling.yaml_files import yaml_value
 
 LARGEST_FILE_BYTES = 100 * 2**20
-DEEPEST = 100  # lists and objects within each other
-
-_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is tens of times faster
-_YAML_WORDS = {"": None, "~": None, "null": None, "true": True, "True": True, "false": False, "False": False}
-_INTEGER = re.compile(r"[-+]?[0-9]+")
-_FLOAT = re.compile(r"[-+]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|\.inf)|\.nan")
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -33,8 +28,14 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     def changed(self, **fields: Any) -> Self:
-        """A checked copy with some fields replaced. (pydantic's own copy checks nothing and keeps what was cached.)"""
-        return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **fields})
+        """A checked copy with some fields replaced. (pydantic's own copy checks nothing and keeps what was cached.)
+
+        Raises InputError.
+        """
+        try:
+            return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **fields})
+        except ValidationError as error:
+            raise as_input_error(error, type(self).__name__.lower()) from None
 
 
 RecordType = TypeVar("RecordType", bound=Record)
@@ -65,7 +66,7 @@ def read_data(path: str | os.PathLike[str]) -> Any:
     if not text.strip():
         raise InputError(where, "", "is empty", f"give a {language} object")
     try:
-        return _yaml_value(text, where) if language == "YAML" else _json_value(text, where)
+        return yaml_value(text, where) if language == "YAML" else _json_value(text, where)
     except InputError:
         raise
     except ValueError:
@@ -93,98 +94,6 @@ def _json_value(text: str, where: str) -> Any:
         raise InputError(where, f"line {error.lineno} column {error.colno}", f"{what} ({error.msg})", fix) from None
 
 
-def _yaml_value(text: str, where: str) -> Any:
-    """The one document in a text. Texts, numbers, true, false and null are told apart as by JSON: dates and `no` are texts."""
-    reader = _YamlReader(text, where)
-    try:
-        return reader.document()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
-        at_end = mark is not None and mark.line >= len(text.rstrip().splitlines())
-        what = "ends too early" if at_end else "is not YAML"
-        fix = "close what is open there" if at_end else "mend the YAML there (indent with spaces, quote texts with signs)"
-        reason = " ".join(str(error.problem or error.context).split())
-        raise InputError(where, place, f"{what} ({reason})", fix) from None
-    except yaml.YAMLError as error:
-        raise InputError(where, "", f"is not YAML ({str(error).splitlines()[0]})", "remove control characters") from None
-
-
-class _YamlReader:
-    """Builds a value from the parser's events, so that nothing but plain data can come of a file, at a cost of its length."""
-
-    def __init__(self, text: str, where: str) -> None:
-        self._events = iter(yaml.parse(text, Loader=_PARSER))
-        self._where = where
-
-    def document(self) -> Any:
-        next(self._events)  # the stream's start
-        if not isinstance(next(self._events), yaml.DocumentStartEvent):
-            return None
-        value = self._value(next(self._events), 0)
-        next(self._events)  # the document's end
-        if not isinstance(event := next(self._events), yaml.StreamEndEvent):
-            raise self._refuse(event, "begins a second document", "give one document a file")
-        return value
-
-    def _value(self, event: Any, depth: int) -> Any:
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise self._refuse(event, "has an anchor or an alias (& or *)", "write the value out, or quote the text")
-        if event.tag is not None:
-            raise self._refuse(event, f"has the tag {shown(event.tag)}", "remove it: types follow from the format")
-        if depth > DEEPEST:
-            raise RecursionError
-        if isinstance(event, yaml.ScalarEvent):
-            return _yaml_scalar(event.value) if event.implicit[0] else event.value
-        if isinstance(event, yaml.SequenceStartEvent):
-            return [self._value(item, depth + 1) for item in self._until(yaml.SequenceEndEvent)]
-        mapping: dict[str, Any] = {}
-        for item in self._until(yaml.MappingEndEvent):
-            key = self._value(item, depth + 1)
-            if not isinstance(key, str):
-                raise self._refuse(item, f"has the key {shown(key)}", "give a text as key, in quotes if need be")
-            if key in mapping:
-                raise self._refuse(item, f"has the key {shown(key)} twice", "give it once")
-            mapping[key] = self._value(next(self._events), depth + 1)
-        return mapping
-
-    def _until(self, end: type) -> Iterator[Any]:
-        while not isinstance(event := next(self._events), end):
-            yield event
-
-    def _refuse(self, event: Any, problem: str, fix: str) -> InputError:
-        mark = event.start_mark
-        return InputError(self._where, f"line {mark.line + 1} column {mark.column + 1}", problem, fix)
-
-
-def _yaml_scalar(text: str) -> Any:
-    if text in _YAML_WORDS:
-        return _YAML_WORDS[text]
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    return float(text.replace(".inf", "inf").replace(".nan", "nan")) if _FLOAT.fullmatch(text) else text
-
-
-def yaml_text(value: Any) -> str:
-    """Plain data as YAML that reads back equal. Innermost lists and objects stand on one line each."""
-    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
-    return text
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes whole floats without a point, and quotes texts that would be read as numbers."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_number(self, data: float) -> yaml.Node:
-        return self.represent_int(int(data)) if data.is_integer() and abs(data) < 1e18 else self.represent_float(data)
-
-
-_Dumper.add_representer(float, _Dumper.represent_number)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
-
-
 def parse(source: Source, record: type[RecordType], where: str | None = None) -> RecordType:
     """A file's path, or the value itself, as a checked record. Raises InputError naming file, field, value and fix."""
     if isinstance(source, Mapping):
@@ -197,13 +106,17 @@ def parse(source: Source, record: type[RecordType], where: str | None = None) ->
     try:
         return record.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = field_path(first["loc"])
-        if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
-            inner = ".".join(part for part in (field, cause.field) if part)
-            raise InputError(where, inner, cause.problem, cause.fix) from None
-        problem, fix = _told(first)
-        raise InputError(where, field, problem, fix) from None
+        raise as_input_error(error, where) from None
+
+
+def as_input_error(error: ValidationError, where: str) -> InputError:
+    """The first fault of a record, in one line."""
+    first = error.errors(include_url=False)[0]
+    field = field_path(first["loc"])
+    if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
+        inner = ".".join(part for part in (field, cause.field) if part)
+        return InputError(where, inner, cause.problem, cause.fix)
+    return InputError(where, field, *_told(first))
 
 
 def field_path(location: tuple[int | str, ...]) -> str:
@@ -218,7 +131,7 @@ def field_path(location: tuple[int | str, ...]) -> str:
 
 def _whole(value: Any) -> str:
     """How a number should be spelled that was given as 2.4e10 or 24GiB."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
         return f"without point and exponent: {int(value)}"
     if isinstance(value, str):
         try:
@@ -261,9 +174,33 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises InputError where `write_whole` could not write: asked before long work, so that none is lost."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise InputError(os.fspath(path), "", "cannot be written (it is a folder)", "name a file, not a folder")
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        raise InputError(os.fspath(path), "", "cannot be written (no writable folder)", "name a file in a writable folder")
+        raise _unwritable(path, errno.EISDIR)
+    if not target.parent.is_dir():
+        raise _unwritable(path, errno.ENOENT)
+    if not os.access(target.parent, os.W_OK):
+        raise _unwritable(path, errno.EACCES)
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file whole or not at all: into a temporary file beside it, then renamed. Raises InputError."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file() and not target.is_dir():
+        target.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
+        return
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise _unwritable(path, error.errno) from None
 
 
 def _umask() -> int:
@@ -272,29 +209,10 @@ def _umask() -> int:
     return mask
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file whole or not at all: into a temporary file beside it, then renamed."""
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file() and not target.is_dir():
-        target.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
-        return
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise InputError(
-            os.fspath(path), "", f"cannot be written ({error.strerror})", "name a file in a writable folder"
-        ) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise InputError(
-                os.fspath(path), "", f"cannot be written ({error.strerror})", "name a file, not a folder"
-            ) from None
-        raise
+def _unwritable(path: str | os.PathLike[str], code: int | None) -> InputError:
+    """In one wording, whether it was foreseen or met. code: the system's number of the error."""
+    if code == errno.EISDIR:
+        reason, fix = "it is a folder", "name a file, not a folder"
+    else:
+        reason, fix = os.strerror(code or errno.EIO), "name a file in a writable folder"
+    return InputError(os.fspath(path), "", f"cannot be written ({reason})", fix)

@@ -13,15 +13,14 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.costs import PHASES
-from trainplan.profiling.errors import InputError, MissingExtra, shown
+from trainplan.profiling.errors import InputError, MissingExtra
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.files import write_whole
+from trainplan.profiling.journal import Journal
 from trainplan.profiling.models import Model
 from trainplan.profiling.network import Island, Network
 from trainplan.profiling.processes import Report, WorkerError, run_workers
@@ -73,7 +72,7 @@ def measure(
     world = min(_local_devices(device), cluster.devices)
     tasks = _tasks(model, shapes, world)
     identity = _identity(model, cluster, device, world, seed)
-    keeper = _Journal(journal, identity)
+    keeper = Journal(journal, identity, spread)
     job = {
         "model": model,
         "device": device,
@@ -105,15 +104,14 @@ def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[
         for name in model.sublayers:
             title = f"{name} tp{tp} rows {rows}"
             tasks.append({"kind": "sublayer", "title": title, "sublayer": name, "tp": tp, "rows": rows})
-    size = 2
-    while size <= world:
+    sizes = [size for size in (1 << i for i in range(1, world.bit_length())) if size < world]
+    for size in [*sizes, world] if world > 1 else []:
         for operation in OPERATIONS:
             for message in MESSAGE_BYTES:
                 title = f"{operation} of {size}, {message} bytes"
                 tasks.append(
                     {"kind": "collective", "title": title, "operation": operation, "devices": size, "message_bytes": message}
                 )
-        size *= 2
     for message in COPIED_BYTES:
         tasks.append({"kind": "copies", "title": f"host copies, {message} bytes", "message_bytes": message})
     tasks += [{"kind": "optimizer", "title": f"optimizer on the {where}", "where": where} for where in ("device", "host")]
@@ -126,72 +124,19 @@ def _identity(model: Model, cluster: Cluster, device: str, world: int, seed: int
     """What must be the same for finished tasks to be used again."""
     import torch
 
-    parts = [model.shape(), cluster.name, cluster.memory_bytes, device, world, seed, torch.__version__, os.cpu_count()]
+    machine = [device, world, seed, torch.__version__, os.cpu_count()]
+    parts = [model.shape(), cluster.model_dump(mode="json"), *machine]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class _Journal:
-    """Finished tasks by title: one JSON line each, after a line that says what they belong to."""
-
-    def __init__(self, path: str | os.PathLike[str] | None, identity: str) -> None:
-        self.path, self.identity = None if path is None else Path(path), identity
-        self.results: dict[str, Any] = {} if path is None else self._read()
-
-    def _read(self) -> dict[str, Any]:
-        """Results so far; none where there is no file yet. A last line that was cut short is left out. Raises InputError."""
-        assert self.path is not None
-        where = os.fspath(self.path)
-        if not self.path.exists():
-            return {}
-        try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            raise InputError(where, "", "cannot be read", "name a journal written by an earlier measurement") from None
-        if not lines:
-            return {}
-        found: dict[str, Any] = {}
-        for number, line in enumerate(lines, start=1):
-            try:
-                value = json.loads(line)
-                if number == 1:
-                    identity = value["journal"]
-                else:
-                    found[value["task"]] = value["result"]
-            except (ValueError, KeyError, TypeError):
-                if number == len(lines) and number > 1:
-                    write_whole(self.path, "".join(f"{line}\n" for line in lines[:-1]))
-                    break
-                fix = "remove the file to measure anew"
-                raise InputError(where, f"line {number}", f"is {shown(line)}, not a finished task", fix) from None
-        if identity != self.identity:
-            told = "is of another model, cluster, machine or seed"
-            raise InputError(where, "line 1", told, "remove the file, or name another one")
-        return found
-
-    def add(self, title: str, result: Any) -> None:
-        self.results[title] = result
-        if self.path is None:
-            return
-        new = not self.path.exists() or not self.path.stat().st_size
-        try:
-            with self.path.open("a", encoding="utf-8") as stream:
-                if new:
-                    stream.write(json.dumps({"journal": self.identity}) + "\n")
-                stream.write(json.dumps({"task": title, "result": result}) + "\n")
-        except OSError as error:
-            told = f"cannot be written ({error.strerror})"
-            raise InputError(os.fspath(self.path), "", told, "name a file in a writable folder") from None
-
-
-def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: _Journal, progress: Report | None) -> None:
-    """All tasks that have no result yet. Processes that the system ended for want of memory lose that task, not the rest."""
-    from trainplan.profiling.timing import Repeats
-
+def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: Journal, progress: Report | None) -> None:
+    """All tasks that have no result yet. A sub-layer at which the system twice killed a process is taken not to fit."""
+    killed: set[str] = set()
     while waiting := [(number, task) for number, task in enumerate(tasks) if task["title"] not in keeper.results]:
         running: list[int] = []
-        failures: list[BaseException] = []
+        failures: list[InputError] = []
 
-        def follow(event: dict[str, Any], running: list[int] = running, failures: list[BaseException] = failures) -> None:
+        def follow(event: dict[str, Any], running: list[int] = running, failures: list[InputError] = failures) -> None:
             if "finished" in event:
                 try:
                     keeper.add(tasks[event["finished"]]["title"], event["result"])
@@ -202,15 +147,17 @@ def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: _Journal, p
                 if progress:
                     progress({"shape": event["shape"], "done": event["started"], "of": event["of"]})
 
-        stop = Repeats(job["spread"], job["budget"] / len(tasks))
-        todo = {**job, "tasks": waiting, "stop": stop}
         try:
             backend = "cpu:gloo,cuda:nccl" if job["device"] == "cuda" else "gloo"
-            run_workers("trainplan.profiling.tasks:measure_rank", world, todo, progress=follow, backend=backend)
+            target = "trainplan.profiling.tasks:measure_rank"
+            run_workers(target, world, {**job, "tasks": waiting}, progress=follow, backend=backend)
         except WorkerError as error:
-            if error.code != -signal.SIGKILL or not running:
+            task = tasks[running[0]] if running else {}
+            if error.code != -signal.SIGKILL or task.get("kind") != "sublayer":
                 raise
-            keeper.add(tasks[running[0]]["title"], {"out_of_memory": True})
+            if task["title"] in killed:
+                keeper.add(task["title"], {"out_of_memory": True})
+            killed.add(task["title"])
         if failures:
             raise failures[0]
 
@@ -285,10 +232,10 @@ def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list
         islands.append(_fitted(size, operation, found))
         if operation == "all-reduce":
             islands.append(islands[-1].changed(operation=None))
-    if islands and cluster.devices > world:
-        wider = [island for island in cluster.network.islands if island.devices > world]
-        return [*islands, *wider] if cluster.matrix is None else []
-    return islands
+    if not islands or cluster.devices == world:
+        return islands
+    # Wider groups than were measured keep the cluster's own links.
+    return [*islands, *(i for i in cluster.network.islands if i.devices > world)] if cluster.matrix is None else []
 
 
 def _fitted(devices: int, operation: Any, points: list[tuple[float, float]]) -> Island:

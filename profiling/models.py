@@ -88,7 +88,7 @@ class Model:
     @cached_property
     def digest(self) -> str:
         """Identity of the architecture: what a plan is made for, whatever its name, sequence length or dtype."""
-        fields = {name: value for name, value in self.config.items() if name not in RUN_FIELDS}
+        fields = {name: value for name, value in self.config.items() if name not in RUN_FIELDS and "drop" not in name}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record
 
-Positive = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Latency = Annotated[int, Field(ge=0, le=10**12)]
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "p2p"]
@@ -72,8 +72,8 @@ class Matrix(Record):
                     raise InputError("", f"{name}[{i}]", f"has {len(row)} columns", f"give {count}, one for each device")
         for i, row in enumerate(self.bandwidth_bytes_per_s):
             for j, value in enumerate(row):
-                if i != j and not value > 0:
-                    raise InputError("", f"bandwidth_bytes_per_s[{i}][{j}]", f"is {value}", "give more than 0 bytes a second")
+                if i != j and not value >= 1:
+                    raise InputError("", f"bandwidth_bytes_per_s[{i}][{j}]", f"is {value}", "give at least 1 byte a second")
         return self
 
     def link(self, ranks: Sequence[int]) -> Link:

@@ -20,6 +20,7 @@ from trainplan.profiling.models import Model, model_from_shape
 from trainplan.profiling.network import Network, Origin, Share
 
 LONGEST_NS = 10**13
+MOST_BYTES = 10**15
 OVERLAP = 1.3  # Galvatron-BMW, Section V
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -29,7 +30,7 @@ Degree = Annotated[int, Field(ge=1, le=2**20)]
 class Number(Record):
     """Nanoseconds or bytes. spread: half-width of the middle half of the repeats, relative to the median kept here."""
 
-    value: Annotated[int, Field(ge=0, le=10**15)]
+    value: Annotated[int, Field(ge=0, le=MOST_BYTES)]
     origin: Origin
     spread: Share = 0.0
 
@@ -89,8 +90,8 @@ class UnitCost(Record):
     not the input. Workspaces: the most beyond input, kept and output.
     """
 
-    sublayer: str
-    device: str
+    sublayer: Annotated[str, Field(min_length=1)]
+    device: Annotated[str, Field(min_length=1)]
     tp: Degree
     rows: Degree
     forward_ns: Number
@@ -121,8 +122,8 @@ NUMBERS = (
 class Shape(Record):
     """What was profiled where nothing fitted."""
 
-    sublayer: str
-    device: str
+    sublayer: Annotated[str, Field(min_length=1)]
+    device: Annotated[str, Field(min_length=1)]
     tp: Degree
     rows: Degree
 
@@ -167,7 +168,7 @@ class Profile(Record):
     host: HostCosts | None = None
     compute_slowdown: Rate = Rate(value=OVERLAP, origin="estimated")
     communication_slowdown: Rate = Rate(value=OVERLAP, origin="estimated")
-    costs: list[UnitCost]
+    costs: Annotated[list[UnitCost], Field(min_length=1)]
     out_of_memory: list[Shape] = Field(default_factory=list)
     provenance: dict[str, str] = Field(default_factory=dict)
 

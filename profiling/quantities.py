@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from trainplan.profiling.errors import InputError
@@ -41,19 +42,17 @@ def format_time(time_ns: float) -> str:
 
 def format_count(count: float) -> str:
     """``671.1M``, ``10.16B``, ``2.3T``: four digits, thousands as K, M, B, T."""
-    size = float(count)
-    for unit in ("", "K", "M", "B", "T"):
-        if abs(size) < 999.95 or unit == "T":
-            return f"{size:.4g}{unit}"
-        size /= 1000
-    raise AssertionError("unreachable")
+    return _in_thousands(count, ("", "K", "M", "B", "T"))
 
 
 def format_rate(bytes_per_s: float) -> str:
     """``12.5 GB/s``: four digits, decimal units, as links are sold."""
-    size = float(bytes_per_s)
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if abs(size) < 999.95 or unit == "TB":
-            return f"{size:.4g} {unit}/s"
+    return _in_thousands(bytes_per_s, (" B/s", " KB/s", " MB/s", " GB/s", " TB/s"))
+
+
+def _in_thousands(size: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if abs(size) < 999.95:
+            return f"{size:.4g}{unit}"
         size /= 1000
-    raise AssertionError("unreachable")
+    return f"{size:.4g}{units[-1]}"

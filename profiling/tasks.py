@@ -5,12 +5,13 @@ All processes work on the same task at the same moment, since they share the mac
 
 from __future__ import annotations
 
-import os
+import ctypes
+import gc
 import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from trainplan.profiling import torch_units
 from trainplan.profiling.allocations import PeakMemory
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report
-from trainplan.profiling.sublayers import Attention, LanguageHead, Sublayer, TokenEmbedding
+from trainplan.profiling.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
 from trainplan.profiling.timing import Clock, OutOfMemory, Repeats, Timed, is_out_of_memory, repeat, slowest
 
 OPTIMIZER_PARAMETERS = 2_000_000
@@ -27,6 +28,7 @@ OVERLAP_SIDE = 512
 OVERLAP_BYTES = 2**22
 
 Task = dict[str, Any]
+T = TypeVar("T")
 
 
 def measure_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
@@ -35,30 +37,43 @@ def measure_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> 
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_per_process_memory_fraction(min(1.0, job["memory_bytes"] / torch.cuda.mem_get_info()[1]))
-    measuring = _Measuring(rank, world, job["model"], device, job["stop"], job["seed"])
-    for number, task in job["tasks"]:
+    measuring = _Measuring(rank, world, job["model"], device, job["seed"], job["spread"])
+    measuring.warm_up()
+    used_bytes = _data_bytes() if device.type == "cpu" else None
+    started = time.perf_counter()
+    for place, (number, task) in enumerate(job["tasks"]):
         report({"started": number, "of": job["of"], "shape": task["title"]})
-        limited = _memory_of(device, job["memory_bytes"]) if task["kind"] == "sublayer" else nullcontext()
+        # What earlier tasks have left of the budget is shared out among the rest, alike on all processes.
+        left = job["budget"] - slowest(world, [time.perf_counter() - started])[0]
+        measuring.seconds = max(0.0, left) / (len(job["tasks"]) - place)
+        limit = None if used_bytes is None or task["kind"] != "sublayer" else used_bytes + job["memory_bytes"]
         try:
-            with limited:
+            with _limited(limit):
                 result = getattr(measuring, task["kind"])(task)
         except OutOfMemory:
             result = {"out_of_memory": True}
         report({"finished": number, "result": result})
 
 
+def _data_bytes() -> int | None:
+    """Data that this process has mapped, without freed blocks that its allocator keeps; None where no one tells."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError), open("/proc/self/status", encoding="ascii") as stream:
+        return next((int(line.split()[1]) * 1024 for line in stream if line.startswith("VmData:")), None)
+    return None
+
+
 @contextmanager
-def _memory_of(device: torch.device, memory_bytes: int) -> Iterator[None]:
+def _limited(data_bytes: int | None) -> Iterator[None]:
     """Let a CPU's allocations fail, rather than the machine, beyond what the device has that a process stands for."""
-    used = None
-    if device.type == "cpu" and os.path.exists("/proc/self/status"):
-        with open("/proc/self/status", encoding="ascii") as stream:
-            used = next((int(line.split()[1]) * 1024 for line in stream if line.startswith("VmData:")), None)
-    if used is None:
+    if data_bytes is None:
         yield
         return
+    _data_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (used + memory_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, hard))
     try:
         yield
     finally:
@@ -66,28 +81,42 @@ def _memory_of(device: torch.device, memory_bytes: int) -> Iterator[None]:
 
 
 class _Measuring:
-    def __init__(self, rank: int, world: int, model: Model, device: torch.device, stop: Repeats, seed: int) -> None:
+    def __init__(self, rank: int, world: int, model: Model, device: torch.device, seed: int, spread: float) -> None:
         self.rank, self.world, self.model, self.device = rank, world, model, device
-        self.stop, self.seed = stop, seed
+        self.seed, self.spread, self.seconds = seed, spread, 0.0
         self.groups: dict[int, Any] = {}
 
-    def repeat(self, parts: int, run: Any) -> Timed:
-        return repeat(self.world, self.stop, parts, run)
+    def warm_up(self) -> None:
+        """One tiny sub-layer through everything that a task does: torch loads and allocates much at first use."""
+        part = FeedForward(tokens=8, hidden=8, inner=8)
+        trial = Trial(part, 1, torch_units.Shard(), self.device, self.seed)
+        trial.once()
+        trial.without_graph()
+        trial.memory()
 
-    def sublayer(self, task: Task) -> dict[str, Any]:
-        part, rows = self.model.sublayers[task["sublayer"]], task["rows"]
-        shard = torch_units.Shard(task["tp"], 0)
+    def repeat(self, parts: int, run: Any) -> Timed:
+        return repeat(self.world, Repeats(self.spread, self.seconds / 2), parts, run)
+
+    def _together(self, make: Callable[[], T]) -> T:
+        """What `make` gives on this process. Raises OutOfMemory on all of them where any has not enough."""
+        made, failed = None, 0.0
         try:
-            failed, trial = 0.0, Trial(part, rows, shard, self.device, self.seed)
+            made = make()
         except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             failed = 1.0
         if slowest(self.world, [failed])[0]:
             raise OutOfMemory
+        assert made is not None
+        return made
+
+    def sublayer(self, task: Task) -> dict[str, Any]:
+        part, shard = self.model.sublayers[task["sublayer"]], torch_units.Shard(task["tp"], 0)
+        trial = self._together(lambda: Trial(part, task["rows"], shard, self.device, self.seed))
         times = self.repeat(2, trial.once)
         alone = self.repeat(1, trial.without_graph)
-        peaks = trial.memory()
+        peaks = self._together(trial.memory)
         return {
             "forward_ns": [times.medians[0] * 1e9, times.spreads[0]],
             "backward_ns": [times.medians[1] * 1e9, times.spreads[1]],
@@ -99,7 +128,7 @@ class _Measuring:
         size, message, operation = task["devices"], task["message_bytes"], task["operation"]
         if size not in self.groups:
             starts = range(0, self.world - size + 1, size)
-            groups = [dist.new_group(list(range(start, start + size))) for start in starts]
+            groups = [dist.new_group(list(range(start, start + size))) for start in starts]  # on all ranks, alike
             self.groups[size] = groups[self.rank // size] if self.rank // size < len(groups) else None
         group = self.groups[size]
         count = max(1, message // 4 // size)

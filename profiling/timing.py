@@ -6,14 +6,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 LEAST_REPEATS = 3
-MOST_REPEATS = 50
-WARM_UPS = 1
+WARM_UPS = 2
 
 
 class OutOfMemory(Exception):
@@ -22,7 +22,7 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True)
 class Repeats:
-    """When to stop: at `spread`, relative half-width of the middle half of the repeats, or after `seconds` a task."""
+    """When to stop: once every part's spread, relative half-width of the middle half, is below `spread`, or after `seconds`."""
 
     spread: float
     seconds: float
@@ -78,7 +78,7 @@ class Timed:
 def repeat(world: int, stop: Repeats, parts: int, run: Callable[[], Sequence[float]]) -> Timed:
     """Timings of `run()`, seconds of its `parts`; a repeat counts with its slowest process. Raises OutOfMemory on all ranks."""
     started, found = time.perf_counter(), []
-    for number in range(MOST_REPEATS + WARM_UPS):
+    for number in count():
         if world > 1:
             dist.barrier()
         failed, mine = 0.0, [0.0] * parts
@@ -93,9 +93,10 @@ def repeat(world: int, stop: Repeats, parts: int, run: Callable[[], Sequence[flo
             raise OutOfMemory
         if number >= WARM_UPS:
             found.append(shared[:parts])
-        # All processes decide on the same shared numbers.
-        enough = len(found) >= LEAST_REPEATS
-        if enough and (shared[-1] > stop.seconds or spread([sum(part) for part in found]) < stop.spread):
+        # All processes decide on the same shared numbers, seldom once there are many.
+        if len(found) < LEAST_REPEATS or len(found) % max(1, len(found) // 20):
+            continue
+        if shared[-1] > stop.seconds or max(spread(column) for column in zip(*found, strict=True)) < stop.spread:
             break
     columns = list(zip(*found, strict=True))
     return Timed([statistics.median(column) for column in columns], [spread(column) for column in columns])

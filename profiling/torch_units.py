@@ -286,7 +286,7 @@ def _language_head(part: LanguageHead, p: Parameters, x: Tensor, shard: Shard) -
     del shard
     x = _normed(part, p, x)
     if part.transform:
-        x = F.gelu(F.linear(x, p["dense.weight"], p["dense.bias"]))
+        x = ACTIVATIONS[part.transform](F.linear(x, p["dense.weight"], p["dense.bias"]))
         x = _normed(part, p, x, "dense_norm")
     if part.scale != 1:
         x = x * part.scale

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from trainplan.execution.run import EXECUTED_DTYPES, run_plans
+from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED, run_plans
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies import problem as layer_strategies
 from trainplan.formulations.layer_strategies.problem import Instance
@@ -271,6 +271,13 @@ def run(
         raise InputError(where, "model_digest", f"is {planned.digest!r}, but {os.fspath(model)} has {found.digest!r}", fix)
     if (wanted := dtype or planned.dtype) not in EXECUTED_DTYPES:
         raise InputError("command line", "--dtype", f"is {wanted!r}", f"give one of: {', '.join(EXECUTED_DTYPES)}")
+    if planned.family not in EXECUTED_FAMILIES:
+        where = "plan" if isinstance(source, Plan | Mapping) else os.fspath(source)
+        fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"
+        raise InputError(where, "model.config.model_type", f"is {planned.family!r}, which does not run yet", fix)
+    for name in UNEXECUTED:
+        if name in planned.config:
+            raise InputError("plan", f"model.config.{name}", f"is {shown(planned.config[name])}", "leave it out to run a plan")
     planned = planned.in_dtype(wanted)
     return run_plans(
         [the_plan],

@@ -8,7 +8,7 @@ from typing import Any
 from trainplan.execution.checks import check
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
-from trainplan.execution.run import EXECUTED_FAMILIES
+from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
@@ -114,7 +114,8 @@ def make_plan(
     memory_bytes = cluster.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < memory_bytes <= LARGEST_MEMORY:
         raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
-    if model.family in EXECUTED_FAMILIES:
+    executable = model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
+    if executable:
         model = model.fused()  # as it will run
     stage, costs = layer_costs.Stage(micro_batches=micro_batches), layer_costs.COST_MODELS["executed"]
     group, samples = cluster.devices, stage.samples(batch)
@@ -127,7 +128,7 @@ def make_plan(
     plan, walks = None, tuple[int, ...]()
     if result.solution is not None:
         plan = _plan_of(model, cluster, batch, micro_batches, instance, result, profile)
-        walks = checked_walk(plan) if model.family in EXECUTED_FAMILIES else ()
+        walks = checked_walk(plan) if executable else ()
         if max(walks, default=0) > memory_bytes:
             over = max(walks) - memory_bytes
             raise InputError(

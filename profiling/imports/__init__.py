@@ -36,9 +36,9 @@ def import_profile(
     """
     paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not paths:
-        raise InputError("import_profile", "paths", "is empty", "name the files of one profile")
+        raise InputError("command line", "files", "are none", "name the files of one profile")
     if format is not None and format not in FORMATS:
-        raise InputError("import_profile", "format", f"is {shown(format)}", f"give one of: {', '.join(FORMATS)}")
+        raise InputError("command line", "--format", f"is {shown(format)}", f"give one of: {', '.join(FORMATS)}")
     sources = [_read(os.fspath(path)) for path in paths]
     found = [_recognised(source) for source in sources]
     for source, own in zip(sources, found, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.costs import PHASES
 from trainplan.profiling.errors import InputError
-from trainplan.profiling.imports.source import LARGEST_COUNT, Source, number
+from trainplan.profiling.imports.source import LARGEST_COUNT, MIB, MOST_MS, SMALLEST, Source, number
 from trainplan.profiling.measure import fit_line
 from trainplan.profiling.network import Operation
 
@@ -25,10 +25,7 @@ NODES = re.compile(r"_(\d+)nodes_(\d+)gpus_per_node")
 OPERATIONS: dict[str, Operation] = {"allreduce": "all-reduce", "all2all": "all-to-all"}
 
 GIGA = 1e9
-MIB = 2**20
 MOST_GB_PER_S = 1e5
-MOST_MS = 1e7
-SMALLEST = 1e-6
 
 Islands = list[dict[str, Any]]
 

@@ -226,7 +226,7 @@ def _unit(
 def _states(chain: Sequence[Node]) -> int:
     """Bytes of memoryUsageB for each byte of parameterSize, rounded up; the largest of the plain TMPCs."""
     plain = [tmpc for node in chain for tmpcs in node.ways.values() for tmpc in tmpcs if tmpc.id == PLAIN]
-    ratios = [tmpc.fixed_bytes / tmpc.parameter_bytes for tmpc in plain if tmpc.parameter_bytes]
+    ratios = [tmpc.fixed_bytes / tmpc.parameter_bytes for tmpc in plain if tmpc.parameter_bytes >= 1]
     return max(1, ceil(max(ratios, default=1.0)))
 
 

@@ -15,8 +15,17 @@ from trainplan.profiling.files import Record, parse
 from trainplan.profiling.profiles import Profile
 
 LONGEST_S = 1e4
+MOST_MS = 1e3 * LONGEST_S
 MOST_BYTES = 1e14
 LARGEST_COUNT = 2**20
+SMALLEST = 1e-6  # of numbers that may not be 0, in the file's own unit
+AGREEMENT = 0.01  # of numbers that should be equal
+MIB = 2**20
+
+
+def flag(option: str) -> str:
+    """How the command spells an option of `import_profile`."""
+    return "--memory" if option == "memory_bytes" else f"--{option.replace('_', '-')}"
 
 
 class Foreign(Record):
@@ -57,22 +66,18 @@ class Options:
                 continue
             if field.name not in usable:
                 told = f"is {shown(value)}, but {format} files do not need it"
-                raise InputError("import_profile", field.name, told, "leave it out")
+                raise InputError("command line", flag(field.name), told, "leave it out")
             most = 2**50 if field.name == "memory_bytes" else LARGEST_COUNT
             if type(value) is not int or not 1 <= value <= most:
                 fix = f"give a whole number from 1 to {most}"
-                raise InputError("import_profile", field.name, f"is {shown(value)}", fix)
+                raise InputError("command line", flag(field.name), f"is {shown(value)}", fix)
 
     def needed(self, source: Source, option: str, example: int) -> int:
         """The option's value. Raises InputError where it was left out."""
         value: int | None = getattr(self, option)
         if value is None:
-            raise InputError(
-                source.path,
-                "",
-                f"does not say the {option.replace('_', ' ')}",
-                f"add {option}={example} (--{option.replace('_', '-')})",
-            )
+            told = f"does not say the {option.replace('_', ' ')}"
+            raise InputError(source.path, "", told, f"give {flag(option)}, such as {example}")
         return value
 
     def memory(self, source: Source) -> int:
@@ -97,6 +102,14 @@ def number(source: Source, field: str, value: Any, most: float, least: float = 0
     if value > most:
         raise InputError(source.path, field, f"is {shown(value)}", f"give at most {most:g}")
     return float(value)
+
+
+def counted(source: Source, field: str, text: str) -> int:
+    """A number of things, as it stands in a key. Raises InputError."""
+    value = int(text)
+    if not 1 <= value <= LARGEST_COUNT:
+        raise InputError(source.path, field, f"counts {value}", f"give 1 to {LARGEST_COUNT}")
+    return value
 
 
 def imported(value: float, spread: float = 0.0) -> dict[str, Any]:

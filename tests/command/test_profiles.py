@@ -114,6 +114,14 @@ def test_detect_describes_this_machine(tmp_path: Path) -> None:
     assert call("build", "layer-strategies", "--model", "gpt2", "--cluster", path, "--batch", "8").returncode == 0
 
 
+def test_plans_of_families_that_do_not_run_yet(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    done = call("plan", "--model", "vit-base", "--cluster", "cpu-4", "--batch", "8", "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert "vit models in float32 do not run yet" in done.stdout
+    told(call("run", path), "model.config.model_type is 'vit', which does not run yet", "gpt2, bert, llama")
+
+
 def test_bad_input_gets_one_line(profile: Path, tmp_path: Path) -> None:
     estimate = ["profile", "estimate", "--model", "gpt2", "--cluster", "h100-8"]
     told(call(*estimate, "--rows", "1,x"), "--rows is '1,x'", "such as 1,2,4")

@@ -9,9 +9,10 @@ import pytest
 import yaml
 from trainplan.profiling.clusters import Cluster, load_cluster
 from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import parse, read_data, yaml_text
+from trainplan.profiling.files import parse, read_data
 from trainplan.profiling.network import Island, Link, Network
 from trainplan.profiling.shipped import shipped
+from trainplan.profiling.yaml_files import yaml_text
 
 SHIPPED: dict[str, tuple[int, list[str]]] = {
     "a100-16": (16, ["A100-SXM4 40 GB"]),
@@ -183,13 +184,13 @@ FAULTS: list[tuple[dict[str, Any], str, str]] = [
     (changed(nodes__0__islands=None), "nodes[0].islands is missing", "give an island of 4 devices"),
     (changed(islands=None), "islands is missing", "give an island of 16 devices"),
     (changed(islands__0__devices=8), "islands[0].devices is 8", "give all devices, 16"),
-    (changed(islands__0__bandwidth_bytes_per_s=0), "islands[0].bandwidth_bytes_per_s is 0", "give a number above 0"),
+    (changed(islands__0__bandwidth_bytes_per_s=0), "islands[0].bandwidth_bytes_per_s is 0", "give a number of at least 1"),
     (changed(islands__0__operation="gather"), "islands[0].operation is 'gather'", "'all-gather'"),
     (changed(algorithm="nccl"), "algorithm is 'nccl'", "'fastest'"),
     (changed(overlap_slowdown=0.5), "overlap_slowdown is 0.5", "at least 1.0"),
     (with_matrix(12), "matrix.bandwidth_bytes_per_s has 12 rows", "give 16"),
     (with_matrix(latencies_ns=[[0] * 16] * 15), "matrix.latencies_ns has 15 rows", "give 16"),
-    (with_matrix(bandwidth_bytes_per_s=[[0.0] * 16] * 16), "matrix.bandwidth_bytes_per_s[0][1] is 0.0", "more than 0"),
+    (with_matrix(bandwidth_bytes_per_s=[[0.0] * 16] * 16), "matrix.bandwidth_bytes_per_s[0][1] is 0.0", "at least 1 byte"),
     (with_matrix() | {"islands": MIXED["islands"]}, "matrix is given beside islands", "give one of them"),
 ]
 

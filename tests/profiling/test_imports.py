@@ -16,7 +16,7 @@ from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import parse
 from trainplan.profiling.imports import import_profile
-from trainplan.profiling.imports.galvatron import _derived
+from trainplan.profiling.imports.galvatron_blocks import SUMMARIES, derived
 from trainplan.profiling.imports.source import Source
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.solve import solve
@@ -103,18 +103,17 @@ def test_memory_of_a_layer_under_strategies_is_that_of_the_file() -> None:
 
 
 def test_summaries_follow_from_raw_blocks_as_published() -> None:
-    """`_derived` on files that have their summaries: the published code's own results, to rounding."""
+    """`derived` on files that have their summaries: the published code's own results, to rounding."""
     for model, sequences in (("bert-large", (128, 512, 2048)), ("llama2-7b", (2048,))):
         end = {"bert-large": "hidden1024_head16", "llama2-7b": "llama2-7b_all"}[model]
         path = real(f"galvatron/{model}/memory_profiling_bf16_{end}.json")[0]
         data = json.loads(path.read_text())
         for sequence in sequences:
-            derived = _derived(Source(str(path), data), sequence)
-            for name, found in zip(("layertype_0", "pp_off", "pp_on_first", "pp_on_last"), derived, strict=True):
-                key = name if name == "layertype_0" else f"other_memory_{name}"
-                wanted = data[f"{key}_sp"][str(sequence)]
-                for field, value in wanted.items():
-                    assert found[field] == pytest.approx(value), (model, sequence, name, field)
+            found = derived(Source(str(path), data), sequence)
+            assert tuple(found) == SUMMARIES
+            for name, fields in found.items():
+                for field, value in data[f"{name}_sp"][str(sequence)].items():
+                    assert fields[field] == pytest.approx(value), (model, sequence, name, field)
 
 
 def test_a_bandwidth_gives_the_time_that_it_was_measured_from() -> None:
@@ -499,7 +498,7 @@ def test_options_are_checked(tmp_path: pathlib.Path) -> None:
         (graph, {"format": "h3t"}, "is a file of piper, not of h3t"),
         (graph, {"format": "other"}, "give one of"),
         ([*graph, *galvatron], {}, "give files of one format"),
-        ([], {}, "is empty"),
+        ([], {}, "files are none"),
     ]
     for paths, options, problem in cases:
         with pytest.raises(InputError, match=problem):

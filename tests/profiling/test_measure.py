@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,78 @@ def interrupted(stop: Any, **options: Any) -> None:
             _thread.interrupt_main()
 
     measure(GPT2, cluster_of(1), [(1, 1), (1, 2)], progress=relayed, **options)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        5,
+        {},
+        [-5, "x"],
+        {"forward_ns": 1},
+        {"seconds": 0, "spread": 0, "message_bytes": 8},
+        {"to_device": 1},
+        {"out_of_memory": "?"},
+    ],
+)
+def test_broken_journals_get_one_line(result: Any, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    lines = [{"journal": "x", "spread": 0.05}, {"task": "overlap", "result": result}]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InputError, match="line 2 is .*, not a finished task; remove the file"):
+        measure(GPT2, cluster_of(1), [(1, 1)], journal=journal)
+
+
+def test_a_tighter_bound_is_not_met_by_old_results(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    measure(GPT2, cluster_of(1), [(1, 1)], budget_seconds=1, spread=0.5, journal=journal)
+    with pytest.raises(InputError, match=r"was measured to a spread of 0.5; use --spread 0.5, or name another file"):
+        measure(GPT2, cluster_of(1), [(1, 1)], budget_seconds=1, spread=0.1, journal=journal)
+
+
+def test_three_processes(tmp_path: Path) -> None:
+    """A group that is no power of two: pairs and all three are measured, and every group of the cluster has a link."""
+    found = measure(GPT2, cluster_of(3), [(1, 1)], budget_seconds=2)
+    assert {island.devices for island in found.network.islands} == {2, 3}
+    assert found.network.reaches(3)
+
+
+def test_a_killed_measurement_goes_on(tmp_path: Path) -> None:
+    """kill -9 on the measuring command: its processes end with it, and the next call goes on from what was finished."""
+    config, journal, output = tmp_path / "tiny.json", tmp_path / "journal", tmp_path / "profile.json"
+    config.write_text(
+        json.dumps({"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 32, "vocab_size": 99})
+    )
+    words = ["profile", "measure", "--model", config, "--cluster", "cpu-4", "--rows", "1", "--tp", "1", "--budget", "20"]
+    command = [str(Path(sys.executable).parent / "trainplan"), *map(str, words), "--resume", str(journal), "-o", str(output)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        deadline = time.monotonic() + 120
+        while not (journal.exists() and len(journal.read_text().splitlines()) > 4) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        running.kill()
+    kept = journal.read_text().splitlines()
+    assert len(kept) > 4
+    assert not output.exists()
+    subprocess.run(
+        [*command[: command.index("--budget")], "--budget", "2", *command[command.index("--resume") :]],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    assert journal.read_text().splitlines()[: len(kept) - 1] == kept[:-1]
+    assert output.exists()
+
+
+@pytest.mark.parametrize("mebibytes", [20, 60, 200])
+def test_little_memory_is_never_a_crash(mebibytes: int) -> None:
+    """Either something was measured, or one line says that nothing fits; and what fits with more rows fits with fewer."""
+    try:
+        found = measure(large(), cluster_of(1, mebibytes * 2**20), [(1, 1), (1, 16), (1, 64)], budget_seconds=1)
+    except InputError as error:
+        assert "did not fit" in str(error)
+        return
+    held = {(entry.sublayer, entry.rows) for entry in found.costs}
+    for shape in found.out_of_memory:
+        assert not any((shape.sublayer, rows) in held for rows in (1, 16, 64) if rows > shape.rows), shape
 
 
 def test_what_does_not_fit_is_a_data_point() -> None:

@@ -173,7 +173,9 @@ def test_what_did_not_fit_when_profiled_is_no_option() -> None:
     model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
     profile = estimate_shapes(model, cluster, [(1, 1), (1, 2)])
     large = [Shape(sublayer="ffn", device="CPU process", tp=1, rows=4)]
-    found = complete(profile.changed(out_of_memory=large), [(1, 4)])
+    found = complete(profile.changed(out_of_memory=large), [(1, 3), (1, 4), (1, 8)])
+    assert found.cost("ffn", 1, 8).backward_workspace_bytes.value == profile.memory_bytes, "nor did more"
+    assert found.cost("ffn", 1, 3).backward_workspace_bytes.value < profile.memory_bytes
     assert found.cost("ffn", 1, 4).backward_workspace_bytes.value == profile.memory_bytes
     assert found.cost("attention", 1, 4).backward_workspace_bytes.value < profile.memory_bytes
 
@@ -218,7 +220,7 @@ BAD = [
     ({"network": {"islands": []}}, "network.islands and matrix are both given or both missing"),
     ({"network": {"islands": [{"devices": 1, "bandwidth_bytes_per_s": 1e9}]}}, "network does not reach all 2 devices"),
     ({"optimizer_ns_per_parameter": {"value": float("nan"), "origin": "measured"}}, "optimizer_ns_per_parameter.value is NaN"),
-    ({"model": {"name": "x", "config": {"model_type": "gpt2"}}}, "model.config.n_embd is missing"),
+    ({"model": {"name": "x", "config": {"model_type": "mamba"}}}, "model.config.model_type is 'mamba'"),
     ({"colour": "red"}, "colour is not a field"),
 ]
 

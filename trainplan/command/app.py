@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from pydantic import ValidationError
 from typer import Argument, Option
 
 from trainplan import api
@@ -33,7 +34,7 @@ from trainplan.command.options import (
 )
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError, MissingExtra
-from trainplan.profiling.files import check_writable, write_whole
+from trainplan.profiling.files import as_input_error, check_writable, write_whole
 from trainplan.profiling.processes import WorkerError
 from trainplan.solvers.result import Result
 
@@ -331,6 +332,8 @@ def main() -> None:
         app()
     except (InputError, MissingExtra) as error:
         _stop(str(error), BAD_INPUT)
+    except ValidationError as error:
+        _stop(str(as_input_error(error, "input")), BAD_INPUT)
     except WorkerError as error:
         _stop(str(error), STOPPED)
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from trainplan.command import render, tables
 from trainplan.command.options import Dtype, Json, Sequence, print_json
 from trainplan.profiling.clusters import load_cluster
 from trainplan.profiling.detect import to_yaml
+from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import check_writable, write_whole
 from trainplan.profiling.models import load_model
 from trainplan.profiling.quantities import parse_bytes
@@ -38,13 +39,16 @@ def list_models(as_json: Json = False) -> None:
 @models.command("show", epilog="Example: trainplan model show t5-512-4-48 --rows 8 --tp 2")
 def show_model(
     model: Annotated[str, Argument(help="A shipped name or a Hugging Face config.json.")],
-    rows: Annotated[int, Option("--rows", min=1, help="Samples on one device.")] = 1,
-    tp: Annotated[int, Option("--tp", min=1, help="Tensor-parallel degree.")] = 1,
+    rows: Annotated[int, Option("--rows", help="Samples on one device.")] = 1,
+    tp: Annotated[int, Option("--tp", help="Tensor-parallel degree.")] = 1,
     sequence: Sequence = None,
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> None:
     """Show a model's sub-layers: parameters, flops and bytes, from shapes alone."""
+    for option, value in (("--rows", rows), ("--tp", tp)):
+        if not 1 <= value <= 2**20:
+            raise InputError("command line", option, f"is {value}", "give a whole number from 1 to 1048576")
     found = load_model(model, sequence, dtype)
     if as_json:
         print_json({**found.shape(), "parameters": found.total_parameters, "sublayers": tables.sublayer_rows(found, rows, tp)})
@@ -77,10 +81,8 @@ def show_cluster(
 
 @clusters.command("detect", epilog="Example: trainplan cluster detect --nodes 4 --network 12.5GB -o cluster.yaml")
 def detect(
-    nodes: Annotated[int, Option("--nodes", min=1, help="Machines like this one.")] = 1,
-    processes: Annotated[
-        int | None, Option("--processes", min=1, help="Without a GPU: processes that stand for devices.")
-    ] = None,
+    nodes: Annotated[int, Option("--nodes", help="Machines like this one.")] = 1,
+    processes: Annotated[int | None, Option("--processes", help="Without a GPU: processes that stand for devices.")] = None,
     network: Annotated[str | None, Option("--network", help="Bytes a second between machines, such as 12.5GB.")] = None,
     topology: Annotated[Path | None, Option("--topology", help="An NCCL topology file. [default: NCCL_TOPO_FILE]")] = None,
     name: Annotated[str | None, Option("--name", help="The cluster's name. [default: this machine's]")] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -106,9 +107,7 @@ def measure(
     _done(found, output, as_json)
 
 
-@app.command(
-    "import", epilog="Example: trainplan profile import computation_profiling.json memory_profiling.json -o profile.json"
-)
+@app.command("import", epilog="Example: trainplan profile import bert32a100.json -o profile.json")
 def import_(
     files: Annotated[list[Path], Argument(help="All files of one model: Hetu-Galvatron's, Piper's or H3T's.")],
     cluster: Annotated[str | None, Option("--cluster", help="The cluster they are of, where the files leave it open.")] = None,
@@ -160,26 +159,15 @@ def show(
     if tp < 1 or rows < 1:
         option, value = ("--tp", tp) if tp < 1 else ("--rows", rows)
         raise InputError("command line", option, f"is {value}", "give a whole number from 1")
-    if tp not in {shard.tp for shape in loaded.sublayers for shard in shape.shards}:
-        degrees = sorted({shard.tp for shape in loaded.sublayers for shard in shape.shards})
-        raise InputError("command line", "--tp", f"is {tp}", f"give one of the profile's degrees: {degrees}")
+    if tp not in loaded.tp_degrees(tp):
+        degrees = loaded.tp_degrees(2**20)
+        raise InputError("command line", "--tp", f"is {tp}", f"give one of the profile's degrees: {list(degrees)}")
     loaded = complete(loaded, [(tp, rows)])
     units = summary(loaded, tp, rows, kind)
     if picture:
         api.draw_profile(loaded, tp, rows, kind).savefig(picture, dpi=150)
     if as_json:
-        fields = (
-            "name",
-            "layer",
-            "kind",
-            "forward_ns",
-            "backward_ns",
-            "input_bytes",
-            "kept_bytes",
-            "state_bytes",
-            "parameters",
-        )
-        listed = [{field: getattr(unit, field) for field in fields} for unit in units]
+        listed = [asdict(unit) for unit in units]
         print_json({"name": loaded.name, "tp": tp, "rows": rows, "origin": loaded.origin, "units": listed})
         return
     tables.profile(loaded)

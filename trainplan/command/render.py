@@ -105,6 +105,8 @@ def planned(found: Planned, cluster: str) -> None:
     if found.plan is not None:
         plan_table(found.plan)
     certificate(found.result)
+    if found.plan is not None and not found.walk_bytes:
+        pairs([("memory walk", f"none: {found.plan.planned_model().family} models in {profile.dtype} do not run yet")])
     if found.walk_bytes:
         pairs([("memory walk", f"{format_bytes(max(found.walk_bytes))} at most on any rank, by its compiled program")])
 

@@ -17,13 +17,13 @@ from trainplan.profiling.profiles import Profile, Rate
 from trainplan.profiling.quantities import format_bytes, format_count, format_rate, format_time
 from trainplan.profiling.summary import LayerSummary, profiled_shapes, runs
 
-BAR = 20
+BAR = 12
 
 
 def _table(*columns: str, left: Sequence[str] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right")
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     return table
 
 
@@ -181,9 +181,9 @@ def profile(found: Profile) -> None:
 def layers(units: list[LayerSummary], tp: int, rows: int) -> None:
     """Time and memory of every layer, runs of equal ones as one, with bars of their share."""
     whole_ns, whole_bytes = sum(unit.time_ns for unit in units), sum(unit.memory_bytes for unit in units)
-    table = _table(
-        "layers", "part", "forward", "backward", "time", "", "kept", "states", "memory", " ", left=("layers", "part", "", " ")
-    )
+    spreads = ["spread"] if any(unit.spread for unit in units) else []
+    columns = ["layers", "part", "forward", "backward", *spreads, "time", "", "kept", "states", "memory", " "]
+    table = _table(*columns, left=("layers", "part", "", " "))
     for layer, count in runs(units):
         first = layer[0].name.split(".")[0]
         name = first if count == 1 else f"{first} and {count - 1} more"
@@ -194,6 +194,7 @@ def layers(units: list[LayerSummary], tp: int, rows: int) -> None:
                 unit.name.split(".")[-1] if "." in unit.name else unit.kind,
                 format_time(unit.forward_ns),
                 format_time(unit.backward_ns),
+                *[f"{unit.spread:.1%}"][: len(spreads)],
                 f"{share:.1%}",
                 _bar(share),
                 format_bytes(unit.activation_bytes),

@@ -1,0 +1,34 @@
+"""What the system tells: the output of a command and the text of a file, or None."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+Run = Callable[[Sequence[str]], str | None]
+Read = Callable[[str], str | None]
+
+TIMEOUT_S = 10
+LARGEST_OUTPUT_BYTES = 2**20
+
+
+def run_command(command: Sequence[str]) -> str | None:
+    """What a command prints; None where it is missing, fails or hangs."""
+    with tempfile.TemporaryFile() as output:  # a pipe would stay open as long as a child of the command lives
+        try:
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        output.seek(0)
+        return output.read(LARGEST_OUTPUT_BYTES).decode(errors="replace")
+
+
+def read_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None

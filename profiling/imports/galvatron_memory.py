@@ -1,0 +1,141 @@
+"""Hetu-Galvatron's memory file: MiB of a layer, and of embedding and head together, as bytes by tensor-parallel degree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan.profiling.errors import InputError, shown
+from trainplan.profiling.imports.galvatron_blocks import BLOCK, FIRST, LAST, LAYER, MOST_MIB, OFF, RAW, SUMMARIES, derived
+from trainplan.profiling.imports.source import AGREEMENT, LARGEST_COUNT, MIB, SMALLEST, Source, number
+
+SUMMARY = re.compile(r"layertype_\d+(_sp)?|other_memory_pp_(off|on_first|on_last)(_sp)?")
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one sample takes at one sequence length. By degree: what a layer keeps; states and activation of both ends."""
+
+    parameters: float
+    checkpoint_bytes: float
+    kept_bytes: dict[int, float]
+    state_bytes: dict[int, float]
+    activation_bytes: dict[int, float]
+    state_share: float  # the embedding's, of both ends
+    activation_share: float
+    told: str
+
+    @property
+    def degrees(self) -> list[int]:
+        return sorted(set(self.kept_bytes) & set(self.state_bytes) & set(self.activation_bytes))
+
+
+def read_memory(source: Source, sequence: int) -> Memory:
+    """From the file's summaries or, without them, its raw blocks. Raises InputError."""
+    if others := [key for key in source.data if key.startswith("layertype_") and not key.startswith(LAYER)]:
+        raise InputError(source.path, others[0], "is of a second type of layers", "give a model of one type")
+    found = {name: table for name in SUMMARIES if (table := _summary(source, name, sequence))}
+    told = "summaries of the file"
+    if LAYER not in found or OFF not in found:
+        place = f"raw blocks of seq{sequence}"
+        found = {name: _Table(source, place, values) for name, values in derived(source, sequence).items()}
+        told = "derived from raw blocks, as profiled with zero3"
+    parameter_bytes = found[LAYER].bytes("parameter_size")
+    table = found[LAYER].table("tp_activation_per_bsz_dict")
+    kept_bytes, checkpoint_bytes = table.by_degree(least=SMALLEST), table.bytes("checkpoint")
+    if checkpoint_bytes > kept_bytes[1]:
+        told = f"is {checkpoint_bytes / MIB:g} MB, above the {kept_bytes[1] / MIB:g} MB kept without it"
+        raise InputError(source.path, f"{table.field}.checkpoint", told, "give what stays when a layer is recomputed")
+    return Memory(
+        parameters=parameter_bytes / FP32_BYTES,
+        checkpoint_bytes=checkpoint_bytes,
+        kept_bytes=kept_bytes,
+        state_bytes=found[OFF].table("model_states", bare=True).by_degree(),
+        activation_bytes=found[OFF].table("activation", bare=True).by_degree(),
+        state_share=_embedding_share(found, "model_states"),
+        activation_share=_embedding_share(found, "activation"),
+        told=told,
+    )
+
+
+def sequences(source: Source) -> set[int]:
+    """Sequence lengths with a summary or raw blocks; 0 for a summary that names none. Raises InputError."""
+    found: set[int] = set()
+    for key, value in source.data.items():
+        if not (block := BLOCK.fullmatch(key)) and not SUMMARY.fullmatch(key):
+            raise InputError(source.path, key, "is not a key of this file", "give keys such as layertype_0_sp or 1_1_8_sp")
+        _object(source, key, value)
+        if block:
+            found |= {int(raw[3]) for raw in map(RAW.fullmatch, value) if raw}
+        elif key.startswith(LAYER):
+            found |= {0} if "parameter_size" in value else {int(name) for name in value if name.isdecimal()}
+    return found
+
+
+@dataclass(frozen=True)
+class _Table:
+    """An object of MiB, and the field that errors name."""
+
+    source: Source
+    field: str
+    values: dict[str, Any]
+
+    def bytes(self, name: str, least: float = SMALLEST) -> float:
+        """Raises InputError."""
+        field = f"{self.field}.{name}"
+        if name not in self.values:
+            raise InputError(self.source.path, field, "is missing", "give it in MB")
+        return number(self.source, field, self.values[name], MOST_MIB, least) * MIB
+
+    def table(self, name: str, *, bare: bool = False) -> _Table:
+        """The object in it. bare: a number may stand for that of degree 1. Raises InputError."""
+        field = f"{self.field}.{name}"
+        if name not in self.values:
+            raise InputError(self.source.path, field, "is missing", "give MB by tensor-parallel degree")
+        value = self.values[name]
+        if bare and isinstance(value, int | float):
+            value = {"1": value}
+        return _Table(self.source, field, _object(self.source, field, value))
+
+    def by_degree(self, least: float = 0.0) -> dict[int, float]:
+        """Bytes by tensor-parallel degree, which fall as it grows. Raises InputError."""
+        found: dict[int, float] = {}
+        for key in self.values:
+            if key == "checkpoint":
+                continue
+            if not key.isdecimal() or not 1 <= int(key) <= LARGEST_COUNT:
+                raise InputError(self.source.path, f"{self.field}.{key}", "is not a degree", "give keys such as 1, 2, 4")
+            found[int(key)] = self.bytes(key, least)
+        if 1 not in found:
+            raise InputError(self.source.path, f"{self.field}.1", "is missing", "give MB for tensor-parallel degree 1")
+        if larger := [tp for tp, size in found.items() if size > found[1] * (1 + AGREEMENT)]:
+            told = f"is above that of degree 1, {found[1] / MIB:g}"
+            raise InputError(self.source.path, f"{self.field}.{larger[0]}", told, "give what one of the ranks keeps")
+        return found
+
+
+def _summary(source: Source, name: str, sequence: int) -> _Table | None:
+    """The summary for this sequence length, or None."""
+    for field in (f"{name}_sp", name):
+        if field in source.data:
+            value = _object(source, field, source.data[field])
+            if "parameter_size" in value or "model_states" in value:
+                return _Table(source, field, value)
+            if str(sequence) in value:
+                place = f"{field}.{sequence}"
+                return _Table(source, place, _object(source, place, value[str(sequence)]))
+    return None
+
+
+def _embedding_share(found: dict[str, _Table], name: str) -> float:
+    """By the stages of a pipeline; a half where one of both was not profiled."""
+    ends = [found[end].table(name, bare=True).by_degree()[1] for end in (FIRST, LAST) if end in found]
+    return ends[0] / total if len(ends) == 2 and (total := sum(ends)) else 0.5
+
+
+def _object(source: Source, field: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        raise InputError(source.path, field, f"is {shown(value)}", "give an object {...}")
+    return value

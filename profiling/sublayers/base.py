@@ -1,0 +1,152 @@
+"""What all sub-layers share: parameters with their split, operators, and the bytes that every one of them has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal
+
+Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+INDEX_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter tensor: full shape, and the dimension that tensor parallelism splits (None: replicated)."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: int | None = None
+
+    def shard_shape(self, tp: int, index: int) -> tuple[int, ...]:
+        if self.split is None:
+            return self.shape
+        low, high = shard_bounds(self.shape[self.split], tp, index)
+        return (*self.shape[: self.split], high - low, *self.shape[self.split + 1 :])
+
+
+def shard_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Half-open bounds of one of `parts` nearly equal slices."""
+    return index * size // parts, (index + 1) * size // parts
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One kernel of a forward pass: `count` products of (m, k) by (k, n), or, with m = 0, `touched_bytes` read and written.
+
+    backward: its backward pass, in multiples of the forward one's work (two products for one; fused attention also recomputes).
+    """
+
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    count: int = 1
+    touched_bytes: int = 0
+    backward: float = 2.0
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds count 2."""
+        return 2 * self.count * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sublayer:
+    """What all sub-layers share. tokens: of one sample, those it works on. carried_tokens: of one sample, hidden states of
+    another stream that pass it by (an encoder's, beside a decoder)."""
+
+    kind: ClassVar[Kind]
+
+    tokens: int
+    hidden: int
+    dtype: str = "float32"
+    carried_tokens: int = 0
+    norm: Literal["layer", "rms"] = "layer"
+    epsilon: float = 1e-5
+    unfused: bool = False
+    dropout: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        raise NotImplementedError
+
+    def parameter_count(self, tp: int = 1, index: int = 0) -> int:
+        return sum(prod(p.shard_shape(tp, index)) for p in self.parameters())
+
+    @property
+    def replicated_count(self) -> int:
+        """Parameters that every tensor-parallel rank holds, and whose gradients are summed over the ranks."""
+        return sum(prod(p.shape) for p in self.parameters() if p.split is None)
+
+    def splits_into(self, tp: int) -> bool:
+        """Whether tensor parallelism of this degree is possible."""
+        del tp
+        return True
+
+    def operators(self, rows: int, tp: int) -> list[Operator]:
+        """The forward pass, kernel by kernel."""
+        raise NotImplementedError
+
+    def forward_flops(self, rows: int, tp: int) -> int:
+        """Of the matrix products. Attention scores and their use are 4 n s q (halved where causal kernels skip half)."""
+        return sum(operator.flops for operator in self.operators(rows, tp))
+
+    def input_shape(self, rows: int) -> tuple[int, ...]:
+        return (rows, self.tokens, self.hidden)
+
+    def input_bytes(self, rows: int) -> int:
+        """What the unit reads, and what is held for it under recomputation."""
+        return prod(self.input_shape(rows)) * self.element_bytes
+
+    def output_bytes(self, rows: int, tp: int) -> int:
+        del tp
+        return rows * self.tokens * self.hidden * self.element_bytes
+
+    def carried_bytes(self, rows: int) -> int:
+        return rows * self.carried_tokens * self.hidden * self.element_bytes
+
+    def boundary_bytes(self, rows: int) -> int:
+        """The hidden states that pass to the next unit: the output and what is carried past it."""
+        return self.output_bytes(rows, 1) + self.carried_bytes(rows)
+
+    def kept_bytes(self, rows: int, tp: int) -> int:
+        """What the graph holds from forward to backward, besides the unit's input."""
+        raise NotImplementedError
+
+    def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """Most bytes alive during the forward pass beyond input, kept and output."""
+        del rows, tp
+        return 0
+
+    def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """Most bytes alive during the backward pass beyond input, kept, output gradient, input and parameter gradients.
+
+        Each term is one operation's moment: the gradients that it makes (a weight's is a temporary before it is added to the
+        buffer that it belongs to), less what earlier ones have freed. Checked against torch's allocations in the tests.
+        """
+        raise NotImplementedError
+
+    def _norm_parameters(self, width: int | None = None, name: str = "norm") -> tuple[Parameter, ...]:
+        shape = (width or self.hidden,)
+        weight = (Parameter(f"{name}.weight", shape),)
+        return weight if self.norm == "rms" else (*weight, Parameter(f"{name}.bias", shape))
+
+    def _norm_elements(self, tokens: int, width: int | None = None) -> int:
+        """What a norm keeps: its result, and mean and inverse deviation; an RMS norm also its result before the weight."""
+        width = width or self.hidden
+        return tokens + 2 * tokens * width if self.norm == "rms" else 2 * tokens + tokens * width
+
+    def _norm_moment(self, kept_bytes: int, rows: int) -> int:
+        """Workspace while an RMS norm's gradient is made: four hidden states and the norm's own part of what was kept."""
+        if self.norm == "layer":
+            return 0
+        n = rows * self.tokens
+        return (4 * n * self.hidden + n) * self.element_bytes - kept_bytes
+
+    def _stream(self, elements: int, passes: int = 2, backward: float = 1.5) -> Operator:
+        return Operator(touched_bytes=passes * elements * self.element_bytes, backward=backward)
