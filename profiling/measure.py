@@ -172,7 +172,7 @@ def _assembled(
     identity: str,
 ) -> Profile:
     """The profile: what was measured, and estimates for the rest."""
-    base = estimate_shapes(model, cluster, sorted(set(shapes)))
+    base = estimate_shapes(model, _rated(cluster, model.dtype), sorted(set(shapes)))
     kind = cluster.used_kinds[0].name
     done = [(task, results[task["title"]]) for task in tasks]
     costs, failed = [], []
@@ -205,6 +205,12 @@ def _assembled(
         told = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
         raise InputError("command line", "--rows", told, "give fewer rows, or a cluster with more memory")
     return base.changed(**update)
+
+
+def _rated(cluster: Cluster, dtype: Any) -> Cluster:
+    """The cluster with some rate for the dtype: what is measured needs none, and scales the estimates made with it."""
+    kinds = [kind.changed(flops_per_s={dtype: min(kind.flops_per_s.values()), **kind.flops_per_s}) for kind in cluster.kinds]
+    return cluster.changed(kinds=kinds)
 
 
 def _number(value: float, spread: float) -> Number:

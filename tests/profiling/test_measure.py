@@ -229,3 +229,10 @@ def test_bad_arguments_are_told() -> None:
     ):
         with pytest.raises(InputError, match=told):
             measure(GPT2, cluster_of(1), [(1, 1)], **options)  # type: ignore[arg-type]
+
+
+def test_a_dtype_without_a_rate_is_measured_all_the_same() -> None:
+    """The shipped CPU's data sheet has no bfloat16: it cannot be estimated, and a measurement needs no data sheet."""
+    found = measure(GPT2.in_dtype("bfloat16"), cluster_of(1), [(1, 1), (1, 2)], budget_seconds=1)
+    assert found.origin == "measured"
+    assert (found.parameter_bytes, found.state_bytes_per_parameter) == (2, 16)
