@@ -6,6 +6,7 @@ a sum over ranks. A unit's output is a sum of partial outputs, so tensor paralle
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,13 @@ from trainplan.profiling.models import Model
 OPTIMIZER_MOMENTS = 2
 
 
-def compile_plan(plan: Plan, model: Model | None = None) -> list[Program]:
-    """The programs of all ranks. model: run this one in the plan's place (a scaled-down one with the same units)."""
+def compile_plan(plan: Plan, model: Model | None = None, ranks: Sequence[int] | None = None) -> list[Program]:
+    """The programs of all ranks, or of some. model: run this one in the plan's place, scaled down, with the same units."""
     model = model or plan.planned_model()
     strategies = tuple(plan.strategies())
     return [
         _Compiler(model, strategies, rank, plan.batch.global_samples, plan.batch.micro_batches).program()
-        for rank in range(plan.world)
+        for rank in (range(plan.world) if ranks is None else ranks)
     ]
 
 

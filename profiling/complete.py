@@ -32,7 +32,6 @@ def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
     shapes = list(shapes)
     model = None if profile.model is None else model_from_shape(profile.model, "profile")
     known = {(entry.sublayer, entry.device, entry.tp, entry.rows) for entry in profile.costs}
-    most = {(s.sublayer, s.device, s.tp): s.rows for s in sorted(profile.out_of_memory, key=lambda s: -s.rows)}
     added = []
     for device in profile.kinds:
         for name in profile.shapes:
@@ -40,7 +39,8 @@ def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
             for tp, rows in shapes:
                 if (name, device, tp, rows) not in known:
                     added.append(_completed(profile, model, own, name, device, tp, rows))
-                    if rows >= most.get((name, device, tp), rows + 1):
+                    failed = [s for s in profile.out_of_memory if (s.sublayer, s.device) == (name, device)]
+                    if any(s.rows <= rows and s.tp >= tp for s in failed):
                         added[-1] = _too_large(added[-1], profile.memory_bytes)
     if not added:
         return profile
@@ -52,8 +52,9 @@ def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
 
 
 def _too_large(entry: UnitCost, memory_bytes: int) -> UnitCost:
-    """What did not fit with so many rows or fewer needs more than the device has, whatever the line says."""
-    return entry.changed(backward_workspace_bytes=Number(value=memory_bytes, origin="estimated"))
+    """What did not fit with so many rows or fewer, split as far or further, needs all that the device has and more."""
+    all_of_it = Number(value=memory_bytes, origin="estimated")
+    return entry.changed(kept_bytes=all_of_it, backward_workspace_bytes=all_of_it)
 
 
 def _completed(

@@ -16,7 +16,8 @@ class InputError(ValueError):
 
     def __init__(self, where: str, field: str, problem: str, fix: str) -> None:
         self.where, self.field, self.problem, self.fix = where, field, problem, fix
-        super().__init__(f"{where}: {field + ' ' if field else ''}{problem}; {fix}")
+        told = f"{where}: {field + ' ' if field else ''}{problem}; {fix}"
+        super().__init__(" ".join(told.splitlines()))
 
 
 class MissingExtra(ImportError):

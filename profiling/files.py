@@ -181,17 +181,26 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise _unwritable(path, errno.EACCES)
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file whole or not at all: into a temporary file beside it, then renamed. Raises InputError."""
+def check_different(*paths: str | os.PathLike[str] | None) -> None:
+    """Raises InputError where two of the outputs are one file."""
+    found = [os.path.realpath(path) for path in paths if path is not None]
+    for path in found:
+        if found.count(path) > 1:
+            raise InputError(path, "", "is named for two outputs", "give each a file of its own")
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file whole or not at all: into a temporary file beside it, then renamed. Raises InputError."""
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file() and not target.is_dir():
-        target.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
-        return
+    data = content.encode() if isinstance(content, str) else content
     try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(data)  # a pipe or a device cannot be replaced
+            return
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.chmod(temporary, 0o666 & ~_umask())

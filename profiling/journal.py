@@ -44,9 +44,13 @@ class Journal:
         if not self.path.exists():
             return {}
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
+            if not self.path.is_file():
+                raise OSError
+            *lines, rest = self.path.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError):
             raise InputError(where, "", "cannot be read", "name a journal written by an earlier measurement") from None
+        if rest:
+            write_whole(self.path, "".join(f"{line}\n" for line in lines))
         found: dict[str, Any] = {}
         head: dict[str, Any] = {}
         for number, line in enumerate(lines, start=1):
@@ -57,12 +61,8 @@ class Journal:
                 else:
                     found[str(value["task"])] = _checked(value["result"])
             except (ValueError, KeyError, TypeError):
-                if number == len(lines) and number > 1 and not line.endswith("}"):
-                    write_whole(self.path, "".join(f"{line}\n" for line in lines[:-1]))
-                    break
-                raise InputError(
-                    where, f"line {number}", f"is {shown(line)}, not a finished task", "remove the file to measure anew"
-                ) from None
+                told = f"is {shown(line)}, not a finished task"
+                raise InputError(where, f"line {number}", told, "remove the file to measure anew") from None
         if lines and head["journal"] != self.head["journal"]:
             told = "is of another model, cluster, machine or seed"
             raise InputError(where, "line 1", told, "remove the file, or name another one")

@@ -35,7 +35,7 @@ from trainplan.profiling.profiles import (
 
 MESSAGE_BYTES = (2**12, 2**16, 2**20, 2**23, 2**25)
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "p2p")
-COPIED_BYTES = (2**16, 2**20, 2**24, 2**26)
+COPIED_BYTES = (2**20, 2**22, 2**24, 2**26)  # larger than caches, for the most part
 MOST_PROCESSES = 16
 MEASURED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -68,6 +68,8 @@ def measure(
     if not budget_seconds > 0 or not 0 < spread < 1:
         field, value = ("--spread", spread) if budget_seconds > 0 else ("--budget", budget_seconds)
         raise InputError("command line", field, f"is {value}", "give seconds above 0, and a spread between 0 and 1")
+    if not 0 <= seed < 2**31:
+        raise InputError("command line", "--seed", f"is {seed}", f"give a whole number from 0 to {2**31 - 1}")
     model = model.fused()
     world = min(_local_devices(device), cluster.devices)
     tasks = _tasks(model, shapes, world)

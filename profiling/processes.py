@@ -45,7 +45,7 @@ def run_workers(
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)),
             "PYTHONUNBUFFERED": "1",
         }
-        children = []
+        children, threads = [], []
         try:
             for rank in range(world):
                 command = [sys.executable, "-P", "-m", "trainplan.profiling.worker", folder, str(rank), str(world)]
@@ -61,6 +61,8 @@ def run_workers(
             for child in children:
                 child.kill()
                 child.wait()
+            for thread in threads:  # what was reported last counts as well
+                thread.join(timeout=5)
         return [pickle.loads(Path(folder, f"result.{rank}").read_bytes()) for rank in range(world)]
 
 

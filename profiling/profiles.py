@@ -131,6 +131,8 @@ class Shape(Record):
 class HostCosts(Record):
     """Copies between host and device, each as bandwidth and latency, and the optimizer where it runs on the host.
 
+    A copy rate's spread is the largest relative error of its fit.
+
     shares_bus: copies and collectives within a node go through the same bus, as without NVLink.
     """
 

@@ -56,3 +56,8 @@ def _in_thousands(size: float, units: Sequence[str]) -> str:
             return f"{size:.4g}{unit}"
         size /= 1000
     return f"{size:.4g}{units[-1]}"
+
+
+def plural(count: int, word: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count} {word}" + ("" if count == 1 else "s")

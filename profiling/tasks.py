@@ -23,7 +23,7 @@ from trainplan.profiling.processes import Report
 from trainplan.profiling.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
 from trainplan.profiling.timing import Clock, OutOfMemory, Repeats, Timed, is_out_of_memory, repeat, slowest
 
-OPTIMIZER_PARAMETERS = 2_000_000
+OPTIMIZER_PARAMETERS = 8_000_000
 OVERLAP_SIDE = 512
 OVERLAP_BYTES = 2**22
 
@@ -32,7 +32,10 @@ T = TypeVar("T")
 
 
 def measure_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
-    """Body of one measuring process. Rank 0 reports {"task", "result"} for each; a result may be {"out_of_memory": True}."""
+    """Body of one measuring process. Each task is reported when it has started, and finished with its result.
+
+    A result may be {"out_of_memory": True}.
+    """
     device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -165,14 +168,21 @@ class _Measuring:
 
     def optimizer(self, task: Task) -> dict[str, Any]:
         device = self.device if task["where"] == "device" else torch.device("cpu")
-        value = torch.zeros(OPTIMIZER_PARAMETERS, device=device, requires_grad=True)
+        dtype = torch_units.DTYPES[self.model.dtype]
+        half = dtype.itemsize < 4  # then the optimizer works on fp32 copies: the gradient is cast in, the parameter out
+        value = torch.zeros(OPTIMIZER_PARAMETERS, device=device, dtype=torch.float32 if half else dtype, requires_grad=True)
         value.grad = torch.ones_like(value)
+        used = torch.ones(OPTIMIZER_PARAMETERS, device=device, dtype=dtype) if half else None
         adam = torch.optim.AdamW([value], fused=True)
 
         def once() -> list[float]:
             clock = Clock(device)
             clock.mark()
+            if used is not None:
+                value.grad.copy_(used)
             adam.step()
+            if used is not None:
+                used.copy_(value.detach())
             clock.mark()
             return clock.parts()
 

@@ -87,7 +87,7 @@ def build(
     batch: int,
     memory: str | int | None = None,
     sequence: int | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     cost_model: str = "paper",
     pipeline: int = 1,
     stage: int = 0,
@@ -107,8 +107,13 @@ def build(
     for option, value in (("--model", model), ("--cluster", cluster)):
         if value is None and given is None:
             raise InputError("command line", option, "is missing", "give it, or a --profile")
-    the_model = None if model is None else _model(model, sequence, dtype)
+    the_model = None if model is None else _model(model, sequence, dtype, given)
     the_cluster = None if cluster is None else _cluster(cluster)
+    if the_model is None and given is not None:
+        if sequence is not None:
+            raise InputError("command line", "--sequence", f"is {sequence}", "leave it out: the profile has its own")
+        if dtype not in (None, given.dtype):
+            raise InputError("command line", "--dtype", f"is {dtype!r}", f"leave it out: the profile is of {given.dtype}")
     if cost_model not in layer_costs.COST_MODELS:
         known = ", ".join(layer_costs.COST_MODELS)
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
@@ -140,7 +145,7 @@ def profile(
     rows: Sequence[int] = (1, 2, 4),
     tp: Sequence[int] | None = None,
     sequence: int | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     measured: bool = False,
     **options: Any,
 ) -> Profile:
@@ -231,14 +236,14 @@ def plan(
     batch: int,
     memory: str | int | None = None,
     sequence: int | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     profile: str | os.PathLike[str] | Profile | None = None,
     measure: bool = False,
     **options: Any,
 ) -> Planned:
     """The fastest plan within the memory, with its certificate; options as of `planning.make_plan`. Raises InputError."""
-    the_model, the_cluster = _model(model, sequence, dtype), _cluster(cluster)
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    the_model, the_cluster = _model(model, sequence, dtype, given), _cluster(cluster)
     memory_bytes = _memory(memory, the_cluster.memory_bytes)
     return make_plan(the_model, the_cluster, batch, memory_bytes, profile=given, measured=measure, **options)
 
@@ -291,8 +296,16 @@ def run(
     )[0]
 
 
-def _model(model: str | os.PathLike[str] | Model, sequence: int | None, dtype: str) -> Model:
-    return model if isinstance(model, Model) else load_model(model, sequence, dtype)
+def _model(
+    model: str | os.PathLike[str] | Model, sequence: int | None, dtype: str | None, given: Profile | None = None
+) -> Model:
+    """As asked for; sequence and dtype left out are those of the profile, where one is given."""
+    if isinstance(model, Model):
+        return model
+    if given is not None:
+        dtype = dtype or given.dtype
+        sequence = (given.model or {}).get("sequence") if sequence is None else sequence
+    return load_model(model, sequence, dtype or "float32")
 
 
 def _cluster(cluster: str | os.PathLike[str] | Cluster) -> Cluster:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainplan.profiling.errors import MissingExtra
 from trainplan.profiling.profiles import Profile
+from trainplan.profiling.quantities import plural
 from trainplan.profiling.summary import summary
 
 TIME_PARTS = (("forward", "forward_ns", "#4c78a8"), ("backward", "backward_ns", "#9ecae9"))
@@ -39,7 +40,7 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
     kinds = device or " and ".join(profile.kinds)
-    upper.set_title(f"{profile.name}, {rows} rows, tp {tp}\non {kinds} ({profile.origin})", pad=26, fontsize=11)
+    upper.set_title(f"{profile.name}, {plural(rows, 'row')}, tp {tp}\non {kinds} ({profile.origin})", pad=26, fontsize=11)
     step = max(1, len(layers) // 24)
     shown = [place for place in range(len(layers)) if place % step == 0 or place == len(layers) - 1]
     if len(shown) > 1 and shown[-1] - shown[-2] < step:

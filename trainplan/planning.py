@@ -8,7 +8,7 @@ from typing import Any
 from trainplan.execution.checks import check
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
-from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, MOST_PROCESSES
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
@@ -70,6 +70,8 @@ def make_profile(
     if given is not None:
         if model is not None:
             _check_model(given, model)
+        if cluster is not None:
+            _check_cluster(given, cluster)
         if given.devices < group:
             raise InputError("profile", "devices", f"is {given.devices}", f"give a profile of at least {group} devices")
         return for_group(given, group, samples)
@@ -83,12 +85,21 @@ def _check_model(given: Profile, model: Model) -> None:
     if given.dtype != model.dtype:
         raise InputError("profile", "dtype", f"is {given.dtype!r}", f"measure for {model.dtype!r}")
     if given.model is None:
-        return
+        told = f"is {given.name!r}, imported, whose sub-layers are not those of {model.name!r}"
+        raise InputError("profile", "name", told, "leave --model out and build from the profile alone")
     profiled = model_from_shape(given.model, "profile")
     if profiled.digest != model.digest:
         raise InputError("profile", "model", f"is {profiled.name!r}", f"give a profile of {model.name!r}")
     if profiled.tokens != model.tokens:
         raise InputError("profile", "model.sequence", f"is {profiled.tokens}", f"measure for {model.tokens}")
+
+
+def _check_cluster(given: Profile, cluster: Cluster) -> None:
+    """A profile's times and links are those of its own cluster."""
+    kinds, known = {kind.name for kind in cluster.used_kinds}, {kind.name for kind in given.device_kinds}
+    if given.cluster != cluster.name or (known and kinds != known):
+        fix = f"give a profile of {cluster.name!r}, or leave --cluster out"
+        raise InputError("profile", "cluster", f"is {given.cluster!r}, of {', '.join(given.kinds)}", fix)
 
 
 def make_plan(
@@ -172,8 +183,14 @@ def _plan_of(
 
 
 def checked_walk(plan: Plan) -> tuple[int, ...]:
-    """Compile a plan, check its programs, and walk them: the peak bytes of every rank."""
-    programs = compile_plan(plan)
-    faults = check(programs)
-    assert not faults, faults[0]
+    """Compile a plan, check its programs, and walk them: the peak bytes of every rank.
+
+    Beyond MOST_PROCESSES, which do not run here, of the first rank alone, unchecked.
+    """
+    if plan.world > MOST_PROCESSES:
+        programs = compile_plan(plan, ranks=[0])
+    else:
+        programs = compile_plan(plan)
+        faults = check(programs)
+        assert not faults, faults[0]
     return tuple(memory_walk(program).peak_bytes for program in programs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ def run_command(command: Sequence[str]) -> str | None:
 
 def read_text(path: str) -> str | None:
     try:
+        if not os.path.isfile(path):  # a pipe would wait, a device never end
+            return None
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None

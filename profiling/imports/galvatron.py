@@ -97,7 +97,7 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
             "devices": devices,
             "memory_bytes": options.memory(times),
             "network": network,
-            "optimizer_ns_per_parameter": rate(0),
+            "optimizer_ns_per_parameter": rate(0) | {"origin": "estimated"},  # not in the files
             "costs": _costs(memory, table.get(sequence) or table[0], sequence, hidden_bytes, options.device),
             **slowdowns,
         },

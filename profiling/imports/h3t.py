@@ -103,7 +103,7 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
             "devices": devices,
             "memory_bytes": options.memory(source),
             "network": {"islands": _islands(layers, devices)},
-            "optimizer_ns_per_parameter": rate(0),
+            "optimizer_ns_per_parameter": rate(0) | {"origin": "estimated"},  # not in the files
             "host": _host(layers) | {"shares_bus": not found.nvlink_available},
             "costs": costs,
         },

@@ -132,7 +132,7 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
                     }
                 ]
             },
-            "optimizer_ns_per_parameter": rate(0),
+            "optimizer_ns_per_parameter": rate(0) | {"origin": "estimated"},  # not in the files
             "costs": costs,
         },
         forward_of_recomputation=_check(chain),

@@ -77,7 +77,9 @@ class Options:
         value: int | None = getattr(self, option)
         if value is None:
             told = f"does not say the {option.replace('_', ' ')}"
-            raise InputError(source.path, "", told, f"give {flag(option)}, such as {example}")
+            raise InputError(
+                source.path, "", told, f"give {flag(option)}, such as {'24GiB' if option == 'memory_bytes' else example}"
+            )
         return value
 
     def memory(self, source: Source) -> int:

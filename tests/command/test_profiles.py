@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -139,4 +140,17 @@ def test_bad_input_gets_one_line(profile: Path, tmp_path: Path) -> None:
     told(call("profile", "import", profile), "is a profile of trainplan already")
     told(call("model", "show", "gpt5"), "is 'gpt5'")
     told(call("cluster", "show", "moon"), "is 'moon'")
+    told(call("nope"), "No such command 'nope'")
+    told(call("plan", "--cluster", "cpu-4", "--batch", "8"), "Missing option '--model'")
+    told(call(*estimate, "-o", "/dev/full"), "cannot be written")
+    same = tmp_path / "same.json"
+    told(
+        call("profile", "measure", "--model", "gpt2", "--cluster", "cpu-4", "--resume", same, "-o", same),
+        "is named for two outputs",
+    )
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    told(call(*measure, "--resume", pipe), "cannot be read")
+    told(call("cluster", "detect", "--topology", pipe), "cannot be read")
+    told(call("cluster", "show", "a\nb"), "is 'a\\nb'")
     told(call("cluster", "detect", "--network", "fast"), "--network is 'fast'")

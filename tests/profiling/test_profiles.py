@@ -169,6 +169,40 @@ def twice(entry: Any) -> dict[str, Number]:
     return {name: Number(value=2 * getattr(entry, name).value, origin="measured") for name in names}
 
 
+def test_profiles_refuse_other_clusters_and_imported_ones_other_models() -> None:
+    model = load_model("gpt2", 128)
+    here = estimate(model, load_cluster("cpu-4"), 4, 8)
+    with pytest.raises(InputError, match=r"profile: cluster is 'cpu-4', of CPU process; give a profile of 'h100-8'"):
+        make_plan(model, load_cluster("h100-8"), 8, profile=here)
+    with pytest.raises(InputError, match=r"profile: cluster is 'cpu-4'"):
+        tp.build(model="gpt2", cluster="rtx-titan-8", batch=8, sequence=128, profile=here)
+    with pytest.raises(InputError, match=r"profile: name is 'gpt2', imported, .* leave --model out"):
+        make_plan(model, load_cluster("cpu-4"), 8, profile=here.changed(model=None))
+    with pytest.raises(InputError, match="--sequence is 64; leave it out"):
+        tp.build(profile=here, batch=8, sequence=64)
+    with pytest.raises(InputError, match="--dtype is 'bfloat16'; leave it out: the profile is of float32"):
+        tp.build(profile=here, batch=8, dtype="bfloat16")
+    named = tp.build(model="gpt2", cluster="cpu-4", batch=8, profile=here)  # its sequence and dtype are the profile's
+    assert named.digest == tp.build(profile=here, batch=8).digest
+
+
+@pytest.mark.parametrize("cost_model", ["paper", "executed"])
+def test_no_plan_uses_what_did_not_fit(cost_model: str) -> None:
+    """dp4 puts four rows of this FFN on a device: measured out of memory, it is in no plan, whole or split less."""
+    model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
+    profile = estimate_shapes(model, cluster, [(1, 1), (1, 2), (2, 2), (2, 4)])
+    failed = [Shape(sublayer="ffn", device="CPU process", tp=2, rows=4)]
+    instance = tp.build(
+        profile=profile.changed(out_of_memory=failed), batch=16, memory="4GiB", by_unit=True, cost_model=cost_model
+    )
+    needed = instance.forward_bytes[2] + instance.backward_bytes[2]
+    for name, size in zip(instance.strategies[2], needed, strict=True):
+        strategy = parse_strategy(name)
+        too_large = strategy.degree("tp") <= 2 and 16 // strategy.data_degree >= 4
+        assert (size >= 2**32) == too_large, name
+    assert tp.solve(instance).status == "optimal"
+
+
 def test_what_did_not_fit_when_profiled_is_no_option() -> None:
     model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
     profile = estimate_shapes(model, cluster, [(1, 1), (1, 2)])

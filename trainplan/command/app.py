@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -34,7 +34,7 @@ from trainplan.command.options import (
 )
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError, MissingExtra
-from trainplan.profiling.files import as_input_error, check_writable, write_whole
+from trainplan.profiling.files import as_input_error, check_different, check_writable, write_whole
 from trainplan.profiling.processes import WorkerError
 from trainplan.solvers.result import Result
 
@@ -74,7 +74,7 @@ def plan(
     memory: Memory = None,
     output: Annotated[Path | None, Option("--output", "-o", help="Write the plan here.")] = None,
     sequence: Sequence = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     profile: ProfileFile = None,
     measure: Annotated[bool, Option("--measure", help="Measure the model on this machine, on as many processes.")] = False,
     save_profile: Annotated[Path | None, Option("--save-profile", help="Write the profile used here.")] = None,
@@ -86,6 +86,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Find the fastest plan for a model on a cluster, with its certificate."""
+    check_different(output, save_profile)
     for target in (output, save_profile):
         if target:
             check_writable(target)
@@ -130,7 +131,7 @@ def build(
     memory: Memory = None,
     output: Annotated[Path | None, Option("--output", "-o", help="Write the instance here. [default: standard output]")] = None,
     sequence: Sequence = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     profile: ProfileFile = None,
     cost_model: Annotated[
         str, Option("--cost-model", help="'paper' (Galvatron-BMW) or 'executed' (trainplan's programs).")
@@ -320,6 +321,9 @@ def run(
         render.run_report(loaded, report, scale_down)
 
 
+_UsageError: Any = typer.BadParameter.__base__  # typer has a parser of its own, and does not name its errors
+
+
 def _stop(text: str, code: int) -> NoReturn:
     print(f"trainplan: {text}", file=sys.stderr)
     raise SystemExit(code)
@@ -329,7 +333,14 @@ def main() -> None:
     """Entry point of the `trainplan` command."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its processes as Ctrl-C does
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False) or FINE)
+    except _UsageError as error:
+        message = error.format_message()
+        helping = error.ctx.command_path if error.ctx else "trainplan"
+        # Without any argument the message is the whole help.
+        _stop(message if "\n" in message else f"{message} See `{helping} --help`.", BAD_INPUT)
+    except typer.Abort:
+        _stop("interrupted", STOPPED)
     except (InputError, MissingExtra) as error:
         _stop(str(error), BAD_INPUT)
     except ValidationError as error:

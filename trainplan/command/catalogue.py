@@ -42,14 +42,14 @@ def show_model(
     rows: Annotated[int, Option("--rows", help="Samples on one device.")] = 1,
     tp: Annotated[int, Option("--tp", help="Tensor-parallel degree.")] = 1,
     sequence: Sequence = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
     """Show a model's sub-layers: parameters, flops and bytes, from shapes alone."""
     for option, value in (("--rows", rows), ("--tp", tp)):
         if not 1 <= value <= 2**20:
             raise InputError("command line", option, f"is {value}", "give a whole number from 1 to 1048576")
-    found = load_model(model, sequence, dtype)
+    found = load_model(model, sequence, dtype or "float32")
     if as_json:
         print_json({**found.shape(), "parameters": found.total_parameters, "sublayers": tables.sublayer_rows(found, rows, tp)})
     else:

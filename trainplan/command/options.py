@@ -16,7 +16,9 @@ OptionalCluster = Annotated[str | None, Option("--cluster", help="As for `plan`;
 BatchSize = Annotated[int, Option("--batch", help="Samples of one step, over all devices.")]
 Memory = Annotated[str | None, Option("--memory", help="Memory of one device, such as 8GiB. [default: the cluster's]")]
 Sequence = Annotated[int | None, Option("--sequence", help="Sequence length. [default: the model's largest]")]
-Dtype = Annotated[str, Option("--dtype", help="float32, float64, bfloat16 or float16.")]
+Dtype = Annotated[
+    str | None, Option("--dtype", help="float32, float64, bfloat16 or float16. [default: float32, or the profile's]")
+]
 ProfileFile = Annotated[Path | None, Option("--profile", help="A profile made earlier. [default: estimate]")]
 MicroBatches = Annotated[int, Option("--micro-batches", help="Micro-batches of a step.")]
 TimeLimit = Annotated[float | None, Option("--time-limit", help="Seconds; the best solution and its bound are kept.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from trainplan.command.options import ClusterName, Dtype, Json, ModelName, Seed,
 from trainplan.profiling.clusters import load_cluster
 from trainplan.profiling.complete import complete
 from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import check_writable, write_whole
+from trainplan.profiling.files import check_different, check_writable, write_whole
 from trainplan.profiling.profiles import Profile, load_profile
 from trainplan.profiling.quantities import parse_bytes
 from trainplan.profiling.summary import profiled_shapes, summary
@@ -54,7 +55,7 @@ def estimate(
     rows: Rows = "1,2,4",
     tp: Degrees = None,
     sequence: Sequence = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +76,7 @@ def measure(
     rows: Rows = "1,2,4",
     tp: Degrees = None,
     sequence: Sequence = None,
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     device: Annotated[str, Option("--device", help="cpu: local processes; cuda: this machine's GPUs.")] = "cpu",
     budget: Annotated[float, Option("--budget", help="Seconds for the repeats of everything together.")] = 60,
     spread: Annotated[float, Option("--spread", help="Repeat until a time's spread is below this share.")] = 0.05,
@@ -85,6 +86,7 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Measure a profile on this machine: sub-layers, links, host copies, optimizer, overlap."""
+    check_different(output, resume)
     for target in (output, resume):
         if target:
             check_writable(target)
@@ -165,7 +167,9 @@ def show(
     loaded = complete(loaded, [(tp, rows)])
     units = summary(loaded, tp, rows, kind)
     if picture:
-        api.draw_profile(loaded, tp, rows, kind).savefig(picture, dpi=150)
+        drawn = BytesIO()
+        api.draw_profile(loaded, tp, rows, kind).savefig(drawn, format=picture.suffix[1:], dpi=150)
+        write_whole(picture, drawn.getvalue())
     if as_json:
         listed = [asdict(unit) for unit in units]
         print_json({"name": loaded.name, "tp": tp, "rows": rows, "origin": loaded.origin, "units": listed})

@@ -20,7 +20,7 @@ from trainplan.solvers.registry import Entry
 from trainplan.solvers.result import Point, Result
 
 _plain = Console()
-out = Console(highlight=False, soft_wrap=True, width=None if _plain.is_terminal else 120)
+out = Console(highlight=False, soft_wrap=True, width=None if _plain.is_terminal else 160)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -89,11 +89,13 @@ def plan_table(plan: Plan) -> None:
 
 
 def planned(found: Planned, cluster: str) -> None:
-    profile, tokens = found.profile, found.profile.shapes[found.profile.units[-1].sublayer].tokens
+    profile = found.profile
+    lengths = [str(shape.tokens) for shape in profile.sublayers if shape.kind in ("attention", "layer") and shape.tokens]
+    tokens = "/".join(dict.fromkeys(lengths))
     memory = found.instance.memory_bytes
     fits = "fits" if found.cheapest_bytes <= memory else "does not fit"
     rows = [
-        ("model", f"{profile.name}, {tokens} tokens a sample, {profile.dtype}"),
+        ("model", f"{profile.name}, {tokens + ' tokens a sample, ' if tokens else ''}{profile.dtype}"),
         ("cluster", f"{cluster}, {profile.devices} devices of {format_bytes(memory)} each"),
         ("profile", f"{profile.origin} (links {profile.links_origin})"),
         (
@@ -108,7 +110,8 @@ def planned(found: Planned, cluster: str) -> None:
     if found.plan is not None and not found.walk_bytes:
         pairs([("memory walk", f"none: {found.plan.planned_model().family} models in {profile.dtype} do not run yet")])
     if found.walk_bytes:
-        pairs([("memory walk", f"{format_bytes(max(found.walk_bytes))} at most on any rank, by its compiled program")])
+        ranks = "at most on any rank" if len(found.walk_bytes) == profile.devices else "on rank 0, the only one compiled"
+        pairs([("memory walk", f"{format_bytes(max(found.walk_bytes))} {ranks}, by its compiled program")])
 
 
 def certificate(found: Result) -> None:

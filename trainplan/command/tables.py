@@ -14,7 +14,7 @@ from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.models import Model
 from trainplan.profiling.network import Island
 from trainplan.profiling.profiles import Profile, Rate
-from trainplan.profiling.quantities import format_bytes, format_count, format_rate, format_time
+from trainplan.profiling.quantities import format_bytes, format_count, format_rate, format_time, plural
 from trainplan.profiling.summary import LayerSummary, profiled_shapes, runs
 
 BAR = 12
@@ -71,7 +71,7 @@ def model(found: Model, rows: int, tp: int) -> None:
         [
             ("model", f"{found.name} ({found.family}), {found.layers} layers, {len(found.units)} sub-layers, {found.dtype}"),
             ("parameters", f"{found.total_parameters:,}" + (", tied" if found.tied else "")),
-            ("shown for", f"{rows} rows, tp {tp}; flops of a forward pass, bytes of one device"),
+            ("shown for", f"{plural(rows, 'row')}, tp {tp}; flops of a forward pass, bytes of one device"),
         ]
     )
     table = _table(
@@ -100,7 +100,7 @@ def clusters(found: Sequence[Cluster]) -> None:
 
 
 def cluster(found: Cluster) -> None:
-    pairs([("cluster", f"{found.name}, {found.devices} devices"), ("source", found.source or "not stated")])
+    pairs([("cluster", f"{found.name}, {plural(found.devices, 'device')}"), ("source", found.source or "not stated")])
     table = _table("nodes", "devices each", "kind", "memory", "peak flops/s", "memory/s", left=("kind", "peak flops/s"))
     kinds = {kind.name: kind for kind in found.kinds}
     for node in found.nodes:
@@ -143,19 +143,18 @@ def profile(found: Profile) -> None:
         return f"{text} ({rate.origin}{spread})"
 
     shapes = profiled_shapes(found)
-    optimizer = found.optimizer_ns_per_parameter
+    degrees = sorted({tp for tp, _ in shapes})
+    by_degree = [f"tp {tp}: rows {', '.join(str(rows) for t, rows in shapes if t == tp)}" for tp in degrees]
+    optimizer, stepping = found.optimizer_ns_per_parameter, "not known, counted as nothing"
+    if optimizer.value:
+        stepping = told(optimizer, f"{optimizer.value:.3g} ns a parameter on the device")
     rows = [
         ("profile", f"{found.name}, {found.dtype}, {format_count(found.total_parameters)} parameters"),
-        ("cluster", f"{found.cluster}, {found.devices} devices of {format_bytes(found.memory_bytes)}"),
+        ("cluster", f"{found.cluster}, {plural(found.devices, 'device')} of {format_bytes(found.memory_bytes)}"),
         ("devices", ", ".join(found.kinds)),
         ("times", found.origin),
-        (
-            "shapes",
-            "; ".join(
-                f"tp {tp}: rows {', '.join(str(r) for t, r in shapes if t == tp)}" for tp in sorted({t for t, _ in shapes})
-            ),
-        ),
-        ("optimizer", told(optimizer, f"{optimizer.value:.3g} ns a parameter on the device")),
+        ("shapes", "; ".join(by_degree)),
+        ("optimizer", stepping),
     ]
     if found.host is not None:
         to, back, step = found.host.to_device_bytes_per_s, found.host.to_host_bytes_per_s, found.host.optimizer_ns_per_parameter
@@ -164,13 +163,8 @@ def profile(found: Profile) -> None:
             ("to host", told(back, format_rate(back.value))),
             ("on the host", told(step, f"{step.value:.3g} ns a parameter")),
         ]
-    slow = (found.compute_slowdown, found.communication_slowdown)
-    rows.append(
-        (
-            "overlap",
-            "; ".join(told(r, f"{n} {r.value:.2f} x slower") for n, r in zip(("compute", "communication"), slow, strict=True)),
-        )
-    )
+    slowdowns = {"compute": found.compute_slowdown, "communication": found.communication_slowdown}
+    rows.append(("overlap", "; ".join(told(rate, f"{name} {rate.value:.2f} x slower") for name, rate in slowdowns.items())))
     if found.out_of_memory:
         rows.append(("too large", ", ".join(f"{s.sublayer} tp {s.tp} rows {s.rows}" for s in found.out_of_memory)))
     pairs(rows)
@@ -182,7 +176,20 @@ def layers(units: list[LayerSummary], tp: int, rows: int) -> None:
     """Time and memory of every layer, runs of equal ones as one, with bars of their share."""
     whole_ns, whole_bytes = sum(unit.time_ns for unit in units), sum(unit.memory_bytes for unit in units)
     spreads = ["spread"] if any(unit.spread for unit in units) else []
-    columns = ["layers", "part", "forward", "backward", *spreads, "time", "", "kept", "states", "memory", " "]
+    bars = ["", " "] if out.width >= 120 else []
+    columns = [
+        "layers",
+        "part",
+        "forward",
+        "backward",
+        *spreads,
+        "time",
+        *bars[:1],
+        "activations",
+        "states",
+        "memory",
+        *bars[1:],
+    ]
     table = _table(*columns, left=("layers", "part", "", " "))
     for layer, count in runs(units):
         first = layer[0].name.split(".")[0]
@@ -196,16 +203,16 @@ def layers(units: list[LayerSummary], tp: int, rows: int) -> None:
                 format_time(unit.backward_ns),
                 *[f"{unit.spread:.1%}"][: len(spreads)],
                 f"{share:.1%}",
-                _bar(share),
+                *[_bar(share)][: len(bars)],
                 format_bytes(unit.activation_bytes),
                 format_bytes(unit.state_bytes),
                 f"{held:.1%}",
-                _bar(held),
+                *[_bar(held)][: len(bars)],
             )
     out.print(table)
     pairs(
         [
-            ("in all", f"{format_time(whole_ns)} forward and backward, {rows} rows, tp {tp}, no communication"),
+            ("in all", f"{format_time(whole_ns)} forward and backward, {plural(rows, 'row')}, tp {tp}, no communication"),
             ("", f"{format_bytes(sum(u.activation_bytes for u in units))} activations, "
                  f"{format_bytes(sum(u.state_bytes for u in units))} model states on one device"),
         ]
