@@ -143,11 +143,8 @@ def test_bad_input_gets_one_line(profile: Path, tmp_path: Path) -> None:
     told(call("nope"), "No such command 'nope'")
     told(call("plan", "--cluster", "cpu-4", "--batch", "8"), "Missing option '--model'")
     told(call(*estimate, "-o", "/dev/full"), "cannot be written")
-    same = tmp_path / "same.json"
-    told(
-        call("profile", "measure", "--model", "gpt2", "--cluster", "cpu-4", "--resume", same, "-o", same),
-        "is named for two outputs",
-    )
+    same, measure = tmp_path / "same.json", ["profile", "measure", "--model", "gpt2", "--cluster", "cpu-4"]
+    told(call(*measure, "--resume", same, "-o", same), "is named for two outputs")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     told(call(*measure, "--resume", pipe), "cannot be read")
