@@ -21,6 +21,7 @@ from trainplan.profiling.yaml_files import yaml_text
 
 MOST = 2**20  # nodes, or processes
 MOST_BYTES_PER_S = 1e18
+LEAST_BYTES = 2**26  # of a process that is to stand for a device
 
 
 def detect(
@@ -56,7 +57,11 @@ def detect(
     if nodes > 1 and not network_bytes_per_s:
         raise InputError("command line", "--network", "is missing", "give what one ring between nodes gets, such as 12.5GB")
     if not found:
-        return cpu_cluster(nodes, processes or cpu_cores(), network_bytes_per_s, name, available_bytes(read), rates())
+        memory_bytes, count = available_bytes(read), processes or cpu_cores()
+        if memory_bytes // count < LEAST_BYTES:
+            told = f"is {count}, with {memory_bytes // count} bytes each"
+            raise InputError("command line", "--processes", told, f"give at most {max(1, memory_bytes // LEAST_BYTES)}")
+        return cpu_cluster(nodes, count, network_bytes_per_s, name, memory_bytes, rates())
     topology = _topology(found, described, run)
     pcie_bytes_per_s = topology.pcie_bytes_per_s or _slowest_pcie(found)
     measured = rates()
