@@ -13,16 +13,16 @@ import numpy as np
 from trainplan.profiling.clusters import DeviceKind, DtypeName
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.estimate import estimated_cost
-from trainplan.profiling.models import Model, model_from_shape
+from trainplan.profiling.lines import relative_line
+from trainplan.profiling.models import Model
 from trainplan.profiling.profiles import NUMBERS, Number, Profile, UnitCost, needed_shapes, shapes_of
 
 
 def for_group(profile: Profile, group: int, rows: int) -> Profile:
     """The profile with all that strategies over `group` devices can meet with `rows` samples at once. Raises InputError."""
-    model = None if profile.model is None else model_from_shape(profile.model, "profile")
-    degrees = profile.tp_degrees(group) if model is None else model.tp_degrees(group)
     if group > profile.devices:
         raise InputError("profile", "devices", f"is {profile.devices}", f"give a profile of at least {group} devices")
+    degrees = (profile.described_model or profile).tp_degrees(group)
     completed = complete(profile, needed_shapes(degrees, group, rows))
     return completed.changed(devices=group) if completed.devices != group else completed
 
@@ -30,18 +30,19 @@ def for_group(profile: Profile, group: int, rows: int) -> Profile:
 def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
     """The profile with every (tp, rows) of `shapes`. Raises InputError where neither a line nor an estimate is possible."""
     shapes = list(shapes)
-    model = None if profile.model is None else model_from_shape(profile.model, "profile")
+    model = profile.described_model
     known = {(entry.sublayer, entry.device, entry.tp, entry.rows) for entry in profile.costs}
     added = []
     for device in profile.kinds:
         for name in profile.shapes:
             own = [entry for entry in profile.costs if (entry.sublayer, entry.device) == (name, device)]
+            failed = [shape for shape in profile.out_of_memory if (shape.sublayer, shape.device) == (name, device)]
             for tp, rows in shapes:
-                if (name, device, tp, rows) not in known:
-                    added.append(_completed(profile, model, own, name, device, tp, rows))
-                    failed = [s for s in profile.out_of_memory if (s.sublayer, s.device) == (name, device)]
-                    if any(s.rows <= rows and s.tp >= tp for s in failed):
-                        added[-1] = _too_large(added[-1], profile.memory_bytes)
+                if (name, device, tp, rows) in known:
+                    continue
+                entry = _completed(profile, model, own, name, device, tp, rows)
+                too_large = any(shape.rows <= rows and shape.tp >= tp for shape in failed)
+                added.append(_too_large(entry, profile.memory_bytes) if too_large else entry)
     if not added:
         return profile
     update: dict[str, object] = {"costs": [*profile.costs, *added]}
@@ -105,8 +106,7 @@ def _on_line(entries: Sequence[UnitCost], name: str, rows: int) -> Number:
     """By the line of least relative squares through the profiled sizes; never below 0."""
     x = np.array([entry.rows for entry in entries], dtype=float)
     y = np.array([getattr(entry, name).value for entry in entries], dtype=float)
-    weights = 1 / np.maximum(y, max(1.0, y.max() * 1e-6))
-    design = np.stack([np.ones_like(x), x], axis=1)
-    (a, b), *_ = np.linalg.lstsq(design * weights[:, None], y * weights, rcond=None)
-    residual = float(np.max(np.abs(a + b * x - y) * weights))
+    scale = np.maximum(y, max(1.0, y.max() * 1e-6))
+    a, b = relative_line(x, y, scale)
+    residual = float(np.max(np.abs(a + b * x - y) / scale))
     return Number(value=max(0, round(a + b * rows)), origin="estimated", spread=round(residual, 6))

@@ -174,11 +174,11 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises InputError where `write_whole` could not write: asked before long work, so that none is lost."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise _unwritable(path, errno.EISDIR)
+        raise unwritable(path, errno.EISDIR)
     if not target.parent.is_dir():
-        raise _unwritable(path, errno.ENOENT)
+        raise unwritable(path, errno.ENOENT)
     if not os.access(target.parent, os.W_OK):
-        raise _unwritable(path, errno.EACCES)
+        raise unwritable(path, errno.EACCES)
 
 
 def check_different(*paths: str | os.PathLike[str] | None) -> None:
@@ -209,7 +209,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise _unwritable(path, error.errno) from None
+        raise unwritable(path, error.errno) from None
 
 
 def _umask() -> int:
@@ -218,7 +218,7 @@ def _umask() -> int:
     return mask
 
 
-def _unwritable(path: str | os.PathLike[str], code: int | None) -> InputError:
+def unwritable(path: str | os.PathLike[str], code: int | None) -> InputError:
     """In one wording, whether it was foreseen or met. code: the system's number of the error."""
     if code == errno.EISDIR:
         reason, fix = "it is a folder", "name a file, not a folder"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.files import write_whole
+from trainplan.profiling.files import unwritable, write_whole
 from trainplan.profiling.profiles import NUMBERS
 
 # Results by what names them: each is a number, or a number and its spread.
@@ -82,8 +82,7 @@ class Journal:
                     stream.write(json.dumps(self.head) + "\n")
                 stream.write(json.dumps({"task": title, "result": result}) + "\n")
         except OSError as error:
-            told = f"cannot be written ({error.strerror})"
-            raise InputError(os.fspath(self.path), "", told, "name a file in a writable folder") from None
+            raise unwritable(self.path, error.errno) from None
 
 
 def _checked(result: Any) -> Any:

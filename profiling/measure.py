@@ -11,16 +11,16 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.costs import PHASES
 from trainplan.profiling.errors import InputError, MissingExtra
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.journal import Journal
+from trainplan.profiling.lines import fit_line
 from trainplan.profiling.models import Model
 from trainplan.profiling.network import Island, Network
 from trainplan.profiling.processes import Report, WorkerError, run_workers
@@ -32,12 +32,12 @@ from trainplan.profiling.profiles import (
     Shape,
     UnitCost,
 )
+from trainplan.profiling.sublayers import DTYPE_BYTES
 
 MESSAGE_BYTES = (2**12, 2**16, 2**20, 2**23, 2**25)
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "p2p")
 COPIED_BYTES = (2**20, 2**22, 2**24, 2**26)  # larger than caches, for the most part
 MOST_PROCESSES = 16
-MEASURED_DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 Task = dict[str, Any]
 
@@ -63,8 +63,8 @@ def measure(
     """
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "measuring")
-    if model.dtype not in MEASURED_DTYPES:
-        raise InputError("command line", "--dtype", f"is {model.dtype!r}", f"give one of: {', '.join(MEASURED_DTYPES)}")
+    if model.dtype not in DTYPE_BYTES:
+        raise InputError("command line", "--dtype", f"is {model.dtype!r}", f"give one of: {', '.join(DTYPE_BYTES)}")
     if not budget_seconds > 0 or not 0 < spread < 1:
         field, value = ("--spread", spread) if budget_seconds > 0 else ("--budget", budget_seconds)
         raise InputError("command line", field, f"is {value}", "give seconds above 0, and a spread between 0 and 1")
@@ -187,11 +187,14 @@ def _assembled(
         else:
             numbers: Any = {name: _number(*value) for name, value in result.items()}
             costs.append(UnitCost(**place, **numbers))
+    if not costs:
+        told = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
+        raise InputError("command line", "--rows", told, "give fewer rows, or a cluster with more memory")
     islands = _islands([(task, result) for task, result in done if task["kind"] == "collective"], cluster, world)
     overlap = next((result for task, result in done if task["kind"] == "overlap" and "compute" in result), None)
-    costs += [entry for entry in base.costs if entry.device != kind]  # kinds that this machine has none of
+    elsewhere = [entry for entry in base.costs if entry.device != kind]  # on kinds that this machine has none of
     update: dict[str, Any] = {
-        "costs": costs,
+        "costs": costs + elsewhere,
         "out_of_memory": failed,
         "network": Network(islands=islands) if islands else base.network,
         "host": _host(done, base.host),
@@ -203,9 +206,6 @@ def _assembled(
     if overlap:
         for side in ("compute", "communication"):
             update[f"{side}_slowdown"] = _rate(overlap[side], overlap["spread"])
-    if not any(entry.device == kind for entry in costs):
-        told = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
-        raise InputError("command line", "--rows", told, "give fewer rows, or a cluster with more memory")
     return base.changed(**update)
 
 
@@ -259,27 +259,6 @@ def _fitted(devices: int, operation: Any, points: list[tuple[float, float]]) -> 
     )
 
 
-def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """(alpha, beta, error) of y = alpha + beta x with least relative squares; alpha, beta >= 0; error: largest relative one."""
-    x, y = np.array([p[0] for p in points]), np.array([p[1] for p in points])
-    best: tuple[float, float, float, float] | None = None
-    candidates: list[Callable[[], tuple[float, float]]] = [
-        lambda: tuple(np.linalg.lstsq(np.stack([1 / y, x / y], axis=1), np.ones_like(y), rcond=None)[0]),
-        lambda: (0.0, float(np.sum(x / y) / np.sum((x / y) ** 2))),
-        lambda: (float(np.sum(1 / y) / np.sum(1 / y**2)), 0.0),
-    ]
-    for candidate in candidates:
-        alpha, beta = candidate()
-        if alpha < 0 or beta < 0:
-            continue
-        errors = np.abs((alpha + beta * x) / y - 1)
-        loss = float(np.sum(errors**2))
-        if best is None or loss < best[0]:
-            best = (loss, float(alpha), float(beta), float(errors.max()))
-    assert best is not None
-    return best[1:]
-
-
 def _host(done: list[tuple[Task, Any]], estimated: HostCosts | None) -> HostCosts | None:
     copies = [(task["message_bytes"], result) for task, result in done if task["kind"] == "copies" and "to_host" in result]
     steps = [result for task, result in done if task["kind"] == "optimizer" and task["where"] == "host"]
@@ -288,8 +267,8 @@ def _host(done: list[tuple[Task, Any]], estimated: HostCosts | None) -> HostCost
     there = fit_line([(size, result["to_device"]) for size, result in copies])
     back = fit_line([(size, result["to_host"]) for size, result in copies])
     return HostCosts(
-        to_device_bytes_per_s=_rate(1 / max(there[1], 1e-15), there[2]),
-        to_host_bytes_per_s=_rate(1 / max(back[1], 1e-15), back[2]),
+        to_device_bytes_per_s=_rate(1 / max(there[1], 1e-12), there[2]),  # a level fit must not exceed what a Rate may be
+        to_host_bytes_per_s=_rate(1 / max(back[1], 1e-12), back[2]),
         latency_ns=_number(max(there[0], back[0]) * 1e9, max(there[2], back[2])),
         optimizer_ns_per_parameter=_rate(steps[0]["ns_per_parameter"], steps[0]["spread"]),
         shares_bus=estimated is not None and estimated.shares_bus,

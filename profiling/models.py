@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,25 +65,24 @@ class Model:
         return self.vocabulary * self.units[-1].sublayer.hidden if self.tied else 0
 
     @cached_property
-    def sublayers(self) -> dict[str, Sublayer]:
-        """The distinct sub-layers by a name: the first unit that has it, such as `attention`, or `attention.1` for a second."""
-        found: dict[str, Sublayer] = {}
+    def _keys(self) -> dict[Sublayer, str]:
+        """Names of the distinct sub-layers: their kind, with a number from the second of a kind on."""
+        found: dict[Sublayer, str] = {}
+        counts: Counter[str] = Counter()
         for unit in self.units:
-            if unit.sublayer in self._keys:
-                continue
-            number = sum(other.kind == unit.kind for other in found.values())
-            key = f"{unit.kind}.{number}" if number else unit.kind
-            found[key] = unit.sublayer
-            self._keys[unit.sublayer] = key
+            if unit.sublayer not in found:
+                number = counts[unit.kind]
+                found[unit.sublayer] = f"{unit.kind}.{number}" if number else unit.kind
+                counts[unit.kind] += 1
         return found
 
     @cached_property
-    def _keys(self) -> dict[Sublayer, str]:
-        return {}
+    def sublayers(self) -> dict[str, Sublayer]:
+        """The distinct sub-layers by name, such as `attention`, or `attention.1` for a second one."""
+        return {key: part for part, key in self._keys.items()}
 
     def key_of(self, unit: Unit) -> str:
         """Name of a unit's sub-layer among the model's distinct ones."""
-        assert self.sublayers
         return self._keys[unit.sublayer]
 
     @cached_property

@@ -176,8 +176,7 @@ class Profile(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
-        if self.model is not None:
-            model_from_shape(self.model, "")
+        _ = self.described_model  # to read it is to check it
         if not self.network.reaches(self.devices):
             raise InputError("", "network", f"does not reach all {self.devices} devices", "give an island that holds them")
         layer = 0
@@ -193,6 +192,11 @@ class Profile(Record):
                 known = ", ".join(self.shapes)
                 raise InputError("", f"costs[{i}].sublayer", f"is {entry.sublayer!r}", f"give one of: {known}")
         return self
+
+    @cached_property
+    def described_model(self) -> Model | None:
+        """The model that the profile is of; None where it was imported. Raises InputError when the profile is made."""
+        return None if self.model is None else model_from_shape(self.model, "")
 
     @cached_property
     def shapes(self) -> dict[str, SublayerShape]:
@@ -222,10 +226,6 @@ class Profile(Record):
             shape = f"{sublayer} with tp {tp} and {rows} rows"
             raise InputError("profile", shape, "is missing", "measure or estimate it for this batch")
         return slowest(found)
-
-    @property
-    def element_bytes(self) -> int:
-        return self.parameter_bytes
 
     @property
     def total_parameters(self) -> int:

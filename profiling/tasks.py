@@ -195,18 +195,14 @@ class _Measuring:
         a = torch.randn(OVERLAP_SIDE, OVERLAP_SIDE, device=self.device)
         message = torch.zeros(OVERLAP_BYTES // 4, device=self.device)
 
-        def compute(times: int) -> None:
-            for _ in range(times):
-                torch.mm(a, a)
-
         def seconds(products: int, reduces: int) -> tuple[float, float]:
             """Until all products, and until all all-reduces are done, both begun together."""
             self._wait()
             started = time.perf_counter()
             works = [dist.all_reduce(message, async_op=True) for _ in range(reduces)]
-            computed = communicated = 0.0
+            communicated = 0.0
             for _ in range(products):
-                compute(1)
+                torch.mm(a, a)
                 if works and not communicated and works[-1].is_completed():
                     communicated = time.perf_counter() - started
             if self.device.type == "cuda":

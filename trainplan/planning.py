@@ -17,7 +17,7 @@ from trainplan.profiling.complete import for_group
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.estimate import estimate
 from trainplan.profiling.measure import measure
-from trainplan.profiling.models import Model, model_from_shape
+from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report
 from trainplan.profiling.profiles import Profile, needed_shapes
 from trainplan.solvers.result import Result
@@ -72,8 +72,6 @@ def make_profile(
             _check_model(given, model)
         if cluster is not None:
             _check_cluster(given, cluster)
-        if given.devices < group:
-            raise InputError("profile", "devices", f"is {given.devices}", f"give a profile of at least {group} devices")
         return for_group(given, group, samples)
     assert model is not None and cluster is not None
     if not measured:
@@ -84,10 +82,10 @@ def make_profile(
 def _check_model(given: Profile, model: Model) -> None:
     if given.dtype != model.dtype:
         raise InputError("profile", "dtype", f"is {given.dtype!r}", f"measure for {model.dtype!r}")
-    if given.model is None:
+    profiled = given.described_model
+    if profiled is None:
         told = f"is {given.name!r}, imported, whose sub-layers are not those of {model.name!r}"
         raise InputError("profile", "name", told, "leave --model out and build from the profile alone")
-    profiled = model_from_shape(given.model, "profile")
     if profiled.digest != model.digest:
         raise InputError("profile", "model", f"is {profiled.name!r}", f"give a profile of {model.name!r}")
     if profiled.tokens != model.tokens:

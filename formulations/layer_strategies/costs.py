@@ -87,7 +87,7 @@ class Stage:
 def unit_costs(profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int) -> UnitCosts:
     """Cost of one micro-batch of `samples` samples. Raises InputError where the profile lacks the shape."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
-    entry, shape, element = profile.cost(sublayer, tp, rows), profile.shapes[sublayer], profile.element_bytes
+    entry, shape, element = profile.cost(sublayer, tp, rows), profile.shapes[sublayer], profile.parameter_bytes
     shard, collective = shape.shard(tp), partial(_collective_ns, profile, strategy)
     sharded = -(-shard.parameters // strategy.degree("sdp"))
     weights = shard.parameters * element
@@ -143,20 +143,19 @@ def _backward_bytes(profile: Profile, costs: CostModel, sublayer: str, strategy:
     """O_b. In the executed model also the forward pass's peak beyond what it keeps, so that Eq. 2 covers it."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = profile.cost(sublayer, tp, rows), profile.shapes[sublayer]
-    rebuilt = 0
+    incoming, rebuilt = rows * shape.input_bytes, 0
     if strategy.ckpt:
-        kept, incoming = entry.kept_bytes.value, rows * shape.input_bytes
-        rebuilt = kept if entry.checkpoint_bytes is None else kept + incoming - entry.checkpoint_bytes.value
+        checkpoint = incoming if entry.checkpoint_bytes is None else entry.checkpoint_bytes.value
+        rebuilt = incoming + entry.kept_bytes.value - checkpoint
     if not costs.executed:
         return rebuilt
-    element, degree, shard = profile.element_bytes, strategy.degree("sdp"), shape.shard(tp)
+    element, degree, shard = profile.parameter_bytes, strategy.degree("sdp"), shape.shard(tp)
     sharded = degree > 1
     gathered = -(-shard.parameters // degree) * degree * element if sharded else 0
-    incoming, output = rows * shape.input_bytes, rows * shard.output_bytes
-    workspace = entry.forward_workspace_bytes.value
+    output, workspace = rows * shard.output_bytes, entry.forward_workspace_bytes.value
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
     moved = 0 if strategy.group == 1 else 2 * samples * max(_moved_bytes(profile, sublayer))
-    forward = gathered + output + max(workspace, moved) + (rebuilt if strategy.ckpt else 0)
+    forward = gathered + output + max(workspace, moved) + rebuilt
     gradients = (0 if shape.kind == "embedding" else incoming) + gathered
     recomputed = rebuilt + output + workspace if strategy.ckpt else 0
     if shape.kind == "head":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.profiling.errors import InputError, shown
@@ -70,7 +70,7 @@ class Fields:
         """A number, or a square's two equal sides."""
         value = self.config.get(name)
         if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
-            return replace(self, config={**self.config, name: value[0]}).count(name)
+            self.config = {**self.config, name: value[0]}
         return self.count(name, default)
 
     def counts(self, name: str, default: list[int] | None = None, least: int = 1, length: int | None = None) -> list[int]:

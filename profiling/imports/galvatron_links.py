@@ -15,7 +15,7 @@ from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.costs import PHASES
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.imports.source import LARGEST_COUNT, MIB, MOST_MS, SMALLEST, Source, number
-from trainplan.profiling.measure import fit_line
+from trainplan.profiling.lines import fit_line
 from trainplan.profiling.network import Operation
 
 ALL_REDUCE = re.compile(r"allreduce_size_(\d+)_consec_([01])")

@@ -19,7 +19,7 @@ from pydantic import Field
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import parse
 from trainplan.profiling.imports.source import LONGEST_S, MOST_BYTES, Foreign, Options, Source, cost, finished, imported, rate
-from trainplan.profiling.measure import fit_line
+from trainplan.profiling.lines import fit_line
 from trainplan.profiling.profiles import Profile
 
 OPTIONS = ("rows", "memory_bytes")

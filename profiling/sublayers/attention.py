@@ -68,9 +68,13 @@ class Attention(Sublayer):
             found.append(Parameter("relative.weight", (rows, self.heads), 1))
         return (*found, *self._norm_parameters())
 
+    def _sizes(self, rows: int, tp: int) -> tuple[int, int, int, int, int, int]:
+        """n, tokens that give keys and values, h, and on one rank: heads, q, and the width of all its keys."""
+        heads, m = self.heads // tp, rows * (self.memory_tokens or self.tokens)
+        return rows * self.tokens, m, self.hidden, heads, heads * self.width, self.kv_heads // tp * self.width
+
     def operators(self, rows: int, tp: int) -> list[Operator]:
-        n, h, heads = rows * self.tokens, self.hidden, self.heads // tp
-        q, kv, m = heads * self.width, self.kv_heads // tp * self.width, rows * (self.memory_tokens or self.tokens)
+        n, m, h, heads, q, kv = self._sizes(rows, tp)
         found = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
         found += [self._stream(n * h)] * (2 if self.window else 0)  # into windows, and back
         if self.packed:
@@ -92,8 +96,7 @@ class Attention(Sublayer):
         return [*found, scores, *between, use, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
 
     def kept_bytes(self, rows: int, tp: int) -> int:
-        n, h, heads = rows * self.tokens, self.hidden, self.heads // tp
-        q, kv, m = heads * self.width, self.kv_heads // tp * self.width, rows * (self.memory_tokens or self.tokens)
+        n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys
         kept = self._norm_elements(n) + 2 * n * q + 2 * m * kv
         if not self.unfused:
@@ -106,19 +109,16 @@ class Attention(Sublayer):
         return (kept + scores * (3 if self.dropout else 2)) * self.element_bytes + masks
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
-        n, e = rows * self.tokens, self.element_bytes
-        h, kv = self.hidden, self.kv_heads // tp * self.width
-        scores = n * self.heads // tp * self.keys
+        n, m, h, heads, _, kv = self._sizes(rows, tp)
+        e, scores = self.element_bytes, n * heads * self.keys
         back = n * h if self.window else 0  # out of the windows again
         if not self.keeps_scores:
             return back * e
-        m = rows * (self.memory_tokens or self.tokens)
-        biases = scores // rows if self.shift else self.heads // tp * (self.window**2 or self.tokens) * self.keys
+        biases = scores // rows if self.shift else heads * (self.window**2 or self.tokens) * self.keys
         return max(back, scores + 2 * m * kv + biases * bool(self.relative)) * e
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        n, h, heads = rows * self.tokens, self.hidden, self.heads // tp
-        q, kv, m = heads * self.width, self.kv_heads // tp * self.width, rows * (self.memory_tokens or self.tokens)
+        n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys if self.keeps_scores else 0
         projected = n * q + 2 * m * kv
         weights = 3 * q * h if self.packed else max(q, 2 * kv) * h

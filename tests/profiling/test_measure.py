@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from trainplan.profiling.clusters import Cluster, load_cluster
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.errors import InputError
-from trainplan.profiling.measure import OPERATIONS, fit_line, measure
+from trainplan.profiling.lines import fit_line
+from trainplan.profiling.measure import OPERATIONS, measure
 from trainplan.profiling.models import Model, load_model
 from trainplan.profiling.network import Island
 from trainplan.profiling.profiles import NUMBERS, Profile

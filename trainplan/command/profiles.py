@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -37,6 +37,11 @@ def _numbers(text: str, option: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
+def _shapes(rows: str, tp: str | None) -> dict[str, Any]:
+    """The options of `api.profile`."""
+    return {"rows": _numbers(rows, "--rows"), "tp": None if tp is None else _numbers(tp, "--tp")}
+
+
 def _done(profile: Profile, output: Path | None, as_json: bool) -> None:
     if output:
         write_whole(output, profile.model_dump_json(indent=1) + "\n")
@@ -62,8 +67,7 @@ def estimate(
     """Estimate a profile from shapes and data sheets: a roofline of every operator."""
     if output:
         check_writable(output)
-    degrees = None if tp is None else _numbers(tp, "--tp")
-    found = api.profile(model=model, cluster=cluster, rows=_numbers(rows, "--rows"), tp=degrees, sequence=sequence, dtype=dtype)
+    found = api.profile(model=model, cluster=cluster, sequence=sequence, dtype=dtype, **_shapes(rows, tp))
     _done(found, output, as_json)
 
 
@@ -94,10 +98,9 @@ def measure(
         found = api.profile(
             model=model,
             cluster=cluster,
-            rows=_numbers(rows, "--rows"),
-            tp=None if tp is None else _numbers(tp, "--tp"),
             sequence=sequence,
             dtype=dtype,
+            **_shapes(rows, tp),
             measured=True,
             device=device,
             budget_seconds=budget,

@@ -175,21 +175,9 @@ def profile(found: Profile) -> None:
 def layers(units: list[LayerSummary], tp: int, rows: int) -> None:
     """Time and memory of every layer, runs of equal ones as one, with bars of their share."""
     whole_ns, whole_bytes = sum(unit.time_ns for unit in units), sum(unit.memory_bytes for unit in units)
-    spreads = ["spread"] if any(unit.spread for unit in units) else []
-    bars = ["", " "] if out.width >= 120 else []
-    columns = [
-        "layers",
-        "part",
-        "forward",
-        "backward",
-        *spreads,
-        "time",
-        *bars[:1],
-        "activations",
-        "states",
-        "memory",
-        *bars[1:],
-    ]
+    spread, wide = any(unit.spread for unit in units), out.width >= 120
+    columns = ["layers", "part", "forward", "backward", *(["spread"] if spread else []), "time", *([""] if wide else [])]
+    columns += ["activations", "states", "memory", *([" "] if wide else [])]
     table = _table(*columns, left=("layers", "part", "", " "))
     for layer, count in runs(units):
         first = layer[0].name.split(".")[0]
@@ -201,13 +189,13 @@ def layers(units: list[LayerSummary], tp: int, rows: int) -> None:
                 unit.name.split(".")[-1] if "." in unit.name else unit.kind,
                 format_time(unit.forward_ns),
                 format_time(unit.backward_ns),
-                *[f"{unit.spread:.1%}"][: len(spreads)],
+                *([f"{unit.spread:.1%}"] if spread else []),
                 f"{share:.1%}",
-                *[_bar(share)][: len(bars)],
+                *([_bar(share)] if wide else []),
                 format_bytes(unit.activation_bytes),
                 format_bytes(unit.state_bytes),
                 f"{held:.1%}",
-                *[_bar(held)][: len(bars)],
+                *([_bar(held)] if wide else []),
             )
     out.print(table)
     pairs(
