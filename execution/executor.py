@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,13 +55,18 @@ class _UnitState:
 
 @dataclass
 class Executor:
-    """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1)."""
+    """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1).
+
+    `release_s`: how long a collective's work is still held once it is done, so that gloo's thread lets go of it first. What
+    that thread is the last to release, torch's profiler does not see go.
+    """
 
     program: Program
     groups: Groups
     seed: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+    release_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.model = self.program.model
@@ -131,12 +137,15 @@ class Executor:
                 view.grad = None
         self.values.pop(name, None)
 
+    def _collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
+        work = function(*tensors, group=self.groups[instruction.group], async_op=True)
+        work.wait()
+        if self.release_s:
+            time.sleep(self.release_s)
+
     def _unit(self, instruction: Instruction) -> _UnitState:
         assert instruction.unit is not None
         return self.units[instruction.unit]
-
-    def _group(self, instruction: Instruction) -> Any:
-        return self.groups[instruction.group]
 
     def _input(self, instruction: Instruction) -> None:
         rows = list(instruction.args["rows"])
@@ -194,7 +203,7 @@ class Executor:
     def _gather_statistics(self, instruction: Instruction) -> None:
         own = self.values[instruction.reads[0]]
         everyone = own.new_empty((len(instruction.group), *own.shape))
-        dist.all_gather_into_tensor(everyone.view(-1), own.view(-1), group=self._group(instruction))
+        self._collective(dist.all_gather_into_tensor, instruction, everyone.view(-1), own.view(-1))
         self.values[instruction.writes[0]] = everyone
 
     def _loss(self, instruction: Instruction) -> None:
@@ -213,7 +222,7 @@ class Executor:
         self._unit(instruction).gradient.zero_()
 
     def _all_reduce(self, instruction: Instruction) -> None:
-        dist.all_reduce(self.values[instruction.writes[0]], group=self._group(instruction))
+        self._collective(dist.all_reduce, instruction, self.values[instruction.writes[0]])
 
     def _slice(self, instruction: Instruction) -> None:
         self._keep_rows(instruction, self.values[instruction.reads[0]])
@@ -221,7 +230,7 @@ class Executor:
     def _gather_slice(self, instruction: Instruction) -> None:
         own = self.values[instruction.reads[0]].contiguous()
         everyone = own.new_empty((len(instruction.group) * own.shape[0], *own.shape[1:]))
-        dist.all_gather_into_tensor(everyone, own, group=self._group(instruction))
+        self._collective(dist.all_gather_into_tensor, instruction, everyone, own)
         self._keep_rows(instruction, everyone)
 
     def _keep_rows(self, instruction: Instruction, held: Tensor) -> None:
@@ -232,7 +241,7 @@ class Executor:
     def _gather_parameters(self, instruction: Instruction) -> None:
         unit = self._unit(instruction)
         unit.whole.untyped_storage().resize_(unit.whole.numel() * unit.whole.element_size())
-        dist.all_gather_into_tensor(unit.whole.data, unit.own.detach(), group=self._group(instruction))
+        self._collective(dist.all_gather_into_tensor, instruction, unit.whole.data, unit.own.detach())
 
     def _gradient_buffer(self, name: str) -> Tensor:
         kind, place = name.split(".")
@@ -240,16 +249,16 @@ class Executor:
 
     def _reduce_replicated(self, instruction: Instruction) -> None:
         unit, buffer = self._unit(instruction), self._gradient_buffer(instruction.reads[0])
-        dist.all_reduce(buffer[unit.replicated_start : unit.layout[-1][2]], group=self._group(instruction))
+        self._collective(dist.all_reduce, instruction, buffer[unit.replicated_start : unit.layout[-1][2]])
 
     def _reduce_scatter_gradients(self, instruction: Instruction) -> None:
         unit, whole = self._unit(instruction), self.values[instruction.reads[0]]
         piece = torch.empty_like(unit.gradient)
-        dist.reduce_scatter_tensor(piece, whole, group=self._group(instruction))
+        self._collective(dist.reduce_scatter_tensor, instruction, piece, whole)
         unit.gradient += piece
 
     def _all_reduce_gradients(self, instruction: Instruction) -> None:
-        dist.all_reduce(self._unit(instruction).gradient, group=self._group(instruction))
+        self._collective(dist.all_reduce, instruction, self._unit(instruction).gradient)
 
     def _reduce_tied(self, instruction: Instruction) -> None:
         """Sum the gradients of the two copies of one matrix: of each copy, one owner puts in each element."""
@@ -266,13 +275,13 @@ class Executor:
             if strategy.index(self.rank, "dp") == 0:
                 table[start : start + length] += unit.gradient[:length]
         if len(instruction.group) > 1:
-            dist.all_reduce(table, group=self._group(instruction))
+            self._collective(dist.all_reduce, instruction, table)
         for gradient, start, end in places:
             gradient.copy_(table[start:end])
 
     def _reduce_loss(self, instruction: Instruction) -> None:
         if len(instruction.group) > 1:
-            dist.all_reduce(self.loss, group=self._group(instruction))
+            self._collective(dist.all_reduce, instruction, self.loss)
 
 
 _HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
