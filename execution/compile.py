@@ -1,7 +1,10 @@
-"""From a plan to one program per rank: one stage, with data, sharded-data and tensor parallelism and recomputation per unit.
+"""From a plan to one program per rank: pipeline stages; data, sharded-data and tensor parallelism and recomputation per unit.
 
 Two rules hold throughout. Sum, never average: the loss is divided by the tokens of the whole step once, and every gradient is
 a sum over ranks. A unit's output is a sum of partial outputs, so tensor parallelism is one all-reduce forward and one back.
+
+Between stages a rank talks to the one of its own place in the next or previous stage. Hidden states and gradients alike travel
+in the sender's layout, and the receiver re-lays them as it would those of a unit of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainplan.execution.program import Instruction, Op, Program, with_waits
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Strategy, gather_ranks, rows_of
+from trainplan.execution.placement import Placement
+from trainplan.execution.program import Instruction, Op, Program, grouped, with_waits
+from trainplan.execution.schedules import passes
+from trainplan.formulations.plan import Plan, Schedule
+from trainplan.formulations.strategies import gather_ranks
 from trainplan.profiling.models import Model
 
 OPTIMIZER_MOMENTS = 2
@@ -21,49 +26,33 @@ OPTIMIZER_MOMENTS = 2
 def compile_plan(plan: Plan, model: Model | None = None, ranks: Sequence[int] | None = None) -> list[Program]:
     """The programs of all ranks, or of some. model: run this one in the plan's place, scaled down, with the same units."""
     model = model or plan.planned_model()
-    strategies = tuple(plan.strategies())
+    stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     return [
-        _Compiler(model, strategies, rank, plan.batch.global_samples, plan.batch.micro_batches).program()
+        _Compiler(model, tuple(plan.strategies()), stages, plan.batch, rank, plan.schedule).program()
         for rank in (range(plan.world) if ranks is None else ranks)
     ]
 
 
 @dataclass
-class _Compiler:
-    model: Model
-    strategies: tuple[Strategy, ...]
-    rank: int
-    samples: int
-    micro_batches: int
+class _Compiler(Placement):
+    schedule: Schedule
     buffers: dict[str, int] = field(default_factory=dict)
     persistent: set[str] = field(default_factory=set)
     issued: list[Instruction] = field(default_factory=list)
 
-    @property
-    def world(self) -> int:
-        return self.strategies[0].group
-
-    @property
-    def last(self) -> int:
-        return len(self.model.units) - 1
-
     def program(self) -> Program:
-        for unit in range(self.last + 1):
+        for unit in self.units:
             self._place_states(unit)
-        for unit in range(self.last + 1):
+        for unit in self.units:
             self._issue(Op.ZERO_GRADIENTS, unit, writes=(f"gradient.{unit}",))
-        for micro_batch in range(self.micro_batches):
-            for unit in range(self.last + 1):
-                self._forward(unit, micro_batch)
-            self._loss(micro_batch)
-            for unit in range(self.last, -1, -1):
-                self._backward(unit, micro_batch)
-        if self.model.tied:
-            both = ("gradient.0", f"gradient.{self.last}")
-            table = self.model.tied_elements * self.model.element_bytes
-            everyone = tuple(range(self.world))
-            self._issue(Op.REDUCE_TIED, reads=both, writes=both, group=everyone, message_bytes=table, workspace_bytes=table)
-        for unit in range(self.last + 1):
+        for kind, micro_batch in passes(self.stage, len(self.stages), self.batch.micro_batches, self.schedule):
+            if kind == "forward":
+                self._forward_pass(micro_batch)
+            else:
+                self._backward_pass(micro_batch)
+        if self.model.tied and self.stage in (0, len(self.stages) - 1):
+            self._reduce_tied()
+        for unit in self.units:
             self._issue(
                 Op.OPTIMIZER_STEP,
                 unit,
@@ -75,28 +64,60 @@ class _Compiler:
         return Program(
             self.rank,
             self.world,
+            self.place,
+            self.units,
             self.model,
             self.strategies,
-            self.samples,
-            self.micro_batches,
+            self.batch.global_samples,
+            self.batch.micro_batches,
             self.buffers,
             frozenset(self.persistent),
             with_waits(self.issued),
         )
 
+    def _forward_pass(self, micro_batch: int) -> None:
+        first, after = self.units.start, self.units.stop
+        if first > 0:
+            self._receive(f"hidden.{first}.{micro_batch}", first, micro_batch, laid_as=first - 1, neighbour=-1)
+        for unit in self.units:
+            self._forward(unit, micro_batch)
+        if after > self.last:
+            self._loss(micro_batch)
+        else:
+            self._send(f"hidden.{after}.{micro_batch}", after, micro_batch, neighbour=1)
+
+    def _backward_pass(self, micro_batch: int) -> None:
+        first, after = self.units.start, self.units.stop
+        if after <= self.last:
+            self._receive(f"input-gradient.{after}.{micro_batch}", after, micro_batch, laid_as=after, neighbour=1)
+        for unit in reversed(self.units):
+            self._backward(unit, micro_batch)
+        if first > 0:
+            self._send(f"input-gradient.{first}.{micro_batch}", first, micro_batch, neighbour=-1)
+
+    def _send(self, name: str, unit: int, micro_batch: int, neighbour: int) -> None:
+        size = self.buffers[name]
+        self._issue(Op.SEND, unit, micro_batch, reads=(name,), frees=(name,), group=self.lane(neighbour), message_bytes=size)
+
+    def _receive(self, name: str, unit: int, micro_batch: int, laid_as: int, neighbour: int) -> None:
+        rows = self.rows(laid_as, micro_batch)
+        size, lane = self.boundary_bytes(unit - 1, len(rows)), self.lane(neighbour)
+        self._buffer(name, size)
+        self._issue(Op.RECEIVE, unit, micro_batch, writes=(name,), group=lane, args={"rows": rows}, message_bytes=size)
+        if [(i.op, i.group) for i in self.issued[-2:]] == [(Op.SEND, lane), (Op.RECEIVE, lane)]:
+            self.issued[-2:] = [grouped(*self.issued[-2:])]
+
+    def _reduce_tied(self) -> None:
+        own = tuple(f"gradient.{unit}" for unit in (0, self.last) if unit in self.units)
+        size, last = self.model.tied_elements * self.model.element_bytes, self.world - self.size
+        group = tuple(sorted({*range(self.size), *range(last, self.world)}))
+        self._issue(Op.REDUCE_TIED, reads=own, writes=own, group=group, message_bytes=size, workspace_bytes=size)
+
     def _place_states(self, unit: int) -> None:
-        size = self._shard_elements(unit) * self.model.element_bytes
+        size = self.shard_elements(unit) * self.model.element_bytes
         for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
             self._buffer(f"{name}.{unit}", copies * size, persistent=True)
         self._buffer("loss", 8, persistent=True)
-
-    def _shard_elements(self, unit: int) -> int:
-        """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
-        return -(-self._flat_elements(unit) // self.strategies[unit].degree("sdp"))
-
-    def _flat_elements(self, unit: int) -> int:
-        strategy = self.strategies[unit]
-        return self.model.units[unit].sublayer.parameter_count(strategy.degree("tp"), strategy.index(self.rank, "tp"))
 
     def _buffer(self, name: str, size: int, persistent: bool = False) -> str:
         self.buffers[name] = size
@@ -107,15 +128,10 @@ class _Compiler:
     def _issue(self, op: Op, unit: int | None = None, micro_batch: int | None = None, **fields: Any) -> None:
         self.issued.append(Instruction(op, unit, micro_batch, **fields))
 
-    def _rows(self, unit: int, micro_batch: int) -> tuple[int, ...]:
-        """Sample ids that this rank works on in a unit: the compiler carries them, so that nothing is permuted silently."""
-        count = self.samples // self.micro_batches
-        return tuple(rows_of(self.strategies[unit], self.rank, micro_batch * count, count))
-
     def _forward(self, unit: int, micro_batch: int) -> None:
         part, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         tp = strategy.degree("tp")
-        rows = self._rows(unit, micro_batch)
+        rows = self.rows(unit, micro_batch)
         source = f"hidden.{unit}.{micro_batch}"
         if unit == 0:
             self._buffer(source, part.input_bytes(len(rows)))
@@ -151,7 +167,7 @@ class _Compiler:
         strategy = self.strategies[unit]
         if strategy.degree("sdp") == 1:
             return f"parameter.{unit}"
-        size = self._shard_elements(unit) * strategy.degree("sdp") * self.model.element_bytes
+        size = self.shard_elements(unit) * strategy.degree("sdp") * self.model.element_bytes
         name = self._buffer(f"gathered.{unit}", size)
         self._issue(
             Op.GATHER_PARAMETERS,
@@ -159,7 +175,7 @@ class _Compiler:
             micro_batch,
             reads=(f"parameter.{unit}", after),
             writes=(name,),
-            group=strategy.peers(self.rank, "sdp"),
+            group=self.peers(unit, "sdp"),
             message_bytes=size,
         )
         return name
@@ -168,7 +184,7 @@ class _Compiler:
         return (f"gathered.{unit}",) if self.strategies[unit].degree("sdp") > 1 else ()
 
     def _sum_partial(self, unit: int, micro_batch: int, name: str) -> None:
-        group = self.strategies[unit].peers(self.rank, "tp")
+        group = self.peers(unit, "tp")
         size = self.buffers[name]
         self._issue(Op.ALL_REDUCE, unit, micro_batch, reads=(name,), writes=(name,), group=group, message_bytes=size)
 
@@ -177,13 +193,12 @@ class _Compiler:
         a, b = self.strategies[before], self.strategies[after]
         if a.layout == b.layout:
             return name
-        group = gather_ranks(a, b, self.rank)
-        held, wanted = self._rows(before, micro_batch), self._rows(after, micro_batch)
-        self._buffer(result, self._boundary_bytes(min(before, after), len(wanted)))
-        gathered = self._boundary_bytes(min(before, after), len(held) * len(group))
-        local = len(group) == 1
-        count = self.samples // self.micro_batches
-        blocks = tuple(tuple(rows_of(a, rank, micro_batch * count, count)) for rank in group)
+        places = gather_ranks(a, b, self.place)
+        held, wanted = self.rows(before, micro_batch), self.rows(after, micro_batch)
+        self._buffer(result, self.boundary_bytes(min(before, after), len(wanted)))
+        gathered = self.boundary_bytes(min(before, after), len(held) * len(places))
+        local = len(places) == 1
+        blocks = tuple(self.rows_at(place, before, micro_batch) for place in places)
         self._issue(
             Op.SLICE if local else Op.GATHER_SLICE,
             after,
@@ -191,15 +206,12 @@ class _Compiler:
             reads=(name,),
             writes=(result,),
             frees=(name,),
-            group=() if local else group,
+            group=() if local else self.ranks(places),
             args={"blocks": blocks, "rows": wanted},
             message_bytes=0 if local else gathered,
             workspace_bytes=0 if local else gathered,
         )
         return result
-
-    def _boundary_bytes(self, unit: int, rows: int) -> int:
-        return self.model.units[unit].sublayer.boundary_bytes(rows)
 
     def _input_of(self, unit: int, micro_batch: int) -> str:
         relaid = f"input.{unit}.{micro_batch}"
@@ -207,7 +219,7 @@ class _Compiler:
 
     def _loss(self, micro_batch: int) -> None:
         model, strategy, unit = self.model, self.strategies[self.last], self.last
-        tp, rows = strategy.degree("tp"), self._rows(unit, micro_batch)
+        tp, rows = strategy.degree("tp"), self.rows(unit, micro_batch)
         tokens = len(rows) * model.tokens
         logits = f"hidden.{unit + 1}.{micro_batch}"
         targets = self._buffer(f"targets.{micro_batch}", tokens * 8)
@@ -217,7 +229,7 @@ class _Compiler:
         reads: tuple[str, ...] = (logits, targets, statistics)
         if tp > 1:
             everyone = self._buffer(f"all-statistics.{micro_batch}", 3 * tp * tokens * model.element_bytes)
-            size, group = self.buffers[everyone], strategy.peers(self.rank, "tp")
+            size, group = self.buffers[everyone], self.peers(unit, "tp")
             self._issue(
                 Op.GATHER_STATISTICS,
                 unit,
@@ -228,7 +240,7 @@ class _Compiler:
                 message_bytes=size,
             )
             reads = (*reads, everyone)
-        scale = 1.0 / (self.samples * model.tokens)
+        scale = 1.0 / (self.batch.global_samples * model.tokens)
         self._issue(
             Op.LOSS,
             unit,
@@ -243,7 +255,7 @@ class _Compiler:
         model, strategy = self.model, self.strategies[unit]
         part, tp, sdp = model.units[unit].sublayer, strategy.degree("tp"), strategy.degree("sdp")
         rows, source, graph = (
-            self._rows(unit, micro_batch),
+            self.rows(unit, micro_batch),
             self._input_of(unit, micro_batch),
             f"graph.{unit}.{micro_batch}",
         )
@@ -256,7 +268,7 @@ class _Compiler:
         if unit > 0:
             writes = (self._buffer(f"input-gradient.{unit}.{micro_batch}", part.input_bytes(len(rows))),)
         if sdp > 1:
-            size = self._shard_elements(unit) * sdp * model.element_bytes
+            size = self.shard_elements(unit) * sdp * model.element_bytes
             gradient = self._buffer(f"whole-gradient.{unit}", size)
             reads: tuple[str, ...] = (graph, source, incoming, weights)
         else:
@@ -282,12 +294,12 @@ class _Compiler:
 
     def _reduce_gradients(self, unit: int, micro_batch: int, gradient: str) -> None:
         strategy, model = self.strategies[unit], self.model
-        last = micro_batch == self.micro_batches - 1
+        last = micro_batch == self.batch.micro_batches - 1
         tp, sdp, dp = (strategy.degree(p) for p in ("tp", "sdp", "dp"))
         if tp > 1 and (sdp > 1 or last):
             size = model.units[unit].sublayer.replicated_count * model.element_bytes
             if size:
-                group = strategy.peers(self.rank, "tp")
+                group = self.peers(unit, "tp")
                 self._issue(
                     Op.REDUCE_REPLICATED,
                     unit,
@@ -299,7 +311,7 @@ class _Compiler:
                 )
         own = f"gradient.{unit}"
         if sdp > 1:
-            group, size = strategy.peers(self.rank, "sdp"), self.buffers[gradient]
+            group, size = self.peers(unit, "sdp"), self.buffers[gradient]
             self._issue(
                 Op.REDUCE_SCATTER_GRADIENTS,
                 unit,
@@ -312,7 +324,7 @@ class _Compiler:
                 workspace_bytes=size // sdp,
             )
         if dp > 1 and last:
-            group, size = strategy.peers(self.rank, "dp"), self.buffers[own]
+            group, size = self.peers(unit, "dp"), self.buffers[own]
             self._issue(
                 Op.ALL_REDUCE_GRADIENTS, unit, micro_batch, reads=(own,), writes=(own,), group=group, message_bytes=size
             )

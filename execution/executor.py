@@ -3,17 +3,10 @@
 - serial: one thread; each instruction is done before the next begins.
 - fused: compute on the calling thread, all communication of the rank as one FIFO on a second one (NCCL's order), held
   together by the program's waits alone.
-
-Parameters of a unit lie in one flat buffer (split ones first, then the replicated ones), of which sharded data parallelism
-keeps a slice. A gathered buffer is one tensor whose storage is emptied between uses: views into it, also those that a graph
-saved, see the parameters again once they are gathered back. It is filled through `.data`, so that autograd's version counters
-take no offence at contents that are the same.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from trainplan.execution.fused import run_fused
 from trainplan.execution.memory import Backend
-from trainplan.execution.program import Instruction, Op, Program, handles_all
-from trainplan.execution.reference import LEARNING_RATE
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.unit_state import UnitState, make_unit
 from trainplan.profiling import torch_units
 from trainplan.profiling.sublayers import shard_bounds
 
@@ -36,21 +30,6 @@ def make_groups(programs: list[Program]) -> Groups:
     """Every process group that the programs use, made in one order on all ranks (a group pool)."""
     wanted = {instruction.group for program in programs for instruction in program.instructions if len(instruction.group) > 1}
     return {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
-
-
-@dataclass
-class _UnitState:
-    """A unit on this rank: its place, flat shard, gradient shard, optimizer, and views of its whole parameters."""
-
-    shard: torch_units.Shard
-    layout: list[tuple[str, int, int, tuple[int, ...]]]
-    own: Tensor
-    gradient: Tensor
-    optimizer: torch.optim.Optimizer
-    whole: Tensor
-    views: dict[str, Tensor]
-    sharded: bool
-    replicated_start: int
 
 
 @dataclass
@@ -70,39 +49,10 @@ class Executor:
 
     def __post_init__(self) -> None:
         self.model = self.program.model
-        self.rank = self.program.rank
-        self.units = [self._make_unit(position) for position in range(len(self.model.units))]
+        self.rank, self.place = self.program.rank, self.program.place
+        self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
         self.values: dict[str, Any] = {}
         self.loss = torch.zeros(1, dtype=torch.float64)
-
-    def _make_unit(self, position: int) -> _UnitState:
-        model, strategy = self.model, self.program.strategies[position]
-        part = model.units[position].sublayer
-        shard = torch_units.Shard(strategy.degree("tp"), strategy.index(self.rank, "tp"))
-        layout = torch_units.flat_layout(part, shard)
-        values = torch_units.whole_parameters(part, torch_units.unit_seed(model, position, self.seed))
-        specification = {parameter.name: parameter for parameter in part.parameters()}
-        degree, size = strategy.degree("sdp"), layout[-1][2]
-        piece = -(-size // degree)
-        whole = torch.zeros(piece * degree, dtype=torch_units.DTYPES[model.dtype], device=self.device)
-        for name, start, end, _ in layout:
-            whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
-        index = strategy.index(self.rank, "sdp")
-        own = whole if degree == 1 else whole[index * piece : (index + 1) * piece].clone()
-        gradient = torch.zeros_like(own)
-        views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
-        if degree > 1:
-            whole.untyped_storage().resize_(0)
-        else:
-            for name, start, end, shape in layout:
-                views[name].grad = gradient[start:end].view(shape)
-        own = own.detach().requires_grad_()
-        own.grad = gradient
-        optimizer = torch.optim.AdamW([own], lr=LEARNING_RATE, fused=True)
-        replicated = [start for name, start, _, _ in layout if specification[name].split is None]
-        return _UnitState(
-            shard, layout, own, gradient, optimizer, whole, views, degree > 1, replicated[0] if replicated else size
-        )
 
     def step(self, backend: Backend = "serial") -> float:
         """Run the program once; the loss of the whole batch."""
@@ -111,7 +61,7 @@ class Executor:
             for instruction in self.program.instructions:
                 self._run(instruction)
         else:
-            _run_fused(self.program.instructions, self._run)
+            run_fused(self.program.instructions, self._run)
         assert not self.values, f"left over: {sorted(self.values)}"
         return float(self.loss)
 
@@ -138,12 +88,31 @@ class Executor:
         self.values.pop(name, None)
 
     def _collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
-        work = function(*tensors, group=self.groups[instruction.group], async_op=True)
-        work.wait()
+        self._finish([function(*tensors, group=self.groups[instruction.group], async_op=True)])
+
+    def _finish(self, works: list[Any]) -> None:
+        for work in works:
+            work.wait()
         if self.release_s:
             time.sleep(self.release_s)
 
-    def _unit(self, instruction: Instruction) -> _UnitState:
+    def _point_to_point(self, instruction: Instruction) -> None:
+        """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
+        works = []
+        for message in instruction.messages:
+            group = self.groups[message.group]
+            (peer,) = set(message.group) - {self.rank}
+            if message.op is Op.SEND:
+                works.append(dist.isend(self.values[message.reads[0]], dst=peer, group=group))
+            else:
+                assert message.unit is not None
+                shape = self.model.units[message.unit].sublayer.input_shape(len(message.args["rows"]))
+                received = torch.empty(shape, dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
+                self.values[message.writes[0]] = received
+                works.append(dist.irecv(received, src=peer, group=group))
+        self._finish(works)
+
+    def _unit(self, instruction: Instruction) -> UnitState:
         assert instruction.unit is not None
         return self.units[instruction.unit]
 
@@ -262,17 +231,18 @@ class Executor:
 
     def _reduce_tied(self, instruction: Instruction) -> None:
         """Sum the gradients of the two copies of one matrix: of each copy, one owner puts in each element."""
-        table = torch.zeros(self.model.tied_elements, dtype=self.units[0].own.dtype, device=self.device)
+        dtype = torch_units.DTYPES[self.model.dtype]
+        table = torch.zeros(self.model.tied_elements, dtype=dtype, device=self.device)
         places, width = [], self.model.units[-1].sublayer.hidden
-        for position in (0, len(self.units) - 1):
+        for position in (int(name.split(".")[1]) for name in instruction.reads):
             strategy, unit = self.program.strategies[position], self.units[position]
             low, high = shard_bounds(self.model.vocabulary, unit.shard.tp, unit.shard.index)
-            first = strategy.index(self.rank, "sdp") * unit.gradient.numel()
+            first = strategy.index(self.place, "sdp") * unit.gradient.numel()
             # The matrix is the first in the flat buffer; this rank may hold a slice of it, or none.
             length = max(0, min(unit.gradient.numel(), (high - low) * width - first))
             start = low * width + first
             places.append((unit.gradient[:length], start, start + length))
-            if strategy.index(self.rank, "dp") == 0:
+            if strategy.index(self.place, "dp") == 0:
                 table[start : start + length] += unit.gradient[:length]
         if len(instruction.group) > 1:
             self._collective(dist.all_reduce, instruction, table)
@@ -305,33 +275,6 @@ _HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
     Op.ALL_REDUCE_GRADIENTS: Executor._all_reduce_gradients,
     Op.REDUCE_TIED: Executor._reduce_tied,
     Op.REDUCE_LOSS: Executor._reduce_loss,
+    **dict.fromkeys(POINT_TO_POINT, Executor._point_to_point),
 }
 handles_all(_HANDLERS)
-
-
-def _run_fused(instructions: tuple[Instruction, ...], run: Callable[[Instruction], None]) -> None:
-    """Compute here, collectives in issue order on a second thread; each instruction waits for those that it names."""
-    done = [threading.Event() for _ in instructions]
-    failed: queue.Queue[BaseException] = queue.Queue()
-
-    def stream(name: str) -> None:
-        for place, instruction in enumerate(instructions):
-            if instruction.stream != name:
-                continue
-            for index in instruction.waits:
-                while not done[index].wait(timeout=1.0):
-                    if not failed.empty():
-                        return
-            try:
-                run(instruction)
-            except BaseException as error:
-                failed.put(error)
-                return
-            done[place].set()
-
-    thread = threading.Thread(target=stream, args=("collective",), daemon=True)
-    thread.start()
-    stream("compute")
-    thread.join()
-    if not failed.empty():
-        raise failed.get()

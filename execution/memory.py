@@ -23,7 +23,7 @@ class Walk:
 def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
     """Walk a program in issue order.
 
-    On the fused back-end a collective runs beside compute: what it frees counts as held until the compute stream next waits
+    On the fused back-end communication runs beside compute: what it frees counts as held until the compute stream next waits
     for it, since only then is it surely gone.
     """
     live = {name: program.buffers[name] for name in program.persistent}
@@ -45,7 +45,7 @@ def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
                 held += live[name]
         if held + instruction.workspace_bytes > peak:
             peak, at = held + instruction.workspace_bytes, instruction
-        if backend == "fused" and instruction.stream == "collective":
+        if backend == "fused" and instruction.stream == "communication":
             later.append((place, instruction.frees))
         else:
             held -= free(instruction.frees)

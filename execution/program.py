@@ -2,7 +2,10 @@
 
 What is checked, walked and executed is this same object. Dependencies follow from the buffers: an instruction that reads a
 buffer comes after its last writer, one that writes or frees it after all its readers too. `waits` is their transitive
-reduction over the two streams, each of which runs in issue order.
+reduction over the two streams, compute and communication, each of which runs in issue order.
+
+A send and its receive name their buffer alike. A send that is followed by a receive from the same rank is grouped with it, so
+that two neighbours that both have something to send do not wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, Literal
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models import Model
 
-Stream = Literal["compute", "collective"]
+Stream = Literal["compute", "communication"]
 
 
 class Op(StrEnum):
@@ -41,6 +44,9 @@ class Op(StrEnum):
     ALL_REDUCE_GRADIENTS = "all-reduce-gradients"
     REDUCE_TIED = "reduce-tied"  # gradient of a matrix that embedding and head share
     REDUCE_LOSS = "reduce-loss"
+    SEND = "send"  # hidden states to the next stage, or their gradients to the one before
+    RECEIVE = "receive"  # in the sender's layout; re-laid here
+    SEND_RECEIVE = "send-receive"  # both at once, with one neighbour
 
 
 COLLECTIVES = frozenset(
@@ -56,6 +62,7 @@ COLLECTIVES = frozenset(
         Op.REDUCE_LOSS,
     }
 )
+POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
 
 
 def handles_all(handlers: Iterable[Op]) -> None:
@@ -68,7 +75,8 @@ def handles_all(handlers: Iterable[Op]) -> None:
 class Instruction:
     """One step. `frees`: buffers gone once it is done. `waits`: indices of instructions of the other stream to wait for.
 
-    message_bytes: what a collective gathers or reduces, whole. workspace_bytes: temporaries while it runs.
+    message_bytes: what a collective gathers or reduces, whole, or what is sent or received. workspace_bytes: temporaries while
+    it runs. unit: of what passes between stages, the unit that reads the hidden states. grouped: the send and the receive.
     """
 
     op: Op
@@ -82,23 +90,34 @@ class Instruction:
     message_bytes: int = 0
     workspace_bytes: int = 0
     waits: tuple[int, ...] = ()
+    grouped: tuple[Instruction, ...] = ()
 
     @property
     def stream(self) -> Stream:
-        return "collective" if self.op in COLLECTIVES else "compute"
+        return "communication" if self.op in COLLECTIVES or self.op in POINT_TO_POINT else "compute"
+
+    @property
+    def messages(self) -> tuple[Instruction, ...]:
+        """Of a point-to-point operation, its sends and receives."""
+        return self.grouped or (self,)
 
     def __str__(self) -> str:
         place = "" if self.unit is None else f" unit {self.unit}"
         place += "" if self.micro_batch is None else f" micro-batch {self.micro_batch}"
-        return f"{self.op}{place}"
+        return " with ".join(map(str, self.grouped)) or f"{self.op}{place}"
 
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's program. buffers: bytes by name; persistent: those that live from step to step."""
+    """One rank's program. buffers: bytes by name; persistent: those that live from step to step.
+
+    units: those of the rank's stage. place: the rank's number in its stage, from 0; strategies speak of these.
+    """
 
     rank: int
     world: int
+    place: int
+    units: range
     model: Model
     strategies: tuple[Strategy, ...]
     samples: int
@@ -108,11 +127,17 @@ class Program:
     instructions: tuple[Instruction, ...]
 
 
+def grouped(send: Instruction, receive: Instruction) -> Instruction:
+    """A send and a receive as one operation."""
+    both = {name: getattr(send, name) + getattr(receive, name) for name in ("reads", "writes", "frees", "message_bytes")}
+    return Instruction(Op.SEND_RECEIVE, group=send.group, grouped=(send, receive), **both)
+
+
 def with_waits(instructions: list[Instruction]) -> tuple[Instruction, ...]:
     """The same instructions with their `waits`, from the buffers that they touch."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    seen: dict[Stream, dict[Stream, int]] = {"compute": {"collective": -1}, "collective": {"compute": -1}}
+    seen: dict[Stream, dict[Stream, int]] = {"compute": {"communication": -1}, "communication": {"compute": -1}}
     result = []
     for place, instruction in enumerate(instructions):
         before: set[int] = set()
@@ -122,7 +147,7 @@ def with_waits(instructions: list[Instruction]) -> tuple[Instruction, ...]:
             before.update([writer[name]] if name in writer else [])
             before.update(readers.get(name, []))
         own = instruction.stream
-        other: Stream = "collective" if own == "compute" else "compute"
+        other: Stream = "communication" if own == "compute" else "compute"
         last = max((i for i in before if i != place and instructions[i].stream == other), default=-1)
         waits: tuple[int, ...] = ()
         if last > seen[own][other]:

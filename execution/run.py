@@ -120,7 +120,8 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
         program = plan["programs"][rank]
         executor = Executor(program, groups, seed=job["seed"])
         executor.tokens = batch_tokens(program.model, program.samples, job["seed"])
-        losses, seconds, gradients = [], [], []
+        losses, seconds = [], []
+        gradients: dict[int, Any] = {}
         for step in range(job["steps"]):
             dist.barrier(everyone)
             started = time.perf_counter()
@@ -128,8 +129,8 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
             seconds.append(time.perf_counter() - started)
             report({"plan": number, "step": step + 1, "steps": job["steps"], "loss": losses[-1], "seconds": seconds[-1]})
             if step == 0 and job["compare"]:
-                gradients = [executor.gradient_of(unit).clone() for unit in range(len(program.strategies))]
-        parameters = [executor.parameter_of(unit) for unit in range(len(program.strategies))]
+                gradients = {unit: executor.gradient_of(unit).clone() for unit in program.units}
+        parameters = {unit: executor.parameter_of(unit) for unit in program.units}
         differences: dict[str, Any] = dict.fromkeys(("gradient_difference", "parameter_difference", "loss_difference"))
         if job["compare"]:
             report({"plan": number, "comparing": True})
@@ -156,8 +157,8 @@ def _differences(
     world: int,
     everyone: Any,
     programs: list[Any],
-    gradients: list[Any],
-    parameters: list[Any],
+    gradients: dict[int, Any],
+    parameters: dict[int, Any],
     losses: list[float],
     job: Any,
 ) -> dict[str, float | None]:
@@ -179,7 +180,8 @@ def _differences(
         whole.append([{name: value.detach() for name, value in unit.items()} for unit in reference.parameters])
 
     for source in range(world):
-        for position in range(len(programs[0].strategies)):
+        place = programs[source].place
+        for position in programs[source].units:
             for which, own in enumerate((gradients, parameters)):
                 if source:
                     if rank == source:
@@ -187,7 +189,7 @@ def _differences(
                     if rank:
                         continue
                 strategy, part = programs[source].strategies[position], model.units[position].sublayer
-                shard = torch_units.Shard(strategy.degree("tp"), strategy.index(source, "tp"))
+                shard = torch_units.Shard(strategy.degree("tp"), strategy.index(place, "tp"))
                 specification = {parameter.name: parameter for parameter in part.parameters()}
                 if rank == 0:
                     layout = torch_units.flat_layout(part, shard)
@@ -195,12 +197,13 @@ def _differences(
                         [torch_units.sharded(specification[n], whole[which][position][n], shard).flatten() for n, *_ in layout]
                     )
                     piece = -(-flat.numel() // strategy.degree("sdp"))
-                    start = strategy.index(source, "sdp") * piece
+                    start = strategy.index(place, "sdp") * piece
                     expected = flat[start : start + piece]
-                    found = own[position]
                     if source:
                         found = torch.empty(piece, dtype=flat.dtype)
                         dist.recv(found, src=source, group=everyone)
+                    else:
+                        found = own[position]
                     difference = float((found[: len(expected)] - expected).abs().max()) if len(expected) else 0.0
                     if which == 0:
                         difference /= max(float(value.abs().max()) for value in whole[0][position].values())

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from trainplan.formulations.strategies import Strategy, parse_strategy
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.files import Record, parse
 from trainplan.profiling.models import Model, model_from_shape
 
@@ -20,8 +20,11 @@ class PlannedUnit(Record):
     strategy: str
 
 
+Schedule = Literal["1f1b", "gpipe"]
+
+
 class Stage(Record):
-    """A pipeline stage: its ranks, and its first and last unit, both included."""
+    """A pipeline stage: its ranks, and its first and last unit, both included. It may begin at any sub-layer."""
 
     ranks: Annotated[list[int], Field(min_length=1)]
     first_unit: Annotated[int, Field(ge=0)]
@@ -49,7 +52,11 @@ class Predicted(Record):
 
 
 class Plan(Record):
-    """A whole training plan. `model_digest` names the architecture that it was made for."""
+    """A whole training plan. `model_digest` names the architecture that it was made for.
+
+    stages: in pipeline order, of equal size. A unit's strategy is over the ranks of its stage. schedule: the order of forward
+    and backward passes, 1F1B-Flush or GPipe.
+    """
 
     format: Literal["trainplan-plan"] = "trainplan-plan"
     version: Literal[1] = 1
@@ -58,7 +65,8 @@ class Plan(Record):
     world: Annotated[int, Field(ge=1, le=2**20)]
     memory_bytes: Annotated[int, Field(gt=0)]
     batch: Batch
-    stages: Annotated[list[Stage], Field(min_length=1, max_length=1)]
+    schedule: Schedule = "1f1b"
+    stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None
 
@@ -75,11 +83,7 @@ class Plan(Record):
         names = [unit.name for unit in model.units]
         if len(self.units) != len(names):
             raise InputError("", "units", f"has {len(self.units)} items", f"give the model's {len(names)} units")
-        stage = self.stages[0]
-        if stage.ranks != list(range(self.world)):
-            raise InputError("", "stages[0].ranks", f"is {stage.ranks}", f"give all ranks, 0 to {self.world - 1}, in order")
-        if (stage.first_unit, stage.last_unit) != (0, len(names) - 1):
-            raise InputError("", "stages[0]", f"covers {stage.first_unit} to {stage.last_unit}", f"cover 0 to {len(names) - 1}")
+        self._check_stages(len(names))
         samples, parts = self.batch.global_samples, self.batch.micro_batches
         if samples % parts:
             raise InputError("", "batch.micro_batches", f"is {parts}", f"give a divisor of global_samples = {samples}")
@@ -87,7 +91,7 @@ class Plan(Record):
             field = f"units[{position}]"
             if unit.name != name:
                 raise InputError("", f"{field}.name", f"is {unit.name!r}", f"give {name!r}")
-            strategy = parse_strategy(unit.strategy, "", f"{field}.strategy", self.world)
+            strategy = parse_strategy(unit.strategy, "", f"{field}.strategy", self.stage_size)
             part, tp = model.units[position].sublayer, strategy.degree("tp")
             if not part.splits_into(tp):
                 works = max(t for t in range(1, tp) if part.splits_into(t))
@@ -105,6 +109,29 @@ class Plan(Record):
                     f"give a dp x sdp degree that divides {samples // parts} samples",
                 )
         return self
+
+    def _check_stages(self, units: int) -> None:
+        count, begin = len(self.stages), 0
+        if count > units or self.world % count:
+            works = max(c for c in range(1, min(count, units) + 1) if self.world % c == 0)
+            raise InputError("", "stages", f"are {count}", f"give a divisor of world = {self.world}, such as {works}")
+        for index, stage in enumerate(self.stages):
+            field, ranks = f"stages[{index}]", range(index * self.stage_size, (index + 1) * self.stage_size)
+            if stage.ranks != list(ranks):
+                told = f"give ranks {ranks[0]} to {ranks[-1]} in order: stages are of equal size"
+                raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", told)
+            if stage.first_unit != begin:
+                raise InputError("", f"{field}.first_unit", f"is {stage.first_unit}", f"give {begin}, the first unit left")
+            end = units - (count - index)  # the stages after this one need a unit each
+            if not begin <= stage.last_unit <= end or (index == count - 1 and stage.last_unit != end):
+                told = f"give {end}" if index == count - 1 else f"give {begin} to {end}"
+                raise InputError("", f"{field}.last_unit", f"is {stage.last_unit}", told)
+            begin = stage.last_unit + 1
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of a stage."""
+        return self.world // len(self.stages)
 
     def planned_model(self) -> Model:
         """The model that the plan was made for. Raises InputError where its fields are not those of a model."""

@@ -1,11 +1,13 @@
-"""Small models and random single-stage plans of them."""
+"""Small models and random plans of them."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan import Plan, Schedule, load_plan
 from trainplan.formulations.strategies import decision_tree
 from trainplan.profiling.models import Model, load_model
 
@@ -18,10 +20,22 @@ BERT = load_model("bert-large", 12, "float64").with_fields(num_hidden_layers=2, 
 LLAMA = load_model("llama2-7b", 12, "float64").with_fields(
     num_hidden_layers=2, vocab_size=63, num_key_value_heads=4, head_dim=8, **_OTHER
 )
+SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe")
 
 
-def plan_of(model: Model, strategies: list[str], world: int, samples: int = 8, micro_batches: int = 1) -> Plan:
+def plan_of(
+    model: Model,
+    strategies: list[str],
+    world: int,
+    samples: int = 8,
+    micro_batches: int = 1,
+    cuts: Sequence[int] = (),
+    schedule: Schedule = "1f1b",
+) -> Plan:
+    """cuts: first units of the stages after the first."""
     units: list[dict[str, Any]] = [{"name": u.name, "strategy": s} for u, s in zip(model.units, strategies, strict=True)]
+    size = world // (len(cuts) + 1)
+    bounds = list(pairwise([0, *cuts, len(units)]))
     return load_plan(
         {
             "model": model.shape(),
@@ -29,15 +43,32 @@ def plan_of(model: Model, strategies: list[str], world: int, samples: int = 8, m
             "world": world,
             "memory_bytes": 2**40,
             "batch": {"global_samples": samples, "micro_batches": micro_batches},
-            "stages": [{"ranks": list(range(world)), "first_unit": 0, "last_unit": len(model.units) - 1}],
+            "schedule": schedule,
+            "stages": [
+                {"ranks": list(range(i * size, (i + 1) * size)), "first_unit": begin, "last_unit": end - 1}
+                for i, (begin, end) in enumerate(bounds)
+            ],
             "units": units,
         }
     )
 
 
-def random_plan(rng: random.Random, world: int = 4, model: Model | None = None) -> Plan:
-    """Every unit takes any strategy of the whole tree, those that mix dp with sdp included."""
+def pipeline(model: Model, stages: int, micro_batches: int, schedule: Schedule = "1f1b", rows: int = 2) -> Plan:
+    """A device a stage, cut evenly; `rows` samples a micro-batch."""
+    units = len(model.units)
+    cuts = [stage * units // stages for stage in range(1, stages)]
+    return plan_of(model, ["single"] * units, stages, rows * micro_batches, micro_batches, cuts, schedule)
+
+
+def random_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:
+    """Any cuts, any schedule, up to 8 micro-batches; every unit takes any strategy of the whole tree, dp with sdp included."""
     model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
-    tree = [s for s in decision_tree(world, takeaway3=False) if s.degree("tp") in model.tp_degrees(world)]
-    micro_batches = rng.choice([1, 1, 2])
-    return plan_of(model, [str(rng.choice(tree)) for _ in model.units], world, world * 2, micro_batches)
+    units = len(model.units)
+    stages = stages or rng.choice([p for p in (1, 2, 4, 8) if p <= min(world, units)])
+    size = world // stages
+    cuts = sorted(rng.sample(range(1, units), stages - 1))
+    tree = [s for s in decision_tree(size, takeaway3=False) if s.degree("tp") in model.tp_degrees(size)]
+    micro_batches = rng.choice([1, 2, 3, 5, 8] if stages > 1 else [1, 1, 2, 3])
+    samples = micro_batches * size * rng.choice([1, 2])
+    schedule: Schedule = rng.choice(["1f1b", "1f1b", "gpipe"])
+    return plan_of(model, [str(rng.choice(tree)) for _ in range(units)], world, samples, micro_batches, cuts, schedule)

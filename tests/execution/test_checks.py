@@ -8,10 +8,11 @@ import pytest
 from trainplan.execution.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
-from trainplan.execution.program import Instruction, Op, Program, handles_all
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.formulations.plan import Schedule
 from trainplan.formulations.strategies import decision_tree
 
-from tests.execution.plans import GPT2, plan_of, random_plan
+from tests.execution.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan
 
 Mutation = Callable[[Program, int], Program | None]
 
@@ -22,12 +23,21 @@ def _with(program: Program, place: int, instruction: Instruction | None) -> Prog
     return replace(program, instructions=tuple(rest))
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8, 16])
-def test_random_programs_are_sound(world: int) -> None:
+@pytest.mark.parametrize(("world", "plans"), [(1, 40), (2, 60), (4, 80), (8, 70), (16, 35), (32, 10), (64, 5)])
+def test_300_random_plans_are_sound(world: int, plans: int) -> None:
     rng = random.Random(world)
     model = GPT2.with_fields(n_head=16)
-    for _ in range(30):
+    for _ in range(plans):
         assert check(compile_plan(random_plan(rng, world, model))) == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_number_of_stages_and_micro_batches_gets_stuck(schedule: Schedule) -> None:
+    model = GPT2.with_fields(n_layer=6)
+    for stages in range(1, 9):
+        for micro_batches in range(1, 10):
+            plan = pipeline(model, stages, micro_batches, schedule)
+            assert check(compile_plan(plan)) == [], (stages, micro_batches)
 
 
 def test_64_ranks_of_the_real_model_are_sound() -> None:
@@ -44,7 +54,7 @@ def test_every_deleted_wait_is_a_race() -> None:
     rng = random.Random(0)
     deleted = 0
     for _ in range(10):
-        program = compile_plan(random_plan(rng))[0]
+        program = rng.choice(compile_plan(random_plan(rng)))
         for place, instruction in enumerate(program.instructions):
             if instruction.waits:
                 deleted += 1
@@ -55,7 +65,7 @@ def test_every_deleted_wait_is_a_race() -> None:
 def test_every_deleted_free_is_a_leak() -> None:
     rng = random.Random(1)
     for _ in range(5):
-        program = compile_plan(random_plan(rng))[0]
+        program = rng.choice(compile_plan(random_plan(rng)))
         for place, instruction in enumerate(program.instructions):
             for name in instruction.frees:
                 kept = tuple(other for other in instruction.frees if other != name)
@@ -75,11 +85,14 @@ REMOVABLE = [
     Op.RECOMPUTE,
     Op.OPTIMIZER_STEP,
     Op.REDUCE_LOSS,
+    Op.SEND,
+    Op.RECEIVE,
+    Op.SEND_RECEIVE,
 ]
 
 
 @pytest.mark.parametrize(
-    "op", [Op.OPTIMIZER_STEP, Op.REDUCE_LOSS, Op.REDUCE_TIED, Op.BACKWARD, Op.ALL_REDUCE, Op.ALL_REDUCE_GRADIENTS]
+    "op", [Op.OPTIMIZER_STEP, Op.REDUCE_LOSS, Op.REDUCE_TIED, Op.BACKWARD, Op.ALL_REDUCE, Op.ALL_REDUCE_GRADIENTS, Op.SEND]
 )
 def test_an_operation_done_twice_is_seen(op: Op) -> None:
     rng = random.Random(7)
@@ -158,6 +171,76 @@ def test_swapped_collectives_are_seen() -> None:
     rest[a], rest[b] = rest[b], rest[a]
     programs[2] = replace(programs[2], instructions=tuple(rest))
     assert check(programs)
+
+
+def test_a_send_that_is_left_out_is_seen() -> None:
+    """On one side: the receive waits for ever. On both: what is received is not there."""
+    programs = compile_plan(pipeline(GPT2, 4, 3))
+    for rank, program in enumerate(programs):
+        places = [n for n, i in enumerate(program.instructions) if i.op is Op.SEND]
+        assert places
+        for place in places:
+            faults = meanings([*programs[:rank], _with(program, place, None), *programs[rank + 1 :]])
+            assert "waits for ever" in faults[0] or "meets" in faults[0], faults
+    without = [replace(p, instructions=tuple(i for i in p.instructions if i.op not in POINT_TO_POINT)) for p in programs]
+    assert "not there" in meanings(without)[0]
+
+
+def test_swapped_sends_are_seen() -> None:
+    programs = compile_plan(pipeline(GPT2, 4, 3))
+    first = programs[0]
+    one, other = [n for n, i in enumerate(first.instructions) if i.op is Op.SEND][:2]
+    rest = list(first.instructions)
+    rest[one], rest[other] = rest[other], rest[one]
+    assert check([replace(first, instructions=tuple(rest)), *programs[1:]])
+    # Also where the hidden states of both are already there: only the lane tells.
+    gpipe = compile_plan(pipeline(GPT2, 2, 2, "gpipe"))
+    rest = list(gpipe[0].instructions)
+    send = rest.pop(next(n for n, i in enumerate(rest) if i.op is Op.SEND))
+    last = next(n for n, i in enumerate(rest) if i.op is Op.SEND_RECEIVE)
+    rest[last : last + 1] = [rest[last].grouped[0], send, rest[last].grouped[1]]
+    faults = meanings([replace(gpipe[0], instructions=tuple(rest)), gpipe[1]])
+    assert "meets the receive of hidden" in faults[0]
+
+
+def test_a_send_and_a_receive_that_are_not_grouped_get_stuck() -> None:
+    """On both sides; where one side is grouped, its two halves may be done in any order."""
+    for stages, micro_batches in ((2, 2), (4, 6)):
+        programs = compile_plan(pipeline(GPT2, stages, micro_batches))
+        apart = [replace(p, instructions=tuple(m for i in p.instructions for m in i.messages)) for p in programs]
+        assert "waits for ever" in meanings(apart)[0]
+    assert meanings([apart[0], *programs[1:]]) == []
+
+
+def test_permuted_micro_batches_are_seen() -> None:
+    """Other samples under the same name, sent or received: sizes and lanes fit, the samples do not."""
+    programs = compile_plan(pipeline(GPT2, 2, 2))
+    inputs = [n for n, i in enumerate(programs[0].instructions) if i.op is Op.INPUT]
+    one, other = (programs[0].instructions[n] for n in inputs)
+    swapped = _with(programs[0], inputs[0], replace(one, args=other.args))
+    swapped = _with(swapped, inputs[1], replace(other, args=one.args))
+    assert "of samples" in meanings([swapped, programs[1]])[0]
+    place = next(n for n, i in enumerate(programs[1].instructions) if i.op is Op.RECEIVE)
+    receive = programs[1].instructions[place]
+    permuted = replace(receive, args={"rows": receive.args["rows"][::-1]})
+    assert "of samples" in meanings([programs[0], _with(programs[1], place, permuted)])[0]
+
+
+def test_a_message_of_another_size_is_seen() -> None:
+    programs = compile_plan(pipeline(GPT2, 2, 1))
+    place = next(n for n, i in enumerate(programs[1].instructions) if i.op is Op.RECEIVE)
+    shorter = replace(programs[1].instructions[place], message_bytes=8)
+    assert "8" in meanings([programs[0], _with(programs[1], place, shorter)])[0]
+
+
+def test_partial_sums_are_not_passed_on() -> None:
+    """A last unit whose all-reduce is left out."""
+    plan = plan_of(GPT2, ["tp2"] * len(GPT2.units), 4, cuts=[3])
+    programs = [
+        replace(p, instructions=tuple(i for i in p.instructions if not (i.op is Op.ALL_REDUCE and i.unit == 2)))
+        for p in compile_plan(plan)
+    ]
+    assert "passes on a partial sum" in meanings(programs)[0]
 
 
 def test_a_reader_that_lacks_an_operation_does_not_import() -> None:

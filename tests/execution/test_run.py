@@ -2,12 +2,13 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from trainplan.execution.run import RunReport, run_plans
 from trainplan.profiling.errors import InputError
 
-from tests.execution.plans import BERT, GPT2, UNTIED, plan_of, random_plan
+from tests.execution.plans import BERT, GPT2, SCHEDULES, UNTIED, plan_of, random_plan
 
 PLANS = 40
 
@@ -29,7 +30,11 @@ def test_gradients_of_40_random_plans_on_4_processes(backend: str) -> None:
     rng = random.Random(20)
     plans = [random_plan(rng) for _ in range(PLANS)]
     used = {unit.strategy.removesuffix("-ckpt") for plan in plans for unit in plan.units}
-    assert len(used) == 9, "every strategy of four devices has its part"
+    assert len(used) == 9 + 3 + 1, "every strategy of four devices, of two and of one has its part"
+    assert {(len(plan.stages), plan.schedule) for plan in plans} == set(product((1, 2, 4), SCHEDULES))
+    split = [plan for plan in plans if len(plan.stages) > 1]
+    assert {plan.planned_model().tied for plan in split} == {True, False}
+    assert {plan.batch.micro_batches for plan in split} == {1, 2, 3, 5, 8}
     _hold(run_plans(plans, backend=backend), PLANS)  # type: ignore[arg-type]
 
 
@@ -70,7 +75,7 @@ def test_measured_memory_follows_the_walk() -> None:
     rng = random.Random(3)
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
     model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
-    plans = [random_plan(rng, 4, model) for _ in range(8)]
+    plans = [random_plan(rng, 4, model, stages) for stages in (1, 2, 4) for _ in range(6)]
     errors = []
     for report in run_plans(plans, steps=1, compare=False, measure_memory=True):
         assert report.peak_bytes is not None

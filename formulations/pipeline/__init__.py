@@ -1,0 +1,1 @@
+"""pipeline: stages, micro-batches and strategies of a whole training step, decided together."""

@@ -1,0 +1,184 @@
+"""From a profile to a pipeline instance: what every layer costs for each number of stages and micro-batches of one batch.
+
+Costs of a layer under a strategy are those of `layer_strategies.costs`, by cost model. A stage on g devices stands for all
+stages of that size: links of a group are those of the cluster's first g devices. The hidden states that enter a stage cross
+the slowest link between neighbouring stages; a device sends the rows that it works on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.layer_strategies.costs import (
+    COST_MODELS,
+    CostModel,
+    UnitCosts,
+    layer_costs,
+    moved_bytes,
+    transition_ns,
+    unit_costs,
+)
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline.problem import Configuration, Instance, Schedule, Tables
+from trainplan.formulations.pipeline.spaces import SPACES, Space
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.profiles import Profile
+
+
+class PipelineCosts:
+    """Tables of one profile in one space, made when first asked for and kept: many batches share sizes of micro-batch."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        costs: CostModel = COST_MODELS["paper"],
+        space: Space = SPACES["full"],
+        by_unit: bool = False,
+    ) -> None:
+        """profile: of all devices, with the costs of every shape that will be asked for. by_unit: every sub-layer is a layer
+        of its own."""
+        if profile.devices & (profile.devices - 1):
+            near = 1 << profile.devices.bit_length() - 1
+            raise InputError("profile", "devices", f"is {profile.devices}", f"give a power of two, such as {near}")
+        self.profile, self.costs, self.space = profile, costs, space
+        layers: list[list[Any]] = []
+        for unit in profile.units:
+            if by_unit or not layers or layers[-1][-1].layer != unit.layer:
+                layers.append([])
+            layers[-1].append(unit)
+        self.layer_names = tuple(x[0].name if len(x) == 1 else x[0].name.split(".")[0] for x in layers)
+        parts = [tuple(unit.sublayer for unit in layer) for layer in layers]
+        self.kinds = list(dict.fromkeys(parts))
+        self.layer_kinds = tuple(self.kinds.index(part) for part in parts)
+        between = [moved_bytes(profile, layer[-1].sublayer)[1] for layer in layers[:-1]]
+        self.boundaries = list(dict.fromkeys(between))
+        self.boundary_kinds = tuple(self.boundaries.index(size) for size in between)
+        self._tables: dict[tuple[int, int], Tables | None] = {}
+        self._units: dict[tuple[str, Strategy, int], UnitCosts] = {}
+
+    @cached_property
+    def stages(self) -> list[int]:
+        """Numbers of stages that the space and the model allow."""
+        return [count for count in self.space.stages(self.profile.devices) if count <= len(self.layer_kinds)]
+
+    def strategies(self, group: int, samples: int) -> list[Strategy]:
+        """Those of the space that the model can be split by and that divide the samples of a micro-batch."""
+        degrees = set(self.profile.tp_degrees(group))
+        return [s for s in self.space.strategies(group) if s.degree("tp") in degrees and samples % s.data_degree == 0]
+
+    def tables(self, group: int, samples: int) -> Tables | None:
+        """Costs of stages of `group` devices with `samples` a micro-batch; None where no strategy is possible."""
+        key = (group, samples)
+        if key not in self._tables:
+            strategies = self.strategies(group, samples)
+            self._tables[key] = self._made(group, samples, strategies) if strategies else None
+        return self._tables[key]
+
+    def _made(self, group: int, samples: int, strategies: Sequence[Strategy]) -> Tables:
+        columns: dict[str, Integers] = {
+            name: np.zeros((len(self.kinds), len(strategies)), np.int64)
+            for name in ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes")
+        }
+        for kind, parts in enumerate(self.kinds):
+            for s, strategy in enumerate(strategies):
+                found = layer_costs([self._unit(part, strategy, samples) for part in parts])
+                for name, column in columns.items():
+                    column[kind, s] = round(getattr(found, name))
+        columns["sync_ns"] = np.minimum(columns["sync_ns"], columns["time_ns"])
+        layouts = {strategy.layout: strategy for strategy in strategies}
+        moves = np.zeros((len(self.boundaries), len(strategies), len(strategies)), np.int64)
+        for boundary, size in enumerate(self.boundaries):
+            between = {
+                (a, b): round(transition_ns(self.profile, layouts[a], layouts[b], samples, size))
+                for a in layouts
+                for b in layouts
+            }
+            moves[boundary] = [[between[a.layout, b.layout] for b in strategies] for a in strategies]
+        entries = [[self._entry_ns(group, samples // s.data_degree * size) for s in strategies] for size in self.boundaries]
+        return Tables(
+            strategies=tuple(map(str, strategies)),
+            transitions_ns=moves,
+            entries_ns=np.array(entries, np.int64).reshape(len(self.boundaries), len(strategies)),
+            **columns,
+        )
+
+    def _unit(self, part: str, strategy: Strategy, samples: int) -> UnitCosts:
+        key = (part, strategy, samples)
+        if key not in self._units:
+            self._units[key] = unit_costs(self.profile, self.costs, part, strategy, samples)
+        return self._units[key]
+
+    def _entry_ns(self, group: int, message_bytes: int) -> int:
+        """Hidden states to a stage and their gradients back, over the slowest of the links between neighbouring stages."""
+        devices, network = self.profile.devices, self.profile.network
+        starts = range(0, devices - group, group)
+        slowest = max((collective_ns(network, "p2p", message_bytes, (a, a + group)) for a in starts), default=0.0)
+        return round(2 * slowest)
+
+    def counts(self, batch: int, group: int) -> list[int]:
+        """Numbers of micro-batches that divide the batch and leave at least one strategy."""
+        return [m for m in divisors(batch) if self.strategies(group, batch // m)]
+
+    def instance(
+        self,
+        batch: int,
+        memory_bytes: int,
+        *,
+        schedule: Schedule = "1f1b",
+        stages: Sequence[int] | None = None,
+        micro_batches: Sequence[int] | None = None,
+        name: str | None = None,
+        provenance: dict[str, Any] | None = None,
+    ) -> Instance:
+        """The problem of one batch. stages, micro_batches: only these numbers (default: all possible). Raises InputError."""
+        profile, configurations = self.profile, []
+        for count in self.stages if stages is None else stages:
+            group = profile.devices // count
+            for m in self.counts(batch, group) if micro_batches is None else micro_batches:
+                tables = self.tables(group, batch // m) if batch % m == 0 else None
+                if tables is not None:
+                    configurations.append(Configuration(count, m, tables, schedule))
+        if not configurations:
+            fix = f"give a multiple of {profile.devices}"
+            raise InputError("command line", "--batch", f"is {batch}, which no strategy of {self.space.name} divides", fix)
+        return Instance(
+            devices=profile.devices,
+            memory_bytes=memory_bytes,
+            batch=batch,
+            layer_names=self.layer_names,
+            layer_kinds=self.layer_kinds,
+            boundary_kinds=self.boundary_kinds,
+            configurations=tuple(configurations),
+            name=name or f"{profile.name} on {profile.devices} x {' and '.join(profile.kinds)}",
+            provenance={
+                "model": profile.model or {"name": profile.name},
+                "cost_model": self.costs.name,
+                "profile": profile.origin,
+                "space": self.space.name,
+                **(provenance or {}),
+            },
+        )
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def shapes_needed(profile_degrees: Sequence[int], devices: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """All (tp, rows on one device) that stages of up to `devices` devices can meet with micro-batches of these sizes."""
+    shapes = {
+        (tp, size // data)
+        for size in sizes
+        for tp in profile_degrees
+        for data in (1 << i for i in range(devices.bit_length()))
+        if tp * data <= devices and size % data == 0
+    }
+    return sorted(shapes)

@@ -1,0 +1,78 @@
+"""Search spaces by name: which numbers of stages, and which strategies in a stage, a planner may choose from.
+
+    full            PP x the decision tree of DP, SDP, TP with and without CKPT                 (Galvatron-BMW, Section III-B)
+    no-ckpt         the same without CKPT                                                        (Galvatron)
+    dp+tp, dp+pp    earlier automatic planners: two paradigms, tensor parallelism on the fastest links
+    dp, tp, pp, sdp one paradigm: PyTorch DDP, Megatron, GPipe, FSDP or ZeRO-3
+    3d              two stages, two-way tensor parallelism, data parallelism over the rest       (DeepSpeed 3D, as suggested there)
+
+A larger space holds every smaller one: dp, tp, sdp, pp, dp+tp, dp+pp and 3d lie in no-ckpt, which lies in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainplan.formulations.strategies import Paradigm, Strategy, decision_tree
+from trainplan.profiling.errors import InputError
+
+
+@dataclass(frozen=True)
+class Space:
+    """name; about: one line; stages: pipeline degrees on n devices; strategies: of one layer on a group of g devices."""
+
+    name: str
+    about: str
+    stages: Callable[[int], list[int]]
+    strategies: Callable[[int], list[Strategy]]
+
+
+def _powers(devices: int) -> list[int]:
+    return [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
+
+
+def _one(devices: int) -> list[int]:
+    return [1]
+
+
+def _pure(paradigm: Paradigm) -> Callable[[int], list[Strategy]]:
+    return lambda group: [Strategy(((paradigm, group),) if group > 1 else ())]
+
+
+def _without_ckpt(group: int) -> list[Strategy]:
+    return decision_tree(group, ckpt=False)
+
+
+def _dp_tp(group: int) -> list[Strategy]:
+    return [s for s in _without_ckpt(group) if s.degree("sdp") == 1 and [p for p, _ in s.levels] != ["tp", "dp"]]
+
+
+def _three(group: int) -> list[Strategy]:
+    data: tuple[tuple[Paradigm, int], ...] = (("dp", group // 2),) if group > 2 else ()
+    return [Strategy((*data, ("tp", 2)))] if group > 1 else []
+
+
+SPACES = {
+    space.name: space
+    for space in (
+        Space("full", "PP, DP, SDP, TP and CKPT", _powers, decision_tree),
+        Space("full-dp-sdp", "full, with DP and SDP mixed (without Takeaway 3)", _powers,
+              lambda group: decision_tree(group, takeaway3=False)),
+        Space("no-ckpt", "PP, DP, SDP and TP", _powers, _without_ckpt),
+        Space("dp+tp", "DP and TP, one stage", _one, _dp_tp),
+        Space("dp+pp", "DP and PP", _powers, _pure("dp")),
+        Space("dp", "data parallelism", _one, _pure("dp")),
+        Space("tp", "tensor parallelism", _one, _pure("tp")),
+        Space("sdp", "sharded data parallelism", _one, _pure("sdp")),
+        Space("pp", "one device a stage", lambda devices: [devices], _pure("dp")),
+        Space("3d", "two stages, two-way TP, DP over the rest", lambda devices: [2] if devices > 3 else [], _three),
+    )
+}  # fmt: skip
+
+
+def space(name: str) -> Space:
+    """A space by name. Raises InputError."""
+    if name not in SPACES:
+        raise InputError("command line", "--space", f"is {name!r}", f"give one of: {', '.join(SPACES)}")
+    return SPACES[name]

@@ -1,0 +1,59 @@
+"""Spans of consecutive layers by class: spans with equal kinds of layers and boundaries cost the same, and are solved once.
+
+Classes form a forest: a class is its parent, one layer shorter, and the kinds of the boundary and layer that follow. A root is
+a first layer and the boundary at which the stage is entered (none for the model's first layer).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Places = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Level:
+    """All classes of one length: their parents, and the kinds of their last boundary and layer."""
+
+    parent: Places
+    boundary: Places
+    kind: Places
+
+
+@dataclass(frozen=True)
+class Spans:
+    """number: (L, L), the class of layers a..b, -1 where b < a; levels[n]: the classes of n + 1 layers, numbered in order;
+    span: first and last layer of one span of each class. At the first level `parent` is -1 and `boundary` the entry, or -1."""
+
+    number: Places
+    levels: tuple[Level, ...]
+    span: tuple[tuple[int, int], ...]
+
+    def __len__(self) -> int:
+        return len(self.span)
+
+
+@lru_cache(maxsize=16)
+def spans_of(layer_kinds: tuple[int, ...], boundary_kinds: tuple[int, ...]) -> Spans:
+    """The classes of all spans of a chain."""
+    layers = len(layer_kinds)
+    number = np.full((layers, layers), -1, np.intp)
+    levels, span = [], list[tuple[int, int]]()
+    for length in range(layers):
+        known: dict[tuple[int, int, int], int] = {}
+        for first in range(layers - length):
+            last = first + length
+            parent = int(number[first, last - 1]) if length else -1
+            boundary = boundary_kinds[last - 1] if last else -1
+            key = (parent, boundary, layer_kinds[last])
+            if key not in known:
+                known[key] = len(span)
+                span.append((first, last))
+            number[first, last] = known[key]
+        keys = np.array(list(known), np.intp)
+        levels.append(Level(keys[:, 0], keys[:, 1], keys[:, 2]))
+    return Spans(number, tuple(levels), tuple(span))
