@@ -20,10 +20,15 @@ from trainplan.profiling.profiles import NUMBERS, Number, Profile, UnitCost, nee
 
 def for_group(profile: Profile, group: int, rows: int) -> Profile:
     """The profile with all that strategies over `group` devices can meet with `rows` samples at once. Raises InputError."""
+    degrees = (profile.described_model or profile).tp_degrees(group)
+    return for_shapes(profile, group, needed_shapes(degrees, group, rows))
+
+
+def for_shapes(profile: Profile, group: int, shapes: Iterable[tuple[int, int]]) -> Profile:
+    """The profile of `group` devices, with every (tp, rows) of `shapes`. Raises InputError."""
     if group > profile.devices:
         raise InputError("profile", "devices", f"is {profile.devices}", f"give a profile of at least {group} devices")
-    degrees = (profile.described_model or profile).tp_degrees(group)
-    completed = complete(profile, needed_shapes(degrees, group, rows))
+    completed = complete(profile, shapes)
     return completed.changed(devices=group) if completed.devices != group else completed
 
 

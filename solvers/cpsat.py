@@ -5,32 +5,52 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ortools.sat.python import cp_model
 from trainplan.formulations.layer_strategies import cpsat as layer_strategies
-from trainplan.formulations.layer_strategies.problem import Instance
+from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
+from trainplan.formulations.pipeline import cpsat as pipeline
+from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.solvers.configurations import by_configuration
 from trainplan.solvers.search import Outcome, Search
 
 MOST_WORKERS = 256
 
 
 class _Reporter(cp_model.CpSolverSolutionCallback):
-    def __init__(self, search: Search, x: layer_strategies.Choice) -> None:
+    def __init__(self, search: Search, read: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.search, self.x = search, x
+        self.search, self.read = search, read
 
     def on_solution_callback(self) -> None:
-        self.search.report(_choice(self.x, self.boolean_value))
+        self.search.report(self.read(self.boolean_value))
 
 
-def cpsat(instance: Instance, search: Search) -> Outcome:
+def cpsat(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
     """CP-SAT on whole bytes and nanoseconds. Option `workers`: search threads (default: the cores, at most 8).
 
     With one worker a seed gives the same search each time; with more, only the proven optimum is repeatable.
     """
-    started = time.perf_counter()
+    return by_configuration(_solve, instance, search)
+
+
+def _build(instance: StageInstance | PipelineInstance) -> tuple[cp_model.CpModel, Callable[[Any], Any]]:
+    """The model, and how a solution is read from the values of its variables."""
+    if isinstance(instance, PipelineInstance):
+        model, places = pipeline.build(instance)
+        return model, lambda value: pipeline.extract(instance, places, value)
     model, x = layer_strategies.build(instance)
+    return model, lambda value: tuple(next(s for s, v in enumerate(row) if value(v)) for row in x)
+
+
+def _solve(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
+    """One model. Where the search has an objective already, CP-SAT looks for a better solution only."""
+    started = time.perf_counter()
+    model, read = _build(instance)
+    if search.objective is not None:
+        model.proto.objective.domain.extend([-(2**62), search.objective - 1])
     build_seconds = time.perf_counter() - started
     solver = cp_model.CpSolver()
     solver.parameters.random_seed = search.seed
@@ -39,7 +59,7 @@ def cpsat(instance: Instance, search: Search) -> Outcome:
     if search.time_limit is not None:
         solver.parameters.max_time_in_seconds = max(0.0, search.remaining())
     solver.best_bound_callback = lambda value: search.report(bound=_whole(value))
-    status = solver.solve(model, _Reporter(search, x))
+    status = solver.solve(model, _Reporter(search, read))
     source = f"CP-SAT, {solver.parameters.num_workers} workers"
     if status == cp_model.INFEASIBLE:
         return Outcome(infeasible=True, bound_source=source, build_seconds=build_seconds)
@@ -49,16 +69,12 @@ def cpsat(instance: Instance, search: Search) -> Outcome:
         )
     statistics: dict[str, Any] = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        search.report(_choice(x, solver.boolean_value))
+        search.report(read(solver.boolean_value))
     bound = _whole(solver.best_objective_bound)
     if status == cp_model.OPTIMAL and not search.gap and search.objective is not None:
         bound = search.objective  # proven on whole numbers; the float that says so may be off by its rounding
     search.report(bound=bound)
     return Outcome(bound=max(bound, search.bound or 0), bound_source=source, build_seconds=build_seconds, statistics=statistics)
-
-
-def _choice(x: layer_strategies.Choice, value: Any) -> tuple[int, ...]:
-    return tuple(next(s for s, v in enumerate(row) if value(v)) for row in x)
 
 
 def _whole(value: float) -> int:

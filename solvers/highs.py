@@ -11,7 +11,9 @@ import sys
 import threading
 from typing import Any
 
-from trainplan.formulations.layer_strategies.problem import Instance
+from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
+from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.solvers.configurations import by_configuration
 from trainplan.solvers.search import Outcome, Search
 
 # HiGHS once overran a 15 s limit without end: past the limit plus this, its process is ended.
@@ -60,11 +62,18 @@ class _Process:
 _process = _Process()
 
 
-def milp(instance: Instance, search: Search) -> Outcome:
+def milp(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
     """The Pyomo MILP on HiGHS, one thread, in a process that is ended when it overruns its limit."""
+    return by_configuration(_solve, instance, search)
+
+
+def _solve(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
+    """One model. Where the search has an objective already, HiGHS looks for a better solution only."""
     with _process.lock:
         limit = None if search.time_limit is None else max(0.0, search.remaining())
-        answers = _process.request({"instance": instance, "time_limit": limit, "gap": search.gap, "seed": search.seed})
+        answers = _process.request(
+            {"instance": instance, "time_limit": limit, "gap": search.gap, "seed": search.seed, "below_ns": search.objective}
+        )
         try:
             answer = _await(answers, search)
         except queue.Empty:
@@ -84,7 +93,7 @@ def milp(instance: Instance, search: Search) -> Outcome:
         return Outcome(infeasible=True, bound_source="HiGHS", build_seconds=build_seconds)
     if answer["choice"] is not None:
         search.report(answer["choice"])
-    bound = None if answer["bound_ns"] is None else _whole_bound(answer["bound_ns"], answer["ns_per_unit"] * 1e-6)
+    bound = None if answer["bound_ns"] is None else _whole_bound(answer["bound_ns"], answer["noise_ns"])
     if bound is not None:
         search.report(bound=bound)
     return Outcome(
@@ -115,7 +124,6 @@ def _await(answers: queue.Queue[Any], search: Search) -> dict[str, Any]:
 def _whole_bound(bound_ns: float, noise_ns: float) -> int:
     """A float bound on a whole objective, as a whole number that is surely a bound.
 
-    noise_ns: how far off the float may be. HiGHS keeps constraints within 1e-6 of a model unit, and prints ten digits in its
-    log.
+    noise_ns: how far off the float may be. HiGHS keeps constraints within a tolerance, and prints ten digits in its log.
     """
     return math.ceil(bound_ns - noise_ns) if math.isfinite(bound_ns) else 0

@@ -15,12 +15,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, BinaryIO
 
 REPAIRS = 5
 # With its presolve, HiGHS 1.13.1 calls some feasible instances infeasible, crashes on others or never ends (they are in the
 # tests); 1.12.0 too. Without it all are solved, in about the time that it takes on the others.
 PRESOLVE = "off"
+# HiGHS solves its linear programs to this tolerance too; what the bound is off by in all is taken for at most NOISE units.
+TOLERANCE = 1e-9
+NOISE = 1e-6
 
 # Lines of HiGHS's branch-and-bound table: ... | explored% bound incumbent gap | cuts inLP conflicts | iterations time
 _TABLE = re.compile(r"\s([\d.]+)%\s+(\S+)\s+(\S+)\s+\S+\s+\d+\s+\d+\s+\d+\s+\d+\s+[\d.]+s\s*$")
@@ -53,10 +57,14 @@ def _number(text: str) -> float | None:
     return value if abs(value) < 1e300 else None
 
 
+def _module(instance: Any, name: str) -> Any:
+    """The module of that name of the instance's problem."""
+    return import_module(f"trainplan.formulations.{instance.problem.replace('-', '_')}.{name}")
+
+
 def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
     """Solve; where rounding let a choice overshoot the memory, solve again with that much less. The first bound stands."""
-    from trainplan.formulations.layer_strategies.problem import evaluate
-
+    evaluate = _module(request["instance"], "problem").evaluate
     instance, deadline = request["instance"], request["time_limit"] and time.perf_counter() + request["time_limit"]
     answer = _solve_once(instance, request, deadline, send)
     tightened = instance.memory_bytes
@@ -78,12 +86,13 @@ def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
 
 def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, send: Any) -> dict[str, Any]:
     from pyomo.contrib.solver.common.factory import SolverFactory
-    from trainplan.formulations.layer_strategies import milp
 
-    started = time.perf_counter()
+    milp, started = _module(instance, "milp"), time.perf_counter()
     model = milp.build(instance)
     built = time.perf_counter()
     ns_per_unit, _ = milp.units(instance)
+    # HiGHS cuts off what is not below this objective; half a nanosecond keeps its tolerance away from the next whole one.
+    below = {} if request["below_ns"] is None else {"objective_bound": (request["below_ns"] - 0.5) / ns_per_unit}
 
     def told(primal: float | None, bound: float | None) -> None:
         send(("progress", primal and primal * ns_per_unit, bound and bound * ns_per_unit))
@@ -100,7 +109,8 @@ def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, 
             "random_seed": request["seed"],
             "mip_abs_gap": 0.0,
             "presolve": PRESOLVE,
-            "mip_feasibility_tolerance": 1e-9,
+            "mip_feasibility_tolerance": TOLERANCE,
+            **below,
         },
     )
     choice = None
@@ -111,7 +121,7 @@ def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, 
         "build_seconds": built - started,
         "termination": results.termination_condition.name,
         "bound_ns": None if bound is None else bound * ns_per_unit,
-        "ns_per_unit": ns_per_unit,
+        "noise_ns": ns_per_unit * (NOISE + TOLERANCE * getattr(milp, "weight", lambda instance: 0)(instance)),
         "choice": choice,
     }
 

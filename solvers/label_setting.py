@@ -14,13 +14,16 @@ Why it is exact and small:
 3. Completion bound: for any price w >= 0 of a byte, an earlier layer costs at least c + R + w (f + ms), so the whole costs at
    least t + V_w(l, option) + w (H - E), with V_w the cheapest chain of earlier layers. A label whose bound does not beat the
    incumbent goes. Prices lie around the one that maximises the bound of the whole.
-4. Beam: each sweep keeps the labels of best bound, up to a width; what it drops has a bound too, so every sweep gives both
+4. Cap (on request): a second time u of options and re-layouts, whose sum stays within a limit. It is one more entry of a label,
+   of dominance, and, at multipliers of its own, of the completion bound.
+5. Beam: each sweep keeps the labels of best bound, up to a width; what it drops has a bound too, so every sweep gives both
    an incumbent and a proven bound. A sweep that drops nothing proves optimality; else the next one is wider.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,14 +35,29 @@ from trainplan.solvers.search import Outcome, Search
 Floats = NDArray[np.float64]
 WIDTHS = (400, 5_000, 60_000, 600_000, 5_000_000)
 PRICE_FACTORS = (1.0, 0.85, 1.15, 0.65, 1.4, 0.4, 2.0, 0.15, 5.0, 0.0)
+CAPPED_FACTORS = (1.0, 0.5, 2.0, 0.0)
 BLOCK = 2_000_000
+MOST_CUTS = 128
+
+
+@dataclass(frozen=True)
+class Cap:
+    """sum_l u(l, s_l) + sum_l r(l, s_l, s_{l+1}) <= limit_ns, with u and r in the shapes of the instance's own times.
+
+    multipliers: nanoseconds of time that one of u is worth in the completion bounds, the most promising first."""
+
+    limit_ns: int
+    time_ns: tuple[Integers, ...]
+    transitions_ns: tuple[Integers, ...]
+    multipliers: tuple[float, ...] = (0.0,)
 
 
 @dataclass
 class Labels:
-    """Labels of one layer in parallel arrays: time, peak, states, option of the layer, place of the label that follows."""
+    """Labels of one layer in parallel arrays: time, capped time, peak, states, the layer's option, the label that follows."""
 
     t: Integers
+    u: Integers
     h: Integers
     m: Integers
     option: Integers
@@ -49,18 +67,23 @@ class Labels:
         return len(self.t)
 
     def take(self, keep: NDArray[np.intp] | NDArray[np.bool_]) -> Labels:
-        return Labels(self.t[keep], self.h[keep], self.m[keep], self.option[keep], self.parent[keep])
+        return Labels(self.t[keep], self.u[keep], self.h[keep], self.m[keep], self.option[keep], self.parent[keep])
 
 
-def label_setting(instance: Instance, search: Search) -> Outcome:
-    """Optimal choice with proof, or the best one and its bound where time runs out. Option: none."""
+def label_setting(instance: Instance, search: Search, cap: Cap | None = None) -> Outcome:
+    """Optimal choice with proof, or the best one and its bound where time runs out. Option: none.
+
+    With a cap, `search` must know a solution that keeps it: without one nothing is cut.
+    """
     least, choice = least_memory(instance)
     if least > instance.memory_bytes:
         return Outcome(infeasible=True, bound_source="least memory over all choices")
     search.report(choice)
     kept = _possible(instance)
-    problem = _Prepared(_restricted(instance, kept))
+    problem = _Prepared(_restricted(instance, kept), _restricted_cap(cap, kept))
     search.report(bound=problem.bound)
+    if (path := problem.best_mixed_path()) is not None:
+        search.report([int(options[s]) for options, s in zip(kept, path, strict=True)])
     statistics = {"labels": 0, "sweeps": 0}
     for width in WIDTHS:
         assert search.objective is not None
@@ -108,67 +131,157 @@ def _restricted(instance: Instance, kept: list[NDArray[np.intp]]) -> Instance:
     return replace(instance, **columns, transitions_ns=tables, strategies=names)
 
 
-class _Prepared:
-    """Everything that sweeps share: minima, prices and the chain costs V of each price."""
+def _restricted_cap(cap: Cap | None, kept: list[NDArray[np.intp]]) -> Cap | None:
+    if cap is None:
+        return None
+    times = tuple(column[options] for column, options in zip(cap.time_ns, kept, strict=True))
+    tables = tuple(table[np.ix_(kept[l], kept[l + 1])] for l, table in enumerate(cap.transitions_ns))
+    return replace(cap, time_ns=times, transitions_ns=tables)
 
-    def __init__(self, instance: Instance) -> None:
-        self.instance = instance
+
+class _Prepared:
+    """Everything that sweeps share: minima, prices (with multipliers of the cap) and the chain costs V of each."""
+
+    def __init__(self, instance: Instance, cap: Cap | None) -> None:
+        self.instance, self.cap = instance, cap
         self.added = [f + ms for f, ms in zip(instance.forward_bytes, instance.state_bytes, strict=True)]
         self.least_before = np.concatenate(([0], np.cumsum([int(a.min()) for a in self.added])))
         self.backward_before = np.concatenate(([0], np.maximum.accumulate([int(b.max()) for b in instance.backward_bytes])))
         self.peak_before = _least_peaks(instance)
-        self.classes = [_classes(instance, l) for l in range(instance.layers)]
-        best = self._best_price()
-        self.prices = np.array([best * factor for factor in PRICE_FACTORS])
-        self.chains = self._chains(self.prices)
-        bounds = self._whole(self.chains, self.prices)
+        self.classes = [_classes(instance, cap, l) for l in range(instance.layers)]
+        prices, multipliers = [], []
+        for multiplier in cap.multipliers if cap else (0.0,):
+            best = self._best_price(multiplier)
+            factors = PRICE_FACTORS if cap is None else CAPPED_FACTORS
+            prices += [best * factor for factor in factors]
+            multipliers += [multiplier] * len(factors)
+        self.prices, self.multipliers = np.array(prices), np.array(multipliers)
+        self.chains = self._chains(self.prices, self.multipliers)
+        bounds = self._whole(self.chains, self.prices, self.multipliers)
+        self.least_capped = self._least_capped()
         # Every float sum in a bound, and every integer turned into one, stays below this: the bounds are lowered by a
         # generous multiple of its rounding error.
         time = sum(int(c.max()) for c in instance.time_ns) + sum(int(table.max()) for table in instance.transitions_ns)
         memory = instance.memory_bytes + sum(int(a.max()) for a in self.added)
-        magnitude = time + self.prices * memory
+        magnitude = time + self.prices * memory + self.multipliers * (sum(map(int, self._largest_capped())) if cap else 0)
         self.slack = 8 * (instance.layers + 4) * np.finfo(np.float64).eps * magnitude
         self.bound = int(np.ceil((bounds - self.slack).max()))
 
-    def _best_price(self) -> float:
+    def _largest_capped(self) -> list[int]:
+        assert self.cap is not None
+        return [self.cap.limit_ns, *(int(a.max()) for a in (*self.cap.time_ns, *self.cap.transitions_ns))]
+
+    def _best_price(self, multiplier: float) -> float:
         """The price of a byte that maximises the Lagrangian bound (a concave function), by narrowing a geometric grid."""
         spread = max(int(c.max()) for c in self.instance.time_ns) + 1.0
         moves = [int(table.max()) for table in self.instance.transitions_ns]
         spread += max(moves, default=0)
+        if self.cap:
+            spread *= 1 + multiplier
         low, high = 1e-9 * spread / max(1, self.instance.memory_bytes), spread
         for _ in range(5):
             grid = np.geomspace(low, high, 12)
-            values = self._whole(self._chains(grid), grid)
+            same = np.full(12, multiplier)
+            values = self._whole(self._chains(grid, same), grid, same)
             place = int(values.argmax())
             low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
         return float(grid[place])
 
-    def _chains(self, prices: Floats) -> list[Floats]:
+    def _cost(self, l: int, prices: Floats, multipliers: Floats) -> Floats:
+        """Of layer l's options at each price: (prices, options)."""
+        cost: Floats = self.instance.time_ns[l] + prices[:, None] * self.added[l]
+        return cost if self.cap is None else cost + multipliers[:, None] * self.cap.time_ns[l]
+
+    def _chains(self, prices: Floats, multipliers: Floats) -> list[Floats]:
         """V[l][w, s]: least cost c + R + w (f + ms) of the layers before l, up to option s of l (its re-layout included)."""
         instance = self.instance
         chain = np.zeros((len(prices), instance.options[0]))
         chains = [chain]
         for l, table in enumerate(instance.transitions_ns):
-            through = chain + instance.time_ns[l] + prices[:, None] * self.added[l]
-            chain = (through[:, :, None] + table).min(axis=1)
+            moves = table if self.cap is None else table + multipliers[:, None, None] * self.cap.transitions_ns[l]
+            chain = ((chain + self._cost(l, prices, multipliers))[:, :, None] + moves).min(axis=1)
             chains.append(chain)
         return chains
 
-    def _whole(self, chains: list[Floats], prices: Floats) -> Floats:
+    def _whole(self, chains: list[Floats], prices: Floats, multipliers: Floats) -> Floats:
         last = self.instance.layers - 1
-        through = chains[last] + self.instance.time_ns[last] + prices[:, None] * self.added[last]
-        return through.min(axis=1) - prices * self.instance.memory_bytes
+        through = (chains[last] + self._cost(last, prices, multipliers)).min(axis=1) - prices * self.instance.memory_bytes
+        return through if self.cap is None else through - multipliers * self.cap.limit_ns
+
+    def _least_capped(self) -> list[Integers]:
+        """For each l, the least capped time of the layers before l up to each option of l."""
+        chains = [np.zeros(self.instance.options[0], np.int64)]
+        for l in range(self.instance.layers - 1 if self.cap else 0):
+            assert self.cap is not None
+            chains.append(((chains[-1] + self.cap.time_ns[l])[:, None] + self.cap.transitions_ns[l]).min(axis=0))
+        return chains
+
+    def best_mixed_path(self) -> Integers | None:
+        """The best choice that fits of those that follow one price's cheapest path up to some layer, and another's from there.
+
+        At one price equal layers all choose alike; a mix of two neighbouring prices uses the memory that is left.
+        """
+        paths = np.unique(self._cheapest_paths()[np.argsort(self.prices)], axis=0)
+        layers = self.instance.layers
+        cuts = np.unique(np.linspace(0, layers, min(layers, MOST_CUTS) + 1).astype(np.int64))
+        head = np.arange(layers) < cuts[:, None]
+        mixes = [paths]
+        for a, b in pairwise(paths):
+            mixes += [np.where(head, a, b), np.where(head, b, a)]
+        choices = np.concatenate(mixes)
+        times, peaks = _evaluate_all(self.instance, choices)
+        possible = peaks <= self.instance.memory_bytes
+        if self.cap is not None:
+            possible &= _total(self.cap.time_ns, self.cap.transitions_ns, choices) <= self.cap.limit_ns
+        fits = np.flatnonzero(possible)
+        return choices[fits[times[fits].argmin()]] if fits.size else None
+
+    def _cheapest_paths(self) -> Integers:
+        """The choice that is cheapest at each price: (prices, layers)."""
+        instance, last = self.instance, self.instance.layers - 1
+        prices, multipliers = self.prices, self.multipliers
+        option = (self.chains[last] + self._cost(last, prices, multipliers)).argmin(axis=1)
+        steps = [option]
+        for l in range(last - 1, -1, -1):
+            moves = instance.transitions_ns[l].T[option]
+            if self.cap is not None:
+                moves = moves + multipliers[:, None] * self.cap.transitions_ns[l].T[option]
+            option = (self.chains[l] + self._cost(l, prices, multipliers) + moves).argmin(axis=1)
+            steps.append(option)
+        return np.stack(steps[::-1], axis=1)
 
     def labels_bound(self, l: int, labels: Labels, limit: float) -> tuple[NDArray[np.intp], Floats]:
         """Places of the labels whose bound is at most `limit`, and their bounds. Prices are tried in turn, the best first."""
         keep = np.arange(len(labels))
         bound = np.full(len(labels), -np.inf)
-        for price, slack, chain in zip(self.prices, self.slack, self.chains[l], strict=True):
+        for price, multiplier, slack, chain in zip(self.prices, self.multipliers, self.slack, self.chains[l], strict=True):
             value = labels.t[keep] + chain[labels.option[keep]] + price * (labels.h[keep] - self.instance.memory_bytes)
+            if self.cap is not None:
+                value += multiplier * (labels.u[keep] - self.cap.limit_ns)
             bound = np.maximum(bound, value - slack)
             inside = bound <= limit
             keep, bound = keep[inside], bound[inside]
         return keep, bound
+
+
+def _evaluate_all(instance: Instance, choices: Integers) -> tuple[Integers, Integers]:
+    """Times and peaks of many choices at once, (choices, layers)."""
+    times = _total(instance.time_ns, instance.transitions_ns, choices)
+    columns = {}
+    for name in ("forward_bytes", "backward_bytes", "state_bytes"):
+        columns[name] = np.stack([column[choices[:, l]] for l, column in enumerate(getattr(instance, name))], axis=1)
+    peaks = (np.cumsum(columns["forward_bytes"], axis=1) + columns["backward_bytes"]).max(axis=1)
+    return times, peaks + columns["state_bytes"].sum(axis=1)
+
+
+def _total(columns: tuple[Integers, ...], tables: tuple[Integers, ...], choices: Integers) -> Integers:
+    """Sum over layers and over the boundaries between them, of many choices at once."""
+    total = np.zeros(len(choices), np.int64)
+    for l, column in enumerate(columns):
+        total += column[choices[:, l]]
+    for l, table in enumerate(tables):
+        total += table[choices[:, l], choices[:, l + 1]]
+    return total
 
 
 def _least_peaks(instance: Instance) -> Integers:
@@ -181,11 +294,13 @@ def _least_peaks(instance: Instance) -> Integers:
     return np.array(bounds, np.int64)
 
 
-def _classes(instance: Instance, l: int) -> Integers:
+def _classes(instance: Instance, cap: Cap | None, l: int) -> Integers:
     """Class of each option of layer l: options that meet equal re-layout costs from every earlier option share one."""
     if l == 0:
         return np.zeros(instance.options[0], np.int64)
-    return np.unique(instance.transitions_ns[l - 1], axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    table = instance.transitions_ns[l - 1]
+    table = table if cap is None else np.concatenate((table, cap.transitions_ns[l - 1]))
+    return np.unique(table, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _sweep(problem: _Prepared, kept: list[NDArray[np.intp]], search: Search, width: int, statistics: dict[str, int]) -> bool:
@@ -194,7 +309,7 @@ def _sweep(problem: _Prepared, kept: list[NDArray[np.intp]], search: Search, wid
     target = _target(search)
     dropped = np.inf
     empty = np.zeros(1, np.int64)
-    labels = Labels(empty, empty, empty, empty, empty)
+    labels = Labels(empty, empty, empty, empty, empty, empty)
     trail: list[Labels] = []
     for l in range(instance.layers - 1, -1, -1):
         parts = []
@@ -242,52 +357,75 @@ def _extended(problem: _Prepared, l: int, labels: Labels, block: slice, target: 
     time = after.t[parent] + instance.time_ns[l][option]
     if l + 1 < instance.layers:
         time += instance.transitions_ns[l][option, after.option[parent]]
+    u = np.zeros(len(time), np.int64) if problem.cap is None else _capped(problem, problem.cap, l, after, option, parent)
     h = peak[option, parent]
     m = np.maximum(instance.state_bytes[l][option] + after.m[parent], h - problem.backward_before[l])
-    found = Labels(time, h, m, option, parent + (block.start or 0))
+    found = Labels(time, u, h, m, option, parent + (block.start or 0))
+    if problem.cap is not None:
+        found = found.take(u + problem.least_capped[l][option] <= problem.cap.limit_ns)
     # The next float up, so that a target that no float equals cuts nothing that reaches it.
     keep, bound = problem.labels_bound(l, found, float(np.nextafter(target, np.inf)))
     return found.take(keep), bound
 
 
+def _capped(
+    problem: _Prepared, cap: Cap, l: int, after: Labels, option: NDArray[np.intp], parent: NDArray[np.intp]
+) -> Integers:
+    """Capped time of labels of layer l."""
+    u: Integers = after.u[parent] + cap.time_ns[l][option]
+    if l + 1 < problem.instance.layers:
+        u += cap.transitions_ns[l][option, after.option[parent]]
+    return u
+
+
 def _joined(parts: list[Labels]) -> Labels:
     if len(parts) == 1:
         return parts[0]
-    return Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("t", "h", "m", "option", "parent")))
+    return Labels(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("t", "u", "h", "m", "option", "parent"))
+    )
 
 
 def _undominated(problem: _Prepared, l: int, labels: Labels) -> NDArray[np.intp]:
-    """Places of labels that no other label of their class beats or equals in time, peak and states."""
+    """Places of labels that no other label of their class beats or equals in time, capped time, peak and states."""
     if not len(labels):
         return np.zeros(0, np.intp)
     kind = problem.classes[l][labels.option]
-    order = np.lexsort((labels.m, labels.h, labels.t, kind))
+    order = np.lexsort((labels.m, labels.h, labels.u, labels.t, kind))
     starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
     kept = []
     plane = bool((labels.m == labels.h - problem.backward_before[l]).all())
+    # Entries that may differ beside time; where peaks and states go together, the peak stands for both.
+    entries = [labels.h] if plane else [labels.h, labels.m]
+    entries += [labels.u] if problem.cap is not None else []
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         group = order[start:end]
-        h = labels.h[group]
-        if plane:
-            lowest = np.minimum.accumulate(h)
+        if len(entries) == 1:
+            h = labels.h[group]
             first = np.ones(len(h), bool)
-            first[1:] = h[1:] < lowest[:-1]
+            first[1:] = h[1:] < np.minimum.accumulate(h)[:-1]
             kept.append(group[first])
         else:
-            kept.append(group[_staircase(h, labels.m[group])])
+            kept.append(group[_staircase(np.stack([entry[group] for entry in entries]))])
     return np.concatenate(kept)
 
 
-def _staircase(h: Integers, m: Integers, block: int = 256) -> NDArray[np.intp]:
-    """Of points sorted by time, those with no earlier point at most as high in both h and m."""
-    kept_h, kept_m, kept = np.zeros(0, np.int64), np.zeros(0, np.int64), []
-    for start in range(0, len(h), block):
-        x, y = h[start : start + block], m[start : start + block]
-        alive = ~((kept_h <= x[:, None]) & (kept_m <= y[:, None])).any(axis=1)
-        places = np.flatnonzero(alive)
-        x, y = x[places], y[places]
-        within = np.tril((x <= x[:, None]) & (y <= y[:, None]), -1).any(axis=1)
-        places = places[~within]
-        kept.append(places + start)
-        kept_h, kept_m = np.concatenate((kept_h, x[~within])), np.concatenate((kept_m, y[~within]))
-    return np.concatenate(kept) if kept else np.zeros(0, np.intp)
+def _staircase(entries: Integers, block: int = 256) -> NDArray[np.intp]:
+    """Of points sorted by time, (entries, points), those with no earlier point at most as high in every entry."""
+    kept, places_kept = np.zeros((len(entries), 0), np.int64), []
+    for start in range(0, entries.shape[1], block):
+        points = entries[:, start : start + block]
+        places = np.flatnonzero(~_below(kept, points).any(axis=1))
+        points = points[:, places]
+        within = np.tril(_below(points, points), -1).any(axis=1)
+        places_kept.append(places[~within] + start)
+        kept = np.concatenate((kept, points[:, ~within]), axis=1)
+    return np.concatenate(places_kept) if places_kept else np.zeros(0, np.intp)
+
+
+def _below(a: Integers, b: Integers) -> NDArray[np.bool_]:
+    """[j, i]: whether point i of `a` is at most as high as point j of `b` in every entry."""
+    found = a[0] <= b[0][:, None]
+    for x, y in zip(a[1:], b[1:], strict=True):
+        found &= x <= y[:, None]
+    return found

@@ -12,6 +12,17 @@ from trainplan.solvers.search import Method
 
 
 @dataclass(frozen=True)
+class Option:
+    """A method's own parameter: one of `choices`, the default first, or a whole number of at least 1 where there are none."""
+
+    name: str
+    choices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}={'|'.join(self.choices)}" if self.choices else self.name
+
+
+@dataclass(frozen=True)
 class Entry:
     """A method by name. `proves`: it can prove optimality. Its module is imported when it is first used."""
 
@@ -19,7 +30,7 @@ class Entry:
     target: str
     proves: bool
     about: str
-    options: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
 
     def method(self) -> Method:
         return _attribute(self.target)
@@ -55,6 +66,12 @@ def _attribute(target: str) -> Any:
     return getattr(import_module(module), name)
 
 
+GALVATRON_OPTIONS = (
+    Option("micro_batches", ("rule", "all")),
+    Option("stage_time", ("micro-batch", "iteration")),
+    Option("granularity_bytes"),
+)
+
 PROBLEMS = {
     problem.name: problem
     for problem in (
@@ -71,15 +88,52 @@ PROBLEMS = {
                     "exact DP with dominance and bounds",
                 ),
                 Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
-                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", ("workers",)),
+                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
                 Entry(
                     "galvatron-dp",
                     "trainplan.solvers.galvatron:galvatron_dp",
                     False,
                     "the paper's Algorithm 3 on a memory grid",
-                    ("granularity_bytes",),
+                    (Option("granularity_bytes"),),
                 ),
                 Entry("brute-force", "trainplan.solvers.brute_force:brute_force", True, "every choice, for tiny instances"),
+            ),
+        ),
+        Problem(
+            "pipeline",
+            "trainplan.formulations.pipeline.problem",
+            "trainplan.solvers.pipeline_memory:explain",
+            exact="branch-and-bound",
+            methods=(
+                Entry(
+                    "branch-and-bound",
+                    "trainplan.solvers.pipeline:pipeline_exact",
+                    True,
+                    "bounds on all spans of layers, exact stages by label-setting",
+                ),
+                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
+                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                Entry(
+                    "galvatron-bmw",
+                    "trainplan.solvers.galvatron_bmw:galvatron_bmw",
+                    False,
+                    "the paper's Algorithm 2, with Algorithm 3 in each stage",
+                    GALVATRON_OPTIONS,
+                ),
+                Entry(
+                    "galvatron-base",
+                    "trainplan.solvers.galvatron_bmw:galvatron_base",
+                    False,
+                    "the paper's Algorithm 1, with Algorithm 3 in each stage",
+                    (Option("partition", ("layers", "parameters", "memory", "time")), *GALVATRON_OPTIONS),
+                ),
+                Entry(
+                    "published",
+                    "trainplan.solvers.published:published_search",
+                    False,
+                    "the search of Galvatron's published engine, for instances of its cost model `code`",
+                ),
+                Entry("brute-force", "trainplan.solvers.brute_force:brute_force", True, "every plan, for tiny instances"),
             ),
         ),
     )

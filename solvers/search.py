@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,13 +15,15 @@ Progress = Callable[[Point], None]
 
 @dataclass
 class Search:
-    """One run of a method. `evaluate` gives the objective of a choice, None where it breaks a constraint.
+    """One run of a method. `evaluate` gives the objective of a solution, None where it breaks a constraint.
+
+    What a solution is, the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
 
     time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
     options: the method's own parameters, by name.
     """
 
-    evaluate: Callable[[Sequence[int]], int | None]
+    evaluate: Callable[[Any], int | None]
     time_limit: float | None = None
     seed: int = 0
     gap: float = 0.0
@@ -29,7 +31,7 @@ class Search:
     progress: Progress | None = None
     started: float = field(default_factory=time.perf_counter)
     history: list[Point] = field(default_factory=list)
-    best: tuple[int, ...] | None = None
+    best: Any = None
     objective: int | None = None
     bound: int | None = None
 
@@ -43,7 +45,7 @@ class Search:
     def out_of_time(self) -> bool:
         return self.remaining() <= 0
 
-    def report(self, choice: Sequence[int] | None = None, bound: int | None = None) -> None:
+    def report(self, choice: Any = None, bound: int | None = None) -> None:
         """Note a new solution or bound, where it is better than what is known."""
         improved = False
         if (
@@ -51,7 +53,7 @@ class Search:
             and (value := self.evaluate(choice)) is not None
             and (self.objective is None or value < self.objective)
         ):
-            self.best, self.objective, improved = tuple(int(s) for s in choice), value, True
+            self.best, self.objective, improved = choice, value, True
         if bound is not None and (self.bound is None or bound > self.bound):
             self.bound, improved = bound, True
         if improved:
@@ -76,7 +78,7 @@ class Search:
 class Outcome:
     """What a method claims. choice: its answer, where it is not simply the best one reported; unchecked as yet."""
 
-    choice: Sequence[int] | None = None
+    choice: Any = None
     bound: int | None = None
     bound_source: str | None = None
     infeasible: bool = False

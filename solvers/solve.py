@@ -47,7 +47,7 @@ def solve(
     _check_options(entry, options)
     definition = problem(instance.problem).definition()
 
-    def objective(choice: Sequence[int]) -> int | None:
+    def objective(choice: Any) -> int | None:
         return None if definition.violations(instance, choice) else definition.evaluate(instance, choice).objective
 
     search = Search(objective, time_limit, seed, gap, options, progress)
@@ -72,11 +72,17 @@ def _check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
 
 
 def _check_options(entry: Entry, options: dict[str, Any]) -> None:
+    known = {option.name: option for option in entry.options}
     for name, value in options.items():
-        if name not in entry.options:
-            known = ", ".join(entry.options) or "none"
-            raise InputError("command line", f"option {name}", f"is not an option of {entry.name}", f"it has: {known}")
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if name not in known:
+            told = ", ".join(map(str, entry.options)) or "none"
+            raise InputError("command line", f"option {name}", f"is not an option of {entry.name}", f"it has: {told}")
+        choices = known[name].choices
+        if value is None:
+            continue
+        if choices and value not in choices:
+            raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(choices)}")
+        if not choices and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InputError("command line", f"option {name}", f"is {value!r}", "give a whole number of at least 1")
 
 
@@ -119,15 +125,7 @@ def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcom
 
     evaluation = None
     if choice is not None:
-        result = definition.evaluate(instance, choice)
-        evaluation = {
-            "time_ns": result.time_ns,
-            "peak_bytes": result.peak_bytes,
-            "peak_layer": result.peak_layer,
-            "peak_layer_name": instance.layer_names[result.peak_layer],
-            "state_bytes": result.state_bytes,
-            "memory_by_layer_bytes": list(result.memory_by_layer_bytes),
-        }
+        evaluation = definition.describe(instance, choice)
     if status in ("infeasible", "failed"):
         bound = None
     gap = None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         compare,
         detect,
         draw_profile,
+        draw_throughput,
         import_profile,
         load,
         methods,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         run,
         schema,
         solve,
+        throughput,
     )
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "compare",
     "detect",
     "draw_profile",
+    "draw_throughput",
     "import_profile",
     "load",
     "methods",
@@ -42,6 +45,7 @@ __all__ = [
     "run",
     "schema",
     "solve",
+    "throughput",
 ]
 
 

@@ -11,10 +11,13 @@ from typing import Any
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED, run_plans
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies import problem as layer_strategies
-from trainplan.formulations.layer_strategies.problem import Instance
+from trainplan.formulations.pipeline import problem as pipeline_problem
+from trainplan.formulations.pipeline.costs import PipelineCosts
+from trainplan.formulations.pipeline.problem import Schedule
+from trainplan.formulations.pipeline.spaces import space as space_of
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.pictures import draw_profile
-from trainplan.planning import Planned, make_plan, make_profile
+from trainplan.pictures import draw_profile, draw_throughput
+from trainplan.planning import Planned, make_plan, make_profile, micro_batch_counts, stage_counts
 from trainplan.profiling.clusters import Cluster, load_cluster
 from trainplan.profiling.detect import detect
 from trainplan.profiling.errors import InputError, MissingExtra, shown
@@ -29,6 +32,15 @@ from trainplan.solvers.registry import PROBLEMS, Entry, problem
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare as compare_methods
 from trainplan.solvers.solve import solve as solve_instance
+from trainplan.throughput import (
+    LARGEST_BATCH,
+    MOST_MICRO_BATCHES,
+    VARIANTS,
+    Batches,
+    Throughput,
+    search_throughput,
+    variant,
+)
 
 __all__ = [
     "InputError",
@@ -37,6 +49,7 @@ __all__ = [
     "compare",
     "detect",
     "draw_profile",
+    "draw_throughput",
     "import_profile",
     "load",
     "methods",
@@ -45,7 +58,11 @@ __all__ = [
     "run",
     "schema",
     "solve",
+    "throughput",
 ]
+
+
+Instance = layer_strategies.Instance | pipeline_problem.Instance
 
 
 @dataclass(frozen=True)
@@ -65,7 +82,7 @@ class Checked:
 
 def load(source: Instance | Source) -> Instance:
     """An instance from a file's path or a dict in its format (an Instance is given back). Raises InputError."""
-    if isinstance(source, Instance):
+    if isinstance(source, layer_strategies.Instance | pipeline_problem.Instance):
         return source
     value = source if isinstance(source, Mapping) else read_data(source)
     where = "instance" if isinstance(source, Mapping) else os.fspath(source)
@@ -89,9 +106,11 @@ def build(
     sequence: int | None = None,
     dtype: str | None = None,
     cost_model: str = "paper",
-    pipeline: int = 1,
+    pipeline: int | None = None,
     stage: int = 0,
-    micro_batches: int = 1,
+    micro_batches: int | None = None,
+    schedule: Schedule = "1f1b",
+    space: str | None = None,
     by_unit: bool = False,
     takeaway3: bool = True,
     profile: str | os.PathLike[str] | Profile | None = None,
@@ -99,10 +118,11 @@ def build(
     """An instance from a model (name, config.json or Model) and a cluster (name, file or Cluster). Raises InputError.
 
     profile: numbers made earlier; it may stand in for the model, the cluster, or both. memory: of one device, such as "8GiB"
-    or bytes (default: the cluster's). pipeline, stage: the part of the model to decide on, its devices the cluster's divided by
-    the stages. by_unit: decide for each sub-layer. See `layer_strategies.costs`.
+    or bytes (default: the cluster's). by_unit: decide for each sub-layer.
+    layer-strategies: one stage of `pipeline` even ones (default: 1), see `layer_strategies.costs`. pipeline: all stages;
+    pipeline and micro_batches are their numbers (default: all that are possible), see `pipeline.costs`.
     """
-    problem(problem_name)
+    wanted = problem(problem_name)
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
     for option, value in (("--model", model), ("--cluster", cluster)):
         if value is None and given is None:
@@ -119,21 +139,38 @@ def build(
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
     origin = the_cluster or given
     assert origin is not None
+    costs, memory_bytes = layer_costs.COST_MODELS[cost_model], _memory(memory, origin.memory_bytes)
+    name = the_cluster.name if the_cluster else origin.cluster  # type: ignore[union-attr]
+    if wanted.name == pipeline_problem.NAME:
+        chosen = space_of(space or ("full" if takeaway3 else "full-dp-sdp"))
+        counts, numbers = stage_counts(origin.devices, pipeline), micro_batch_counts(batch, micro_batches)
+        groups = [origin.devices // count for count in reversed(counts)]
+        found = make_profile(the_model, the_cluster, [batch // m for m in numbers], groups, given=given)
+        return PipelineCosts(found, costs=costs, space=chosen, by_unit=by_unit).instance(
+            batch,
+            memory_bytes,
+            schedule=schedule,
+            stages=counts,
+            micro_batches=numbers,
+            name=f"{found.name} on {name}",
+            provenance={"cluster": name},
+        )
+    if space is not None:
+        raise InputError("command line", "--space", f"is {space!r}", "leave it out: layer-strategies has all of one stage")
+    pipeline = pipeline or 1
     if pipeline < 1 or origin.devices % pipeline:
         raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {origin.devices}")
-    part = layer_costs.Stage(pipeline, stage, micro_batches)
-    samples, group = part.samples(batch), origin.devices // pipeline
-    numbers = make_profile(the_model, the_cluster, samples, group=group, given=given)
-    name = the_cluster.name if the_cluster else numbers.cluster
+    part = layer_costs.Stage(pipeline, stage, micro_batches or 1)
+    found = make_profile(the_model, the_cluster, [part.samples(batch)], [origin.devices // pipeline], given=given)
     return layer_costs.build(
-        numbers,
-        _memory(memory, origin.memory_bytes),
+        found,
+        memory_bytes,
         batch,
-        costs=layer_costs.COST_MODELS[cost_model],
+        costs=costs,
         stage=part,
         by_unit=by_unit,
         takeaway3=takeaway3,
-        name=f"{numbers.name} on {name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),
+        name=f"{found.name} on {name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),
         provenance={"cluster": name},
     )
 
@@ -177,19 +214,22 @@ def solve(instance: Instance | Source, method: str = "exact", **options: Any) ->
 def check(instance: Instance | Source, solution: Result | Source | Sequence[int]) -> Checked:
     """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
     instance = load(instance)
+    definition = problem(instance.problem).definition()
     if isinstance(solution, list | tuple):
         solution = {"choice": list(solution)}
     if isinstance(solution, Result):
         if solution.solution is None:
             raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
         solution = solution.solution
-    choice = problem(instance.problem).definition().load_solution(solution)
-    broken = layer_strategies.violations(instance, choice)
-    if len(choice) != instance.layers or any(s >= count for s, count in zip(choice, instance.options, strict=True)):
-        return Checked(instance.problem, None, None, None, instance.memory_bytes, tuple(broken))
-    found = layer_strategies.evaluate(instance, choice)
-    name = instance.layer_names[found.peak_layer]
-    return Checked(instance.problem, found.objective, found.peak_bytes, name, instance.memory_bytes, tuple(broken))
+    choice = definition.load_solution(solution)
+    broken = tuple(definition.violations(instance, choice))
+    try:
+        found = definition.describe(instance, choice)
+    except ValueError:
+        return Checked(instance.problem, None, None, None, instance.memory_bytes, broken)
+    return Checked(
+        instance.problem, found["time_ns"], found["peak_bytes"], found["peak_layer_name"], instance.memory_bytes, broken
+    )
 
 
 def compare(
@@ -202,7 +242,7 @@ def compare(
 ) -> tuple[list[Result], list[str]]:
     """Results of several methods on one instance, and every contradiction between them (there should be none)."""
     return compare_methods(
-        instance if isinstance(instance, Instance) else load(instance),
+        load(instance),
         methods,
         time_limit=time_limit,
         seed=seed,
@@ -220,6 +260,8 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
     formats: dict[str, type[Record]] = {
         "layer-strategies": layer_strategies.InstanceRecord,
         "layer-strategies-solution": layer_strategies.SolutionRecord,
+        "pipeline": pipeline_problem.InstanceRecord,
+        "pipeline-solution": pipeline_problem.SolutionRecord,
         "plan": Plan,
         "profile": Profile,
         "cluster": Cluster,
@@ -246,6 +288,39 @@ def plan(
     the_model, the_cluster = _model(model, sequence, dtype, given), _cluster(cluster)
     memory_bytes = _memory(memory, the_cluster.memory_bytes)
     return make_plan(the_model, the_cluster, batch, memory_bytes, profile=given, measured=measure, **options)
+
+
+def throughput(
+    *,
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    memory: str | int | None = None,
+    planners: Sequence[str] | None = None,
+    space: str = "full",
+    schedule: Schedule = "1f1b",
+    sequence: int | None = None,
+    dtype: str | None = None,
+    step: int = 8,
+    largest_batch: int = LARGEST_BATCH,
+    most_micro_batches: int = MOST_MICRO_BATCHES,
+    progress: Any = None,
+) -> list[Throughput]:
+    """Throughput over batch sizes of planners by name (default: all), under the paper's cost model, from estimates.
+
+    space, schedule: of the planner `optimum`. progress: called with (planner, point). Raises InputError.
+    """
+    the_model, the_cluster = _model(model, sequence, dtype), _cluster(cluster)
+    memory_bytes = _memory(memory, the_cluster.memory_bytes)
+    for option, value in (("--step", step), ("--largest-batch", largest_batch), ("--most-micro-batches", most_micro_batches)):
+        if not 1 <= value <= 2**20:
+            raise InputError("command line", option, f"is {value}", "give 1 to 1048576")
+    batches = Batches(the_model, the_cluster, step=step, most_micro_batches=most_micro_batches)
+    chosen = [variant(name, space, schedule) for name in planners or [*VARIANTS, "optimum"]]
+    found = []
+    for planner in chosen:
+        notify = (lambda point, planner=planner: progress(planner, point)) if progress else None
+        found.append(search_throughput(batches, planner, memory_bytes, largest_batch=largest_batch, progress=notify))
+    return found
 
 
 def run(

@@ -1,7 +1,8 @@
-"""Pictures of profiles, with the plot extra."""
+"""Pictures of profiles and of throughput, with the plot extra."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from typing import Any
@@ -10,6 +11,7 @@ from trainplan.profiling.errors import MissingExtra
 from trainplan.profiling.profiles import Profile
 from trainplan.profiling.quantities import plural
 from trainplan.profiling.summary import summary
+from trainplan.throughput import Throughput
 
 TIME_PARTS = (("forward", "forward_ns", "#4c78a8"), ("backward", "backward_ns", "#9ecae9"))
 MEMORY_PARTS = (
@@ -47,4 +49,25 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
         del shown[-2]
     names = [layers[place][0].name.split(".")[0] for place in shown]
     lower.set_xticks(shown, names, rotation=60, ha="right", rotation_mode="anchor")
+    return figure
+
+
+def draw_throughput(found: Sequence[Throughput]) -> Any:
+    """A matplotlib Figure: samples a second by batch size, a line for each planner, its best marked. Raises MissingExtra."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "plot", "drawing throughput")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    axes = figure.subplots()
+    for one in found:
+        points = [point for point in one.points if point.throughput]
+        if one.best is not None:
+            (line,) = axes.plot([p.batch for p in points], [p.throughput for p in points], lw=1.3, label=one.planner.label)
+            axes.plot(one.best.batch, one.best.throughput, "o", color=line.get_color())
+    axes.set(xlabel="batch size (samples)", ylabel="throughput (samples/s)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_ylim(bottom=0)
+    if axes.lines:
+        axes.legend(fontsize=8, frameon=False)
     return figure

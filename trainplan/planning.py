@@ -1,7 +1,8 @@
-"""From a model and a cluster to a checked plan: profile, instance, proven strategies, programs that fit."""
+"""From a model and a cluster to a checked plan: profile, instance, proven stages and strategies, programs that fit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,22 +10,25 @@ from trainplan.execution.checks import check
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, MOST_PROCESSES
-from trainplan.formulations.layer_strategies import costs as layer_costs
-from trainplan.formulations.layer_strategies.problem import Instance, evaluate
+from trainplan.formulations.layer_strategies.costs import COST_MODELS
+from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
+from trainplan.formulations.pipeline.problem import Instance, Schedule, Solution, load_solution
+from trainplan.formulations.pipeline.spaces import space
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.complete import for_group
+from trainplan.profiling.complete import for_shapes
 from trainplan.profiling.errors import InputError
-from trainplan.profiling.estimate import estimate
+from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.measure import measure
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report
-from trainplan.profiling.profiles import Profile, needed_shapes
+from trainplan.profiling.profiles import Profile
 from trainplan.solvers.result import Result
 from trainplan.solvers.search import Progress
 from trainplan.solvers.solve import solve, versions
 
 LARGEST_MEMORY = 2**48
+LARGEST_BATCH = 10**9
 
 
 @dataclass(frozen=True)
@@ -56,27 +60,40 @@ class Planned:
 def make_profile(
     model: Model | None,
     cluster: Cluster | None,
-    samples: int,
+    sizes: Sequence[int],
+    groups: Sequence[int],
     *,
-    group: int,
     given: Profile | None = None,
     measured: bool = False,
     progress: Report | None = None,
 ) -> Profile:
     """The profile to plan with: the given one if it is for this model, else measured on this machine, else estimated.
 
-    What a given profile lacks for these samples is completed from what it has. model, cluster: None where it says all.
+    sizes: of micro-batches, in samples; groups: devices of a stage, the largest last. What a given or measured profile lacks
+    is completed from what it has. model, cluster: None where the given one says all.
     """
+    group = groups[-1]
     if given is not None:
         if model is not None:
             _check_model(given, model)
         if cluster is not None:
             _check_cluster(given, cluster)
-        return for_group(given, group, samples)
+        return for_shapes(given, group, _shapes((given.described_model or given).tp_degrees(group), groups, sizes))
     assert model is not None and cluster is not None
+    shapes = _shapes(model.tp_degrees(group), groups, sizes)
     if not measured:
-        return estimate(model, cluster, group, samples)
-    return measure(model, cluster, needed_shapes(model.tp_degrees(group), group, samples), progress=progress)
+        return estimate_shapes(model, cluster, shapes, group)
+    rows = {tp: [r for t, r in shapes if t == tp] for tp, _ in shapes}
+    ends = sorted({(tp, r) for tp, known in rows.items() for r in (min(known), max(known))})
+    return for_shapes(measure(model, cluster, ends, progress=progress), group, shapes)
+
+
+def _shapes(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    shapes = shapes_needed(degrees, groups, sizes)
+    if not shapes:
+        fix = f"give a multiple of {groups[0] // max(degrees)}"
+        raise InputError("command line", "--batch", f"gives micro-batches of {max(sizes)} samples, which nothing divides", fix)
+    return shapes
 
 
 def _check_model(given: Profile, model: Model) -> None:
@@ -109,16 +126,22 @@ def make_plan(
     profile: Profile | None = None,
     measured: bool = False,
     method: str = "exact",
-    micro_batches: int = 1,
+    pipeline: int | None = None,
+    micro_batches: int | None = None,
+    schedule: Schedule = "1f1b",
+    space_name: str = "full",
     by_unit: bool = False,
     time_limit: float | None = None,
+    gap: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
     measuring: Report | None = None,
 ) -> Planned:
-    """Find the fastest plan of one stage over all devices of the cluster within the memory, with its proof.
+    """Find the fastest plan over all devices of the cluster within the memory, with its proof.
 
-    Costs are those of the `executed` cost model, so that the plan is costed as it will run. Raises InputError.
+    pipeline, micro_batches: their numbers (default: all that are possible, the best is found). space_name: see
+    `formulations.pipeline.spaces`. Costs are those of the `executed` cost model, so that the plan is costed as it will run.
+    Raises InputError.
     """
     memory_bytes = cluster.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < memory_bytes <= LARGEST_MEMORY:
@@ -126,17 +149,18 @@ def make_plan(
     executable = model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
     if executable:
         model = model.fused()  # as it will run
-    stage, costs = layer_costs.Stage(micro_batches=micro_batches), layer_costs.COST_MODELS["executed"]
-    group, samples = cluster.devices, stage.samples(batch)
-    profile = make_profile(model, cluster, samples, group=group, given=profile, measured=measured, progress=measuring)
-    instance = layer_costs.build(profile, memory_bytes, batch, costs=costs, stage=stage, by_unit=by_unit)
+    counts, numbers = stage_counts(cluster.devices, pipeline), micro_batch_counts(batch, micro_batches)
+    groups, sizes = [cluster.devices // count for count in reversed(counts)], [batch // m for m in numbers]
+    profile = make_profile(model, cluster, sizes, groups, given=profile, measured=measured, progress=measuring)
+    costs = PipelineCosts(profile, costs=COST_MODELS["executed"], space=space(space_name), by_unit=by_unit)
+    name = f"{profile.name} on {cluster.name}"
+    instance = costs.instance(batch, memory_bytes, schedule=schedule, stages=counts, micro_batches=numbers, name=name)
     free = solve(instance.with_memory(LARGEST_MEMORY), "exact")
-    assert free.solution is not None
-    cheapest = evaluate(instance, free.solution["choice"])
-    result = solve(instance, method, time_limit=time_limit, seed=seed, progress=progress)
+    assert free.solution is not None and free.evaluation is not None and free.objective is not None
+    result = solve(instance, method, time_limit=time_limit, gap=gap, seed=seed, progress=progress)
     plan, walks = None, tuple[int, ...]()
     if result.solution is not None:
-        plan = _plan_of(model, cluster, batch, micro_batches, instance, result, profile)
+        plan = plan_of(model, cluster.devices, instance, load_solution(result.solution), result, profile)
         walks = checked_walk(plan) if executable else ()
         if max(walks, default=0) > memory_bytes:
             over = max(walks) - memory_bytes
@@ -146,18 +170,43 @@ def make_plan(
                 f"is {over} bytes short for the compiled program",
                 f"give --memory of at least {max(walks)} bytes",
             )
-    return Planned(plan, result, instance, profile, cheapest.time_ns, cheapest.peak_bytes, walks)
+    return Planned(plan, result, instance, profile, free.objective, free.evaluation["peak_bytes"], walks)
 
 
-def _plan_of(
-    model: Model, cluster: Cluster, batch: int, micro_batches: int, instance: Instance, result: Result, profile: Profile
-) -> Plan:
-    assert result.solution is not None and result.evaluation is not None and result.objective is not None
-    names = [instance.strategies[l][s] for l, s in enumerate(result.solution["choice"])]
-    by_layer = len(names) == model.layers + 2
-    units = [
-        PlannedUnit(name=unit.name, strategy=names[unit.layer if by_layer else place]) for place, unit in enumerate(model.units)
-    ]
+def stage_counts(devices: int, pipeline: int | None) -> list[int]:
+    """Numbers of stages to try: all powers of two that divide the devices, or the one asked for. Raises InputError."""
+    possible = [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
+    if pipeline is None:
+        return possible
+    if pipeline not in possible:
+        raise InputError("command line", "--pipeline", f"is {pipeline}", f"give one of: {', '.join(map(str, possible))}")
+    return [pipeline]
+
+
+def micro_batch_counts(batch: int, micro_batches: int | None) -> list[int]:
+    """Numbers of micro-batches to try: all divisors of the batch, or the one asked for. Raises InputError."""
+    if not 1 <= batch <= LARGEST_BATCH:
+        raise InputError("command line", "--batch", f"is {batch}", f"give 1 to {LARGEST_BATCH} samples")
+    if micro_batches is None:
+        return divisors(batch)
+    if micro_batches < 1 or batch % micro_batches:
+        problem = f"is {batch} in {micro_batches} micro-batches"
+        raise InputError("command line", "--batch", problem, "give a multiple of --micro-batches")
+    return [micro_batches]
+
+
+def plan_of(model: Model, devices: int, instance: Instance, solution: Solution, result: Result, profile: Profile) -> Plan:
+    """The plan of a solution: a layer's strategy is that of all its units."""
+    assert result.evaluation is not None and result.objective is not None
+    given = instance.configurations[solution.configuration]
+    names = [given.tables.strategies[s] for s in solution.choice]
+    by_layer = instance.layers == model.units[-1].layer + 1
+    layer_of = [unit.layer if by_layer else place for place, unit in enumerate(model.units)]
+    size, stages = devices // given.stages, []
+    for number, (first, last) in enumerate(solution.spans()):
+        units = [place for place, layer in enumerate(layer_of) if first <= layer <= last]
+        ranks = list(range(number * size, (number + 1) * size))
+        stages.append(Stage(ranks=ranks, first_unit=units[0], last_unit=units[-1]))
     predicted = Predicted(
         step_ns=result.objective,
         peak_bytes=result.evaluation["peak_bytes"],
@@ -171,11 +220,12 @@ def _plan_of(
     return Plan(
         model=model.shape(),
         model_digest=model.digest,
-        world=cluster.devices,
+        world=devices,
         memory_bytes=instance.memory_bytes,
-        batch=Batch(global_samples=batch, micro_batches=micro_batches),
-        stages=[Stage(ranks=list(range(cluster.devices)), first_unit=0, last_unit=len(model.units) - 1)],
-        units=units,
+        batch=Batch(global_samples=instance.batch, micro_batches=given.micro_batches),
+        schedule=given.schedule,
+        stages=stages,
+        units=[PlannedUnit(name=unit.name, strategy=names[layer]) for unit, layer in zip(model.units, layer_of, strict=True)],
         predicted=predicted,
     )
 
@@ -183,10 +233,10 @@ def _plan_of(
 def checked_walk(plan: Plan) -> tuple[int, ...]:
     """Compile a plan, check its programs, and walk them: the peak bytes of every rank.
 
-    Beyond MOST_PROCESSES, which do not run here, of the first rank alone, unchecked.
+    Beyond MOST_PROCESSES, which do not run here, of the first rank of each stage alone, unchecked.
     """
     if plan.world > MOST_PROCESSES:
-        programs = compile_plan(plan, ranks=[0])
+        programs = compile_plan(plan, ranks=[stage.ranks[0] for stage in plan.stages])
     else:
         programs = compile_plan(plan)
         faults = check(programs)

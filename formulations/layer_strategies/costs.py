@@ -125,14 +125,17 @@ def unit_costs(profile: Profile, costs: CostModel, sublayer: str, strategy: Stra
 
     kept, incoming = entry.kept_bytes.value, rows * shape.input_bytes
     checkpoint = incoming if entry.checkpoint_bytes is None else entry.checkpoint_bytes.value
-    return UnitCosts(
-        time_ns=forward + backward,
-        sync_ns=sync,
-        forward_bytes=checkpoint if strategy.ckpt else incoming + kept,
-        backward_bytes=_backward_bytes(profile, costs, sublayer, strategy, samples),
-        state_bytes=profile.state_bytes_per_parameter * sharded
-        + (LOSS_BYTES if costs.executed and shape.kind == "embedding" else 0),
-    )
+    forward_bytes = checkpoint if strategy.ckpt else incoming + kept
+    backward_bytes = _backward_bytes(profile, costs, sublayer, strategy, samples)
+    state_bytes = profile.state_bytes_per_parameter * sharded
+    if costs.executed:
+        state_bytes += LOSS_BYTES  # of any unit: each may be all that a stage has
+    if costs.executed and shape.kind == "head":
+        # Logits wait for their backward pass, also those of other micro-batches in flight.
+        logits = rows * shard.output_bytes
+        forward_bytes, backward_bytes = forward_bytes + logits, backward_bytes - logits
+        backward_bytes = max(backward_bytes, profile.tied_parameters * element - forward_bytes)
+    return UnitCosts(forward + backward, sync, forward_bytes, backward_bytes, state_bytes)
 
 
 def _collective_ns(profile: Profile, strategy: Strategy, paradigm: Any, operation: Operation, message_bytes: int) -> float:
@@ -154,7 +157,7 @@ def _backward_bytes(profile: Profile, costs: CostModel, sublayer: str, strategy:
     gathered = -(-shard.parameters // degree) * degree * element if sharded else 0
     output, workspace = rows * shard.output_bytes, entry.forward_workspace_bytes.value
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
-    moved = 0 if strategy.group == 1 else 2 * samples * max(_moved_bytes(profile, sublayer))
+    moved = 0 if strategy.group == 1 else 2 * samples * max(moved_bytes(profile, sublayer))
     forward = gathered + output + max(workspace, moved) + rebuilt
     gradients = (0 if shape.kind == "embedding" else incoming) + gathered
     recomputed = rebuilt + output + workspace if strategy.ckpt else 0
@@ -167,7 +170,7 @@ def _backward_bytes(profile: Profile, costs: CostModel, sublayer: str, strategy:
     return max(forward, backward)
 
 
-def _moved_bytes(profile: Profile, sublayer: str) -> tuple[int, int]:
+def moved_bytes(profile: Profile, sublayer: str) -> tuple[int, int]:
     """Hidden states of one sample that may be re-laid before and after a sub-layer."""
     shape = profile.shapes[sublayer]
     before = 0 if shape.kind == "embedding" else shape.input_bytes + shape.carried_bytes
@@ -295,6 +298,6 @@ def build(
                 }
                 for layer in layers
             ],
-            "transitions_ns": [moves(_moved_bytes(profile, layer[-1].sublayer)[1]) for layer in layers[:-1]],
+            "transitions_ns": [moves(moved_bytes(profile, layer[-1].sublayer)[1]) for layer in layers[:-1]],
         }
     )

@@ -244,6 +244,19 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
     return Evaluation(time, tuple(peaks), states)
 
 
+def describe(instance: Instance, choice: Sequence[int]) -> dict[str, Any]:
+    """What users see of a choice's costs."""
+    result = evaluate(instance, choice)
+    return {
+        "time_ns": result.time_ns,
+        "peak_bytes": result.peak_bytes,
+        "peak_layer": result.peak_layer,
+        "peak_layer_name": instance.layer_names[result.peak_layer],
+        "state_bytes": result.state_bytes,
+        "memory_by_layer_bytes": list(result.memory_by_layer_bytes),
+    }
+
+
 def violations(instance: Instance, choice: Sequence[int]) -> list[str]:
     """Every constraint that a choice breaks, in words; empty where it is feasible."""
     if wrong := _malformed(instance, choice):

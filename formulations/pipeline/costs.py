@@ -172,13 +172,7 @@ def divisors(number: int) -> list[int]:
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
-def shapes_needed(profile_degrees: Sequence[int], devices: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """All (tp, rows on one device) that stages of up to `devices` devices can meet with micro-batches of these sizes."""
-    shapes = {
-        (tp, size // data)
-        for size in sizes
-        for tp in profile_degrees
-        for data in (1 << i for i in range(devices.bit_length()))
-        if tp * data <= devices and size % data == 0
-    }
-    return sorted(shapes)
+def shapes_needed(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """All (tp, rows on one device) that stages of these numbers of devices can meet with micro-batches of these sizes."""
+    splits = {(tp, group // tp) for group in groups for tp in degrees if group % tp == 0}
+    return sorted({(tp, size // data) for tp, data in splits for size in sizes if size % data == 0})

@@ -34,8 +34,8 @@ from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field, model_validator
-from trainplan.formulations.layer_strategies.problem import Integers, OptionRecord, TimeNs
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
+from trainplan.formulations.layer_strategies.problem import Integers, OptionRecord, TimeNs
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, Source, parse
@@ -503,5 +503,3 @@ def _malformed(instance: Instance, solution: Solution) -> list[str]:
         for l, s in enumerate(solution.choice)
         if not 0 <= s < count
     ]
-
-

@@ -4,7 +4,7 @@
     no-ckpt         the same without CKPT                                                        (Galvatron)
     dp+tp, dp+pp    earlier automatic planners: two paradigms, tensor parallelism on the fastest links
     dp, tp, pp, sdp one paradigm: PyTorch DDP, Megatron, GPipe, FSDP or ZeRO-3
-    3d              two stages, two-way tensor parallelism, data parallelism over the rest       (DeepSpeed 3D, as suggested there)
+    3d              two stages, two-way tensor parallelism, data parallelism over the rest               (DeepSpeed 3D)
 
 A larger space holds every smaller one: dp, tp, sdp, pp, dp+tp, dp+pp and 3d lie in no-ckpt, which lies in full.
 """

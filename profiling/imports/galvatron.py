@@ -67,13 +67,13 @@ def _kind(data: dict[str, Any]) -> str:
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
     """Raises InputError."""
-    files = _files(sources)
+    files = files_by_kind(sources)
     times = files["computation"]
-    layers, hidden = options.needed(times, "layers", 24), _hidden(options, times)
+    layers, hidden = options.needed(times, "layers", 24), hidden_size_of(options, times)
     if layers > MOST_LAYERS:
         raise InputError("command line", "--layers", f"is {layers}", f"give at most {MOST_LAYERS}")
     table = read_times(times)
-    sequence = _sequence(options, times, files["memory"], table)
+    sequence = sequence_of(options, times, files["memory"], table)
     memory = read_memory(files["memory"], sequence)
     network, devices = _links(files, options, times)
     precision = next((name for name in DTYPES if f"_{name}_" in f"{times.stem}_"), "bf16")
@@ -108,7 +108,7 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
     )
 
 
-def _files(sources: Sequence[Source]) -> dict[str, Source]:
+def files_by_kind(sources: Sequence[Source]) -> dict[str, Source]:
     """By kind; times and memory are among them. Raises InputError."""
     files: dict[str, Source] = {}
     for source in sources:
@@ -125,7 +125,7 @@ def _files(sources: Sequence[Source]) -> dict[str, Source]:
     return files
 
 
-def _hidden(options: Options, times: Source) -> int:
+def hidden_size_of(options: Options, times: Source) -> int:
     named = re.search(r"hidden(\d{1,6})(?!\d)", times.stem)
     if options.hidden_size is None and named and int(named[1]):
         return int(named[1])
@@ -147,7 +147,7 @@ def _links(files: dict[str, Source], options: Options, times: Source) -> tuple[A
     return {"islands": found}, devices
 
 
-def _sequence(options: Options, times: Source, memory: Source, table: Mapping[int, Any]) -> int:
+def sequence_of(options: Options, times: Source, memory: Source, table: Mapping[int, Any]) -> int:
     """The one that was asked for, or the only one that both files have. Raises InputError."""
     timed, sized = set(table), sequences(memory)
     both = sized if timed == {0} else timed if sized == {0} else timed & sized

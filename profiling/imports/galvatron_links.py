@@ -67,7 +67,7 @@ def _all_reduces(source: Source, cluster: Cluster | None) -> tuple[dict[int, dic
     consecutive: dict[int, float] = {}
     strided: dict[int, float] = {}
     for key, value in source.data.items():
-        match = _matched(source, ALL_REDUCE, key)
+        match = matched(source, ALL_REDUCE, key)
         size = _size(source, key, match[1])
         (consecutive if match[2] == "1" else strided)[size] = GIGA * number(source, key, value, MOST_GB_PER_S, SMALLEST)
     if not consecutive:
@@ -118,7 +118,7 @@ def _point_to_point(source: Source, world: int, nodes: int, general: dict[int, d
     """In one node each ring tells the link at its own distance; over several nodes all tell the link between them."""
     rings = {}
     for key, value in source.data.items():
-        size = _size(source, key, _matched(source, P2P, key)[1])
+        size = _size(source, key, matched(source, P2P, key)[1])
         if world % size:
             raise InputError(source.path, key, f"is of {size} among {world} devices", "give files of one cluster")
         rings[size] = GIGA * number(source, key, value, MOST_GB_PER_S, SMALLEST)
@@ -135,7 +135,7 @@ def _fits(source: Source) -> dict[tuple[int, str], dict[str, Any]]:
     """Latency and bandwidth of a step by least relative squares, by group size and operation."""
     points: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for key, value in source.data.items():
-        match = _matched(source, TIMES, key)
+        match = matched(source, TIMES, key)
         operation, size = OPERATIONS[match[1]], _size(source, key, match[2])
         piece = number(source, key, int(match[3]), LARGEST_COUNT, 1) * MIB / size
         seconds = number(source, key, value, MOST_MS, SMALLEST) / 1e3
@@ -154,7 +154,7 @@ def _fits(source: Source) -> dict[tuple[int, str], dict[str, Any]]:
     return fitted
 
 
-def _matched(source: Source, pattern: re.Pattern[str], key: str) -> re.Match[str]:
+def matched(source: Source, pattern: re.Pattern[str], key: str) -> re.Match[str]:
     if match := pattern.fullmatch(key):
         return match
     raise InputError(source.path, key, "is not a key of this file", f"give keys such as {_example(pattern)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.imports.galvatron_blocks import BLOCK, FIRST, LAST, LAYER, MOST_MIB, OFF, RAW, SUMMARIES, derived
@@ -14,9 +14,19 @@ SUMMARY = re.compile(r"layertype_\d+(_sp)?|other_memory_pp_(off|on_first|on_last
 FP32_BYTES = 4
 
 
+class Ends(NamedTuple):
+    """Embedding, head, or both, by vocabulary tp: bytes of model states, and of activation for each sample."""
+
+    state_bytes: dict[int, float]
+    activation_bytes: dict[int, float]
+
+
 @dataclass(frozen=True)
 class Memory:
-    """What one sample takes at one sequence length. By degree: what a layer keeps; states and activation of both ends."""
+    """What one sample takes at one sequence length. By degree: what a layer keeps; states and activation of both ends.
+
+    ends: both ends without a pipeline, the embedding in a first stage, the head in a last one, as far as profiled.
+    """
 
     parameters: float
     checkpoint_bytes: float
@@ -26,6 +36,7 @@ class Memory:
     state_share: float  # the embedding's, of both ends
     activation_share: float
     told: str
+    ends: dict[str, Ends]
 
     @property
     def degrees(self) -> list[int]:
@@ -48,15 +59,17 @@ def read_memory(source: Source, sequence: int) -> Memory:
     if checkpoint_bytes > kept_bytes[1]:
         told = f"is {checkpoint_bytes / MIB:g} MB, above the {kept_bytes[1] / MIB:g} MB kept without it"
         raise InputError(source.path, f"{table.field}.checkpoint", told, "give what stays when a layer is recomputed")
+    ends = {name: _ends(found[name]) for name in (OFF, FIRST, LAST) if name in found}
     return Memory(
         parameters=parameter_bytes / FP32_BYTES,
         checkpoint_bytes=checkpoint_bytes,
         kept_bytes=kept_bytes,
-        state_bytes=found[OFF].table("model_states", bare=True).by_degree(),
-        activation_bytes=found[OFF].table("activation", bare=True).by_degree(),
+        state_bytes=ends[OFF].state_bytes,
+        activation_bytes=ends[OFF].activation_bytes,
         state_share=_embedding_share(found, "model_states"),
         activation_share=_embedding_share(found, "activation"),
         told=told,
+        ends=ends,
     )
 
 
@@ -127,6 +140,10 @@ def _summary(source: Source, name: str, sequence: int) -> _Table | None:
                 place = f"{field}.{sequence}"
                 return _Table(source, place, _object(source, place, value[str(sequence)]))
     return None
+
+
+def _ends(found: _Table) -> Ends:
+    return Ends(*(found.table(name, bare=True).by_degree() for name in ("model_states", "activation")))
 
 
 def _embedding_share(found: dict[str, _Table], name: str) -> float:

@@ -18,6 +18,7 @@ from trainplan.command.options import (
     BatchSize,
     ClusterName,
     Dtype,
+    Gap,
     Granularity,
     Json,
     Memory,
@@ -26,12 +27,17 @@ from trainplan.command.options import (
     ModelName,
     OptionalCluster,
     OptionalModel,
+    Pipeline,
     ProfileFile,
+    ScheduleName,
     Seed,
     Sequence,
+    Space,
     TimeLimit,
     print_json,
+    schedule_of,
 )
+from trainplan.command.throughput import EXAMPLE, throughput
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError, MissingExtra
 from trainplan.profiling.files import as_input_error, check_different, check_writable, write_whole
@@ -54,6 +60,7 @@ app = typer.Typer(
 app.add_typer(profiles.app)
 app.add_typer(catalogue.models)
 app.add_typer(catalogue.clusters)
+app.command(epilog=EXAMPLE)(throughput)
 
 
 def _exit_code(found: Result) -> int:
@@ -79,9 +86,13 @@ def plan(
     measure: Annotated[bool, Option("--measure", help="Measure the model on this machine, on as many processes.")] = False,
     save_profile: Annotated[Path | None, Option("--save-profile", help="Write the profile used here.")] = None,
     method: Method = "exact",
-    micro_batches: MicroBatches = 1,
+    pipeline: Pipeline = None,
+    micro_batches: MicroBatches = None,
+    schedule: ScheduleName = "1f1b",
+    space: Space = "full",
     granularity: Granularity = "layer",
     time_limit: TimeLimit = None,
+    gap: Gap = 0.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -101,9 +112,13 @@ def plan(
             profile=profile,
             measure=measure,
             method=method,
+            pipeline=pipeline,
             micro_batches=micro_batches,
+            schedule=schedule_of(schedule),
+            space_name=space,
             by_unit=_by_unit(granularity),
             time_limit=time_limit,
+            gap=gap,
             seed=seed,
             measuring=measuring,
         )
@@ -124,7 +139,7 @@ def plan(
     epilog="Example: trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 --memory 2GiB -o instance.json"
 )
 def build(
-    problem: Annotated[str, Argument(help="The problem, such as layer-strategies.")],
+    problem: Annotated[str, Argument(help="The problem: layer-strategies or pipeline.")],
     batch: BatchSize,
     model: OptionalModel = None,
     cluster: OptionalCluster = None,
@@ -136,9 +151,15 @@ def build(
     cost_model: Annotated[
         str, Option("--cost-model", help="'paper' (Galvatron-BMW) or 'executed' (trainplan's programs).")
     ] = "paper",
-    pipeline: Annotated[int, Option("--pipeline", help="Pipeline stages; the instance covers one of them.")] = 1,
-    stage: Annotated[int, Option("--stage", help="Which stage, from 0.")] = 0,
-    micro_batches: MicroBatches = 1,
+    pipeline: Annotated[
+        int | None, Option("--pipeline", help="Pipeline stages. [default: layer-strategies 1, pipeline all possible numbers]")
+    ] = None,
+    stage: Annotated[int, Option("--stage", help="layer-strategies: which stage, from 0.")] = 0,
+    micro_batches: Annotated[
+        int | None, Option("--micro-batches", help="Micro-batches of a step. [default: as for --pipeline]")
+    ] = None,
+    schedule: ScheduleName = "1f1b",
+    space: Annotated[str | None, Option("--space", help="pipeline: search space, as for `plan`. [default: full]")] = None,
     granularity: Granularity = "layer",
     takeaway3: Annotated[bool, Option("--takeaway3/--no-takeaway3", help="Leave out strategies that mix dp with sdp.")] = True,
     as_json: Json = False,
@@ -158,6 +179,8 @@ def build(
         pipeline=pipeline,
         stage=stage,
         micro_batches=micro_batches,
+        schedule=schedule_of(schedule),
+        space=space,
         by_unit=_by_unit(granularity),
         takeaway3=takeaway3,
         profile=profile,
@@ -170,7 +193,7 @@ def build(
     found = {
         "output": str(output),
         "layers": instance.layers,
-        "options": max(instance.options),
+        "options": render.option_count(instance),
         "memory_bytes": instance.memory_bytes,
         "instance_hash": instance.digest,
     }
@@ -185,7 +208,7 @@ def solve(
     instance: Annotated[Path, Argument(help="An instance file.")],
     method: Method = "exact",
     time_limit: TimeLimit = None,
-    gap: Annotated[float, Option("--gap", help="Relative gap at which to stop.")] = 0.0,
+    gap: Gap = 0.0,
     seed: Seed = 0,
     option: Annotated[
         list[str] | None, Option("--option", help="NAME=VALUE, an option of the method; may be repeated.")
@@ -210,15 +233,15 @@ def solve(
     raise typer.Exit(_exit_code(found))
 
 
-def _options(texts: list[str]) -> dict[str, int]:
-    found = {}
+def _options(texts: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not name.isidentifier() or not value.isdecimal():
-            raise InputError("command line", "--option", f"is {text!r}", "give NAME=NUMBER, such as granularity_bytes=1048576")
+        if not name.isidentifier() or not value:
+            raise InputError("command line", "--option", f"is {text!r}", "give NAME=VALUE, such as granularity_bytes=1048576")
         if name in ("time_limit", "gap", "seed", "progress", "method", "instance"):
             raise InputError("command line", "--option", f"is {text!r}", f"give it as --{name.replace('_', '-')}")
-        found[name] = int(value)
+        found[name] = int(value) if value.isdecimal() else value
     return found
 
 
@@ -266,7 +289,7 @@ def methods(
     """List the methods for a problem."""
     entries = api.methods(problem)
     if as_json:
-        rows = [{"name": e.name, "proves": e.proves, "about": e.about, "options": list(e.options)} for e in entries]
+        rows = [{"name": e.name, "proves": e.proves, "about": e.about, "options": [str(o) for o in e.options]} for e in entries]
         print_json({"problem": problem, "exact": entries[0].name, "methods": rows})
     else:
         render.methods(problem, entries)
@@ -275,7 +298,7 @@ def methods(
 @app.command(epilog="Example: trainplan schema layer-strategies > schema.json")
 def schema(
     format: Annotated[
-        str, Argument(help="layer-strategies, layer-strategies-solution, plan, profile or cluster.")
+        str, Argument(help="layer-strategies, pipeline, either with -solution, plan, profile or cluster.")
     ] = "layer-strategies",
     as_json: Json = False,
 ) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
+
+from trainplan.formulations.pipeline.problem import SCHEDULES, Schedule
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.files import check_writable, write_whole
 
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, to standard output.")]
 ModelName = Annotated[str, Option("--model", help="A Hugging Face config.json, or a name from `trainplan model list`.")]
@@ -20,7 +25,12 @@ Dtype = Annotated[
     str | None, Option("--dtype", help="float32, float64, bfloat16 or float16. [default: float32, or the profile's]")
 ]
 ProfileFile = Annotated[Path | None, Option("--profile", help="A profile made earlier. [default: estimate]")]
-MicroBatches = Annotated[int, Option("--micro-batches", help="Micro-batches of a step.")]
+Pipeline = Annotated[int | None, Option("--pipeline", help="Pipeline stages. [default: the best number]")]
+MicroBatches = Annotated[int | None, Option("--micro-batches", help="Micro-batches of a step. [default: the best number]")]
+ScheduleName = Annotated[str, Option("--schedule", help="Order of passes: '1f1b' (1F1B-Flush) or 'gpipe'.")]
+Space = Annotated[str, Option("--space", help="Search space: full, no-ckpt, dp+tp, dp+pp, dp, tp, pp, sdp, 3d or full-dp-sdp.")]
+PictureFile = Annotated[Path | None, Option("--picture", help="Draw it here (.png, .svg or .pdf); needs the plot extra.")]
+Gap = Annotated[float, Option("--gap", help="Relative gap at which to stop.")]
 TimeLimit = Annotated[float | None, Option("--time-limit", help="Seconds; the best solution and its bound are kept.")]
 Seed = Annotated[int, Option("--seed", help="Seed of the method.")]
 Method = Annotated[str, Option("--method", help="A name from `trainplan methods`; exact is the best proven one.")]
@@ -29,3 +39,25 @@ Granularity = Annotated[str, Option("--granularity", help="Decide for each 'laye
 
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
+
+
+def schedule_of(name: str) -> Schedule:
+    """A pipeline schedule by name. Raises InputError."""
+    for schedule in SCHEDULES:
+        if schedule == name:
+            return schedule
+    raise InputError("command line", "--schedule", f"is {name!r}", f"give one of: {', '.join(SCHEDULES)}")
+
+
+def check_picture(target: Path) -> None:
+    """Raises InputError where a picture cannot be written."""
+    if target.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError("command line", "--picture", f"is {str(target)!r}", "give a name that ends in .png, .svg or .pdf")
+    check_writable(target)
+
+
+def write_picture(figure: Any, target: Path) -> None:
+    """Write a matplotlib Figure, whole or not at all."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format=target.suffix[1:], dpi=150)
+    write_whole(target, drawn.getvalue())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,18 @@ from typer import Argument, Option
 
 from trainplan import api
 from trainplan.command import render, tables
-from trainplan.command.options import ClusterName, Dtype, Json, ModelName, Seed, Sequence, print_json
+from trainplan.command.options import (
+    ClusterName,
+    Dtype,
+    Json,
+    ModelName,
+    PictureFile,
+    Seed,
+    Sequence,
+    check_picture,
+    print_json,
+    write_picture,
+)
 from trainplan.profiling.clusters import load_cluster
 from trainplan.profiling.complete import complete
 from trainplan.profiling.errors import InputError
@@ -147,16 +157,12 @@ def show(
     kind: Annotated[
         str | None, Option("--kind", help="Kind of device, where there are several. [default: the slowest]")
     ] = None,
-    picture: Annotated[
-        Path | None, Option("--picture", help="Draw it here (.png, .svg or .pdf); needs the plot extra.")
-    ] = None,
+    picture: PictureFile = None,
     as_json: Json = False,
 ) -> None:
     """Show where time and memory go, layer by layer."""
     if picture:
-        if picture.suffix not in (".png", ".svg", ".pdf"):
-            raise InputError("command line", "--picture", f"is {str(picture)!r}", "give a name that ends in .png, .svg or .pdf")
-        check_writable(picture)
+        check_picture(picture)
     loaded = load_profile(profile)
     known = profiled_shapes(loaded) or [(loaded.costs[0].tp, loaded.costs[0].rows)]
     tp = known[0][0] if tp is None else tp
@@ -170,9 +176,7 @@ def show(
     loaded = complete(loaded, [(tp, rows)])
     units = summary(loaded, tp, rows, kind)
     if picture:
-        drawn = BytesIO()
-        api.draw_profile(loaded, tp, rows, kind).savefig(drawn, format=picture.suffix[1:], dpi=150)
-        write_whole(picture, drawn.getvalue())
+        write_picture(api.draw_profile(loaded, tp, rows, kind), picture)
     if as_json:
         listed = [asdict(unit) for unit in units]
         print_json({"name": loaded.name, "tp": tp, "rows": rows, "origin": loaded.origin, "units": listed})

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from trainplan.api import Checked
+from trainplan.api import Checked, Instance
+from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.formulations.plan import Plan
 from trainplan.planning import Planned
 from trainplan.profiling.quantities import format_bytes, format_time
@@ -62,7 +63,7 @@ def methods(problem: str, entries: Sequence[Entry]) -> None:
         table.add_column(name)
     for place, entry in enumerate(entries):
         name = f"{entry.name} (= exact)" if place == 0 else entry.name
-        table.add_row(name, "yes" if entry.proves else "no", entry.about, ", ".join(entry.options) or "-")
+        table.add_row(name, "yes" if entry.proves else "no", entry.about, ", ".join(map(str, entry.options)) or "-")
     out.print(table)
 
 
@@ -77,15 +78,30 @@ def checked(found: Checked) -> None:
     pairs(rows)
 
 
+def option_count(instance: Instance) -> int:
+    """The most options of any layer."""
+    if isinstance(instance, PipelineInstance):
+        return max(len(given.tables.strategies) for given in instance.configurations)
+    return max(instance.options)
+
+
 def plan_table(plan: Plan) -> None:
-    """The strategy of every unit, runs of equal ones as one row."""
+    """The strategy of every unit, stage by stage, runs of equal ones as one row."""
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("units", "count", "strategy"):
-        table.add_column(name, justify="right" if name == "count" else "left")
-    for strategy, group in groupby(plan.units, key=lambda unit: unit.strategy):
-        names = [unit.name for unit in group]
-        table.add_row(names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}", str(len(names)), strategy)
+    for name in ("stage", "ranks", "units", "count", "strategy"):
+        table.add_column(name, justify="right" if name in ("stage", "count") else "left")
+    for number, stage in enumerate(plan.stages):
+        first = True
+        for strategy, group in groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=lambda unit: unit.strategy):
+            names = [unit.name for unit in group]
+            ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
+            place = (str(number), ranks) if first else ("", "")
+            table.add_row(*place, names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}", str(len(names)), strategy)
+            first = False
     out.print(table)
+    batch, schedule = plan.batch, {"1f1b": "1F1B-Flush", "gpipe": "GPipe"}[plan.schedule]
+    stages = f"{len(plan.stages)} stages, {schedule}" if len(plan.stages) > 1 else "1 stage"
+    pairs([("step", f"{batch.global_samples} samples in {batch.micro_batches} micro-batches, {stages}")])
 
 
 def planned(found: Planned, cluster: str) -> None:
@@ -110,7 +126,8 @@ def planned(found: Planned, cluster: str) -> None:
     if found.plan is not None and not found.walk_bytes:
         pairs([("memory walk", f"none: {found.plan.planned_model().family} models in {profile.dtype} do not run yet")])
     if found.walk_bytes:
-        ranks = "at most on any rank" if len(found.walk_bytes) == profile.devices else "on rank 0, the only one compiled"
+        every = len(found.walk_bytes) == profile.devices
+        ranks = "at most on any rank" if every else "at most on the first rank of a stage, the only ones compiled"
         pairs([("memory walk", f"{format_bytes(max(found.walk_bytes))} {ranks}, by its compiled program")])
 
 
@@ -154,6 +171,19 @@ def searching(text: str) -> Iterator[Any]:
             bound = "-" if point.bound is None else format_time(point.bound)
             prefix = f"{text} {event[0]}" if len(event) > 1 else text
             progress.update(task, description=f"{prefix}: best {objective}, bound {bound}")
+
+        yield show
+
+
+@contextmanager
+def trying() -> Iterator[Any]:
+    """Progress of a search over batch sizes: a callback for (planner, point)."""
+    with _live() as progress:
+        task = progress.add_task("planning", total=None)
+
+        def show(planner: Any, point: Any) -> None:
+            told = f"{point.throughput:.2f} samples/s" if point.throughput else "does not fit"
+            progress.update(task, description=f"{planner.label}: batch {point.batch}, {told}")
 
         yield show
 

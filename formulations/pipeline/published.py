@@ -1,0 +1,219 @@
+"""The `code` cost model as a pipeline problem: what Galvatron's published engine (Hetu-Galvatron v2.4.0) searches.
+
+One configuration for every pass of the engine's loops, in their order (GalvatronSearchEngine.parallelism_optimization,
+DpOnModel.fit): m, least and most tp of a layer, vocabulary sp, embedding sharded, P, vocabulary tp. `choices` tells them.
+
+Taken: PP, DP as DDP or ZeRO-2, SDP (ZeRO-3), TP, its order (optional), CKPT; 1F1B; vocabulary tp and sp; costs of
+`published_costs`; layers in whole MiB rounded up; 1024 MiB of context and the all-gather buffer in every stage, here as
+`backward_bytes`; a fifth of the memory held back above 20 GiB; R in the tables, though not in the final cost.
+
+Left out: layers under Ulysses sp; GPipe; several types of layers; micro-batches of unequal size, which the engine allows where
+the devices of a stage do not divide a micro-batch. Not carried exactly: of a layer that different stages could hold for
+different numbers n of micro-batches, ceil(O_ms + n O_f) is no line in n, so O_ms is the largest that is never above the
+engine's: exact without a pipeline, else less than 1 MiB a layer too low. Times are rounded to nanoseconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from itertools import product
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, Tables, violations
+from trainplan.formulations.pipeline.published_costs import Choice, Costs, Options
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.files import parse
+from trainplan.profiling.imports.galvatron_engine import EngineProfile
+from trainplan.profiling.imports.source import MIB, Foreign
+
+NAME = "code"
+HELD_BACK, HELD_BACK_ABOVE_GIB = 0.2, 20
+FIRST, MIDDLE, LAST = range(3)
+Plan = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def build(profile: EngineProfile, memory_bytes: int, batch: int, options: Options | None = None) -> Instance:
+    """The instance of one profile on its devices of `memory_bytes`, for `batch` samples a step. Raises InputError."""
+    options = options or Options()
+    costs = Costs(profile, batch, options)
+    choices = list(_choices(costs))
+    if not choices:
+        raise InputError("command line", "--batch", f"is {batch}", f"give a multiple of {profile.devices}")
+    layer = cache(partial(_layer, costs))
+
+    def configuration(choice: Choice) -> Configuration:
+        most_tp = choice.most_tp if choice.buffer else 1
+        return _configuration(costs, choice, layer(choice.stages, choice.micro_batches, choice.least_tp, most_tp))
+
+    return Instance(
+        devices=profile.devices,
+        memory_bytes=usable_bytes(memory_bytes),
+        batch=batch,
+        layer_names=tuple(f"layer-{l}" for l in range(profile.layers)),
+        layer_kinds=(FIRST, *[MIDDLE] * (profile.layers - 2), LAST)[: profile.layers],
+        boundary_kinds=(0,) * (profile.layers - 1),
+        configurations=tuple(map(configuration, choices)),
+        name=f"{profile.name} on {profile.devices} devices, published cost model",
+        provenance={
+            "cost_model": NAME,
+            "profile": profile.name,
+            "sequence": profile.sequence,
+            "options": asdict(options),
+            "choices": [asdict(choice) for choice in choices],
+        },
+    )
+
+
+def usable_bytes(memory_bytes: int) -> int:
+    """What the engine plans with (DpOnModel.__init__): whole MiB, without what it holds back for PyTorch's cache."""
+    whole = memory_bytes // MIB
+    held = int(whole * HELD_BACK) if whole // 1024 > HELD_BACK_ABOVE_GIB else 0
+    return (whole - held) * MIB
+
+
+def even_partition(layers: int, stages: int) -> tuple[int, ...]:
+    """The engine's for one type of layers (pp_division_even): the last stage takes the rest."""
+    return (layers // stages,) * (stages - 1) + (layers - layers // stages * (stages - 1),)
+
+
+def _choices(costs: Costs) -> Iterator[Choice]:
+    """The passes of the engine's loops. Unbuffered ones are its sp-only search, of which layers without tp remain."""
+    world, batch, layers = costs.profile.devices, costs.batch, costs.profile.layers
+    powers = [1 << i for i in range(world.bit_length())]
+    known = set.intersection(*(set(end.state_bytes) & set(end.activation_bytes) for end in costs.profile.ends.values()))
+    vocabulary_sp = (False, True) if costs.options.measured_messages else (False,)
+    for m, least, most, spread, sharded in product(range(1, batch + 1), powers, powers, vocabulary_sp, (False, True)):
+        if batch % m or least > most:
+            continue
+        for buffer in (False, True) if spread and least == 1 else (True,):
+            for stages in powers:
+                group = world // stages
+                if stages > layers or least > group or batch * least % (m * group):
+                    continue
+                for tp in powers:
+                    if least <= tp <= min(most, group) and tp in known:
+                        yield Choice(stages, m, least, most, tp, spread, sharded, buffer)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's options in one size of stage and of micro-batch, without embedding and head."""
+
+    strategies: list[Strategy]
+    times_ns: Integers
+    own_ns: Integers
+    state_bytes: Integers
+    kept_bytes: Integers
+    moves_ns: Integers
+
+
+def _layer(costs: Costs, stages: int, micro_batches: int, least_tp: int, most_tp: int) -> _Layer:
+    strategies = [s for s in costs.strategies(stages) if least_tp <= s.degree("tp") <= most_tp]
+    times = np.array([costs.layer_ns(s, stages, micro_batches) for s in strategies], np.int64)
+    sizes = np.array([_bytes(costs, stages, micro_batches, s) for s in strategies], np.int64)
+    moves = [[costs.transition_ns(a, b, stages, micro_batches) for b in strategies] for a in strategies]
+    return _Layer(strategies, times[:, 0], times[:, 1], sizes[:, 0], sizes[:, 1], np.array(moves, np.int64))
+
+
+def _configuration(costs: Costs, choice: Choice, layer: _Layer) -> Configuration:
+    ends_ns, ends_mib = costs.ends_ns(choice), costs.ends_mib(choice)
+    count, alone = len(layer.strategies), costs.profile.layers == 1
+
+    def by_kind(column: Integers, ends: tuple[int, int] = (0, 0)) -> Integers:
+        return np.array([column + ends[0] + (ends[1] if alone else 0), column, column + ends[1]])
+
+    tables = Tables(
+        strategies=tuple(map(str, layer.strategies)),
+        time_ns=by_kind(layer.times_ns, ends_ns),
+        sync_ns=by_kind(layer.times_ns - layer.own_ns),
+        forward_bytes=by_kind(layer.kept_bytes),
+        backward_bytes=np.full((3, count), costs.held_mib(choice) * MIB),
+        state_bytes=by_kind(layer.state_bytes, (ends_mib[0] * MIB, ends_mib[1] * MIB)),
+        transitions_ns=layer.moves_ns[None],
+        entries_ns=np.zeros((1, count), np.int64),
+    )
+    return Configuration(choice.stages, choice.micro_batches, tables, iteration="published", ends_ns=ends_ns)
+
+
+def _bytes(costs: Costs, stages: int, micro_batches: int, strategy: Strategy) -> tuple[int, int]:
+    """O_ms and O_f: the largest O_ms with O_ms + n O_f at most the engine's whole MiB for every n of a stage."""
+    states, kept = costs.layer_bytes(strategy, micro_batches)
+    counts = {min(micro_batches, stages - stage) for stage in range(stages)}
+    return min(-(-(states + n * kept) // MIB) * MIB - n * kept for n in counts), kept
+
+
+class PlanRecord(Foreign):
+    """The plan file that the engine writes (save_results, strategy2config); lists are text with commas, one entry a layer."""
+
+    pp_deg: Annotated[int, Field(ge=1)]
+    tp_sizes_enc: str
+    tp_consecutive_flags: str
+    dp_types_enc: str
+    use_sp: str | None = None
+    checkpoint: str | None = None
+    global_bsz: int
+    chunks: Annotated[int, Field(ge=1)]
+    pp_division: str | None = None
+    default_dp_type: str = "ddp"
+    vtp: int = 1
+    vsp: int = 0
+    embed_sdp: int = 0
+
+
+def read_plan(source: Plan, instance: Instance) -> Solution:
+    """A plan of the engine as a solution of an instance made by `build`: in the first configuration that holds it and where it
+    fits, else in the first that holds it. Raises InputError."""
+    record = parse(source, PlanRecord, "plan" if isinstance(source, Mapping) else None)
+    where = "plan" if isinstance(source, Mapping) else os.fspath(source)
+    if record.global_bsz != instance.batch:
+        raise InputError(where, "global_bsz", f"is {record.global_bsz}", f"give a plan for {instance.batch} samples")
+    if (record.default_dp_type == "zero2") != instance.provenance["options"]["zero2"]:
+        raise InputError(where, "default_dp_type", f"is {record.default_dp_type!r}", "build the instance with the same")
+    if instance.devices % record.pp_deg:
+        raise InputError(where, "pp_deg", f"is {record.pp_deg}", f"give a divisor of {instance.devices} devices")
+    count, group = instance.layers, instance.devices // record.pp_deg
+    flat = ",".join(["0"] * count)
+    names = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
+    columns = [_numbers(where, name, getattr(record, name) or flat, count) for name in names]
+    if wrong := [tp for tp in columns[0] if tp < 1 or group % tp]:
+        raise InputError(where, "tp_sizes_enc", f"has {wrong[0]}", f"give divisors of a stage's {group} devices")
+    if any(columns[3]):
+        raise InputError(where, "use_sp", "has Ulysses layers", "give a plan without: this model has none")
+    strategies = [_strategy(group, *layer) for layer in zip(*columns, strict=True)]
+    stages = even_partition(count, record.pp_deg)
+    if record.pp_division is not None:
+        stages = tuple(_numbers(where, "pp_division", record.pp_division, record.pp_deg))
+        if sum(stages) != count or min(stages) < 1:
+            raise InputError(where, "pp_division", f"is {record.pp_division!r}", f"split {count} layers, at least one a stage")
+    wanted = (record.pp_deg, record.chunks, record.vtp, bool(record.vsp), bool(record.embed_sdp))
+    found = []
+    for place, (given, choice) in enumerate(zip(instance.configurations, instance.provenance["choices"], strict=True)):
+        is_ = (given.stages, given.micro_batches, choice["vocabulary_tp"], choice["vocabulary_sp"], choice["sharded"])
+        options = {name: s for s, name in enumerate(given.tables.strategies)}
+        if is_ == wanted and set(strategies) <= set(options):
+            found.append(Solution(place, stages, tuple(options[name] for name in strategies)))
+    if not found:
+        told = f"asks for {record.pp_deg} stages, {record.chunks} micro-batches, vtp {record.vtp}, vsp {record.vsp}"
+        raise InputError(where, "", f"{told} with {', '.join(sorted(set(strategies)))}", "give a plan of the instance's space")
+    return next((solution for solution in found if not violations(instance, solution)), found[0])
+
+
+def _strategy(group: int, tp: int, consecutive: int, sharded: int, _: int, ckpt: int) -> str:
+    data = [(("sdp" if sharded else "dp"), group // tp)] if tp < group else []
+    tensor = [("tp", tp)] if tp > 1 else []
+    levels = data + tensor if consecutive else tensor + data
+    return str(Strategy(tuple(levels), bool(ckpt)))  # type: ignore[arg-type]
+
+
+def _numbers(where: str, field: str, text: str, count: int) -> list[int]:
+    parts = text.split(",")
+    if len(parts) != count or not all(part.strip().isdecimal() for part in parts):
+        raise InputError(where, field, f"is {text[:40]!r}", f"give {count} numbers with commas between them")
+    return [int(part) for part in parts]

@@ -1,0 +1,94 @@
+"""A pipeline instance one configuration at a time: the best solution of all, and the least of their bounds.
+
+Configurations are tried in the order of their bounds. Each is given the best solution so far, so that it only has to prove that
+nothing better is in it, and half of the time that is left; the last one all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
+from trainplan.formulations.pipeline.layouts import least_ns, parts
+from trainplan.formulations.pipeline.problem import Instance, Solution
+from trainplan.solvers.result import Point
+from trainplan.solvers.search import Method, Outcome, Search, TooLarge
+
+
+@dataclass
+class _Part:
+    """One configuration, by its place. bound: infinite where nothing fits."""
+
+    place: int
+    instance: Instance
+    bound: float
+
+
+def by_configuration(method: Method, instance: StageInstance | Instance, search: Search) -> Outcome:
+    """The method on each configuration; a layer-strategies instance is passed on as it is."""
+    if not isinstance(instance, Instance):
+        return method(instance, search)
+    if any(given.iteration != "eq8" for given in instance.configurations):
+        fix = "give 'exact', or configurations with iteration \"eq8\""
+        raise TooLarge("command line", "--method", "states Eq. 8 only, and a configuration asks for the published time", fix)
+    known = [_Part(place, part, least_ns(part)) for place, part in enumerate(parts(instance))]
+    whole = Outcome()
+    waiting = sorted(known, key=lambda part: part.bound, reverse=True)
+    while waiting and not search.out_of_time():
+        part = waiting.pop()
+        waiting = [other for other in waiting if not _closed(other, search)]
+        if _closed(part, search):
+            continue
+        outcome = _solve(method, part, known, search, 0.5 if waiting else 1.0)
+        build_seconds = whole.build_seconds + outcome.build_seconds
+        whole = replace(outcome, build_seconds=build_seconds)
+        if outcome.failed:
+            return whole
+    bound = _least(known, search)
+    if bound == math.inf:
+        return replace(whole, infeasible=True, message=None)
+    search.report(bound=int(bound))
+    message = whole.message if search.objective is None else None
+    return replace(whole, choice=None, bound=int(bound), infeasible=False, message=message)
+
+
+def _closed(part: _Part, search: Search) -> bool:
+    """Nothing in it is better than what is known, by more than the gap."""
+    return part.bound == math.inf or (
+        search.objective is not None and search.objective - part.bound <= search.gap * search.objective
+    )
+
+
+def _least(known: list[_Part], search: Search) -> float:
+    """The bound of all configurations; infinite where none has a solution."""
+    return min([part.bound for part in known] + ([] if search.objective is None else [search.objective]))
+
+
+def _solve(method: Method, part: _Part, known: list[_Part], search: Search, share: float) -> Outcome:
+    """Solve one configuration in a share of the time left, and pass on to the search of the whole what is found there."""
+
+    def lifted(solution: Solution) -> Solution:
+        return replace(solution, configuration=part.place)
+
+    def told(point: Point) -> None:
+        if inner.best is not None:
+            search.report(lifted(inner.best))
+        elif point.objective is not None:
+            search.claim(point.objective)
+        if inner.bound is not None and inner.bound > part.bound:
+            part.bound = inner.bound
+        if (bound := _least(known, search)) < math.inf:
+            search.report(bound=int(bound))
+
+    limit = None if search.time_limit is None else search.remaining() * share
+    inner = Search(lambda solution: search.evaluate(lifted(solution)), limit, search.seed, search.gap, search.options, told)
+    inner.objective = search.objective
+    outcome = method(part.instance, inner)
+    if outcome.choice is not None:
+        inner.report(outcome.choice)
+    if outcome.infeasible:
+        part.bound = math.inf if search.objective is None else search.objective
+    elif outcome.bound is not None:
+        part.bound = max(part.bound, outcome.bound)
+    return outcome

@@ -1,0 +1,147 @@
+"""Contiguous partitions of a model into pipeline stages: PP_Partition_Init of Galvatron-BMW (Algorithms 1 and 2), exactly.
+
+What is partitioned are blocks. The first layer (embedding) belongs to the first block and the last one (head) to the last,
+where their kinds occur at the two ends only, so that [14, 18] reads as in the paper. A partition is the number of blocks of
+each stage. Among partitions with the least largest load, the one with the most even numbers of blocks is taken, then the one
+with fewer blocks in earlier stages, which hold more micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate
+
+Balance = Literal["layers", "parameters", "memory", "time"]
+BALANCES: tuple[Balance, ...] = get_args(Balance)
+Partition = tuple[int, ...]
+Loads = Callable[[int], Integers]
+IMPOSSIBLE = np.iinfo(np.int64).max // 4
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a chain of layers. lead, tail: 1 where the first and the last layer belong to their neighbour's block."""
+
+    layers: int
+    lead: int
+    tail: int
+
+    @property
+    def count(self) -> int:
+        return self.layers - self.lead - self.tail
+
+    def layers_of(self, partition: Sequence[int]) -> tuple[int, ...]:
+        """Layers of each stage, from its blocks."""
+        found = list(partition)
+        found[0] += self.lead
+        found[-1] += self.tail
+        return tuple(found)
+
+    def partition_of(self, stages: Sequence[int]) -> Partition:
+        """Blocks of each stage, from its layers. A stage with nothing but an embedding or a head has none."""
+        bounds = np.cumsum([0, *stages]).clip(self.lead, self.layers - self.tail)
+        return tuple(np.diff(bounds).tolist())
+
+    def edges(self) -> list[int]:
+        """The layer at which each block begins, and the number of layers."""
+        return [0, *range(self.lead + 1, self.layers - self.tail), self.layers]
+
+
+def blocks(instance: Instance, stages: int = 1) -> Blocks:
+    """The blocks of a model. With fewer of them than stages, every layer is a block."""
+    kinds, layers = instance.layer_kinds, instance.layers
+    lead = int(layers > 2 and kinds[0] not in kinds[1:-1])
+    tail = int(layers > 2 and kinds[-1] not in kinds[1:-1])
+    found = Blocks(layers, lead, tail)
+    return found if found.count >= stages else Blocks(layers, 0, 0)
+
+
+def partition_of_blocks(instance: Instance, stages: Sequence[int]) -> Partition:
+    """A solution's stages as the paper prints them: [14, 18] for the 32 blocks of a model of 34 layers."""
+    return blocks(instance, len(stages)).partition_of(stages)
+
+
+def initial_partition(
+    instance: Instance, configuration: int, balance: Balance, choice: Sequence[int] | None = None
+) -> Partition:
+    """PP_Partition_Init: the partition whose largest stage is smallest. Parameters are counted in bytes of model states.
+
+    choice: an option for each layer, to weigh with (default: that of `uniform_choice`).
+    """
+    stages = instance.configurations[configuration].stages
+    if balance != "layers" and choice is None:
+        choice = uniform_choice(instance, configuration)
+    return balanced(stages, _loads(instance, configuration, balance, choice or ()))
+
+
+def uniform_choice(instance: Instance, configuration: int) -> tuple[int, ...]:
+    """Strategy_Init, where the paper is silent: one strategy for all layers, the fastest of those that fit the memory under
+    the partition that is even in layers, or else the one of least memory there."""
+    given = instance.configurations[configuration]
+    stages = blocks(instance, given.stages).layers_of(initial_partition(instance, configuration, "layers"))
+
+    def rank(option: int) -> tuple[int, int]:
+        found = evaluate(instance, Solution(configuration, stages, (option,) * instance.layers))
+        over = max(0, found.peak_bytes - instance.memory_bytes)
+        return over, found.time_ns
+
+    return (min(range(len(given.tables.strategies)), key=rank),) * instance.layers
+
+
+def balanced(stages: int, loads: Loads) -> Partition:
+    """The partition with the least largest load. loads(i)[a, b]: load of blocks a to b - 1 as stage i; only a < b is read."""
+    count = len(loads(0)) - 1
+    first, end = np.arange(count + 1)[:, None], np.arange(count + 1)
+    stage_loads = [np.where(first < end, loads(stage), IMPOSSIBLE) for stage in range(stages)]
+    largest = np.where(end == count, 0, IMPOSSIBLE)
+    for table in reversed(stage_loads):
+        largest = np.maximum(table, largest).min(axis=1)
+    bottleneck = largest[0]
+    rest = np.where(end == count, 0, IMPOSSIBLE)
+    ends = []
+    for table in reversed(stage_loads):
+        squares = np.where(table <= bottleneck, (end - first) ** 2, IMPOSSIBLE) + rest
+        ends.append(squares.argmin(axis=1))
+        rest = np.minimum(squares.min(axis=1), IMPOSSIBLE)
+    found = [0]
+    for following in reversed(ends):
+        found.append(int(following[found[-1]]))
+    return tuple(np.diff(found).tolist())
+
+
+def _loads(instance: Instance, configuration: int, balance: Balance, choice: Sequence[int]) -> Loads:
+    given = instance.configurations[configuration]
+    edges = np.array(blocks(instance, given.stages).edges())
+    count = len(edges)
+    if balance == "layers":
+        return lambda _stage: np.arange(count) - np.arange(count)[:, None]
+    tables, places = given.counted, (list(instance.layer_kinds), list(choice))
+
+    def until(values: Integers) -> Integers:
+        """Sums before every layer."""
+        return np.concatenate([[0], np.cumsum(values)])
+
+    def between(sums: Integers) -> Integers:
+        at_edges: Integers = sums[edges]
+        return at_edges - at_edges[:, None]
+
+    states = between(until(tables.state_bytes[places]))
+    if balance == "parameters":
+        return lambda _stage: states
+    if balance == "time":
+        cuts = list(instance.boundary_kinds)
+        moves = until(tables.transitions_ns[cuts, list(choice[:-1]), list(choice[1:])])
+        entries = np.concatenate([[0], tables.entries_ns[cuts, list(choice[1:])], [0]])[edges]
+        inside = moves[edges - 1] - moves[np.minimum(edges, len(cuts))][:, None]
+        times = between(until(tables.time_ns[places])) + inside + entries[:, None]
+        return lambda _stage: times
+    kept = until(tables.forward_bytes[places])
+    peaks = kept[1:] + tables.backward_bytes[places]
+    within = np.where(np.arange(instance.layers) >= edges[:, None], peaks, 0)
+    highest = np.maximum.accumulate(within, axis=1)[:, edges - 1] - kept[edges][:, None]
+    return lambda stage: highest + (given.in_flight(stage) - 1) * between(kept) + states

@@ -1,0 +1,92 @@
+"""What Galvatron's engine itself (hetu-galvatron 2.4.0 from PyPI) says of an invented profile: `formulations/published.json`.
+
+costs: layers, ends, stages and iteration of random plans; searches: the plan it finds, without Ulysses layers. `slow` divides
+the bandwidths of all-reduces. Numbers only; made by running its cost_model.py, search_engine.py and dp_core.cpp.
+"""
+
+import json
+import os
+import pathlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from trainplan.formulations.pipeline.problem import Instance
+from trainplan.formulations.pipeline.published import build
+from trainplan.formulations.pipeline.published_costs import Options
+from trainplan.profiling.imports.galvatron_engine import EngineProfile, MessageTimes, read_engine_profile
+from trainplan.profiling.imports.galvatron_memory import Ends
+
+Json = dict[str, Any]
+HERE = pathlib.Path(__file__).parent
+DATA = pathlib.Path(os.environ.get("TRAINPLAN_DATA") or HERE.parent.parent / "shared/data") / "galvatron"
+MIB, GIB = 2**20, 2**30
+NUMBERS: Json = json.loads((HERE / "formulations/published.json").read_text())
+
+
+def invented(slow: int = 1) -> EngineProfile:
+    given = NUMBERS["profile"]
+    measured = {}
+    for ranks, times in given["measured"].items():
+        line = np.polyfit([int(size) for size in times], [ms / 2 for ms in times.values()], 1)
+        by_bytes = {int(size) * MIB: ms / 2 for size, ms in times.items()}
+        measured[int(ranks)] = MessageTimes(by_bytes, (float(line[0]), float(line[1])))
+
+    def degrees(table: dict[str, float], scale: int = 1) -> dict[int, float]:
+        return {int(tp): size * scale for tp, size in table.items()}
+
+    names = {"off": "other_memory_pp_off", "first": "other_memory_pp_on_first", "last": "other_memory_pp_on_last"}
+    bandwidths = {tuple(key.split("_")): round(value / slow, 3) for key, value in given["allreduce"].items()}
+    return EngineProfile(
+        name="invented",
+        layers=given["layers"],
+        sequence=given["sequence"],
+        hidden_size=given["hidden_size"],
+        element_bytes=2,
+        devices=8,
+        layer_ms=tuple(given["layer_ms"]),
+        ends_ms=tuple(given["ends_ms"]),
+        parameter_mib=given["parameter_mib"],
+        kept_mib=degrees(given["kept_mib"]),
+        checkpoint_mib=given["checkpoint_mib"],
+        ends={names[end]: Ends(*(degrees(table, MIB) for table in tables)) for end, tables in given["ends"].items()},
+        all_reduce={(int(ranks), flag == "1"): 1 / value for (ranks, flag), value in bandwidths.items()},
+        p2p={int(stages): 1 / value for stages, value in given["p2p"].items()},
+        measured=measured,
+        overlap=given["overlap"],
+    )
+
+
+def told(case: Json) -> Options:
+    return Options(measured_messages=case["measured"], zero2=case["zero2"], both_orders=case["both"])
+
+
+@cache
+def large(batch: int, options: Options) -> Instance:
+    """Of the invented profile, with more memory than it needs."""
+    return build(invented(), 100 * GIB, batch, options)
+
+
+def files(model: str, memory: str, times: str) -> list[pathlib.Path]:
+    """Skips where the published profiles are not there."""
+    kinds = ("allreduce_bandwidth_1nodes_8gpus_per_node", "p2p_bandwidth_1nodes_8gpus_per_node", "overlap_coefficient")
+    hardware = [DATA / f"hardware/{kind}.json" for kind in (*kinds, "sp_time_1nodes_8gpus_per_node")]
+    paths = [DATA / model / memory, DATA / model / times, *hardware]
+    if missing := [path for path in paths if not path.exists()]:
+        pytest.skip(f"needs the published profile {missing[0].name}: set TRAINPLAN_DATA")
+    return paths
+
+
+def llama() -> EngineProfile:
+    names = (f"{kind}_profiling_bf16_llama2-7b_all.json" for kind in ("memory", "computation"))
+    return read_engine_profile(files("llama2-7b", *names), layers=32, hidden_size=4096)
+
+
+def llama_plan() -> pathlib.Path:
+    return DATA / "llama2-7b/galvatron_config_llama2-7b_1nodes_8gpus_per_node_36GB_bf16.json"
+
+
+def bert() -> EngineProfile:
+    names = (f"{kind}_profiling_bf16_hidden1024_head16.json" for kind in ("memory", "computation"))
+    return read_engine_profile(files("bert-large", *names), layers=24, sequence=512)

@@ -1,0 +1,119 @@
+"""The engine's search against the engine itself, and the optimum against both."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise, product
+
+import pytest
+from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, evaluate, violations
+from trainplan.formulations.pipeline.published import build, even_partition, usable_bytes
+from trainplan.formulations.pipeline.published_costs import Options
+from trainplan.solvers.published import published_optimum, published_search
+from trainplan.solvers.search import Search
+
+from tests.published import GIB, MIB, NUMBERS, Json, bert, invented, llama, told
+
+
+def searching(instance: Instance) -> Search:
+    return Search(lambda solution: None if violations(instance, solution) else evaluate(instance, solution).objective)
+
+
+def names(instance: Instance, solution: Solution) -> list[str]:
+    strategies = instance.configurations[solution.configuration].tables.strategies
+    return [strategies[s] for s in solution.choice]
+
+
+def searched_ns(given: Configuration, choice: Sequence[int]) -> int:
+    """What the engine's dynamic programming minimises in a stage, up to a constant."""
+    moves = sum(int(given.tables.transitions_ns[0, a, b]) for a, b in pairwise(choice))
+    return moves + int(given.tables.time_ns[1, list(choice)].sum())
+
+
+def searched(case: Json) -> Instance:
+    return build(invented(case["slow"]), case["memory_mib"] * MIB, case["batch"], told(case))
+
+
+@pytest.mark.parametrize("case", NUMBERS["searches"])
+def test_search_finds_the_engines_plan(case: Json) -> None:
+    instance = searched(case)
+    found: Solution | None = published_search(instance, searching(instance)).choice  # type: ignore[assignment]
+    if "layers" not in case:
+        assert found is None
+        return
+    assert found is not None
+    given = instance.configurations[found.configuration]
+    engines = tuple(given.tables.strategies.index(name) for name in case["layers"])
+    if engines != found.choice:  # a tie, where the engine's floats decide
+        assert given.stages == 1
+        assert searched_ns(given, engines) == pytest.approx(searched_ns(given, found.choice), abs=6)
+    choice = instance.provenance["choices"][found.configuration]
+    for name in ("stages", "micro_batches", "vocabulary_tp", "vocabulary_sp", "sharded"):
+        assert choice[name] == case[name]
+    costs = evaluate(instance, found)
+    assert costs.time_ns == pytest.approx(case["iteration_ns"], abs=8 * case["micro_batches"])
+    if engines != found.choice:
+        return
+    for stage, remaining in zip(costs.stages, case["remaining_mib"], strict=True):
+        used = usable_bytes(case["memory_mib"] * MIB) // MIB - remaining
+        assert used - (stage.last - stage.first + 1) * (case["stages"] > 1) <= stage.peak_bytes / MIB <= used
+
+
+@pytest.mark.parametrize("case", NUMBERS["searches"][2::4])
+def test_optimum_is_at_least_as_good_and_its_bound_holds(case: Json) -> None:
+    instance = searched(case)
+    search = searching(instance)
+    outcome = published_optimum(instance, search)
+    if "layers" not in case:
+        assert outcome.infeasible
+        return
+    assert search.objective is not None
+    assert outcome.bound is not None
+    assert outcome.bound <= search.objective <= case["iteration_ns"] + 8 * case["micro_batches"]
+
+
+def test_optimum_against_every_choice() -> None:
+    profile = invented(slow=8)
+    instance = build(profile, 3000 * MIB, 8, Options())
+    few = [place for place, c in enumerate(instance.provenance["choices"]) if c["vocabulary_tp"] == c["most_tp"] == 2]
+    small = Instance(
+        **{
+            name: getattr(instance, name)
+            for name in ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "boundary_kinds")
+        },
+        configurations=tuple(instance.configurations[place] for place in few[:6]),
+    )
+    best = None
+    for place, given in enumerate(small.configurations):
+        for choice in product(range(len(given.tables.strategies)), repeat=3):
+            halves = tuple(s for s in choice for _ in range(2))
+            solution = Solution(place, even_partition(6, given.stages), halves)
+            if not violations(small, solution):
+                time = evaluate(small, solution).time_ns
+                best = time if best is None else min(best, time)
+    search = searching(small)
+    outcome = published_optimum(small, search)
+    assert best is not None
+    assert search.objective is not None
+    assert outcome.bound is not None
+    assert outcome.bound <= search.objective <= best
+
+
+def test_llama_at_36_gib() -> None:
+    instance = build(llama(), 36 * GIB, 16, Options(measured_messages=True))
+    search = searching(instance)
+    found: Solution = published_search(instance, search).choice  # type: ignore[assignment]
+    assert evaluate(instance, found).time_ns == pytest.approx(1_084_781_257.6, abs=40)
+    assert names(instance, found) == ["sdp4-tp2-ckpt"] * 21 + ["sdp4-tp2"] * 8 + ["dp4-tp2"] * 3
+    outcome = published_optimum(instance, search)
+    assert search.objective == outcome.bound == 1_083_027_349
+
+
+def test_bert_at_23_gib() -> None:
+    instance = build(bert(), 23 * GIB, 128, Options())
+    search = searching(instance)
+    found: Solution = published_search(instance, search).choice  # type: ignore[assignment]
+    assert evaluate(instance, found).time_ns == pytest.approx(2_282_712_829.1, abs=60)
+    assert Counter(names(instance, found)) == {"dp8": 24}
+    assert instance.configurations[found.configuration].micro_batches == 2
+    outcome = published_optimum(instance, search)
+    assert search.objective == outcome.bound
