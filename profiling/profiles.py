@@ -237,7 +237,7 @@ class Profile(Record):
         common = set.intersection(*({shard.tp for shard in shape.shards} for shape in self.sublayers))
         return tuple(sorted(t for t in common if t <= group and t & (t - 1) == 0))
 
-    @property
+    @cached_property
     def origin(self) -> str:
         """Where the times come from: `measured`, `estimated`, `imported`, or several of them."""
         return "+".join(sorted({entry.forward_ns.origin for entry in self.costs}))

@@ -90,6 +90,12 @@ def micro_batch_rule(batch: int, stages: int) -> int:
     return 1 if stages == 1 else min(MOST_MICRO_BATCHES, -(-batch // SAMPLES_PER_MICRO_BATCH))
 
 
+def ruled_micro_batches(batch: int, stages: int, possible: Sequence[int]) -> int:
+    """The possible number that is nearest to the rule's; the smaller of two."""
+    wanted = micro_batch_rule(batch, stages)
+    return min(possible, key=lambda m: (abs(m - wanted), m))
+
+
 class StageSearch:
     """Galvatron_Search (Algorithm 1, line 17) in one configuration. Equal stages, and what they begin with, are solved once."""
 
@@ -229,11 +235,11 @@ def _configurations(instance: Instance, search: Search) -> list[int]:
     for place, given in enumerate(instance.configurations):
         groups.setdefault((given.stages, given.schedule), []).append(place)
 
-    def distance(place: int) -> tuple[int, int]:
-        given = instance.configurations[place]
-        return abs(given.micro_batches - micro_batch_rule(instance.batch, given.stages)), given.micro_batches
-
-    return [place for key in sorted(groups) for place in (groups[key] if every else [min(groups[key], key=distance)])]
+    found = []
+    for key in sorted(groups):
+        by_number = {instance.configurations[place].micro_batches: place for place in groups[key]}
+        found += groups[key] if every else [by_number[ruled_micro_batches(instance.batch, key[0], list(by_number))]]
+    return found
 
 
 def _option(search: Search, name: str, values: Sequence[Any]) -> Any:

@@ -148,7 +148,7 @@ class _Prepared:
         self.least_before = np.concatenate(([0], np.cumsum([int(a.min()) for a in self.added])))
         self.backward_before = np.concatenate(([0], np.maximum.accumulate([int(b.max()) for b in instance.backward_bytes])))
         self.peak_before = _least_peaks(instance)
-        self.classes = [_classes(instance, cap, l) for l in range(instance.layers)]
+        self.classes = _classes(instance, cap)
         prices, multipliers = [], []
         for multiplier in cap.multipliers if cap else (0.0,):
             best = self._best_price(multiplier)
@@ -294,13 +294,17 @@ def _least_peaks(instance: Instance) -> Integers:
     return np.array(bounds, np.int64)
 
 
-def _classes(instance: Instance, cap: Cap | None, l: int) -> Integers:
-    """Class of each option of layer l: options that meet equal re-layout costs from every earlier option share one."""
-    if l == 0:
-        return np.zeros(instance.options[0], np.int64)
-    table = instance.transitions_ns[l - 1]
-    table = table if cap is None else np.concatenate((table, cap.transitions_ns[l - 1]))
-    return np.unique(table, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+def _classes(instance: Instance, cap: Cap | None) -> list[Integers]:
+    """Class of each option of each layer: options that meet equal re-layout costs from every earlier option share one."""
+    found, known = [np.zeros(instance.options[0], np.int64)], dict[tuple[int, int], Integers]()
+    for l, table in enumerate(instance.transitions_ns):
+        capped = table if cap is None else cap.transitions_ns[l]
+        key = (id(table), id(capped))  # equal layers share their tables
+        if key not in known:
+            both = np.concatenate((table, capped))
+            known[key] = np.unique(both, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        found.append(known[key])
+    return found
 
 
 def _sweep(problem: _Prepared, kept: list[NDArray[np.intp]], search: Search, width: int, statistics: dict[str, int]) -> bool:

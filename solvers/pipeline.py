@@ -27,6 +27,7 @@ from trainplan.solvers.published import published_optimum
 from trainplan.solvers.search import Outcome, Search
 from trainplan.solvers.stage_costs import Floats, Solved, StageCosts, Weight
 
+SOURCE = "bounds on all spans, exact on those used"
 LARGEST_WEIGHT = 64
 STEEPEST = 100_000
 RANGES = 24
@@ -38,40 +39,54 @@ Node = tuple[float, float, float, Path]
 
 
 def pipeline_exact(instance: Instance, search: Search) -> Outcome:
-    """Best solution and bound over all configurations; optimal within the search's gap unless time runs out."""
+    """Best solution and bound over all configurations; optimal within the search's gap unless time runs out.
+
+    Option `cutoff_ns`: only plans faster than this are of interest.
+    """
     if all(given.iteration == "published" for given in instance.configurations):
         return published_optimum(instance, search)
     if any(given.iteration != "eq8" for given in instance.configurations):
         raise InputError("instance", "configurations", "mix two iteration times", "give instances of one each")
     statistics = dict.fromkeys(("opened", "nodes", "stages_solved", "stages_capped"), 0)
-    waiting = []
-    for place in range(len(instance.configurations)):
-        sweep = _Sweep(instance, place, search, statistics)
-        heapq.heappush(waiting, (sweep.quick_bound(), place, sweep))
-    bounds: list[float] = []
-    while waiting:
-        bound, _, sweep = waiting[0]
-        if bound > _target(search) or search.out_of_time():
-            break
-        heapq.heappop(waiting)
-        statistics["opened"] += 1
-        bounds.append(sweep.run())
-    bounds += [bound for bound, _, _ in waiting]
+    # Each configuration is bounded more sharply, and more slowly, whenever it comes first.
+    waiting = [(_floor(instance, place), place) for place in range(len(instance.configurations))]
+    heapq.heapify(waiting)
+    sweeps: dict[int, _Sweep] = {}
+    bounds: list[float] = [np.inf]
+    while waiting and waiting[0][0] <= _target(search) and not search.out_of_time():
+        bound, place = heapq.heappop(waiting)
+        if place not in sweeps:
+            sweeps[place] = _Sweep(instance, place, search, statistics)
+            heapq.heappush(waiting, (max(bound, sweeps[place].quick_bound()), place))
+        elif bound < np.inf:
+            statistics["opened"] += 1
+            bounds.append(sweeps[place].run())
+    bounds += [bound for bound, _ in waiting]
     bound = min(bounds)
     if search.objective is None:
         if bound == np.inf:
             return Outcome(infeasible=True, bound_source="least memory over all stages", statistics=statistics)
-        return Outcome(message="time ran out before a plan was found", statistics=statistics)
+        told = "time ran out before a plan was found" if search.out_of_time() else "no plan is below cutoff_ns"
+        return Outcome(message=told, bound=int(np.ceil(bound)), bound_source=SOURCE, statistics=statistics)
     proven = search.objective if bound == np.inf else min(search.objective, int(np.ceil(bound)))
     search.report(bound=proven)
-    return Outcome(bound=proven, bound_source="bounds on all spans, exact on those used", statistics=statistics)
+    return Outcome(bound=proven, bound_source=SOURCE, statistics=statistics)
 
 
 def _target(search: Search) -> float:
-    """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for."""
-    if search.objective is None:
-        return np.inf
-    return search.objective - max(1, int(search.objective * search.gap))
+    """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for, and below the
+    option `cutoff_ns`."""
+    known = [value for value in (search.objective, search.options.get("cutoff_ns")) if value is not None]
+    return min((value - max(1, int(value * search.gap)) for value in known), default=np.inf)
+
+
+def _floor(instance: Instance, place: int) -> float:
+    """A bound on a configuration from every layer's fastest option alone."""
+    given = instance.configurations[place]
+    kinds = list(instance.layer_kinds)
+    u = (given.tables.time_ns - given.tables.sync_ns).min(axis=1)[kinds]
+    slowest = max(int(u.max()), -(-int(u.sum()) // given.stages))
+    return float((given.micro_batches - 1) * slowest + int(given.tables.time_ns.min(axis=1)[kinds].sum()))
 
 
 @dataclass
@@ -114,15 +129,21 @@ class _Sweep:
         self.depth_of = [self.costs.depths.index(depth) for depth in self.costs.in_flight]
         self.unresolved = np.inf
         self.window = _window(instance.layers)
+        self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, _most_ns(instance, place))))
 
     def quick_bound(self) -> float:
-        """Without prices of memory; infinite where some stage can never fit."""
-        self.u, times = self.costs.bounds([(1, 0), (1, 1)], prices=np.zeros(1))
-        self.values = times[None]
-        self.weights, weights = [(1, 1)], self.weights
-        slowest = self._least_slowest()
-        total = self._partition(np.inf)[0] if slowest < np.inf else np.inf
-        self.weights = weights
+        """Without prices of memory; infinite where some stage can never fit. Batches that share tables share it, too."""
+        known = self.costs.shared
+        key = ("quick", self.costs.spans, tuple(self.costs.in_flight), self.instance.memory_bytes)
+        if key not in known:
+            self.u, times = self.costs.bounds([(1, 0), (1, 1)], prices=np.zeros(1))
+            slowest, total = self._least_slowest(), np.inf
+            if slowest < np.inf:
+                self.values, weights, self.weights = times[None], self.weights, [(1, 1)]
+                total = self._partition(np.inf)[0]
+                self.weights = weights
+            known[key] = (slowest, total)
+        slowest, total = known[key]
         return (self.m - 1) * slowest + total if total < np.inf else np.inf
 
     def run(self) -> float:
@@ -161,6 +182,9 @@ class _Sweep:
     def _single(self) -> float:
         """One stage over all layers: its optimum at weight (m, 1)."""
         number = int(self.costs.spans.number[0, -1])
+        bound = float(self.costs.bounds([(self.m, 1)])[0, 0, number])
+        if bound > _target(self.search):
+            return bound
         solved = self._solved(number, self.costs.depths[0], (self.m, 1))
         if solved.choice is not None:
             self.search.report(Solution(self.place, (self.instance.layers,), solved.choice))
@@ -221,7 +245,7 @@ class _Sweep:
         while (known.best(limit) or fastest).time_ns - known.bound(limit) >= 1:
             slope = Fraction(fastest.time_ns - cheapest.time_ns, cheapest.u_ns - fastest.u_ns)
             weight = (1 + slope).limit_denominator(LARGEST_WEIGHT)
-            if weight > STEEPEST or (weight.numerator, weight.denominator) in known.cuts:
+            if weight > self.steepest or (weight.numerator, weight.denominator) in known.cuts:
                 break
             between = self._cut(known, depth, number, (weight.numerator, weight.denominator))
             if between.u_ns > limit:
@@ -314,6 +338,13 @@ class _Sweep:
             spans = np.where(number >= 0, self.u[self.depth_of[stage]][number], np.inf)
             reach = np.concatenate(([np.inf], np.maximum(reach[:-1, None], spans).min(axis=0)))
         return float(reach[-1])
+
+
+def _most_ns(instance: Instance, place: int) -> int:
+    """No stage takes longer: weights times this stay within 64 bits."""
+    tables, kinds = instance.configurations[place].tables, list(instance.layer_kinds)
+    moves = sum(int(table.max(initial=0)) for table in (tables.transitions_ns, tables.entries_ns))
+    return int(tables.time_ns.max(axis=1)[kinds].sum()) + instance.layers * moves
 
 
 def _window(layers: int) -> NDArray[np.intp]:

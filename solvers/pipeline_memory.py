@@ -23,6 +23,12 @@ def least_pipeline_memory(instance: Instance) -> Solution:
     return best
 
 
+def fits(instance: Instance) -> bool:
+    """Whether any plan fits."""
+    places = range(len(instance.configurations))
+    return any(_least(instance, place, instance.memory_bytes + 1) is not None for place in places)
+
+
 def _least(instance: Instance, place: int, limit: float) -> Solution | None:
     """The least of one configuration; None where it is not below `limit`."""
     costs = StageCosts(instance, place)

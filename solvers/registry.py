@@ -110,6 +110,7 @@ PROBLEMS = {
                     "trainplan.solvers.pipeline:pipeline_exact",
                     True,
                     "bounds on all spans of layers, exact stages by label-setting",
+                    (Option("cutoff_ns"),),
                 ),
                 Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
                 Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),

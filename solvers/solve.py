@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,6 +18,11 @@ PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every package that may have had a part in an answer."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -34,12 +40,14 @@ def solve(
     gap: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
+    explained: bool = True,
     **options: Any,
 ) -> Result:
     """Run a method on an instance; the answer is checked by the problem's own `evaluate` and `violations`.
 
     method: a name of `methods`; `exact` is the best proven one. time_limit: seconds; reaching it is an outcome, not an error.
-    gap: relative gap at which to stop; `optimal` then means within it. options: the method's own, see `methods`.
+    gap: relative gap at which to stop; `optimal` then means within it. explained: where a method finds nothing, find out
+    whether anything fits. options: the method's own, see `methods`.
     Raises InputError for a method, limit or option that does not exist.
     """
     entry = problem(instance.problem).entry(method)
@@ -59,7 +67,7 @@ def solve(
         outcome = Outcome(message="memory ran out", bound=search.bound, bound_source="the bound before memory ran out")
     except Exception as error:
         outcome = Outcome(failed=True, message=f"{type(error).__name__}: {error}")
-    return _result(instance, entry, definition, search, outcome)
+    return _result(instance, entry, definition, search, outcome, explained)
 
 
 def _check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
@@ -86,7 +94,7 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
             raise InputError("command line", f"option {name}", f"is {value!r}", "give a whole number of at least 1")
 
 
-def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcome: Outcome) -> Result:
+def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcome: Outcome, explained: bool) -> Result:
     """What is proven, from a method's claims and our own checks of them."""
     elapsed = search.elapsed()
     reason: Infeasibility | None = None
@@ -113,7 +121,7 @@ def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcom
         status, outcome.bound_source = "infeasible", "least memory over all choices"
     elif objective is None:
         status = "unknown"
-        reason = problem(instance.problem).explainer()(instance)
+        reason = problem(instance.problem).explainer()(instance) if explained else None
         if reason is not None:
             status, outcome.bound_source = "infeasible", "least memory over all choices"
     elif bound is not None and bound > objective:

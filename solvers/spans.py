@@ -24,7 +24,7 @@ class Level:
     kind: Places
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spans:
     """number: (L, L), the class of layers a..b, -1 where b < a; levels[n]: the classes of n + 1 layers, numbered in order;
     span: first and last layer of one span of each class. At the first level `parent` is -1 and `boundary` the entry, or -1."""

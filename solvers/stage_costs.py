@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -41,12 +42,14 @@ class Solved:
     time_ns: int = 0
 
 
-_kept: WeakKeyDictionary[Tables, list[int]] = WeakKeyDictionary()
-_solved: WeakKeyDictionary[Tables, dict[tuple[object, ...], Solved]] = WeakKeyDictionary()
+# What was found of tables, for all instances that share them: other batch sizes, other numbers of micro-batches.
+_kept: WeakKeyDictionary[Tables, tuple[list[int], Tables]] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[Tables, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
 
 
-def undominated(tables: Tables) -> list[int]:
-    """Options that no other one equals or beats everywhere: in u, T and all bytes of every kind, and in every re-layout."""
+def undominated(tables: Tables) -> tuple[list[int], Tables]:
+    """Options that no other one equals or beats everywhere: in u, T and all bytes of every kind, and in every re-layout; and
+    the tables of those alone."""
     if tables not in _kept:
         kept: list[int] = []
         values = np.concatenate(
@@ -66,7 +69,7 @@ def undominated(tables: Tables) -> list[int]:
         for s in order:
             if not any((values[:, other] <= values[:, s]).all() for other in kept):
                 kept.append(int(s))
-        _kept[tables] = sorted(kept)
+        _kept[tables] = sorted(kept), tables.keep(sorted(kept))
     return _kept[tables]
 
 
@@ -76,13 +79,12 @@ class StageCosts:
     def __init__(self, instance: Instance, place: int) -> None:
         self.instance, self.place = instance, place
         self.configuration: Configuration = instance.configurations[place]
-        self.options = undominated(self.configuration.tables)
-        self.tables = self.configuration.tables.keep(self.options)
+        self.options, self.tables = undominated(self.configuration.tables)
         self.spans: Spans = spans_of(instance.layer_kinds, instance.boundary_kinds)
         stages = range(self.configuration.stages)
         self.in_flight = [self.configuration.in_flight(stage) for stage in stages]
         self.depths = sorted(set(self.in_flight))
-        self.solved = _solved.setdefault(self.configuration.tables, {})
+        self.shared = _shared.setdefault(self.configuration.tables, {})
 
     def bounds(self, weights: Sequence[Weight], prices: Floats | None = None) -> Floats:
         """Lower bounds on F of every weight, in-flight number and class of spans: (weights, depths, classes); infinite where
@@ -158,9 +160,10 @@ class StageCosts:
         instance = self.instance
         kinds, boundaries = instance.layer_kinds[first : last + 1], instance.boundary_kinds[max(0, first - 1) : last]
         key = (kinds, boundaries, first > 0, depth, weight, instance.memory_bytes)
-        if key not in self.solved:
-            self.solved[key] = self._solve(first, last, depth, weight)
-        return self.solved[key]
+        if key not in self.shared:
+            self.shared[key] = self._solve(first, last, depth, weight)
+        found: Solved = self.shared[key]
+        return found
 
     def _solve(self, first: int, last: int, depth: int, weight: Weight) -> Solved:
         stage = self.stage_instance(first, last, depth, weight)
@@ -204,7 +207,7 @@ class StageCosts:
         tables, ahead = self.tables, depth - 1
         kinds, boundaries = self.instance.layer_kinds, self.instance.boundary_kinds
         times = p * (tables.time_ns - tables.sync_ns) + q * tables.sync_ns
-        moves = p * tables.transitions_ns
+        tables_of = list(p * tables.transitions_ns)
         states = tables.state_bytes + ahead * tables.forward_bytes
         columns = [times[kind] for kind in kinds[first : last + 1]]
         if first:
@@ -216,7 +219,7 @@ class StageCosts:
             forward_bytes=tuple(tables.forward_bytes[kind] for kind in kinds[first : last + 1]),
             backward_bytes=tuple(tables.backward_bytes[kind] for kind in kinds[first : last + 1]),
             state_bytes=tuple(states[kind] for kind in kinds[first : last + 1]),
-            transitions_ns=tuple(moves[boundary] for boundary in boundaries[first:last]),
+            transitions_ns=tuple(tables_of[boundary] for boundary in boundaries[first:last]),
             strategies=(tables.strategies,) * count,
             layer_names=self.instance.layer_names[first : last + 1],
         )

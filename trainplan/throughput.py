@@ -18,11 +18,13 @@ from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models import Model
-from trainplan.solvers.galvatron_bmw import MOST_MICRO_BATCHES
+from trainplan.solvers.galvatron_bmw import MOST_MICRO_BATCHES, ruled_micro_batches
+from trainplan.solvers.pipeline_memory import fits
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import solve
 
 LARGEST_BATCH = 4096
+PATIENCE = 4
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,21 @@ class Batches:
     def micro_batches(self, batch: int) -> list[int]:
         return [m for m in divisors(batch) if self.most is None or m <= self.most]
 
-    def instance(self, batch: int, memory_bytes: int, space_name: str, schedule: Schedule) -> Instance:
-        """Raises InputError where no strategy of the space divides the batch."""
+    def instance(self, batch: int, memory_bytes: int, space_name: str, schedule: Schedule, *, ruled: bool = False) -> Instance:
+        """ruled: only the numbers of micro-batches that the paper's methods take. Raises InputError where no strategy of the
+        space divides the batch."""
         chunk = (-(-batch // self.step) - 1).bit_length()  # batch sizes up to step 2^chunk share one profile
         key = (chunk, space_name)
         if key not in self._kept:
             self._kept[key] = PipelineCosts(self._profile(chunk), costs=self.costs, space=space(space_name))
-        return self._kept[key].instance(batch, memory_bytes, schedule=schedule, micro_batches=self.micro_batches(batch))
+        costs = self._kept[key]
+
+        def counts(stages: int) -> list[int]:
+            group = self.cluster.devices // stages
+            possible = [m for m in self.micro_batches(batch) if costs.strategies(group, batch // m)]
+            return [ruled_micro_batches(batch, stages, possible)] if ruled and possible else possible
+
+        return costs.instance(batch, memory_bytes, schedule=schedule, micro_batches=counts)
 
     def _profile(self, chunk: int) -> Any:
         if chunk not in self._profiles:
@@ -160,33 +170,36 @@ def search_throughput(
     largest_batch: int = LARGEST_BATCH,
     gap: float = 0.0,
     time_limit: float | None = None,
+    every: bool = False,
     progress: Callable[[Point], None] | None = None,
 ) -> Throughput:
     """Try batch sizes, from the smallest, until nothing fits (Algorithm 1). gap, time_limit: of each batch size.
 
+    The exact planner looks only for plans of more throughput than the best so far; every: for the optimum of every batch size.
     A size that no strategy of the space divides is passed over; so is one at which a planner finds nothing although the next
-    one may be split into micro-batches better: only `patience` failures in a row end the search. Raises InputError.
+    one may be split into micro-batches better: PATIENCE failures in a row end the search. Raises InputError.
     """
     if not 0 < memory_bytes <= 2**48:
         raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
     points: list[Point] = []
-    failures = 0
+    best, failures = 0.0, 0
+    ruled = planner.method != "exact" and dict(planner.options).get("micro_batches", "rule") == "rule"
     for batch in batches.sizes(largest_batch):
         try:
-            instance = batches.instance(batch, memory_bytes, planner.space, planner.schedule)
+            instance = batches.instance(batch, memory_bytes, planner.space, planner.schedule, ruled=ruled)
         except InputError:
             continue
-        result = solve(instance, planner.method, gap=gap, time_limit=time_limit, **dict(planner.options))
-        points.append(Point(batch, result))
+        options = dict(planner.options)
+        if planner.method == "exact" and best and not every:
+            options["cutoff_ns"] = max(1, int(batch / best * 1e9))
+        points.append(Point(batch, solve(instance, planner.method, gap=gap, time_limit=time_limit, explained=False, **options)))
+        best = max(best, points[-1].throughput)
         if progress:
             progress(points[-1])
-        failures = 0 if result.objective else failures + 1
+        failures = 0 if points[-1].throughput or ("cutoff_ns" in options and fits(instance)) else failures + 1
         if failures == PATIENCE:
             break
     if not points:
         told = f"is {planner.space}, which no batch size up to {largest_batch} suits"
         raise InputError("command line", "--planner", told, "give another planner, or a larger --largest-batch")
     return Throughput(planner, tuple(points))
-
-
-PATIENCE = 4

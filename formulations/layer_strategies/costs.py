@@ -138,8 +138,14 @@ def unit_costs(profile: Profile, costs: CostModel, sublayer: str, strategy: Stra
     return UnitCosts(forward + backward, sync, forward_bytes, backward_bytes, state_bytes)
 
 
+@cache
+def _peers(strategy: Strategy, paradigm: Any) -> tuple[int, ...]:
+    """The first device's group of a paradigm."""
+    return strategy.peers(0, paradigm)
+
+
 def _collective_ns(profile: Profile, strategy: Strategy, paradigm: Any, operation: Operation, message_bytes: int) -> float:
-    return collective_ns(profile.network, operation, message_bytes, strategy.peers(0, paradigm))
+    return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
 
 
 def _backward_bytes(profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int) -> int:

@@ -7,7 +7,7 @@ the slowest link between neighbouring stages; a device sends the rows that it wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -59,6 +59,7 @@ class PipelineCosts:
         between = [moved_bytes(profile, layer[-1].sublayer)[1] for layer in layers[:-1]]
         self.boundaries = list(dict.fromkeys(between))
         self.boundary_kinds = tuple(self.boundaries.index(size) for size in between)
+        self._strategies: dict[int, list[Strategy]] = {}
         self._tables: dict[tuple[int, int], Tables | None] = {}
         self._units: dict[tuple[str, Strategy, int], UnitCosts] = {}
 
@@ -69,8 +70,10 @@ class PipelineCosts:
 
     def strategies(self, group: int, samples: int) -> list[Strategy]:
         """Those of the space that the model can be split by and that divide the samples of a micro-batch."""
-        degrees = set(self.profile.tp_degrees(group))
-        return [s for s in self.space.strategies(group) if s.degree("tp") in degrees and samples % s.data_degree == 0]
+        if group not in self._strategies:
+            degrees = set(self.profile.tp_degrees(group))
+            self._strategies[group] = [s for s in self.space.strategies(group) if s.degree("tp") in degrees]
+        return [s for s in self._strategies[group] if samples % s.data_degree == 0]
 
     def tables(self, group: int, samples: int) -> Tables | None:
         """Costs of stages of `group` devices with `samples` a micro-batch; None where no strategy is possible."""
@@ -132,15 +135,17 @@ class PipelineCosts:
         *,
         schedule: Schedule = "1f1b",
         stages: Sequence[int] | None = None,
-        micro_batches: Sequence[int] | None = None,
+        micro_batches: Callable[[int], Sequence[int]] | Sequence[int] | None = None,
         name: str | None = None,
         provenance: dict[str, Any] | None = None,
     ) -> Instance:
-        """The problem of one batch. stages, micro_batches: only these numbers (default: all possible). Raises InputError."""
+        """The problem of one batch. stages, micro_batches: only these numbers (default: all possible), the latter also by the
+        number of stages. Raises InputError."""
         profile, configurations = self.profile, []
         for count in self.stages if stages is None else stages:
             group = profile.devices // count
-            for m in self.counts(batch, group) if micro_batches is None else micro_batches:
+            numbers = micro_batches(count) if callable(micro_batches) else micro_batches
+            for m in self.counts(batch, group) if numbers is None else numbers:
                 tables = self.tables(group, batch // m) if batch % m == 0 else None
                 if tables is not None:
                     configurations.append(Configuration(count, m, tables, schedule))

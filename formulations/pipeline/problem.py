@@ -158,6 +158,14 @@ class Tables:
     transitions_ns: Integers
     entries_ns: Integers
 
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of names and numbers."""
+        found = hashlib.sha256(json.dumps(self.strategies).encode())
+        for name in (*COLUMNS, "transitions_ns", "entries_ns"):
+            found.update(np.ascontiguousarray(getattr(self, name), "<i8").tobytes())
+        return found.digest()
+
     def keep(self, options: Sequence[int]) -> Tables:
         """The same tables with only these options."""
         o = list(options)
@@ -219,9 +227,12 @@ class Instance:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what the answer depends on (not of names or provenance)."""
-        record = self.to_dict()
-        parts = [record[key] for key in ("memory_bytes", "layer_kinds", "boundary_kinds", "configurations")]
-        return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+        found = hashlib.sha256()
+        found.update(repr((self.memory_bytes, self.layer_kinds, self.boundary_kinds)).encode())
+        for given in self.configurations:
+            found.update(repr((given.stages, given.micro_batches, given.schedule, given.iteration, given.ends_ns)).encode())
+            found.update(given.tables.digest)
+        return found.hexdigest()
 
     def with_memory(self, memory_bytes: int) -> Instance:
         return replace(self, memory_bytes=memory_bytes)

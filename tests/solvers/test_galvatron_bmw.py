@@ -91,7 +91,7 @@ def random_pipeline(seed: int, most_layers: int = 6, devices: int = 4, kinds: in
 def paper_pipeline(model: str, gigabytes: int, batch: int = 64, space: str = "full") -> Instance:
     """A model of the paper's Table I on 8 devices, at the paper's number of micro-batches."""
     described = load_model(model)
-    shapes = shapes_needed(described.tp_degrees(8), 8, [batch, batch // 8])
+    shapes = shapes_needed(described.tp_degrees(8), [1, 2, 4, 8], [batch, batch // 8])
     costs = PipelineCosts(estimate_shapes(described, load_cluster("rtx-titan-8"), shapes, 8), space=SPACES[space])
     return costs.instance(batch, gigabytes << 30, micro_batches=[1, 8])
 
