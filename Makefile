@@ -13,8 +13,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	mkdir -p demo
-	$(BIN)/trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 1GiB --measure -o demo/plan.json
+	$(BIN)/trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 1GiB --pipeline 1 --micro-batches 1 \
+		--measure -o demo/plan.json
 	$(BIN)/trainplan run demo/plan.json --steps 3 --scale-down 8 --dtype float64
+	$(BIN)/trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --pipeline 2 --micro-batches 4 -o demo/pipeline.json
+	$(BIN)/trainplan run demo/pipeline.json --steps 3 --scale-down 8 --dtype float64
 
 test: $(INSTALLED)
 	$(BIN)/pytest -q
@@ -34,6 +37,7 @@ lint: $(INSTALLED)
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/profiles.py
 	$(BIN)/python benchmarks/layer_strategies.py
+	$(BIN)/python benchmarks/pipelines.py
 
 fuzz: $(INSTALLED)
 	$(BIN)/python benchmarks/fuzz.py

@@ -75,6 +75,12 @@ def label_setting(instance: Instance, search: Search, cap: Cap | None = None) ->
 
     With a cap, `search` must know a solution that keeps it: without one nothing is cut.
     """
+    if cap is None:
+        time, choice = _fastest(instance)
+        search.report(bound=time)
+        if evaluate(instance, choice).peak_bytes <= instance.memory_bytes:
+            search.report(choice)
+            return Outcome(bound=time, bound_source="fastest choice without a memory limit")
     least, choice = least_memory(instance)
     if least > instance.memory_bytes:
         return Outcome(infeasible=True, bound_source="least memory over all choices")
@@ -94,6 +100,19 @@ def label_setting(instance: Instance, search: Search, cap: Cap | None = None) ->
         if not finished or search.out_of_time():
             break
     return Outcome(bound=search.bound, bound_source="completion bounds of label-setting", statistics=statistics)
+
+
+def _fastest(instance: Instance) -> tuple[int, tuple[int, ...]]:
+    """The fastest choice of all, whatever memory it needs: a shortest path."""
+    reach, origins = instance.time_ns[0], []
+    for time, table in zip(instance.time_ns[1:], instance.transitions_ns, strict=True):
+        through = reach[:, None] + table
+        origins.append(through.argmin(axis=0))
+        reach = through.min(axis=0) + time
+    choice = [int(reach.argmin())]
+    for origin in reversed(origins):
+        choice.append(int(origin[choice[-1]]))
+    return int(reach.min()), tuple(reversed(choice))
 
 
 def _target(search: Search) -> int:
@@ -189,16 +208,18 @@ class _Prepared:
 
     def _cost(self, l: int, prices: Floats, multipliers: Floats) -> Floats:
         """Of layer l's options at each price: (prices, options)."""
-        cost: Floats = self.instance.time_ns[l] + prices[:, None] * self.added[l]
+        cost: Floats = np.asarray(self.instance.time_ns[l] + prices[:, None] * self.added[l], np.float64)
         return cost if self.cap is None else cost + multipliers[:, None] * self.cap.time_ns[l]
 
     def _chains(self, prices: Floats, multipliers: Floats) -> list[Floats]:
         """V[l][w, s]: least cost c + R + w (f + ms) of the layers before l, up to option s of l (its re-layout included)."""
         instance = self.instance
-        chain = np.zeros((len(prices), instance.options[0]))
+        chain: Floats = np.zeros((len(prices), instance.options[0]))
         chains = [chain]
         for l, table in enumerate(instance.transitions_ns):
-            moves = table if self.cap is None else table + multipliers[:, None, None] * self.cap.transitions_ns[l]
+            moves: Floats | Integers = table
+            if self.cap is not None:
+                moves = table + multipliers[:, None, None] * self.cap.transitions_ns[l]
             chain = ((chain + self._cost(l, prices, multipliers))[:, :, None] + moves).min(axis=1)
             chains.append(chain)
         return chains

@@ -256,9 +256,9 @@ class _Sweep:
                 break
         best = known.best(limit)
         if best is not None and best.time_ns - known.bound(limit) >= 1 and narrow:
-            slope = (fastest.time_ns - cheapest.time_ns) / max(1, cheapest.u_ns - fastest.u_ns)
+            price = (fastest.time_ns - cheapest.time_ns) / max(1, cheapest.u_ns - fastest.u_ns)
             self.statistics["stages_capped"] += 1
-            capped = self.costs.solve_capped(number, self.costs.depths[depth], int(limit), best, slope, self.search.remaining())
+            capped = self.costs.solve_capped(number, self.costs.depths[depth], int(limit), best, price, self.search.remaining())
             known.capped.append((limit, capped.bound))
             known.found.append(capped)
             best = known.best(limit)
@@ -321,10 +321,10 @@ class _Sweep:
 
     def _longest(self, times: Floats) -> int:
         """Layers of the longest span that some stage can hold."""
-        possible = np.isfinite(times).any(axis=0)
+        possible = np.any(np.isfinite(times), axis=0).tolist()
         longest, at = 1, 0
         for length, level in enumerate(self.costs.spans.levels, 1):
-            if possible[at : at + len(level.kind)].any():
+            if any(possible[at : at + len(level.kind)]):
                 longest = length
             at += len(level.kind)
         return min(longest, self.instance.layers - self.stages + 1)

@@ -155,15 +155,30 @@ class StageCosts:
         return np.array([0.0, *ordered])
 
     def solve(self, number: int, depth: int, weight: Weight) -> Solved:
-        """F of a class of spans with `depth` micro-batches in flight, by label-setting; equal spans are solved once."""
+        """F of a class of spans with `depth` micro-batches in flight, by label-setting; equal spans are solved once.
+
+        The best choice for the fewest micro-batches in flight is the best for more of them wherever it still fits.
+        """
         first, last = self.spans.span[number]
         instance = self.instance
         kinds, boundaries = instance.layer_kinds[first : last + 1], instance.boundary_kinds[max(0, first - 1) : last]
         key = (kinds, boundaries, first > 0, depth, weight, instance.memory_bytes)
         if key not in self.shared:
-            self.shared[key] = self._solve(first, last, depth, weight)
+            easier = self.solve(number, self.depths[0], weight) if depth > self.depths[0] else None
+            if easier is not None and (easier.choice is None or self._fits(first, last, depth, easier)):
+                self.shared[key] = easier
+            else:
+                self.shared[key] = self._solve(first, last, depth, weight)
         found: Solved = self.shared[key]
         return found
+
+    def _fits(self, first: int, last: int, depth: int, solved: Solved) -> bool:
+        kinds, choice = list(self.instance.layer_kinds[first : last + 1]), list(solved.choice or ())
+        given = self.configuration.tables
+        kept = given.forward_bytes[kinds, choice]
+        held = np.cumsum(kept) + given.backward_bytes[kinds, choice]
+        states = int(given.state_bytes[kinds, choice].sum()) + (depth - 1) * int(kept.sum())
+        return int(held.max()) + states <= self.instance.memory_bytes
 
     def _solve(self, first: int, last: int, depth: int, weight: Weight) -> Solved:
         stage = self.stage_instance(first, last, depth, weight)
@@ -176,8 +191,23 @@ class StageCosts:
         return self._as_solved(first, last, search)
 
     def solve_capped(self, number: int, depth: int, limit_ns: int, known: Solved, slope: float, time_limit: float) -> Solved:
-        """The least T of a span under u <= limit_ns, and its choice. known: one that keeps the limit; slope: T gained by u."""
+        """The least T of a span under u <= limit_ns, and its choice. known: one that keeps the limit; slope: T gained by u.
+
+        As with `solve`, the answer for the fewest micro-batches in flight holds for more of them wherever it still fits.
+        """
         first, last = self.spans.span[number]
+        if depth > self.depths[0]:
+            key = ("capped", self.spans, number, limit_ns, self.instance.memory_bytes)
+            if key not in self.shared:
+                self.shared[key] = self._solve_capped(first, last, self.depths[0], limit_ns, known, slope, time_limit)
+            easier: Solved = self.shared[key]
+            if self._fits(first, last, depth, easier):
+                return easier
+        return self._solve_capped(first, last, depth, limit_ns, known, slope, time_limit)
+
+    def _solve_capped(
+        self, first: int, last: int, depth: int, limit_ns: int, known: Solved, slope: float, time_limit: float
+    ) -> Solved:
         stage, capped = self.stage_instance(first, last, depth, (1, 1)), self.stage_instance(first, last, depth, (1, 0))
         cap = Cap(limit_ns, capped.time_ns, capped.transitions_ns, (slope, slope / 2, 2 * slope))
 
@@ -203,26 +233,7 @@ class StageCosts:
 
     def stage_instance(self, first: int, last: int, depth: int, weight: Weight) -> StageInstance:
         """The layer-strategies instance whose optimum is F, over the options that are not dominated."""
-        p, q = weight
-        tables, ahead = self.tables, depth - 1
-        kinds, boundaries = self.instance.layer_kinds, self.instance.boundary_kinds
-        times = p * (tables.time_ns - tables.sync_ns) + q * tables.sync_ns
-        tables_of = list(p * tables.transitions_ns)
-        states = tables.state_bytes + ahead * tables.forward_bytes
-        columns = [times[kind] for kind in kinds[first : last + 1]]
-        if first:
-            columns[0] = columns[0] + p * tables.entries_ns[boundaries[first - 1]]
-        count = last - first + 1
-        return StageInstance(
-            memory_bytes=self.instance.memory_bytes,
-            time_ns=tuple(columns),
-            forward_bytes=tuple(tables.forward_bytes[kind] for kind in kinds[first : last + 1]),
-            backward_bytes=tuple(tables.backward_bytes[kind] for kind in kinds[first : last + 1]),
-            state_bytes=tuple(states[kind] for kind in kinds[first : last + 1]),
-            transitions_ns=tuple(tables_of[boundary] for boundary in boundaries[first:last]),
-            strategies=(tables.strategies,) * count,
-            layer_names=self.instance.layer_names[first : last + 1],
-        )
+        return self.instance.span(self.tables, first, last, depth, weight)
 
 
 def _hull_slopes(memory: NDArray[np.int64], time: NDArray[np.int64]) -> list[float]:

@@ -63,35 +63,36 @@ def make_profile(
     sizes: Sequence[int],
     groups: Sequence[int],
     *,
+    devices: int,
     given: Profile | None = None,
     measured: bool = False,
     progress: Report | None = None,
 ) -> Profile:
     """The profile to plan with: the given one if it is for this model, else measured on this machine, else estimated.
 
-    sizes: of micro-batches, in samples; groups: devices of a stage, the largest last. What a given or measured profile lacks
-    is completed from what it has. model, cluster: None where the given one says all.
+    sizes: of micro-batches, in samples; groups: devices of a stage; devices: all that the profile is for. What a given or
+    measured profile lacks is completed from what it has. model, cluster: None where the given one says all.
     """
-    group = groups[-1]
+    group = max(groups)
     if given is not None:
         if model is not None:
             _check_model(given, model)
         if cluster is not None:
             _check_cluster(given, cluster)
-        return for_shapes(given, group, _shapes((given.described_model or given).tp_degrees(group), groups, sizes))
+        return for_shapes(given, devices, _shapes((given.described_model or given).tp_degrees(group), groups, sizes))
     assert model is not None and cluster is not None
     shapes = _shapes(model.tp_degrees(group), groups, sizes)
     if not measured:
-        return estimate_shapes(model, cluster, shapes, group)
+        return estimate_shapes(model, cluster, shapes, devices)
     rows = {tp: [r for t, r in shapes if t == tp] for tp, _ in shapes}
     ends = sorted({(tp, r) for tp, known in rows.items() for r in (min(known), max(known))})
-    return for_shapes(measure(model, cluster, ends, progress=progress), group, shapes)
+    return for_shapes(measure(model, cluster, ends, progress=progress), devices, shapes)
 
 
 def _shapes(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
     shapes = shapes_needed(degrees, groups, sizes)
     if not shapes:
-        fix = f"give a multiple of {groups[0] // max(degrees)}"
+        fix = f"give a multiple of {max(groups) // max(degrees)}"
         raise InputError("command line", "--batch", f"gives micro-batches of {max(sizes)} samples, which nothing divides", fix)
     return shapes
 
@@ -151,7 +152,9 @@ def make_plan(
         model = model.fused()  # as it will run
     counts, numbers = stage_counts(cluster.devices, pipeline), micro_batch_counts(batch, micro_batches)
     groups, sizes = [cluster.devices // count for count in reversed(counts)], [batch // m for m in numbers]
-    profile = make_profile(model, cluster, sizes, groups, given=profile, measured=measured, progress=measuring)
+    profile = make_profile(
+        model, cluster, sizes, groups, devices=cluster.devices, given=profile, measured=measured, progress=measuring
+    )
     costs = PipelineCosts(profile, costs=COST_MODELS["executed"], space=space(space_name), by_unit=by_unit)
     name = f"{profile.name} on {cluster.name}"
     instance = costs.instance(batch, memory_bytes, schedule=schedule, stages=counts, micro_batches=numbers, name=name)

@@ -241,26 +241,29 @@ class Instance:
         """One stage, layers first to last (included), as a layer-strategies instance. weight: micro-batches that the time is
         counted for; gradient synchronisation counts once. Options of all layers are those of the configuration."""
         given = self.configurations[configuration]
-        tables, ahead = given.counted, given.in_flight(stage) - 1
-        kinds = list(self.layer_kinds[first : last + 1])
-        times = weight * (tables.time_ns - tables.sync_ns) + tables.sync_ns
-        columns = {
-            "time_ns": [times[kind] for kind in kinds],
-            "forward_bytes": [tables.forward_bytes[kind] for kind in kinds],
-            "backward_bytes": [tables.backward_bytes[kind] for kind in kinds],
-            "state_bytes": [tables.state_bytes[kind] + ahead * tables.forward_bytes[kind] for kind in kinds],
-        }
+        return self.span(given.counted, first, last, given.in_flight(stage), (weight, 1))
+
+    def span(self, tables: Tables, first: int, last: int, in_flight: int, weight: tuple[int, int]) -> StageInstance:
+        """A span of layers under some tables, as a layer-strategies instance that minimises p (T - G) + q G; weight: (p, q)."""
+        p, q = weight
+        kinds = self.layer_kinds[first : last + 1]
+        times = list(p * (tables.time_ns - tables.sync_ns) + q * tables.sync_ns)
+        states = list(tables.state_bytes + (in_flight - 1) * tables.forward_bytes)
+        moves = list(p * tables.transitions_ns)  # one object for each kind, so that equal ones are known to be equal
+        layers_ns = [times[kind] for kind in kinds]
         if first:
-            columns["time_ns"][0] = columns["time_ns"][0] + weight * tables.entries_ns[self.boundary_kinds[first - 1]]
-        moves = [weight * tables.transitions_ns[kind] for kind in self.boundary_kinds[first:last]]
+            layers_ns[0] = layers_ns[0] + p * tables.entries_ns[self.boundary_kinds[first - 1]]
         return StageInstance(
             memory_bytes=self.memory_bytes,
-            transitions_ns=tuple(moves),
+            time_ns=tuple(layers_ns),
+            forward_bytes=tuple(tables.forward_bytes[kind] for kind in kinds),
+            backward_bytes=tuple(tables.backward_bytes[kind] for kind in kinds),
+            state_bytes=tuple(states[kind] for kind in kinds),
+            transitions_ns=tuple(moves[kind] for kind in self.boundary_kinds[first:last]),
             strategies=(tables.strategies,) * len(kinds),
             layer_names=self.layer_names[first : last + 1],
-            name=f"stage {stage} of {self.name}",
+            name=f"layers {first} to {last} of {self.name}",
             provenance={"batch": self.batch},
-            **{name: tuple(column) for name, column in columns.items()},
         )
 
     def to_dict(self) -> dict[str, Any]:
