@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 from trainplan.profiling.errors import MissingExtra
@@ -53,21 +53,30 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
 
 
 def draw_throughput(found: Sequence[Throughput]) -> Any:
-    """A matplotlib Figure: samples a second by batch size, a line for each planner, its best marked. Raises MissingExtra."""
+    """A matplotlib Figure: the best throughput up to each batch size, a line for each planner, its best batch marked; where a
+    line ends nothing larger fits. Raises MissingExtra."""
     if find_spec("matplotlib") is None:
         raise MissingExtra("matplotlib", "plot", "drawing throughput")
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    figure = Figure(figsize=(10.0, 5.0), layout="constrained")
     axes = figure.subplots()
-    for one in found:
+    colours = colormaps["tab20"].colors
+    for place, one in enumerate(found):
+        if one.best is None:
+            axes.plot([], [], lw=1.5, color="lightgrey", label=f"{one.planner.label}: OOM")
+            continue
+        # Every second colour first: neighbours of the map are two shades of one.
+        colour = colours[(2 * place + place // 10) % 20]
         points = [point for point in one.points if point.throughput]
-        if one.best is not None:
-            (line,) = axes.plot([p.batch for p in points], [p.throughput for p in points], lw=1.3, label=one.planner.label)
-            axes.plot(one.best.batch, one.best.throughput, "o", color=line.get_color())
-    axes.set(xlabel="batch size (samples)", ylabel="throughput (samples/s)")
+        highest = list(accumulate((point.throughput for point in points), max))
+        axes.plot([p.batch for p in points], highest, drawstyle="steps-post", lw=1.5, color=colour, label=one.planner.label)
+        axes.plot(one.best.batch, one.best.throughput, "o", color=colour)
+    axes.set(xlabel="batch size (samples)", ylabel="best throughput up to this batch size (samples/s)")
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_ylim(bottom=0)
-    if axes.lines:
-        axes.legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
     return figure
