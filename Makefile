@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint benchmark fuzz clean
+.PHONY: demo test lint benchmark study fuzz clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +38,9 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/profiles.py
 	$(BIN)/python benchmarks/layer_strategies.py
 	$(BIN)/python benchmarks/pipelines.py
+
+study: $(INSTALLED)
+	$(BIN)/python -m tests.papers.study
 
 fuzz: $(INSTALLED)
 	$(BIN)/python benchmarks/fuzz.py

@@ -26,7 +26,7 @@ from trainplan.profiling.models import Model, load_model
 from trainplan.solvers.solve import solve
 
 import trainplan as tp
-from trainplan.throughput import Batches, search_throughput, variant
+from trainplan.batches import Batches, search_throughput, variant
 
 MODELS_48 = ("bert-huge-48", "vit-huge-48", "t5-large-48", "swin-huge-48")
 TABLE_I = ("bert-huge-32", "bert-huge-48", "vit-huge-32", "vit-huge-48", "t5-large-32", "t5-large-48",

@@ -6,14 +6,26 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from trainplan.batches import (
+    LARGEST_BATCH,
+    MOST_MICRO_BATCHES,
+    VARIANTS,
+    Batches,
+    Throughput,
+    search_throughput,
+    variant,
+)
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED, run_plans
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies import problem as layer_strategies
 from trainplan.formulations.pipeline import problem as pipeline_problem
+from trainplan.formulations.pipeline import published
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Schedule
+from trainplan.formulations.pipeline.published_costs import Options as EngineOptions
 from trainplan.formulations.pipeline.spaces import space as space_of
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.pictures import draw_profile, draw_throughput
@@ -24,6 +36,7 @@ from trainplan.profiling.errors import InputError, MissingExtra, shown
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.files import Record, Source, read_data
 from trainplan.profiling.imports import import_profile
+from trainplan.profiling.imports.galvatron_engine import read_engine_profile
 from trainplan.profiling.measure import measure
 from trainplan.profiling.models import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
@@ -32,15 +45,6 @@ from trainplan.solvers.registry import PROBLEMS, Entry, problem
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare as compare_methods
 from trainplan.solvers.solve import solve as solve_instance
-from trainplan.throughput import (
-    LARGEST_BATCH,
-    MOST_MICRO_BATCHES,
-    VARIANTS,
-    Batches,
-    Throughput,
-    search_throughput,
-    variant,
-)
 
 __all__ = [
     "InputError",
@@ -63,6 +67,9 @@ __all__ = [
 
 
 Instance = layer_strategies.Instance | pipeline_problem.Instance
+FilePath = str | os.PathLike[str]
+ENGINE_DP_TYPES = ("zero2", "ddp")
+LARGEST_ENGINE_BATCH = 2**16
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ def build(
     memory: str | int | None = None,
     sequence: int | None = None,
     dtype: str | None = None,
-    cost_model: str = "paper",
+    cost_model: str | None = None,
     pipeline: int | None = None,
     stage: int = 0,
     micro_batches: int | None = None,
@@ -114,6 +121,11 @@ def build(
     by_unit: bool = False,
     takeaway3: bool = True,
     profile: str | os.PathLike[str] | Profile | None = None,
+    engine_files: FilePath | Sequence[FilePath] | None = None,
+    layers: int | None = None,
+    hidden_size: int | None = None,
+    default_dp_type: str = "zero2",
+    both_orders: bool = False,
 ) -> Instance:
     """An instance from a model (name, config.json or Model) and a cluster (name, file or Cluster). Raises InputError.
 
@@ -121,8 +133,42 @@ def build(
     or bytes (default: the cluster's). by_unit: decide for each sub-layer.
     layer-strategies: one stage of `pipeline` even ones (default: 1), see `layer_strategies.costs`. pipeline: all stages;
     pipeline and micro_batches are their numbers (default: all that are possible), see `pipeline.costs`.
+
+    engine_files: files or folders of Hetu-Galvatron's profile, in place of all that; the cost model is then `code`, that of its
+    published engine, see `pipeline.published`. layers, sequence, hidden_size: what those files leave open. default_dp_type
+    (zero2 or ddp) and both_orders (of tensor parallelism): the engine's own options; a file of message times is used if given.
     """
     wanted = problem(problem_name)
+    if engine_files is not None:
+        given_options = {
+            "--model": model,
+            "--cluster": cluster,
+            "--profile": profile,
+            "--dtype": dtype,
+            "--cost-model": None if cost_model == published.NAME else cost_model,
+            "--pipeline": pipeline,
+            "--stage": stage or None,
+            "--micro-batches": micro_batches,
+            "--schedule": None if schedule == "1f1b" else schedule,
+            "--space": space,
+            "--granularity": "unit" if by_unit else None,
+            "--no-takeaway3": None if takeaway3 else True,
+        }
+        _leave_out(given_options, "--engine-files has what the engine searches")
+        if wanted.name != pipeline_problem.NAME:
+            raise InputError("command line", "problem", f"is {wanted.name!r}", "give 'pipeline' with --engine-files")
+        shape = {"layers": layers, "sequence": sequence, "hidden_size": hidden_size}
+        return _engine_instance(engine_files, batch, memory, default_dp_type, both_orders, shape)
+    engine_only = {
+        "--layers": layers,
+        "--hidden-size": hidden_size,
+        "--default-dp-type": None if default_dp_type == "zero2" else default_dp_type,
+        "--both-orders": both_orders or None,
+    }
+    _leave_out(engine_only, "it belongs to --engine-files")
+    if cost_model == published.NAME:
+        raise InputError("command line", "--engine-files", "is missing", "give it: the cost model 'code' is the engine's")
+    cost_model = cost_model or "paper"
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
     for option, value in (("--model", model), ("--cluster", cluster)):
         if value is None and given is None:
@@ -135,7 +181,7 @@ def build(
         if dtype not in (None, given.dtype):
             raise InputError("command line", "--dtype", f"is {dtype!r}", f"leave it out: the profile is of {given.dtype}")
     if cost_model not in layer_costs.COST_MODELS:
-        known = ", ".join(layer_costs.COST_MODELS)
+        known = ", ".join([*layer_costs.COST_MODELS, published.NAME])
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
     origin = the_cluster or given
     assert origin is not None
@@ -144,8 +190,8 @@ def build(
     if wanted.name == pipeline_problem.NAME:
         chosen = space_of(space or ("full" if takeaway3 else "full-dp-sdp"))
         counts, numbers = stage_counts(origin.devices, pipeline), micro_batch_counts(batch, micro_batches)
-        groups = [origin.devices // count for count in reversed(counts)]
-        found = make_profile(the_model, the_cluster, [batch // m for m in numbers], groups, given=given)
+        groups = [origin.devices // count for count in counts]
+        found = make_profile(the_model, the_cluster, [batch // m for m in numbers], groups, devices=origin.devices, given=given)
         return PipelineCosts(found, costs=costs, space=chosen, by_unit=by_unit).instance(
             batch,
             memory_bytes,
@@ -161,7 +207,8 @@ def build(
     if pipeline < 1 or origin.devices % pipeline:
         raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {origin.devices}")
     part = layer_costs.Stage(pipeline, stage, micro_batches or 1)
-    found = make_profile(the_model, the_cluster, [part.samples(batch)], [origin.devices // pipeline], given=given)
+    group = origin.devices // pipeline
+    found = make_profile(the_model, the_cluster, [part.samples(batch)], [group], devices=group, given=given)
     return layer_costs.build(
         found,
         memory_bytes,
@@ -173,6 +220,50 @@ def build(
         name=f"{found.name} on {name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),
         provenance={"cluster": name},
     )
+
+
+def _leave_out(options: Mapping[str, Any], why: str) -> None:
+    """Raises InputError for the first option that is given."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError("command line", option, f"is {shown(value)}", f"leave it out: {why}")
+
+
+def _engine_instance(
+    files: FilePath | Sequence[FilePath],
+    batch: int,
+    memory: str | int | None,
+    default_dp_type: str,
+    both_orders: bool,
+    shape: Mapping[str, int | None],
+) -> pipeline_problem.Instance:
+    """What Galvatron's published engine searches with these files. Raises InputError."""
+    if default_dp_type not in ENGINE_DP_TYPES:
+        told = f"give one of: {', '.join(ENGINE_DP_TYPES)}"
+        raise InputError("command line", "--default-dp-type", f"is {default_dp_type!r}", told)
+    if not 1 <= batch <= LARGEST_ENGINE_BATCH:
+        raise InputError("command line", "--batch", f"is {batch}", f"give 1 to {LARGEST_ENGINE_BATCH} samples")
+    if memory is None:
+        raise InputError("command line", "--memory", "is missing", "give it, such as 36GiB: the engine's files have none")
+    memory_bytes = _memory(memory, 0)
+    if published.usable_bytes(memory_bytes) <= 0:
+        raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give at least 1MiB: the engine counts in MiB")
+    paths = [Path(files)] if isinstance(files, str | os.PathLike) else [Path(path) for path in files]
+    if not paths:
+        raise InputError("command line", "--engine-files", "are none", "name the engine's profile files, or their folder")
+    found = read_engine_profile([file for path in paths for file in _engine_files(path)], **shape)
+    options = EngineOptions(bool(found.measured), default_dp_type == "zero2", both_orders)
+    return published.build(found, memory_bytes, batch, options)
+
+
+def _engine_files(path: Path) -> list[Path]:
+    """A file, or those of a folder but the plans that the engine wrote."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.glob("*.json") if not file.name.startswith("galvatron_config_"))
+    if not found:
+        raise InputError(str(path), "", "holds no profile of the engine (*.json)", "name its files, or their folder")
+    return found
 
 
 def profile(
@@ -212,16 +303,20 @@ def solve(instance: Instance | Source, method: str = "exact", **options: Any) ->
 
 
 def check(instance: Instance | Source, solution: Result | Source | Sequence[int]) -> Checked:
-    """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
+    """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files.
+
+    For an instance of Galvatron's published engine a plan file of that engine will do as well.
+    """
     instance = load(instance)
     definition = problem(instance.problem).definition()
-    if isinstance(solution, list | tuple):
-        solution = {"choice": list(solution)}
     if isinstance(solution, Result):
         if solution.solution is None:
             raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
         solution = solution.solution
-    choice = definition.load_solution(solution)
+    source = solution if isinstance(solution, str | os.PathLike | Mapping) else {"choice": list(solution)}
+    content = source if isinstance(source, Mapping) else read_data(source)
+    is_plan = isinstance(content, Mapping) and "pp_deg" in content
+    choice = _engine_plan(source, instance) if is_plan else definition.load_solution(source)
     broken = tuple(definition.violations(instance, choice))
     try:
         found = definition.describe(instance, choice)
@@ -230,6 +325,20 @@ def check(instance: Instance | Source, solution: Result | Source | Sequence[int]
     return Checked(
         instance.problem, found["time_ns"], found["peak_bytes"], found["peak_layer_name"], instance.memory_bytes, broken
     )
+
+
+def _engine_plan(source: Source, instance: Instance) -> pipeline_problem.Solution:
+    """A plan of Galvatron's published engine as a solution. Raises InputError."""
+    where = "plan" if isinstance(source, Mapping) else os.fspath(source)
+    if not isinstance(instance, pipeline_problem.Instance) or instance.provenance.get("cost_model") != published.NAME:
+        fix = "give an instance that --engine-files made"
+        raise InputError(where, "", "is a plan of Galvatron's engine, and the instance is not of its cost model", fix)
+    try:
+        return published.read_plan(source, instance)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("instance", "provenance", "lacks what the engine was told", "build the instance again") from None
 
 
 def compare(

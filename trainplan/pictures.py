@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from itertools import accumulate, groupby
 from typing import Any
 
+from trainplan.batches import Throughput
 from trainplan.profiling.errors import MissingExtra
 from trainplan.profiling.profiles import Profile
 from trainplan.profiling.quantities import plural
 from trainplan.profiling.summary import summary
-from trainplan.throughput import Throughput
 
 TIME_PARTS = (("forward", "forward_ns", "#4c78a8"), ("backward", "backward_ns", "#9ecae9"))
 MEMORY_PARTS = (
@@ -62,7 +62,7 @@ def draw_throughput(found: Sequence[Throughput]) -> Any:
 
     figure = Figure(figsize=(10.0, 5.0), layout="constrained")
     axes = figure.subplots()
-    colours = colormaps["tab20"].colors
+    colours = [colormaps["tab20"](place) for place in range(20)]
     for place, one in enumerate(found):
         if one.best is None:
             axes.plot([], [], lw=1.5, color="lightgrey", label=f"{one.planner.label}: OOM")

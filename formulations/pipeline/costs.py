@@ -142,7 +142,11 @@ class PipelineCosts:
         """The problem of one batch. stages, micro_batches: only these numbers (default: all possible), the latter also by the
         number of stages. Raises InputError."""
         profile, configurations = self.profile, []
-        for count in self.stages if stages is None else stages:
+        counts = [count for count in self.stages if stages is None or count in stages]
+        if not counts:
+            told = f"{self.space.name} has {', '.join(map(str, self.stages)) or 'none'} for {len(self.layer_kinds)} layers"
+            raise InputError("command line", "--pipeline", f"is {', '.join(map(str, stages or []))}", f"give another: {told}")
+        for count in counts:
             group = profile.devices // count
             numbers = micro_batches(count) if callable(micro_batches) else micro_batches
             for m in self.counts(batch, group) if numbers is None else numbers:

@@ -44,6 +44,7 @@ from trainplan.profiling.quantities import format_bytes
 NAME = "pipeline"
 Schedule = Literal["1f1b", "gpipe"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 Iteration = Literal["eq8", "published"]
 
 
@@ -114,6 +115,7 @@ class InstanceRecord(Record):
         ):
             if used >= count:
                 raise InputError("", f"{where}.{name}", f"has {count} entries", f"give {used + 1}, one for each kind")
+        self._check_sums(where, given)
         first = [option.strategy for option in given.options[0]]
         for kind, options in enumerate(given.options):
             names = [option.strategy for option in options]
@@ -132,6 +134,21 @@ class InstanceRecord(Record):
         for kind, row in enumerate(given.entries_ns):
             if len(row) != len(first):
                 raise InputError("", f"{where}.entries_ns[{kind}]", f"has {len(row)} entries", f"give {len(first)}")
+
+    def _check_sums(self, where: str, given: ConfigurationRecord) -> None:
+        """All sums of times are whole in floats, too, and sums of bytes within 64 bits."""
+        m, layers = given.micro_batches, len(self.layer_names)
+        every = [option for options in given.options for option in options]
+        moves = (
+            [ns for table in given.transitions_ns for row in table for ns in row],
+            [ns for row in given.entries_ns for ns in row],
+        )
+        longest = max((o.time_ns for o in every), default=0) + sum(max(times, default=0) for times in moves)
+        fullest = max((o.state_bytes + o.backward_bytes + m * o.forward_bytes for o in every), default=0)
+        for name, total, most in (("ns", m * layers * longest, LARGEST_NS), ("bytes", layers * fullest, LARGEST_BYTES)):
+            if total > most:
+                told = f"is {m}, with which {layers} layers may take {total:.3g} {name}"
+                raise InputError("", f"{where}.micro_batches", told, f"give numbers that stay within {most:.3g}")
 
 
 class SolutionRecord(Record):

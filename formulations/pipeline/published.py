@@ -25,6 +25,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline.costs import divisors
 from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, Tables, violations
 from trainplan.formulations.pipeline.published_costs import Choice, Costs, Options
 from trainplan.formulations.strategies import Strategy
@@ -89,8 +90,8 @@ def _choices(costs: Costs) -> Iterator[Choice]:
     powers = [1 << i for i in range(world.bit_length())]
     known = set.intersection(*(set(end.state_bytes) & set(end.activation_bytes) for end in costs.profile.ends.values()))
     vocabulary_sp = (False, True) if costs.options.measured_messages else (False,)
-    for m, least, most, spread, sharded in product(range(1, batch + 1), powers, powers, vocabulary_sp, (False, True)):
-        if batch % m or least > most:
+    for m, least, most, spread, sharded in product(divisors(batch), powers, powers, vocabulary_sp, (False, True)):
+        if least > most:
             continue
         for buffer in (False, True) if spread and least == 1 else (True,):
             for stages in powers:

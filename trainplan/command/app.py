@@ -18,6 +18,7 @@ from trainplan.command.options import (
     BatchSize,
     ClusterName,
     Dtype,
+    EngineFiles,
     Gap,
     Granularity,
     Json,
@@ -149,8 +150,12 @@ def build(
     dtype: Dtype = None,
     profile: ProfileFile = None,
     cost_model: Annotated[
-        str, Option("--cost-model", help="'paper' (Galvatron-BMW) or 'executed' (trainplan's programs).")
-    ] = "paper",
+        str | None,
+        Option(
+            "--cost-model",
+            help="'paper' (Galvatron-BMW) or 'executed' (trainplan's programs); --engine-files: 'code'. [default: paper]",
+        ),
+    ] = None,
     pipeline: Annotated[
         int | None, Option("--pipeline", help="Pipeline stages. [default: layer-strategies 1, pipeline all possible numbers]")
     ] = None,
@@ -162,9 +167,16 @@ def build(
     space: Annotated[str | None, Option("--space", help="pipeline: search space, as for `plan`. [default: full]")] = None,
     granularity: Granularity = "layer",
     takeaway3: Annotated[bool, Option("--takeaway3/--no-takeaway3", help="Leave out strategies that mix dp with sdp.")] = True,
+    engine_files: EngineFiles = None,
+    layers: Annotated[int | None, Option("--layers", help="--engine-files: Transformer layers, where left open.")] = None,
+    hidden_size: Annotated[int | None, Option("--hidden-size", help="--engine-files: hidden size, where left open.")] = None,
+    default_dp_type: Annotated[
+        str, Option("--default-dp-type", help="--engine-files: plain dp is 'zero2' or 'ddp'.")
+    ] = "zero2",
+    both_orders: Annotated[bool, Option("--both-orders", help="--engine-files: also tp over ranks that are apart.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make an instance of a problem from a model and a cluster, or from a profile alone."""
+    """Make an instance of a problem from a model and a cluster, from a profile alone, or as Galvatron's engine sees it."""
     if output:
         check_writable(output)
     instance = api.build(
@@ -184,6 +196,11 @@ def build(
         by_unit=_by_unit(granularity),
         takeaway3=takeaway3,
         profile=profile,
+        engine_files=engine_files,
+        layers=layers,
+        hidden_size=hidden_size,
+        default_dp_type=default_dp_type,
+        both_orders=both_orders,
     )
     text = json.dumps(instance.to_dict(), indent=None if output is None or as_json else 1)
     if output is None:
@@ -248,7 +265,7 @@ def _options(texts: list[str]) -> dict[str, Any]:
 @app.command(epilog="Example: trainplan check instance.json solution.json")
 def check(
     instance: Annotated[Path, Argument(help="An instance file.")],
-    solution: Annotated[Path, Argument(help="A solution file.")],
+    solution: Annotated[Path, Argument(help="A solution file, or a plan file of Galvatron's engine.")],
     as_json: Json = False,
 ) -> None:
     """Check a solution against an instance: its time, its peak memory, and what it violates."""

@@ -25,6 +25,10 @@ Dtype = Annotated[
     str | None, Option("--dtype", help="float32, float64, bfloat16 or float16. [default: float32, or the profile's]")
 ]
 ProfileFile = Annotated[Path | None, Option("--profile", help="A profile made earlier. [default: estimate]")]
+EngineFiles = Annotated[
+    list[Path] | None,
+    Option("--engine-files", help="pipeline: a file or folder of Hetu-Galvatron's profile; may be repeated."),
+]
 Pipeline = Annotated[int | None, Option("--pipeline", help="Pipeline stages. [default: the best number]")]
 MicroBatches = Annotated[int | None, Option("--micro-batches", help="Micro-batches of a step. [default: the best number]")]
 ScheduleName = Annotated[str, Option("--schedule", help="Order of passes: '1f1b' (1F1B-Flush) or 'gpipe'.")]

@@ -32,8 +32,22 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
         out.print(f"{label:<{width}}  {text}", markup=False)
 
 
+SCHEDULE_NAMES = {"1f1b": "1F1B-Flush", "gpipe": "GPipe"}
+
+
 def result(found: Result) -> None:
-    pairs(found.summary())
+    rows = found.summary()
+    if found.evaluation and "stages" in found.evaluation:
+        at = next(place for place, (label, _) in enumerate(rows) if label == "peak memory")
+        rows.insert(at, ("stages", _stages(found.evaluation)))
+    pairs(rows)
+
+
+def _stages(seen: dict[str, Any]) -> str:
+    """A pipeline solution in one line."""
+    layers = ", ".join(str(stage["last"] - stage["first"] + 1) for stage in seen["stages"])
+    count, order = seen["pipeline"], SCHEDULE_NAMES[seen["schedule"]]
+    return f"{count}, of {layers} layers; {seen['micro_batches']} micro-batches" + (f", {order}" if count > 1 else "")
 
 
 def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None:
@@ -99,7 +113,7 @@ def plan_table(plan: Plan) -> None:
             table.add_row(*place, names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}", str(len(names)), strategy)
             first = False
     out.print(table)
-    batch, schedule = plan.batch, {"1f1b": "1F1B-Flush", "gpipe": "GPipe"}[plan.schedule]
+    batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
     stages = f"{len(plan.stages)} stages, {schedule}" if len(plan.stages) > 1 else "1 stage"
     pairs([("step", f"{batch.global_samples} samples in {batch.micro_batches} micro-batches, {stages}")])
 

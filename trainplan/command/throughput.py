@@ -9,6 +9,7 @@ from rich.table import Table
 from typer import Exit, Option
 
 from trainplan import api
+from trainplan.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, VARIANTS, Throughput
 from trainplan.command import render
 from trainplan.command.options import (
     ClusterName,
@@ -25,7 +26,6 @@ from trainplan.command.options import (
     schedule_of,
     write_picture,
 )
-from trainplan.throughput import LARGEST_BATCH, MOST_MICRO_BATCHES, VARIANTS, Throughput
 
 EXAMPLE = (
     "Example: trainplan throughput --model bert-huge-32 --cluster rtx-titan-8 --memory 12GiB --planner galvatron-bmw "

@@ -46,7 +46,7 @@ VARIANTS = {
         Variant("megatron", "Megatron (TP)", "tp", "1f1b", "galvatron-base"),
         Variant("gpipe", "PyTorch GPipe (PP)", "pp", "gpipe", "galvatron-base"),
         Variant("fsdp", "FSDP/ZeRO-3 (SDP)", "sdp", "1f1b", "galvatron-base"),
-        Variant("deepspeed-3d", "DeepSpeed 3D", "3d", "1f1b", "galvatron-base"),
+        Variant("deepspeed-3d", "DeepSpeed 3D", "3d", "gpipe", "galvatron-base"),
         Variant("galvatron-dp-tp", "Galvatron (DP+TP)", "dp+tp", "gpipe", "galvatron-base"),
         Variant("galvatron-dp-pp", "Galvatron (DP+PP)", "dp+pp", "gpipe", "galvatron-base"),
         Variant("galvatron", "Galvatron", "no-ckpt", "gpipe", "galvatron-base"),
