@@ -26,7 +26,7 @@ lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint]'
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p build/links/trainplan
+	rm -rf build/links && mkdir -p build/links/trainplan
 	for package in profiling formulations solvers execution; do ln -sfn ../../../$$package build/links/trainplan/$$package; done
 	for item in trainplan/*; do ln -sfn ../../../$$item build/links/trainplan/$$(basename $$item); done  # mypy follows them
 	$(BIN)/mypy -p trainplan

@@ -8,9 +8,9 @@ from math import comb, prod
 
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import evaluate
-from trainplan.formulations.pipeline.problem import Configuration, Solution, iteration_ns, stage_costs
+from trainplan.formulations.pipeline.problem import Configuration, Solution, even_partition, iteration_ns, stage_costs
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
-from trainplan.solvers.search import Outcome, Search, TooLarge
+from trainplan.solvers.search import Outcome, Search, Unsuited
 
 LARGEST = 2_000_000
 EVERY = 4096  # solutions between two looks at the clock
@@ -19,11 +19,11 @@ Stages = list[tuple[int, int, tuple[int, ...]]]
 
 
 def brute_force(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
-    """The optimum of an instance with at most two million solutions. Raises TooLarge for a larger one."""
+    """The optimum of an instance with at most two million solutions. Raises Unsuited for a larger one."""
     known = _solutions(instance)
     if known > LARGEST:
         shown = f"{known:.3g}" if known < 10**300 else "over 1e300"
-        raise TooLarge(
+        raise Unsuited(
             "command line", "--method", f"is 'brute-force' for {shown} choices", "give 'exact'; brute force takes 2e6"
         )
     try:
@@ -73,12 +73,15 @@ def _each_solution(instance: PipelineInstance, search: Search) -> None:
 
         for cuts in combinations(range(1, instance.layers), given.stages - 1):
             spans = list(pairwise((0, *cuts, instance.layers)))
+            sizes = tuple(end - first for first, end in spans)
+            if given.iteration == "published" and sizes != even_partition(instance.layers, given.stages):
+                continue
             for plan in product(*(stages(stage, *span) for stage, span in enumerate(spans))):
                 _look(next(number), search)
                 times, syncs, choices = zip(*plan, strict=True)
                 time = iteration_ns(given, times, syncs)
                 if search.objective is None or time < search.objective:
-                    search.report(Solution(place, tuple(end - first for first, end in spans), sum(choices, ())))
+                    search.report(Solution(place, sizes, sum(choices, ())))
 
 
 def _look(number: int, search: Search) -> None:

@@ -13,7 +13,7 @@ from trainplan.formulations.layer_strategies.problem import Instance as StageIns
 from trainplan.formulations.pipeline.layouts import least_ns, parts
 from trainplan.formulations.pipeline.problem import Instance, Solution
 from trainplan.solvers.result import Point
-from trainplan.solvers.search import Method, Outcome, Search, TooLarge
+from trainplan.solvers.search import Method, Outcome, Search, Unsuited
 
 
 @dataclass
@@ -31,7 +31,7 @@ def by_configuration(method: Method, instance: StageInstance | Instance, search:
         return method(instance, search)
     if any(given.iteration != "eq8" for given in instance.configurations):
         fix = "give 'exact', or configurations with iteration \"eq8\""
-        raise TooLarge("command line", "--method", "states Eq. 8 only, and a configuration asks for the published time", fix)
+        raise Unsuited("command line", "--method", "states Eq. 8 only, and a configuration asks for the published time", fix)
     known = [_Part(place, part, least_ns(part)) for place, part in enumerate(parts(instance))]
     whole = Outcome()
     waiting = sorted(known, key=lambda part: part.bound, reverse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate
+from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, even_partition, spans_of_sizes
 from trainplan.solvers.least_memory import least_memory
 from trainplan.solvers.result import Infeasibility
 from trainplan.solvers.stage_costs import StageCosts
@@ -35,6 +35,12 @@ def _least(instance: Instance, place: int, limit: float) -> Solution | None:
     bounds, number = costs.least_bytes().copy(), costs.spans.number
     depth_of = [costs.depths.index(depth) for depth in costs.in_flight]
     exact: dict[tuple[int, int], tuple[int, ...]] = {}
+    given = instance.configurations[place]
+    if given.iteration == "published":  # whose partition is given
+        even = spans_of_sizes(even_partition(instance.layers, given.stages))
+        allowed = np.zeros(number.shape, bool)
+        allowed[tuple(zip(*even, strict=True))] = True
+        number = np.where(allowed, number, -1)
     while True:
         reach = np.full(instance.layers + 1, np.inf)
         reach[0], origins = 0.0, []

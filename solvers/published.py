@@ -25,8 +25,14 @@ from trainplan.formulations.layer_strategies.problem import Instance as StageIns
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
 from trainplan.formulations.layer_strategies.problem import violations as stage_violations
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, evaluate, iteration_ns
-from trainplan.formulations.pipeline.published import even_partition
+from trainplan.formulations.pipeline.problem import (
+    Configuration,
+    Instance,
+    Solution,
+    evaluate,
+    even_partition,
+    iteration_ns,
+)
 from trainplan.solvers.label_setting import label_setting
 from trainplan.solvers.search import Outcome, Search
 
@@ -46,7 +52,9 @@ Front = tuple[Staircase, ...]
 
 
 def published_search(instance: Instance, search: Search) -> Outcome:
-    """The engine's own plan. Option: none."""
+    """The engine's own plan. Option: none. Raises Unsuited for instances of another cost model."""
+    if any(given.iteration != "published" for given in instance.configurations):
+        raise Unsuited("command line", "--method", "is 'published' for an instance of Eq. 8", "give 'exact' or 'galvatron-bmw'")
     dp = _Dynamic(instance.memory_bytes // MIB)
     best: tuple[int, Solution] | None = None
     for place, given in enumerate(instance.configurations):
@@ -166,7 +174,7 @@ def published_optimum(instance: Instance, search: Search) -> Outcome:
             bound, infeasible = found, False
         bounds.append(bound)
     if infeasible:
-        return Outcome(infeasible=True, bound_source="least memory over all choices")
+        return Outcome(infeasible=True, bound_source="least memory over all stages")
     search.report(bound=min(bounds, default=0))
     return Outcome(bound=search.bound, bound_source="least own time of every stage")
 
@@ -196,7 +204,7 @@ def _least(instance: Instance, place: int, spans: Sequence[range], search: Searc
             if search.objective is not None and bound >= search.objective:
                 break
         elif given.stages == 1:
-            bound = max(bound, sums[0] - given.ends_ns[0])
+            bound = max(bound, sums[0] - sum(given.ends_ns))
     return bound
 
 

@@ -88,8 +88,8 @@ class Outcome:
     statistics: dict[str, Any] = field(default_factory=dict)
 
 
-class TooLarge(InputError):
-    """The instance is larger than a method takes; `compare` passes such a method over."""
+class Unsuited(InputError):
+    """The instance is larger than a method takes, or of another kind; `compare` passes such a method over."""
 
 
 class Method(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 from trainplan.profiling.errors import InputError
 from trainplan.solvers.registry import Entry, problem
 from trainplan.solvers.result import Infeasibility, Result, Status
-from trainplan.solvers.search import Outcome, Progress, Search, TooLarge
+from trainplan.solvers.search import Outcome, Progress, Search, Unsuited
 
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
@@ -184,7 +184,7 @@ def compare(
         try:
             notify = (lambda point, name=name: progress(name, point)) if progress else None
             results.append(solve(instance, name, time_limit=time_limit, seed=seed, progress=notify))
-        except TooLarge:
+        except Unsuited:
             if methods:
                 raise
     return results, contradictions(results)

@@ -4,7 +4,9 @@ Two cost models, by name:
 
 - `paper` (Galvatron-BMW, Section V): forward = compute + collectives in sequence; gradient communication of DP and SDP
   overlaps backward compute, each slowed down as the profile says (1.3 in the paper); CKPT adds one forward pass with its
-  all-reduces. Memory as in Section III-A: O_b = intermediates under CKPT, else 0; no temporaries, no gathered parameters.
+  all-reduces. What only the last micro-batch pays, C(M, 0) of Eq. 8, is the part of its gradient communication that the
+  backward pass does not hide: taken out whole, as the text has it, earlier micro-batches would cost less than their compute.
+  Memory as in Section III-A: O_b = intermediates under CKPT, else 0; no temporaries, no gathered parameters.
 - `executed`: what trainplan's own programs do. Everything in sequence, as the serial back-end issues it; a recomputation
   repeats no collective (a unit's partial output is not needed again); temporaries, gathered parameters, full gradients
   before they are scattered, re-layout buffers, the optimizer step and the reduction of tied weights count.

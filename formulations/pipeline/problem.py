@@ -19,7 +19,8 @@ not count there: its search knows R, its final cost does not. With C_i = T_i - G
     max ( sum_i C_i + (m-1) C_{P-1},  max (w C_0, sum_{i>0} C_i) + max (0, m+1-P) C_0 )
         + max (0, max_i ( T_i - e_i - sum_{k<=i} C_k ))
 
-where e_i, of the first and the last stage, is the time of embedding and head (`ends_ns`, contained in T_i).
+where e_i, of the first and the last stage, is the time of embedding and head (`ends_ns`, contained in T_i). Stages are then
+even, as that engine splits them: any other partition is a violation.
 """
 
 from __future__ import annotations
@@ -376,11 +377,13 @@ class Solution:
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last layer of every stage."""
-        found, first = [], 0
-        for count in self.stages:
-            found.append((first, first + count - 1))
-            first += count
-        return found
+        return spans_of_sizes(self.stages)
+
+
+def spans_of_sizes(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last layer of stages of these numbers of layers."""
+    ends = list(accumulate(sizes))
+    return [(end - size, end - 1) for size, end in zip(sizes, ends, strict=True)]
 
 
 def load(source: Source, where: str = "instance") -> Instance:
@@ -442,6 +445,11 @@ def iteration_ns(configuration: Configuration, times_ns: Sequence[int], syncs_ns
         layers_ns[stage] -= end
     unhidden = max(time - before for time, before in zip(layers_ns, accumulate(own), strict=True))
     return max(sum(own) + (m - 1) * own[-1], led) + max(0, unhidden)
+
+
+def even_partition(layers: int, stages: int) -> tuple[int, ...]:
+    """The published engine's, for one type of layers (pp_division_even): the last stage takes the rest."""
+    return (layers // stages,) * (stages - 1) + (layers - layers // stages * (stages - 1),)
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
@@ -526,6 +534,9 @@ def _malformed(instance: Instance, solution: Solution) -> list[str]:
     if len(solution.stages) != given.stages or min(solution.stages) < 1 or sum(solution.stages) != instance.layers:
         return [f"stages is {list(solution.stages)}; configuration {solution.configuration} splits {instance.layers} layers "
                 f"into {given.stages} stages of at least one"]  # fmt: skip
+    even = even_partition(instance.layers, given.stages)
+    if given.iteration == "published" and tuple(solution.stages) != even:
+        return [f"stages is {list(solution.stages)}; the published engine splits the layers evenly: {list(even)}"]
     if len(solution.choice) != instance.layers:
         return [f"choice has {len(solution.choice)} entries; the instance has {instance.layers} layers"]
     count = len(given.tables.strategies)

@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import Field
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline.costs import divisors
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, Tables, violations
+from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, Tables, even_partition, violations
 from trainplan.formulations.pipeline.published_costs import Choice, Costs, Options
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.errors import InputError
@@ -77,11 +77,6 @@ def usable_bytes(memory_bytes: int) -> int:
     whole = memory_bytes // MIB
     held = int(whole * HELD_BACK) if whole // 1024 > HELD_BACK_ABOVE_GIB else 0
     return (whole - held) * MIB
-
-
-def even_partition(layers: int, stages: int) -> tuple[int, ...]:
-    """The engine's for one type of layers (pp_division_even): the last stage takes the rest."""
-    return (layers // stages,) * (stages - 1) + (layers - layers // stages * (stages - 1),)
 
 
 def _choices(costs: Costs) -> Iterator[Choice]:

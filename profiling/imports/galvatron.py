@@ -160,7 +160,7 @@ def sequence_of(options: Options, times: Source, memory: Source, table: Mapping[
         return both.pop()
     if not both:
         raise InputError(memory.path, "", f"has no sequence length of {times.path}", "give files of one profile")
-    raise InputError(times.path, "", f"has the sequence lengths {told or '(not told)'}", "say which one: add sequence=...")
+    raise InputError(times.path, "", f"has the sequence lengths {told or '(not told)'}", "say which one with --sequence")
 
 
 def _overlap(source: Source) -> dict[str, Any]:

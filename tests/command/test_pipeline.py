@@ -71,7 +71,7 @@ def test_every_method_on_a_tiny_instance(tiny: Path) -> None:
     found = json.loads(call("compare", tiny, "--time-limit", "60", "--json").stdout)
     assert found["contradictions"] == []
     answers = {r["method"]: r for r in found["results"]}
-    assert set(answers) == METHODS
+    assert set(answers) == METHODS - {"published"}, "which is for instances of its own cost model"
     proven = {answers[name]["objective"] for name in ("branch-and-bound", "milp", "cpsat", "brute-force")}
     assert len(proven) == 1
     milp = call("solve", tiny, "--method", "milp", "--json")

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, iteration_ns, load, violations
-from trainplan.formulations.pipeline.published import build, even_partition, read_plan, usable_bytes
+from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, even_partition, iteration_ns, load, violations
+from trainplan.formulations.pipeline.published import build, read_plan, usable_bytes
 from trainplan.formulations.pipeline.published_costs import Choice, Costs, Options
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.errors import InputError

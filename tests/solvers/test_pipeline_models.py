@@ -15,7 +15,7 @@ from trainplan.solvers import highs
 from trainplan.solvers.brute_force import brute_force
 from trainplan.solvers.cpsat import cpsat
 from trainplan.solvers.highs import milp
-from trainplan.solvers.search import Method, Outcome, Search, TooLarge
+from trainplan.solvers.search import Method, Outcome, Search, Unsuited
 
 from tests.instances import random_pipeline
 
@@ -141,13 +141,13 @@ def test_a_hanging_highs_is_ended_with_its_bound(monkeypatch: pytest.MonkeyPatch
 def test_another_iteration_time_is_refused_in_one_line(name: str) -> None:
     instance = random_pipeline(0)
     published = [replace(given, iteration="published") for given in instance.configurations]
-    with pytest.raises(TooLarge, match=r"Eq\. 8 only") as caught:
+    with pytest.raises(Unsuited, match=r"Eq\. 8 only") as caught:
         run(replace(instance, configurations=tuple(published)), name)
     assert "\n" not in str(caught.value)
 
 
 def test_brute_force_refuses_what_is_too_large() -> None:
-    with pytest.raises(TooLarge, match="brute force takes 2e6"):
+    with pytest.raises(Unsuited, match="brute force takes 2e6"):
         run(paper_pipeline(12), "brute-force")
 
 

@@ -1,16 +1,20 @@
 """The engine's search against the engine itself, and the optimum against both."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, evaluate, violations
-from trainplan.formulations.pipeline.published import build, even_partition, usable_bytes
+from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, evaluate, even_partition, violations
+from trainplan.formulations.pipeline.published import build, usable_bytes
 from trainplan.formulations.pipeline.published_costs import Options
 from trainplan.solvers.published import published_optimum, published_search
 from trainplan.solvers.search import Search
+from trainplan.solvers.solve import solve
 
+from tests.instances import random_pipeline
 from tests.published import GIB, MIB, NUMBERS, Json, bert, invented, llama, told
 
 
@@ -117,3 +121,35 @@ def test_bert_at_23_gib() -> None:
     assert instance.configurations[found.configuration].micro_batches == 2
     outcome = published_optimum(instance, search)
     assert search.objective == outcome.bound
+
+
+def test_random_published_instances_against_brute_force() -> None:
+    """Never a bound above the truth, never a plan below it, `optimal` and `infeasible` only where they are."""
+    proven = 0
+    for seed in range(150):
+        rng, instance = random.Random(seed), random_pipeline(seed)
+        configurations = []
+        for given in instance.configurations:
+            end = rng.randrange(int(given.tables.time_ns.min()) + 1)
+            ends = (end, 0) if given.stages == 1 or rng.random() < 0.5 else (0, end)
+            configurations.append(replace(given, iteration="published", schedule="1f1b", ends_ns=ends))
+        instance = replace(instance, configurations=tuple(configurations))
+        truth, found, engine = (solve(instance, method) for method in ("brute-force", "exact", "published"))
+        assert found.status != "failed" and engine.status != "failed", (found.message, engine.message)
+        assert (truth.status == "infeasible") == (found.status == "infeasible")
+        if truth.objective is None:
+            continue
+        assert found.objective is not None and found.bound is not None
+        assert found.bound <= truth.objective <= found.objective
+        assert engine.objective is None or engine.objective >= truth.objective
+        proven += found.status == "optimal"
+    assert proven > 20
+
+
+def test_stages_of_the_published_engine_are_even() -> None:
+    instance = random_pipeline(1)
+    given = next(given for given in instance.configurations if given.stages == 2)
+    instance = replace(instance, configurations=(replace(given, iteration="published", schedule="1f1b"),))
+    uneven = Solution(0, (instance.layers - 1, 1), (0,) * instance.layers)
+    assert even_partition(instance.layers, 2) != uneven.stages
+    assert "splits the layers evenly" in violations(instance, uneven)[0]

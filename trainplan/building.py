@@ -1,0 +1,220 @@
+"""Instances from models, clusters and profiles, or from the files of Galvatron's published engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainplan.formulations.layer_strategies import costs as layer_costs
+from trainplan.formulations.layer_strategies import problem as layer_strategies
+from trainplan.formulations.pipeline import problem as pipeline_problem
+from trainplan.formulations.pipeline import published
+from trainplan.formulations.pipeline.costs import PipelineCosts
+from trainplan.formulations.pipeline.problem import Schedule
+from trainplan.formulations.pipeline.published_costs import Options as EngineOptions
+from trainplan.formulations.pipeline.spaces import space as space_of
+from trainplan.planning import make_profile, micro_batch_counts, stage_counts
+from trainplan.profiling.clusters import Cluster, load_cluster
+from trainplan.profiling.errors import InputError, shown
+from trainplan.profiling.imports.galvatron_engine import read_engine_profile
+from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.profiles import Profile, load_profile
+from trainplan.profiling.quantities import parse_bytes
+from trainplan.solvers.registry import problem
+
+Instance = layer_strategies.Instance | pipeline_problem.Instance
+FilePath = str | os.PathLike[str]
+ENGINE_DP_TYPES = ("zero2", "ddp")
+LARGEST_ENGINE_BATCH = 2**16
+
+
+def build(
+    problem_name: str = "layer-strategies",
+    *,
+    model: str | os.PathLike[str] | Model | None = None,
+    cluster: str | os.PathLike[str] | Cluster | None = None,
+    batch: int,
+    memory: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    cost_model: str | None = None,
+    pipeline: int | None = None,
+    stage: int = 0,
+    micro_batches: int | None = None,
+    schedule: Schedule = "1f1b",
+    space: str | None = None,
+    by_unit: bool = False,
+    takeaway3: bool = True,
+    profile: str | os.PathLike[str] | Profile | None = None,
+    engine_files: FilePath | Sequence[FilePath] | None = None,
+    layers: int | None = None,
+    hidden_size: int | None = None,
+    default_dp_type: str = "zero2",
+    both_orders: bool = False,
+) -> Instance:
+    """An instance from a model (name, config.json or Model) and a cluster (name, file or Cluster). Raises InputError.
+
+    profile: numbers made earlier; it may stand in for the model, the cluster, or both. memory: of one device, such as "8GiB"
+    or bytes (default: the cluster's). by_unit: decide for each sub-layer.
+    layer-strategies: one stage of `pipeline` even ones (default: 1), see `layer_strategies.costs`. pipeline: all stages;
+    pipeline and micro_batches are their numbers (default: all that are possible), see `pipeline.costs`.
+
+    engine_files: files or folders of Hetu-Galvatron's profile, in place of all that; the cost model is then `code`, that of its
+    published engine, see `pipeline.published`. layers, sequence, hidden_size: what those files leave open. default_dp_type
+    (zero2 or ddp) and both_orders (of tensor parallelism): the engine's own options; a file of message times is used if given.
+    """
+    wanted = problem(problem_name)
+    if engine_files is not None:
+        given_options = {
+            "--model": model,
+            "--cluster": cluster,
+            "--profile": profile,
+            "--dtype": dtype,
+            "--cost-model": None if cost_model == published.NAME else cost_model,
+            "--pipeline": pipeline,
+            "--stage": stage or None,
+            "--micro-batches": micro_batches,
+            "--schedule": None if schedule == "1f1b" else schedule,
+            "--space": space,
+            "--granularity": "unit" if by_unit else None,
+            "--no-takeaway3": None if takeaway3 else True,
+        }
+        _leave_out(given_options, "--engine-files has what the engine searches")
+        if wanted.name != pipeline_problem.NAME:
+            raise InputError("command line", "problem", f"is {wanted.name!r}", "give 'pipeline' with --engine-files")
+        shape = {"layers": layers, "sequence": sequence, "hidden_size": hidden_size}
+        return _engine_instance(engine_files, batch, memory, default_dp_type, both_orders, shape)
+    engine_only = {
+        "--layers": layers,
+        "--hidden-size": hidden_size,
+        "--default-dp-type": None if default_dp_type == "zero2" else default_dp_type,
+        "--both-orders": both_orders or None,
+    }
+    _leave_out(engine_only, "it belongs to --engine-files")
+    if cost_model == published.NAME:
+        raise InputError("command line", "--engine-files", "is missing", "give it: the cost model 'code' is the engine's")
+    cost_model = cost_model or "paper"
+    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    for option, value in (("--model", model), ("--cluster", cluster)):
+        if value is None and given is None:
+            raise InputError("command line", option, "is missing", "give it, or a --profile")
+    the_model = None if model is None else model_of(model, sequence, dtype, given)
+    the_cluster = None if cluster is None else cluster_of(cluster)
+    if the_model is None and given is not None:
+        if sequence is not None:
+            raise InputError("command line", "--sequence", f"is {sequence}", "leave it out: the profile has its own")
+        if dtype not in (None, given.dtype):
+            raise InputError("command line", "--dtype", f"is {dtype!r}", f"leave it out: the profile is of {given.dtype}")
+    if cost_model not in layer_costs.COST_MODELS:
+        known = ", ".join([*layer_costs.COST_MODELS, published.NAME])
+        raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
+    origin = the_cluster or given
+    assert origin is not None
+    costs, memory_bytes = layer_costs.COST_MODELS[cost_model], memory_of(memory, origin.memory_bytes)
+    name = the_cluster.name if the_cluster else origin.cluster  # type: ignore[union-attr]
+    if wanted.name == pipeline_problem.NAME:
+        chosen = space_of(space or ("full" if takeaway3 else "full-dp-sdp"))
+        counts, numbers = stage_counts(origin.devices, pipeline), micro_batch_counts(batch, micro_batches)
+        groups = [origin.devices // count for count in counts]
+        found = make_profile(the_model, the_cluster, [batch // m for m in numbers], groups, devices=origin.devices, given=given)
+        return PipelineCosts(found, costs=costs, space=chosen, by_unit=by_unit).instance(
+            batch,
+            memory_bytes,
+            schedule=schedule,
+            stages=counts,
+            micro_batches=numbers,
+            name=f"{found.name} on {name}",
+            provenance={"cluster": name},
+        )
+    if space is not None:
+        raise InputError("command line", "--space", f"is {space!r}", "leave it out: layer-strategies has all of one stage")
+    pipeline = pipeline or 1
+    if pipeline < 1 or origin.devices % pipeline:
+        raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {origin.devices}")
+    part = layer_costs.Stage(pipeline, stage, micro_batches or 1)
+    group = origin.devices // pipeline
+    found = make_profile(the_model, the_cluster, [part.samples(batch)], [group], devices=group, given=given)
+    return layer_costs.build(
+        found,
+        memory_bytes,
+        batch,
+        costs=costs,
+        stage=part,
+        by_unit=by_unit,
+        takeaway3=takeaway3,
+        name=f"{found.name} on {name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),
+        provenance={"cluster": name},
+    )
+
+
+def _leave_out(options: Mapping[str, Any], why: str) -> None:
+    """Raises InputError for the first option that is given."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError("command line", option, f"is {shown(value)}", f"leave it out: {why}")
+
+
+def _engine_instance(
+    files: FilePath | Sequence[FilePath],
+    batch: int,
+    memory: str | int | None,
+    default_dp_type: str,
+    both_orders: bool,
+    shape: Mapping[str, int | None],
+) -> pipeline_problem.Instance:
+    """What Galvatron's published engine searches with these files. Raises InputError."""
+    if default_dp_type not in ENGINE_DP_TYPES:
+        told = f"give one of: {', '.join(ENGINE_DP_TYPES)}"
+        raise InputError("command line", "--default-dp-type", f"is {default_dp_type!r}", told)
+    if not 1 <= batch <= LARGEST_ENGINE_BATCH:
+        raise InputError("command line", "--batch", f"is {batch}", f"give 1 to {LARGEST_ENGINE_BATCH} samples")
+    if memory is None:
+        raise InputError("command line", "--memory", "is missing", "give it, such as 36GiB: the engine's files have none")
+    memory_bytes = memory_of(memory, 0)
+    if published.usable_bytes(memory_bytes) <= 0:
+        raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give at least 1MiB: the engine counts in MiB")
+    paths = [Path(files)] if isinstance(files, str | os.PathLike) else [Path(path) for path in files]
+    if not paths:
+        raise InputError("command line", "--engine-files", "are none", "name the engine's profile files, or their folder")
+    found = read_engine_profile([file for path in paths for file in _engine_files(path)], **shape)
+    options = EngineOptions(bool(found.measured), default_dp_type == "zero2", both_orders)
+    return published.build(found, memory_bytes, batch, options)
+
+
+def _engine_files(path: Path) -> list[Path]:
+    """A file, or those of a folder but the plans that the engine wrote."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.glob("*.json") if not file.name.startswith("galvatron_config_"))
+    if not found:
+        raise InputError(str(path), "", "holds no profile of the engine (*.json)", "name its files, or their folder")
+    return found
+
+
+def model_of(
+    model: str | os.PathLike[str] | Model, sequence: int | None, dtype: str | None, given: Profile | None = None
+) -> Model:
+    """As asked for; sequence and dtype left out are those of the profile, where one is given."""
+    if isinstance(model, Model):
+        return model
+    if given is not None:
+        dtype = dtype or given.dtype
+        sequence = (given.model or {}).get("sequence") if sequence is None else sequence
+    return load_model(model, sequence, dtype or "float32")
+
+
+def cluster_of(cluster: FilePath | Cluster) -> Cluster:
+    """A cluster by name or file. Raises InputError."""
+    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+
+
+def memory_of(memory: str | int | None, default: int) -> int:
+    """Bytes of one device. Raises InputError."""
+    if memory is None:
+        return default
+    size = parse_bytes(memory) if isinstance(memory, str) else memory
+    if not 0 < size <= 2**48:
+        raise InputError("command line", "--memory", f"is {size} bytes", "give more than 0 and at most 256TiB, such as 8GiB")
+    return size
