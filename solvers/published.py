@@ -34,7 +34,7 @@ from trainplan.formulations.pipeline.problem import (
     iteration_ns,
 )
 from trainplan.solvers.label_setting import label_setting
-from trainplan.solvers.search import Outcome, Search
+from trainplan.solvers.search import Outcome, Search, Unsuited
 
 MIB = 2**20
 
