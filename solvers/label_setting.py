@@ -116,9 +116,11 @@ def _fastest(instance: Instance) -> tuple[int, tuple[int, ...]]:
 
 
 def _target(search: Search) -> int:
-    """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for."""
+    """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for; and at most the
+    option `worth_ns`, where a caller gives it."""
     assert search.objective is not None
-    return search.objective - max(1, int(search.objective * search.gap))
+    target = search.objective - max(1, int(search.objective * search.gap))
+    return min(target, search.options.get("worth_ns", target))
 
 
 def _possible(instance: Instance) -> list[NDArray[np.intp]]:

@@ -185,7 +185,8 @@ class _Sweep:
         bound = float(self.costs.bounds([(self.m, 1)])[0, 0, number])
         if bound > _target(self.search):
             return bound
-        solved = self._solved(number, self.costs.depths[0], (self.m, 1))
+        self.statistics["stages_solved"] += 1
+        solved = self.costs.solve(number, self.costs.depths[0], (self.m, 1), worth=_target(self.search))
         if solved.choice is not None:
             self.search.report(Solution(self.place, (self.instance.layers,), solved.choice))
         return solved.bound

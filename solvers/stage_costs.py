@@ -154,15 +154,18 @@ class StageCosts:
             ordered = [ordered[i] for i in np.unique(np.linspace(0, len(ordered) - 1, MOST_PRICES).astype(int))]
         return np.array([0.0, *ordered])
 
-    def solve(self, number: int, depth: int, weight: Weight) -> Solved:
+    def solve(self, number: int, depth: int, weight: Weight, worth: float = np.inf) -> Solved:
         """F of a class of spans with `depth` micro-batches in flight, by label-setting; equal spans are solved once.
 
-        The best choice for the fewest micro-batches in flight is the best for more of them wherever it still fits.
+        The best choice for the fewest micro-batches in flight is the best for more of them wherever it still fits. worth: what
+        is above it is not searched; the bound may then be just above it.
         """
         first, last = self.spans.span[number]
         instance = self.instance
         kinds, boundaries = instance.layer_kinds[first : last + 1], instance.boundary_kinds[max(0, first - 1) : last]
         key = (kinds, boundaries, first > 0, depth, weight, instance.memory_bytes)
+        if key not in self.shared and worth < np.inf:
+            return self._solve(first, last, depth, weight, {"worth_ns": int(worth)})
         if key not in self.shared:
             easier = self.solve(number, self.depths[0], weight) if depth > self.depths[0] else None
             if easier is not None and (easier.choice is None or self._fits(first, last, depth, easier)):
@@ -180,13 +183,13 @@ class StageCosts:
         states = int(given.state_bytes[kinds, choice].sum()) + (depth - 1) * int(kept.sum())
         return int(held.max()) + states <= self.instance.memory_bytes
 
-    def _solve(self, first: int, last: int, depth: int, weight: Weight) -> Solved:
+    def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> Solved:
         stage = self.stage_instance(first, last, depth, weight)
 
         def objective(choice: Sequence[int]) -> int | None:
             return None if stage_violations(stage, choice) else evaluate_stage(stage, choice).objective
 
-        search = Search(objective)
+        search = Search(objective, options=options or {})
         label_setting(stage, search)
         return self._as_solved(first, last, search)
 
