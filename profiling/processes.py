@@ -45,7 +45,7 @@ def run_workers(
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)),
             "PYTHONUNBUFFERED": "1",
         }
-        children, threads = [], []
+        children, threads = [], list[threading.Thread]()
         try:
             for rank in range(world):
                 command = [sys.executable, "-P", "-m", "trainplan.profiling.worker", folder, str(rank), str(world)]
@@ -53,9 +53,10 @@ def run_workers(
                     children.append(
                         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
                     )
-            threads = [threading.Thread(target=_relay, args=(child, progress), daemon=True) for child in children]
-            for thread in threads:
+            for child in children:
+                thread = threading.Thread(target=_relay, args=(child, progress), daemon=True)
                 thread.start()
+                threads.append(thread)  # an interrupt may come at any time: only what has begun can be joined
             _await(children, folder, time.monotonic() + timeout)
         finally:
             for child in children:
