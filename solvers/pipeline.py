@@ -15,12 +15,13 @@ used are exact at hi, the plan found is optimal for all t from its own slowest s
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from trainplan.formulations.pipeline.layouts import least_ns, most_ns, parts
 from trainplan.formulations.pipeline.problem import Instance, Solution
 from trainplan.profiling.errors import InputError
 from trainplan.solvers.published import published_optimum
@@ -49,7 +50,7 @@ def pipeline_exact(instance: Instance, search: Search) -> Outcome:
         raise InputError("instance", "configurations", "mix two iteration times", "give instances of one each")
     statistics = dict.fromkeys(("opened", "nodes", "stages_solved", "stages_capped"), 0)
     # Each configuration is bounded more sharply, and more slowly, whenever it comes first.
-    waiting = [(_floor(instance, place), place) for place in range(len(instance.configurations))]
+    waiting = [(float(least_ns(part)), place) for place, part in enumerate(parts(instance))]
     heapq.heapify(waiting)
     sweeps: dict[int, _Sweep] = {}
     bounds: list[float] = [np.inf]
@@ -78,15 +79,6 @@ def _target(search: Search) -> float:
     option `cutoff_ns`."""
     known = [value for value in (search.objective, search.options.get("cutoff_ns")) if value is not None]
     return min((value - max(1, int(value * search.gap)) for value in known), default=np.inf)
-
-
-def _floor(instance: Instance, place: int) -> float:
-    """A bound on a configuration from every layer's fastest option alone."""
-    given = instance.configurations[place]
-    kinds = list(instance.layer_kinds)
-    u = (given.tables.time_ns - given.tables.sync_ns).min(axis=1)[kinds]
-    slowest = max(int(u.max()), -(-int(u.sum()) // given.stages))
-    return float((given.micro_batches - 1) * slowest + int(given.tables.time_ns.min(axis=1)[kinds].sum()))
 
 
 @dataclass
@@ -129,7 +121,8 @@ class _Sweep:
         self.depth_of = [self.costs.depths.index(depth) for depth in self.costs.in_flight]
         self.unresolved = np.inf
         self.window = _window(instance.layers)
-        self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, _most_ns(instance, place))))
+        most = most_ns(replace(instance, configurations=(given,)))  # times weights, this stays within 64 bits
+        self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, most)))
 
     def quick_bound(self) -> float:
         """Without prices of memory; infinite where some stage can never fit. Batches that share tables share it, too."""
@@ -339,13 +332,6 @@ class _Sweep:
             spans = np.where(number >= 0, self.u[self.depth_of[stage]][number], np.inf)
             reach = np.concatenate(([np.inf], np.maximum(reach[:-1, None], spans).min(axis=0)))
         return float(reach[-1])
-
-
-def _most_ns(instance: Instance, place: int) -> int:
-    """No stage takes longer: weights times this stay within 64 bits."""
-    tables, kinds = instance.configurations[place].tables, list(instance.layer_kinds)
-    moves = sum(int(table.max(initial=0)) for table in (tables.transitions_ns, tables.entries_ns))
-    return int(tables.time_ns.max(axis=1)[kinds].sum()) + instance.layers * moves
 
 
 def _window(layers: int) -> NDArray[np.intp]:

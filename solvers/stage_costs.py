@@ -201,13 +201,13 @@ class StageCosts:
         first, last = self.spans.span[number]
         if depth > self.depths[0]:
             key = ("capped", self.spans, number, limit_ns, self.instance.memory_bytes)
-            easier = self.shared.get(key)
+            easier: Solved | None = self.shared.get(key)
             if easier is None:
                 easier = self._solve_capped(first, last, self.depths[0], limit_ns, known, slope, time_limit)
                 if easier.bound == easier.time_ns:  # not where time ran out
                     self.shared[key] = easier
             if self._fits(first, last, depth, easier):
-                return Solved(easier.bound, easier.choice, easier.u_ns, easier.time_ns)
+                return easier
         return self._solve_capped(first, last, depth, limit_ns, known, slope, time_limit)
 
     def _solve_capped(

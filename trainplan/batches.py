@@ -13,7 +13,7 @@ from typing import Any
 from trainplan.formulations.layer_strategies.costs import COST_MODELS, CostModel
 from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
 from trainplan.formulations.pipeline.problem import Instance, Schedule
-from trainplan.formulations.pipeline.spaces import space
+from trainplan.formulations.pipeline.spaces import space, stage_powers
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.estimate import estimate_shapes
@@ -156,8 +156,7 @@ class Batches:
             batches = [batch for batch in range(self.step, last + 1, self.step) if batch >= first]
             sizes = sorted({batch // m for batch in batches for m in self.micro_batches(batch)})
             devices = self.cluster.devices
-            groups = [1 << i for i in range(devices.bit_length())]
-            shapes = shapes_needed(self.model.tp_degrees(devices), groups, sizes)
+            shapes = shapes_needed(self.model.tp_degrees(devices), stage_powers(devices), sizes)
             self._profiles[chunk] = estimate_shapes(self.model, self.cluster, shapes, devices)
         return self._profiles[chunk]
 

@@ -13,7 +13,7 @@ from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, MOST_PRO
 from trainplan.formulations.layer_strategies.costs import COST_MODELS
 from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
 from trainplan.formulations.pipeline.problem import Instance, Schedule, Solution, load_solution
-from trainplan.formulations.pipeline.spaces import space
+from trainplan.formulations.pipeline.spaces import space, stage_powers
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.complete import for_shapes
@@ -178,7 +178,7 @@ def make_plan(
 
 def stage_counts(devices: int, pipeline: int | None) -> list[int]:
     """Numbers of stages to try: all powers of two that divide the devices, or the one asked for. Raises InputError."""
-    possible = [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
+    possible = stage_powers(devices)
     if pipeline is None:
         return possible
     if pipeline not in possible:

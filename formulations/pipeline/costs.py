@@ -22,7 +22,7 @@ from trainplan.formulations.layer_strategies.costs import (
     unit_costs,
 )
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Schedule, Tables
+from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
 from trainplan.formulations.pipeline.spaces import SPACES, Space
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.costs import collective_ns
@@ -84,10 +84,7 @@ class PipelineCosts:
         return self._tables[key]
 
     def _made(self, group: int, samples: int, strategies: Sequence[Strategy]) -> Tables:
-        columns: dict[str, Integers] = {
-            name: np.zeros((len(self.kinds), len(strategies)), np.int64)
-            for name in ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes")
-        }
+        columns: dict[str, Integers] = {name: np.zeros((len(self.kinds), len(strategies)), np.int64) for name in COLUMNS}
         for kind, parts in enumerate(self.kinds):
             for s, strategy in enumerate(strategies):
                 found = layer_costs([self._unit(part, strategy, samples) for part in parts])

@@ -56,11 +56,9 @@ def solution(instance: Instance, places: Iterable[tuple[int, int, int]]) -> Solu
 
 def most_ns(instance: Instance) -> int:
     """A time that no stage exceeds, nor all stages together."""
-    tables = only(instance).tables
-    most = sum(int(tables.time_ns[kind].max()) for kind in instance.layer_kinds)
-    return most + sum(
-        max(int(tables.transitions_ns[kind].max()), int(tables.entries_ns[kind].max())) for kind in instance.boundary_kinds
-    )
+    tables, kinds = only(instance).tables, list(instance.layer_kinds)
+    between = np.maximum(tables.transitions_ns.max(axis=(1, 2)), tables.entries_ns.max(axis=1))
+    return int(tables.time_ns.max(axis=1)[kinds].sum()) + int(between[list(instance.boundary_kinds)].sum())
 
 
 def parts(instance: Instance) -> list[Instance]:
@@ -69,9 +67,11 @@ def parts(instance: Instance) -> list[Instance]:
 
 
 def least_ns(instance: Instance) -> int:
-    """A time that no solution beats, whatever the memory: every layer at its fastest, in stages of equal times."""
+    """A time that no solution beats, whatever the memory: every layer at its fastest, the slowest stage no faster than an even
+    share of them or than any one layer."""
     given = only(instance)
     kinds, tables = list(instance.layer_kinds), given.tables
     whole = int(tables.time_ns.min(axis=1)[kinds].sum())
-    running = int((tables.time_ns - tables.sync_ns).min(axis=1)[kinds].sum())
-    return whole + (given.micro_batches - 1) * -(-running // given.stages)
+    running = (tables.time_ns - tables.sync_ns).min(axis=1)[kinds]
+    slowest = max(int(running.max()), -(-int(running.sum()) // given.stages))
+    return whole + (given.micro_batches - 1) * slowest

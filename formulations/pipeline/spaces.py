@@ -28,7 +28,8 @@ class Space:
     strategies: Callable[[int], list[Strategy]]
 
 
-def _powers(devices: int) -> list[int]:
+def stage_powers(devices: int) -> list[int]:
+    """Powers of two that divide the devices: numbers of stages, and of devices in one."""
     return [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
 
 
@@ -56,12 +57,12 @@ def _three(group: int) -> list[Strategy]:
 SPACES = {
     space.name: space
     for space in (
-        Space("full", "PP, DP, SDP, TP and CKPT", _powers, decision_tree),
-        Space("full-dp-sdp", "full, with DP and SDP mixed (without Takeaway 3)", _powers,
+        Space("full", "PP, DP, SDP, TP and CKPT", stage_powers, decision_tree),
+        Space("full-dp-sdp", "full, with DP and SDP mixed (without Takeaway 3)", stage_powers,
               lambda group: decision_tree(group, takeaway3=False)),
-        Space("no-ckpt", "PP, DP, SDP and TP", _powers, _without_ckpt),
+        Space("no-ckpt", "PP, DP, SDP and TP", stage_powers, _without_ckpt),
         Space("dp+tp", "DP and TP, one stage", _one, _dp_tp),
-        Space("dp+pp", "DP and PP", _powers, _pure("dp")),
+        Space("dp+pp", "DP and PP", stage_powers, _pure("dp")),
         Space("dp", "data parallelism", _one, _pure("dp")),
         Space("tp", "tensor parallelism", _one, _pure("tp")),
         Space("sdp", "sharded data parallelism", _one, _pure("sdp")),
