@@ -1,7 +1,8 @@
 """From a plan to one program per rank: pipeline stages; data, sharded-data and tensor parallelism and recomputation per unit.
 
 Two rules hold throughout. Sum, never average: the loss is divided by the tokens of the whole step once, and every gradient is
-a sum over ranks. A unit's output is a sum of partial outputs, so tensor parallelism is one all-reduce forward and one back.
+a sum over ranks, each of which may have had another number of micro-batches. A unit's output is a sum of partial outputs, so
+tensor parallelism is one all-reduce forward and one back.
 
 Between stages a rank talks to the one of its own place in the next or previous stage. Hidden states and gradients alike travel
 in the sender's layout, and the receiver re-lays them as it would those of a unit of its own.
@@ -45,7 +46,7 @@ class _Compiler(Placement):
             self._place_states(unit)
         for unit in self.units:
             self._issue(Op.ZERO_GRADIENTS, unit, writes=(f"gradient.{unit}",))
-        for kind, micro_batch in passes(self.stage, len(self.stages), self.batch.micro_batches, self.schedule):
+        for kind, micro_batch in passes(self.stage, len(self.stages), self.micro_batches, self.schedule):
             if kind == "forward":
                 self._forward_pass(micro_batch)
             else:
@@ -69,7 +70,7 @@ class _Compiler(Placement):
             self.model,
             self.strategies,
             self.batch.global_samples,
-            self.batch.micro_batches,
+            self.micro_batches,
             self.buffers,
             frozenset(self.persistent),
             with_waits(self.issued),
@@ -294,7 +295,7 @@ class _Compiler(Placement):
 
     def _reduce_gradients(self, unit: int, micro_batch: int, gradient: str) -> None:
         strategy, model = self.strategies[unit], self.model
-        last = micro_batch == self.batch.micro_batches - 1
+        last = micro_batch == self.micro_batches - 1
         tp, sdp, dp = (strategy.degree(p) for p in ("tp", "sdp", "dp"))
         if tp > 1 and (sdp > 1 or last):
             size = model.units[unit].sublayer.replicated_count * model.element_bytes
@@ -325,6 +326,4 @@ class _Compiler(Placement):
             )
         if dp > 1 and last:
             group, size = self.peers(unit, "dp"), self.buffers[own]
-            self._issue(
-                Op.ALL_REDUCE_GRADIENTS, unit, micro_batch, reads=(own,), writes=(own,), group=group, message_bytes=size
-            )
+            self._issue(Op.ALL_REDUCE_GRADIENTS, unit, reads=(own,), writes=(own,), group=group, message_bytes=size)

@@ -52,7 +52,7 @@ class Executor:
         self.rank, self.place = self.program.rank, self.program.place
         self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
         self.values: dict[str, Any] = {}
-        self.loss = torch.zeros(1, dtype=torch.float64)
+        self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
 
     def step(self, backend: Backend = "serial") -> float:
         """Run the program once; the loss of the whole batch."""
@@ -98,19 +98,19 @@ class Executor:
 
     def _point_to_point(self, instruction: Instruction) -> None:
         """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
-        works = []
+        messages = []
         for message in instruction.messages:
             group = self.groups[message.group]
             (peer,) = set(message.group) - {self.rank}
             if message.op is Op.SEND:
-                works.append(dist.isend(self.values[message.reads[0]], dst=peer, group=group))
+                messages.append(dist.P2POp(dist.isend, self.values[message.reads[0]], peer, group))
             else:
                 assert message.unit is not None
                 shape = self.model.units[message.unit].sublayer.input_shape(len(message.args["rows"]))
                 received = torch.empty(shape, dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
                 self.values[message.writes[0]] = received
-                works.append(dist.irecv(received, src=peer, group=group))
-        self._finish(works)
+                messages.append(dist.P2POp(dist.irecv, received, peer, group))
+        self._finish(dist.batch_isend_irecv(messages))
 
     def _unit(self, instruction: Instruction) -> UnitState:
         assert instruction.unit is not None
@@ -182,7 +182,7 @@ class Executor:
         shard = self._unit(instruction).shard
         loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
         if shard.first:
-            self.loss += loss.cpu()
+            self.loss += loss
 
     def _optimizer_step(self, instruction: Instruction) -> None:
         self._unit(instruction).optimizer.step()

@@ -12,7 +12,10 @@ from trainplan.profiling.models import Model
 
 @dataclass
 class Placement:
-    """A rank of a plan. stages: the units of each. place: the rank's number in its stage, from 0; strategies speak of these."""
+    """A rank of a plan. stages: the units of each. place: the rank's number in its stage, from 0; strategies speak of these.
+
+    micro_batches: those that the rank works on in one step.
+    """
 
     model: Model
     strategies: tuple[Strategy, ...]
@@ -26,6 +29,12 @@ class Placement:
         self.stage, self.place = divmod(self.rank, self.size)
         self.units = self.stages[self.stage]
         self.last = len(self.model.units) - 1
+        shares = self.batch.shares
+        self.micro_batches = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
+
+    def _replica(self, place: int) -> int:
+        """Of uneven shares: which data-parallel replica a place belongs to. All units are laid out alike then."""
+        return self.strategies[0].index(place, "dp")
 
     def shard_elements(self, unit: int) -> int:
         """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
@@ -40,6 +49,10 @@ class Placement:
         return self.rows_at(self.place, unit, micro_batch)
 
     def rows_at(self, place: int, unit: int, micro_batch: int) -> tuple[int, ...]:
+        if self.batch.shares is not None:
+            count = self.batch.global_samples // sum(self.batch.shares)
+            first = (sum(self.batch.shares[: self._replica(place)]) + micro_batch) * count
+            return tuple(range(first, first + count))
         count = self.batch.global_samples // self.batch.micro_batches
         return tuple(rows_of(self.strategies[unit], place, micro_batch * count, count))
 

@@ -111,7 +111,8 @@ class Instruction:
 class Program:
     """One rank's program. buffers: bytes by name; persistent: those that live from step to step.
 
-    units: those of the rank's stage. place: the rank's number in its stage, from 0; strategies speak of these.
+    units: those of the rank's stage. place: the rank's number in its stage, from 0; strategies speak of these. samples: of the
+    whole step. micro_batches: those that the rank works on.
     """
 
     rank: int

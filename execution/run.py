@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from trainplan.execution.checks import check
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import BACKENDS, Backend, memory_walk
+from trainplan.execution.program import Program
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report, run_workers
 
 MOST_PROCESSES = 64
+Device = Literal["cpu", "cuda"]
+COMMUNICATION: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # torch's names, for tensors there
 EXECUTED_DTYPES = ("float32", "float64")
 # Fields of a configuration that change results, and that torch_units does not follow.
 UNEXECUTED = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "rope_scaling")
@@ -36,6 +40,7 @@ class RunReport:
     dtype: str
     world: int
     backend: Backend
+    device: Device
     losses: list[float]
     step_seconds: list[float]
     predicted_peak_bytes: list[int]
@@ -51,6 +56,7 @@ def run_plans(
     model: Model | None = None,
     steps: int = 3,
     backend: Backend = "serial",
+    device: Device = "cpu",
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,
@@ -59,33 +65,32 @@ def run_plans(
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
 
-    model: the model to run in place of the plans' own (see `Model.scaled`). Every set of programs passes the static checks
+    model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
+    one that the plan's placement names, and so the same one in all plans. Every set of programs passes the static checks
     first. Raises InputError for bad arguments, WorkerError when a process fails.
     """
-    if steps < 1:
-        raise InputError("command line", "--steps", f"is {steps}", "give 1 or more")
-    if backend not in BACKENDS:
-        raise InputError("command line", "--backend", f"is {backend!r}", f"give one of: {', '.join(BACKENDS)}")
-    if not 0 <= seed < 2**31:
-        raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
-    if plans[0].world > MOST_PROCESSES:
-        fix = f"run plans of up to {MOST_PROCESSES} devices on one machine"
-        raise InputError("plan", "world", f"is {plans[0].world}", fix)
+    check_settings(plans, steps, backend, device, seed)
     if measure_memory and backend != "serial":
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
         )
     world = plans[0].world
-    assert all(plan.world == world for plan in plans)
-    jobs = []
-    for plan in plans:
-        own = model or plan.planned_model()
-        programs = compile_plan(plan, own)
-        if faults := check(programs):
-            raise AssertionError(f"the compiler made an unsound program: {faults[0]}")
-        jobs.append({"programs": programs})
-    job = {"jobs": jobs, "steps": steps, "backend": backend, "seed": seed, "compare": compare, "memory": measure_memory}
-    ranks = run_workers("trainplan.execution.run:run_rank", world, job, progress=progress, timeout=timeout)
+    if len({gpus(plan, device) for plan in plans}) > 1:
+        raise InputError(
+            "plan", "placement", "differs from another plan's", "run plans of another placement on GPUs by themselves"
+        )
+    jobs = [{"programs": sound_programs(plan, model)} for plan in plans]
+    job = {
+        "jobs": jobs,
+        "steps": steps,
+        "backend": backend,
+        "gpus": gpus(plans[0], device),
+        "seed": seed,
+        "compare": compare,
+        "memory": measure_memory,
+    }
+    target = "trainplan.execution.run:run_rank"
+    ranks = run_workers(target, world, job, progress=progress, timeout=timeout, backend=COMMUNICATION[device])
     reports = []
     for place, plan_job in enumerate(jobs):
         programs, first = plan_job["programs"], ranks[0][place]
@@ -95,6 +100,7 @@ def run_plans(
                 dtype=programs[0].model.dtype,
                 world=world,
                 backend=backend,
+                device=device,
                 losses=first["losses"],
                 step_seconds=[max(times) for times in zip(*(rank[place]["seconds"] for rank in ranks), strict=True)],
                 predicted_peak_bytes=[memory_walk(program, backend).peak_bytes for program in programs],
@@ -107,30 +113,70 @@ def run_plans(
     return reports
 
 
+def check_settings(plans: Sequence[Plan], steps: int, backend: Backend, device: Device, seed: int) -> None:
+    """What every run of plans needs. Raises InputError."""
+    world = plans[0].world
+    assert all(plan.world == world for plan in plans)
+    if steps < 1:
+        raise InputError("command line", "--steps", f"is {steps}", "give 1 or more")
+    if backend not in BACKENDS:
+        raise InputError("command line", "--backend", f"is {backend!r}", f"give one of: {', '.join(BACKENDS)}")
+    if not 0 <= seed < 2**31:
+        raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
+    if world > MOST_PROCESSES:
+        fix = f"run plans of up to {MOST_PROCESSES} devices on one machine"
+        raise InputError("plan", "world", f"is {world}", fix)
+    if device not in COMMUNICATION:
+        raise InputError("command line", "--device", f"is {device!r}", f"give one of: {', '.join(get_args(Device))}")
+    if device == "cuda":
+        _check_gpus(world, backend)
+
+
+def _check_gpus(world: int, backend: Backend) -> None:
+    import torch
+
+    if backend != "serial":  # CUDA's current device and stream belong to one thread
+        raise InputError("command line", "--backend", f"is {backend!r} on GPUs", "give --backend serial, or --device cpu")
+    if (found := torch.cuda.device_count()) < world:
+        told = f"is 'cuda', but torch finds {found} GPUs for {world} processes"
+        raise InputError("command line", "--device", told, "give cpu, or run on a machine with a GPU for each")
+
+
+def gpus(plan: Plan, device: Device) -> tuple[int, ...] | None:
+    """The GPU of each rank, where plans run on these."""
+    return None if device == "cpu" else tuple(plan.placement or range(plan.world))
+
+
+def sound_programs(plan: Plan, model: Model | None) -> list[Program]:
+    """A plan's programs, of `model` if it is given, once they have passed their checks."""
+    programs = compile_plan(plan, model)
+    if faults := check(programs):
+        raise AssertionError(f"the compiler made an unsound program: {faults[0]}")
+    return programs
+
+
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list[dict[str, Any]]:
     """Body of one rank: all plans of the job, one after the other."""
     import torch.distributed as dist
-    from trainplan.execution.executor import Executor, make_groups
-    from trainplan.execution.reference import batch_tokens
+    from trainplan.execution.executor import make_groups
 
+    device = own_device(rank, job["gpus"])
     groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]])
     everyone = dist.new_group(list(range(world)))
     results = []
     for number, plan in enumerate(job["jobs"]):
         program = plan["programs"][rank]
-        executor = Executor(program, groups, seed=job["seed"])
-        executor.tokens = batch_tokens(program.model, program.samples, job["seed"])
+        executor = make_executor(program, groups, job["seed"], device)
         losses, seconds = [], []
         gradients: dict[int, Any] = {}
         for step in range(job["steps"]):
-            dist.barrier(everyone)
-            started = time.perf_counter()
-            losses.append(executor.step(job["backend"]))
-            seconds.append(time.perf_counter() - started)
-            report({"plan": number, "step": step + 1, "steps": job["steps"], "loss": losses[-1], "seconds": seconds[-1]})
+            loss, took = timed_step(executor, job["backend"], everyone)
+            losses.append(loss)
+            seconds.append(took)
+            report({"plan": number, "step": step + 1, "steps": job["steps"], "loss": loss, "seconds": took})
             if step == 0 and job["compare"]:
-                gradients = {unit: executor.gradient_of(unit).clone() for unit in program.units}
-        parameters = {unit: executor.parameter_of(unit) for unit in program.units}
+                gradients = {unit: executor.gradient_of(unit).clone().cpu() for unit in program.units}
+        parameters = {unit: executor.parameter_of(unit).cpu() for unit in program.units}
         differences: dict[str, Any] = dict.fromkeys(("gradient_difference", "parameter_difference", "loss_difference"))
         if job["compare"]:
             report({"plan": number, "comparing": True})
@@ -143,9 +189,49 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
     return results
 
 
+def own_device(rank: int, gpus: Sequence[int] | None) -> Any:
+    """The torch device that this process works on from now on."""
+    import torch
+
+    if gpus is None:
+        return torch.device("cpu")
+    torch.cuda.set_device(gpus[rank])
+    return torch.device("cuda", gpus[rank])
+
+
+def make_executor(program: Program, groups: Any, seed: int, device: Any) -> Any:
+    """An executor that is ready for its first step."""
+    from trainplan.execution.executor import Executor
+    from trainplan.execution.reference import batch_tokens
+
+    executor = Executor(program, groups, seed, device)
+    executor.tokens = batch_tokens(program.model, program.samples, seed).to(device)
+    return executor
+
+
+def timed_step(executor: Any, backend: Backend, everyone: Any) -> tuple[float, float]:
+    """Loss and seconds of a step that all ranks begin together. (The loss comes off a GPU last, once all is done.)"""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier(everyone)
+    if executor.device.type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    loss = executor.step(backend)
+    return loss, time.perf_counter() - started
+
+
 def _allocated(executor: Any) -> int:
+    """Bytes that a step allocates beyond those that stay, at most at once."""
+    import torch
     from trainplan.profiling.allocations import PeakMemory
 
+    if executor.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        executor.step("serial")
+        return torch.cuda.max_memory_allocated() - before
     executor.release_s = RELEASE_S
     with PeakMemory() as memory:
         executor.step("serial")

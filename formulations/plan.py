@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -32,10 +33,16 @@ class Stage(Record):
 
 
 class Batch(Record):
-    """Samples of one step, and the number of micro-batches that they are cut into."""
+    """Samples of one step, and the number of micro-batches that they are cut into.
+
+    shares: micro-batches of each data-parallel replica, where these are pipelines of their own that need not do the same work
+    (a slow one gets fewer). micro_batches is then the largest share, and a micro-batch that of one replica: all have equal
+    numbers of samples, and the samples of a replica follow those of the replica before it.
+    """
 
     global_samples: Annotated[int, Field(ge=1, le=10**9)]
     micro_batches: Annotated[int, Field(ge=1)] = 1
+    shares: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2)] | None = None
 
 
 class Predicted(Record):
@@ -55,7 +62,8 @@ class Plan(Record):
     """A whole training plan. `model_digest` names the architecture that it was made for.
 
     stages: in pipeline order, of equal size. A unit's strategy is over the ranks of its stage. schedule: the order of forward
-    and backward passes, 1F1B-Flush or GPipe.
+    and backward passes, 1F1B-Flush or GPipe. placement: the cluster's device of each rank, for who launches it; left out, rank
+    r goes on device r. What a rank does is the same on every device.
     """
 
     format: Literal["trainplan-plan"] = "trainplan-plan"
@@ -66,6 +74,7 @@ class Plan(Record):
     memory_bytes: Annotated[int, Field(gt=0)]
     batch: Batch
     schedule: Schedule = "1f1b"
+    placement: list[int] | None = None
     stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None
@@ -84,8 +93,9 @@ class Plan(Record):
         if len(self.units) != len(names):
             raise InputError("", "units", f"has {len(self.units)} items", f"give the model's {len(names)} units")
         self._check_stages(len(names))
-        samples, parts = self.batch.global_samples, self.batch.micro_batches
-        if samples % parts:
+        self._check_placement()
+        samples, parts, even = self.batch.global_samples, self.batch.micro_batches, self.batch.shares is None
+        if even and samples % parts:
             raise InputError("", "batch.micro_batches", f"is {parts}", f"give a divisor of global_samples = {samples}")
         for position, (unit, name) in enumerate(zip(self.units, names, strict=True)):
             field = f"units[{position}]"
@@ -101,14 +111,52 @@ class Plan(Record):
                     f"is {unit.strategy!r}",
                     f"give a tp degree that this {part.kind} can be split into, such as {works}",
                 )
-            if samples // parts % strategy.data_degree:
+            if even and samples // parts % strategy.data_degree:
                 raise InputError(
                     "",
                     f"{field}.strategy",
                     f"is {unit.strategy!r}",
                     f"give a dp x sdp degree that divides {samples // parts} samples",
                 )
+        if self.batch.shares is not None:
+            self._check_shares(self.batch.shares)
         return self
+
+    def _check_placement(self) -> None:
+        if self.placement is None:
+            return
+        first: dict[int, int] = {}
+        for rank, device in enumerate(self.placement):
+            if not 0 <= device < self.world or device in first:
+                told = f"is {device}" + (f", as is placement[{first[device]}]" if device in first else "")
+                fix = f"give each of the devices 0 to {self.world - 1} to one rank"
+                raise InputError("", f"placement[{rank}]", told, fix)
+            first[device] = rank
+        if len(self.placement) != self.world:
+            raise InputError(
+                "", "placement", f"has {len(self.placement)} items", f"give a device for each of {self.world} ranks"
+            )
+
+    def _check_shares(self, shares: list[int]) -> None:
+        """Replicas that work apart until their gradients are summed: all units are laid out alike, dp outermost, no sdp."""
+        batch, size, replicas, total = self.batch, self.stage_size, len(shares), sum(shares)
+        if size % replicas:
+            fix = (
+                f"give 2, or another divisor of the {size} ranks of a stage" if size > 1 else "leave it out: stages have 1 rank"
+            )
+            raise InputError("", "batch.shares", f"has {replicas} items", fix)
+        wanted = parse_strategy(f"dp{replicas}" + (f"-tp{size // replicas}" if size > replicas else ""))
+        for position, (unit, strategy) in enumerate(zip(self.units, self.strategies(), strict=True)):
+            if replace(strategy, ckpt=False) != wanted:
+                fix = f"give {wanted} or {wanted}-ckpt: batch.shares has {replicas} replicas of the whole model"
+                raise InputError("", f"units[{position}].strategy", f"is {unit.strategy!r}", fix)
+        if batch.micro_batches != max(shares):
+            fix = f"give {max(shares)}, the largest of batch.shares"
+            raise InputError("", "batch.micro_batches", f"is {batch.micro_batches}", fix)
+        if batch.global_samples % total:
+            works = max(1, batch.global_samples // total) * total
+            fix = f"give a multiple of the {total} micro-batches in batch.shares, such as {works}"
+            raise InputError("", "batch.global_samples", f"is {batch.global_samples}", fix)
 
     def _check_stages(self, units: int) -> None:
         count, begin = len(self.stages), 0

@@ -86,6 +86,21 @@ class Stage:
         return [[unit for unit in profile.units if unit.layer == layer] for layer in range(begin, end + 1)]
 
 
+def grouped_units(profile: Profile, by_unit: bool = False) -> list[list[ChainUnit]]:
+    """The chain's units by planner's layer; by_unit: every sub-layer is a layer of its own."""
+    layers: list[list[ChainUnit]] = []
+    for unit in profile.units:
+        if by_unit or not layers or layers[-1][-1].layer != unit.layer:
+            layers.append([])
+        layers[-1].append(unit)
+    return layers
+
+
+def layer_name(layer: Sequence[ChainUnit]) -> str:
+    """The unit's name, or what those of several units begin with."""
+    return layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0]
+
+
 def unit_costs(profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int) -> UnitCosts:
     """Cost of one micro-batch of `samples` samples. Raises InputError where the profile lacks the shape."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
@@ -301,7 +316,7 @@ def build(
             "memory_bytes": memory_bytes,
             "layers": [
                 {
-                    "name": layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0],
+                    "name": layer_name(layer),
                     "options": options(tuple(unit.sublayer for unit in layer)),
                 }
                 for layer in layers

@@ -13,6 +13,7 @@ Bytes are first divided by their greatest common divisor, which changes no solut
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 
 from ortools.sat.python import cp_model
@@ -61,3 +62,8 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
         held = held + bytes_of(instance.forward_bytes, l)
         model.add(held + bytes_of(instance.backward_bytes, l) + states <= memory)
     return model, x
+
+
+def extract(instance: Instance, x: Choice, value: Callable[[cp_model.IntVar], bool]) -> tuple[int, ...]:
+    """The choice that x stands for, by the value of each variable."""
+    return tuple(next(s for s, v in enumerate(row) if value(v)) for row in x)

@@ -16,7 +16,9 @@ from trainplan.formulations.layer_strategies.costs import (
     COST_MODELS,
     CostModel,
     UnitCosts,
+    grouped_units,
     layer_costs,
+    layer_name,
     moved_bytes,
     transition_ns,
     unit_costs,
@@ -47,12 +49,8 @@ class PipelineCosts:
             near = 1 << profile.devices.bit_length() - 1
             raise InputError("profile", "devices", f"is {profile.devices}", f"give a power of two, such as {near}")
         self.profile, self.costs, self.space = profile, costs, space
-        layers: list[list[Any]] = []
-        for unit in profile.units:
-            if by_unit or not layers or layers[-1][-1].layer != unit.layer:
-                layers.append([])
-            layers[-1].append(unit)
-        self.layer_names = tuple(x[0].name if len(x) == 1 else x[0].name.split(".")[0] for x in layers)
+        layers = grouped_units(profile, by_unit)
+        self.layer_names = tuple(map(layer_name, layers))
         parts = [tuple(unit.sublayer for unit in layer) for layer in layers]
         self.kinds = list(dict.fromkeys(parts))
         self.layer_kinds = tuple(self.kinds.index(part) for part in parts)

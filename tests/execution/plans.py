@@ -31,8 +31,9 @@ def plan_of(
     micro_batches: int = 1,
     cuts: Sequence[int] = (),
     schedule: Schedule = "1f1b",
+    shares: Sequence[int] | None = None,
 ) -> Plan:
-    """cuts: first units of the stages after the first."""
+    """cuts: first units of the stages after the first. shares: micro-batches of each data-parallel replica."""
     units: list[dict[str, Any]] = [{"name": u.name, "strategy": s} for u, s in zip(model.units, strategies, strict=True)]
     size = world // (len(cuts) + 1)
     bounds = list(pairwise([0, *cuts, len(units)]))
@@ -42,7 +43,7 @@ def plan_of(
             "model_digest": model.digest,
             "world": world,
             "memory_bytes": 2**40,
-            "batch": {"global_samples": samples, "micro_batches": micro_batches},
+            "batch": {"global_samples": samples, "micro_batches": micro_batches, "shares": shares and list(shares)},
             "schedule": schedule,
             "stages": [
                 {"ranks": list(range(i * size, (i + 1) * size)), "first_unit": begin, "last_unit": end - 1}
@@ -72,3 +73,32 @@ def random_plan(rng: random.Random, world: int = 4, model: Model | None = None, 
     samples = micro_batches * size * rng.choice([1, 2])
     schedule: Schedule = rng.choice(["1f1b", "1f1b", "gpipe"])
     return plan_of(model, [str(rng.choice(tree)) for _ in range(units)], world, samples, micro_batches, cuts, schedule)
+
+
+def uneven_plan(
+    model: Model,
+    shares: Sequence[int],
+    stages: int = 1,
+    tp: int = 1,
+    rows: int = 1,
+    schedule: Schedule = "1f1b",
+    rng: random.Random | None = None,
+) -> Plan:
+    """Replicas with these numbers of micro-batches, of `rows` samples each; with `rng`, any cuts and any recomputation."""
+    units, size = len(model.units), len(shares) * tp
+    cuts = [stage * units // stages for stage in range(1, stages)]
+    strategies = [f"dp{len(shares)}" + (f"-tp{tp}" if tp > 1 else "")] * units
+    if rng:
+        cuts = sorted(rng.sample(range(1, units), stages - 1))
+        strategies = [strategy + rng.choice(["", "-ckpt"]) for strategy in strategies]
+    return plan_of(model, strategies, size * stages, rows * sum(shares), max(shares), cuts, schedule, shares)
+
+
+def random_uneven_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:
+    """Any cuts, any schedule, any split of a stage into replicas and tensor parallelism, up to 5 micro-batches for each."""
+    model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
+    stages = stages or rng.choice([p for p in (1, 2, 4, 8) if p <= min(world // 2, len(model.units))])
+    size = world // stages
+    tp = rng.choice([t for t in (1, 2, 4, 8) if 2 * t <= size and t in model.tp_degrees(size)])
+    shares = [rng.randint(1, 5) for _ in range(size // tp)]
+    return uneven_plan(model, shares, stages, tp, rng.choice([1, 2]), rng.choice(SCHEDULES), rng)

@@ -62,6 +62,7 @@ def test_the_comparison_can_fail() -> None:
         "jobs": [{"programs": programs}],
         "steps": 1,
         "backend": "serial",
+        "gpus": None,
         "seed": 0,
         "compare": True,
         "memory": False,

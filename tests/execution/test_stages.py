@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from trainplan.execution.compile import compile_plan
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError
 
@@ -52,3 +53,26 @@ def test_a_strategy_is_over_the_ranks_of_its_stage() -> None:
         plan_of(GPT2, ["dp4"] * UNITS, 4, cuts=[3])
     with pytest.raises(InputError, match="schedule"):
         load_plan({**_content(), "schedule": "2f2b"})
+
+
+def test_a_placement_names_a_device_for_each_rank_and_changes_no_program() -> None:
+    content = {**_content(), "placement": [2, 0, 3, 1]}
+    plan = load_plan(content)
+    assert plan.placement == [2, 0, 3, 1]
+    assert plan.model_dump() == content
+    assert compile_plan(plan) == compile_plan(load_plan(_content()))
+    assert load_plan(_content()).placement is None
+
+
+@pytest.mark.parametrize(
+    ("placement", "told"),
+    [
+        ([0, 1, 2, 4], r"placement\[3\] is 4; give each of the devices 0 to 3 to one rank"),
+        ([0, 1, 2, -1], r"placement\[3\] is -1; give each of the devices"),
+        ([0, 1, 1, 2], r"placement\[2\] is 1, as is placement\[1\]; give each"),
+        ([0, 1, 2], r"placement has 3 items; give a device for each of 4 ranks"),
+    ],
+)
+def test_bad_placements_get_one_line(placement: list[int], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        load_plan({**_content(), "placement": placement})
