@@ -38,9 +38,12 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/profiles.py
 	$(BIN)/python benchmarks/layer_strategies.py
 	$(BIN)/python benchmarks/pipelines.py
+	$(BIN)/python benchmarks/stage_assignment.py
+	$(BIN)/python benchmarks/cluster_strategies.py
 
 study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.study
+	$(BIN)/python -m tests.papers.amp_study
 
 fuzz: $(INSTALLED)
 	$(BIN)/python benchmarks/fuzz.py

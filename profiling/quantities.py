@@ -59,5 +59,5 @@ def _in_thousands(size: float, units: Sequence[str]) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """``1 row``, ``2 rows``."""
-    return f"{count} {word}" + ("" if count == 1 else "s")
+    """``1 row``, ``2 rows``, ``3 batches``."""
+    return f"{count} {word}" + ("" if count == 1 else "es" if word.endswith("ch") else "s")

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, count, pairwise, product
-from math import comb, prod
+from math import comb, factorial, prod
 
+import numpy as np
+from trainplan.formulations.cluster_strategy.problem import Degrees
+from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
+from trainplan.formulations.cluster_strategy.problem import Solution as Strategy
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import evaluate
 from trainplan.formulations.pipeline.problem import Configuration, Solution, even_partition, iteration_ns, stage_costs
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
+from trainplan.formulations.stage_assignment.problem import Solution as Assignment
 from trainplan.solvers.search import Outcome, Search, Unsuited
 
 LARGEST = 2_000_000
 EVERY = 4096  # solutions between two looks at the clock
 
 Stages = list[tuple[int, int, tuple[int, ...]]]
+Instance = StageInstance | PipelineInstance | AssignmentInstance | ClusterInstance
 
 
-def brute_force(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
+def brute_force(instance: Instance, search: Search) -> Outcome:
     """The optimum of an instance with at most two million solutions. Raises Unsuited for a larger one."""
     known = _solutions(instance)
     if known > LARGEST:
@@ -27,8 +35,12 @@ def brute_force(instance: StageInstance | PipelineInstance, search: Search) -> O
             "command line", "--method", f"is 'brute-force' for {shown} choices", "give 'exact'; brute force takes 2e6"
         )
     try:
-        if isinstance(instance, PipelineInstance):
+        if isinstance(instance, ClusterInstance):
+            _each_strategy(instance, search)
+        elif isinstance(instance, PipelineInstance):
             _each_solution(instance, search)
+        elif isinstance(instance, AssignmentInstance):
+            _each_assignment(instance, search)
         else:
             _each_choice(instance, search)
     except TimeoutError:
@@ -39,7 +51,14 @@ def brute_force(instance: StageInstance | PipelineInstance, search: Search) -> O
     return Outcome(bound=search.objective, bound_source="enumeration of all choices")
 
 
-def _solutions(instance: StageInstance | PipelineInstance) -> int:
+def _solutions(instance: Instance) -> int:
+    if isinstance(instance, AssignmentInstance):
+        return comb(instance.layers - 1, instance.stages - 1)
+    if isinstance(instance, ClusterInstance):
+        placements = factorial(instance.devices) // prod(factorial(int(size)) for size in np.bincount(instance.classes))
+        return placements * sum(
+            comb(instance.layers - 1, given.pp - 1) * _ways_to_share(instance, given) for given in instance.degrees()
+        )
     if not isinstance(instance, PipelineInstance):
         return prod(instance.options)
     cuts = instance.layers - 1
@@ -54,6 +73,12 @@ def _each_choice(instance: StageInstance, search: Search) -> None:
         result = evaluate(instance, choice)
         if result.peak_bytes <= instance.memory_bytes and (search.objective is None or result.time_ns < search.objective):
             search.report(choice)
+
+
+def _each_assignment(instance: AssignmentInstance, search: Search) -> None:
+    for number, cuts in enumerate(combinations(range(1, instance.layers), instance.stages - 1)):
+        _look(number, search)
+        search.report(Assignment(cuts))
 
 
 def _each_solution(instance: PipelineInstance, search: Search) -> None:
@@ -82,6 +107,65 @@ def _each_solution(instance: PipelineInstance, search: Search) -> None:
                 time = iteration_ns(given, times, syncs)
                 if search.objective is None or time < search.objective:
                     search.report(Solution(place, sizes, sum(choices, ())))
+
+
+def _ways_to_share(instance: ClusterInstance, given: Degrees) -> int:
+    return comb(instance.batch // given.mbs - 1, given.dp - 1) if instance.uneven_shares else 1
+
+
+def _each_strategy(instance: ClusterInstance, search: Search) -> None:
+    """Of placements that differ by an exchange of pipelines, or of devices of one class, one; all cuts and shares at once."""
+    number = count()
+    for given in instance.degrees():
+        total = instance.batch // given.mbs
+        shares = [(total // given.dp,) * given.dp]
+        if instance.uneven_shares:
+            shares = [
+                tuple(after - before for before, after in pairwise((0, *borders, total)))
+                for borders in combinations(range(1, total), given.dp - 1)
+            ]
+        cuts = list(combinations(range(1, instance.layers), given.pp - 1))
+        plain = instance.placed(given, range(instance.devices))
+        peaks = np.array([[plain.peak_bytes(own, parts) for parts in shares] for own in cuts])
+        for placement in _placements(instance, given):
+            _look(next(number) * EVERY, search)
+            placed = instance.placed(given, placement)
+            times = np.array([placed.stage_ns(own) for own in cuts])
+            moves = np.array([placed.transfer_ns[range(given.pp - 1), :, [c - 1 for c in own]].sum(axis=0) for own in cuts])
+            sync = [max(placed.sync_ns(j, a, b - 1) for j, (a, b) in enumerate(_spans(own, instance))) for own in cuts]
+            slowest, once = times.max(axis=1)[:, None], (times.sum(axis=1) + moves)[:, None]
+            found = ((np.array(shares) - 1) * slowest + once).max(axis=2) + np.array(sync)[:, None]
+            if instance.within_memory:
+                fits = (peaks <= placed.limits_bytes).all(axis=(2, 3))
+                if not fits.any():
+                    continue
+                found = np.where(fits, found, found.max() + 1)
+            row, column = np.unravel_index(found.argmin(), found.shape)
+            if search.objective is None or found[row, column] < search.objective:
+                search.report(Strategy(given, placement, cuts[row], shares[column]))
+
+
+def _spans(cuts: tuple[int, ...], instance: ClusterInstance) -> Iterator[tuple[int, int]]:
+    return pairwise((0, *cuts, instance.layers))
+
+
+def _placements(instance: ClusterInstance, given: Degrees) -> Iterator[tuple[int, ...]]:
+    members = [np.flatnonzero(instance.classes == c).tolist() for c in range(int(instance.classes.max()) + 1)]
+
+    def continued(left: tuple[int, ...], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if not any(left):
+            grid = np.array(taken).reshape(given.pp, given.dp, given.tmp)
+            pipelines = [grid[:, i].ravel().tolist() for i in range(given.dp)]
+            if pipelines == sorted(pipelines):
+                yield taken
+            return
+        for c, rest in enumerate(left):
+            if rest:
+                yield from continued((*left[:c], rest - 1, *left[c + 1 :]), (*taken, c))
+
+    for classes in continued(tuple(map(len, members)), ()):
+        waiting = [iter(own) for own in members]
+        yield tuple(next(waiting[c]) for c in classes)
 
 
 def _look(number: int, search: Search) -> None:

@@ -1,38 +1,62 @@
-"""A pipeline instance one configuration at a time: the best solution of all, and the least of their bounds.
+"""A problem one part at a time: the best solution of all, and the least of their bounds.
 
-Configurations are tried in the order of their bounds. Each is given the best solution so far, so that it only has to prove that
-nothing better is in it, and half of the time that is left; the last one all of it.
+Parts are the configurations of a pipeline instance, or the degrees of a cluster-strategy one. They are tried in the order of
+their bounds. Each is given the best solution so far, so that it only has to prove that nothing better is in it, and half of
+the time that is left; the last one all of it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
+from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
 from trainplan.formulations.pipeline.layouts import least_ns, parts
-from trainplan.formulations.pipeline.problem import Instance, Solution
+from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.pipeline.problem import Solution
+from trainplan.solvers.cluster_bounds import bounded_cases
 from trainplan.solvers.result import Point
 from trainplan.solvers.search import Method, Outcome, Search, Unsuited
 
+LARGEST_CASE = 200_000  # variables for groups in one model of cluster-strategy
+
 
 @dataclass
-class _Part:
-    """One configuration, by its place. bound: infinite where nothing fits."""
+class Part:
+    """A part of a problem. bound: infinite where nothing fits. lifted: a solution of it as one of the whole."""
 
-    place: int
-    instance: Instance
+    instance: Any
     bound: float
+    lifted: Callable[[Any], Any] = lambda solution: solution
 
 
-def by_configuration(method: Method, instance: StageInstance | Instance, search: Search) -> Outcome:
-    """The method on each configuration; a layer-strategies instance is passed on as it is."""
-    if not isinstance(instance, Instance):
-        return method(instance, search)
-    if any(given.iteration != "eq8" for given in instance.configurations):
-        fix = "give 'exact', or configurations with iteration \"eq8\""
-        raise Unsuited("command line", "--method", "states Eq. 8 only, and a configuration asks for the published time", fix)
-    known = [_Part(place, part, least_ns(part)) for place, part in enumerate(parts(instance))]
+def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
+    """The method on each part; an instance of a problem without parts is passed on as it is."""
+    if isinstance(instance, PipelineInstance):
+        if any(given.iteration != "eq8" for given in instance.configurations):
+            fix = "give 'exact', or configurations with iteration \"eq8\""
+            raise Unsuited(
+                "command line", "--method", "states Eq. 8 only, and a configuration asks for the published time", fix
+            )
+        known = [Part(part, least_ns(part), _of_place(place)) for place, part in enumerate(parts(instance))]
+        return by_parts(method, known, search)
+    if isinstance(instance, ClusterInstance):
+        known = [Part(*bounded) for bounded in bounded_cases(instance, search.out_of_time)]
+        if (most := max((part.instance.size for part in known), default=0)) > LARGEST_CASE:
+            told = f"states all groups of devices, of which this cluster has {most:.3g}"
+            raise Unsuited("command line", "--method", told, f"give 'exact', or a cluster with at most {LARGEST_CASE:.3g}")
+        return by_parts(method, known, search)
+    return method(instance, search)
+
+
+def _of_place(place: int) -> Callable[[Solution], Solution]:
+    return lambda solution: replace(solution, configuration=place)
+
+
+def by_parts(method: Method, known: list[Part], search: Search) -> Outcome:
+    """The method on each part that may hold something better than what is known."""
     whole = Outcome()
     waiting = sorted(known, key=lambda part: part.bound, reverse=True)
     while waiting and not search.out_of_time():
@@ -53,27 +77,24 @@ def by_configuration(method: Method, instance: StageInstance | Instance, search:
     return replace(whole, choice=None, bound=int(bound), infeasible=False, message=message)
 
 
-def _closed(part: _Part, search: Search) -> bool:
+def _closed(part: Part, search: Search) -> bool:
     """Nothing in it is better than what is known, by more than the gap."""
     return part.bound == math.inf or (
         search.objective is not None and search.objective - part.bound <= search.gap * search.objective
     )
 
 
-def _least(known: list[_Part], search: Search) -> float:
-    """The bound of all configurations; infinite where none has a solution."""
+def _least(known: list[Part], search: Search) -> float:
+    """The bound of all parts; infinite where none has a solution."""
     return min([part.bound for part in known] + ([] if search.objective is None else [search.objective]))
 
 
-def _solve(method: Method, part: _Part, known: list[_Part], search: Search, share: float) -> Outcome:
-    """Solve one configuration in a share of the time left, and pass on to the search of the whole what is found there."""
-
-    def lifted(solution: Solution) -> Solution:
-        return replace(solution, configuration=part.place)
+def _solve(method: Method, part: Part, known: list[Part], search: Search, share: float) -> Outcome:
+    """Solve one part in a share of the time left, and pass on to the search of the whole what is found there."""
 
     def told(point: Point) -> None:
         if inner.best is not None:
-            search.report(lifted(inner.best))
+            search.report(part.lifted(inner.best))
         elif point.objective is not None:
             search.claim(point.objective)
         if inner.bound is not None and inner.bound > part.bound:
@@ -82,7 +103,9 @@ def _solve(method: Method, part: _Part, known: list[_Part], search: Search, shar
             search.report(bound=int(bound))
 
     limit = None if search.time_limit is None else search.remaining() * share
-    inner = Search(lambda solution: search.evaluate(lifted(solution)), limit, search.seed, search.gap, search.options, told)
+    inner = Search(
+        lambda solution: search.evaluate(part.lifted(solution)), limit, search.seed, search.gap, search.options, told
+    )
     inner.objective = search.objective
     outcome = method(part.instance, inner)
     if outcome.choice is not None:

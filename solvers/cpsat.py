@@ -9,11 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ortools.sat.python import cp_model
-from trainplan.formulations.layer_strategies import cpsat as layer_strategies
-from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
-from trainplan.formulations.pipeline import cpsat as pipeline
-from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.solvers.configurations import by_configuration
+from trainplan.solvers.formulation import formulation
 from trainplan.solvers.search import Outcome, Search
 
 MOST_WORKERS = 256
@@ -28,24 +25,22 @@ class _Reporter(cp_model.CpSolverSolutionCallback):
         self.search.report(self.read(self.boolean_value))
 
 
-def cpsat(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
+def cpsat(instance: Any, search: Search) -> Outcome:
     """CP-SAT on whole bytes and nanoseconds. Option `workers`: search threads (default: the cores, at most 8).
 
     With one worker a seed gives the same search each time; with more, only the proven optimum is repeatable.
     """
-    return by_configuration(_solve, instance, search)
+    return by_configuration(solve_one, instance, search)
 
 
-def _build(instance: StageInstance | PipelineInstance) -> tuple[cp_model.CpModel, Callable[[Any], Any]]:
+def _build(instance: Any) -> tuple[cp_model.CpModel, Callable[[Any], Any]]:
     """The model, and how a solution is read from the values of its variables."""
-    if isinstance(instance, PipelineInstance):
-        model, places = pipeline.build(instance)
-        return model, lambda value: pipeline.extract(instance, places, value)
-    model, x = layer_strategies.build(instance)
-    return model, lambda value: tuple(next(s for s, v in enumerate(row) if value(v)) for row in x)
+    stated = formulation(instance, "cpsat")
+    model, variables = stated.build(instance)
+    return model, lambda value: stated.extract(instance, variables, value)
 
 
-def _solve(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
+def solve_one(instance: Any, search: Search) -> Outcome:
     """One model. Where the search has an objective already, CP-SAT looks for a better solution only."""
     started = time.perf_counter()
     model, read = _build(instance)

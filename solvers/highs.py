@@ -11,8 +11,6 @@ import sys
 import threading
 from typing import Any
 
-from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
-from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.solvers.configurations import by_configuration
 from trainplan.solvers.search import Outcome, Search
 
@@ -62,12 +60,12 @@ class _Process:
 _process = _Process()
 
 
-def milp(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
+def milp(instance: Any, search: Search) -> Outcome:
     """The Pyomo MILP on HiGHS, one thread, in a process that is ended when it overruns its limit."""
     return by_configuration(_solve, instance, search)
 
 
-def _solve(instance: StageInstance | PipelineInstance, search: Search) -> Outcome:
+def _solve(instance: Any, search: Search) -> Outcome:
     """One model. Where the search has an objective already, HiGHS looks for a better solution only."""
     with _process.lock:
         limit = None if search.time_limit is None else max(0.0, search.remaining())

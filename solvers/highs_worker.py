@@ -15,8 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, BinaryIO
+
+from trainplan.solvers.formulation import formulation
 
 REPAIRS = 5
 # With its presolve, HiGHS 1.13.1 calls some feasible instances infeasible, crashes on others or never ends (they are in the
@@ -57,16 +58,13 @@ def _number(text: str) -> float | None:
     return value if abs(value) < 1e300 else None
 
 
-def _module(instance: Any, name: str) -> Any:
-    """The module of that name of the instance's problem."""
-    return import_module(f"trainplan.formulations.{instance.problem.replace('-', '_')}.{name}")
-
-
 def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
     """Solve; where rounding let a choice overshoot the memory, solve again with that much less. The first bound stands."""
-    evaluate = _module(request["instance"], "problem").evaluate
     instance, deadline = request["instance"], request["time_limit"] and time.perf_counter() + request["time_limit"]
     answer = _solve_once(instance, request, deadline, send)
+    if not hasattr(instance, "with_memory"):  # no bytes in its model that could be rounded
+        return answer
+    evaluate = formulation(instance, "problem").evaluate
     tightened = instance.memory_bytes
     for _ in range(REPAIRS):
         if answer["choice"] is None:
@@ -87,7 +85,7 @@ def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
 def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, send: Any) -> dict[str, Any]:
     from pyomo.contrib.solver.common.factory import SolverFactory
 
-    milp, started = _module(instance, "milp"), time.perf_counter()
+    milp, started = formulation(instance, "milp"), time.perf_counter()
     model = milp.build(instance)
     built = time.perf_counter()
     ns_per_unit, _ = milp.units(instance)

@@ -72,6 +72,12 @@ GALVATRON_OPTIONS = (
     Option("granularity_bytes"),
 )
 
+PLANNER_OPTIONS = (
+    Option("layer_times", ("device", "average")),
+    Option("assignment", ("exact", "amp-dp", "uniform-layers", "uniform-parameters")),
+    Option("top"),
+)
+
 PROBLEMS = {
     problem.name: problem
     for problem in (
@@ -135,6 +141,76 @@ PROBLEMS = {
                     "the search of Galvatron's published engine, for instances of its cost model `code`",
                 ),
                 Entry("brute-force", "trainplan.solvers.brute_force:brute_force", True, "every plan, for tiny instances"),
+            ),
+        ),
+        Problem(
+            "stage-assignment",
+            "trainplan.formulations.stage_assignment.problem",
+            "trainplan.solvers.stage_assignment:explain",
+            exact="sweep",
+            methods=(
+                Entry(
+                    "sweep",
+                    "trainplan.solvers.stage_assignment:sweep",
+                    True,
+                    "shortest paths under falling caps on the largest stage",
+                ),
+                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
+                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                Entry("amp-dp", "trainplan.solvers.amp_dp:amp_dp", False, "the paper's table of Eq. 6-8, blind to memory"),
+                Entry(
+                    "uniform-layers",
+                    "trainplan.solvers.even_stages:uniform_layers",
+                    False,
+                    "even numbers of layers, Megatron's default",
+                ),
+                Entry(
+                    "uniform-parameters",
+                    "trainplan.solvers.even_stages:uniform_parameters",
+                    False,
+                    "the least largest number of parameters, DeepSpeed's",
+                ),
+                Entry("brute-force", "trainplan.solvers.brute_force:brute_force", True, "all cuts, for tiny instances"),
+            ),
+        ),
+        Problem(
+            "cluster-strategy",
+            "trainplan.formulations.cluster_strategy.problem",
+            "trainplan.solvers.cluster_memory:explain",
+            exact="branch-and-bound",
+            methods=(
+                Entry(
+                    "branch-and-bound",
+                    "trainplan.solvers.cluster_search:cluster_exact",
+                    True,
+                    "bounds from one pipeline followed through the cluster, CP-SAT for what they leave",
+                    (Option("workers"),),
+                ),
+                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
+                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                Entry("amp", "trainplan.solvers.amp:amp", False, "AMP's Algorithm 1", PLANNER_OPTIONS),
+                Entry(
+                    "megatron",
+                    "trainplan.solvers.amp_baselines:megatron",
+                    False,
+                    "the smallest tmp x pp for each micro-batch size, uniform stages",
+                    (Option("assignment", ("uniform-layers", "uniform-parameters")), Option("top")),
+                ),
+                Entry(
+                    "simulated-annealing",
+                    "trainplan.solvers.annealing:simulated_annealing",
+                    False,
+                    "AMP's Algorithm 2, placements by domino tilings",
+                    (Option("iterations"), Option("top")),
+                ),
+                Entry(
+                    "random",
+                    "trainplan.solvers.amp_baselines:random_strategies",
+                    False,
+                    "degrees, placements and cuts at random",
+                    (Option("iterations"),),
+                ),
+                Entry("brute-force", "trainplan.solvers.brute_force:brute_force", True, "every strategy, for tiny instances"),
             ),
         ),
     )

@@ -90,7 +90,7 @@ class Result:
             rows.append(("lower bound", f"{format_time(self.bound)} ({self.bound} ns), by {self.bound_source}"))
         if self.gap is not None:
             rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
-        if self.evaluation:
+        if self.evaluation and "peak_bytes" in self.evaluation:
             peak, layer = self.evaluation["peak_bytes"], self.evaluation["peak_layer_name"]
             rows.append(("peak memory", f"{format_bytes(peak)} ({peak} bytes), backward pass of {layer}"))
         rows.append(("seconds", f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve"))

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
         check,
         compare,
         detect,
+        draw_placement,
         draw_profile,
         draw_throughput,
         import_profile,
         load,
         methods,
+        place,
         plan,
         profile,
         run,
         schema,
         solve,
         throughput,
+        trial,
     )
 
 __all__ = [
@@ -35,17 +38,20 @@ __all__ = [
     "check",
     "compare",
     "detect",
+    "draw_placement",
     "draw_profile",
     "draw_throughput",
     "import_profile",
     "load",
     "methods",
+    "place",
     "plan",
     "profile",
     "run",
     "schema",
     "solve",
     "throughput",
+    "trial",
 ]
 
 

@@ -17,14 +17,19 @@ from trainplan.batches import (
     search_throughput,
     variant,
 )
-from trainplan.building import Instance, build, cluster_of, memory_of, model_of
+from trainplan.building import Instance, amp_instance, build, cluster_of, memory_of, model_of
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED, run_plans
+from trainplan.formulations.cluster_strategy import problem as cluster_strategy
 from trainplan.formulations.layer_strategies import problem as layer_strategies
 from trainplan.formulations.pipeline import problem as pipeline_problem
 from trainplan.formulations.pipeline import published
 from trainplan.formulations.pipeline.problem import Schedule
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.pictures import draw_profile, draw_throughput
+from trainplan.placements import draw_placement
+from trainplan.placing import PlacedPlan
+from trainplan.placing import place as place_strategy
 from trainplan.planning import Planned, make_plan
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.detect import detect
@@ -39,6 +44,7 @@ from trainplan.solvers.registry import PROBLEMS, Entry, problem
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare as compare_methods
 from trainplan.solvers.solve import solve as solve_instance
+from trainplan.trials import Trials, try_best
 
 __all__ = [
     "InputError",
@@ -46,18 +52,24 @@ __all__ = [
     "check",
     "compare",
     "detect",
+    "draw_placement",
     "draw_profile",
     "draw_throughput",
     "import_profile",
     "load",
     "methods",
+    "place",
     "plan",
     "profile",
     "run",
     "schema",
     "solve",
     "throughput",
+    "trial",
 ]
+
+
+MOST_TRIALS = 100
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Checked:
     objective: int | None
     peak_bytes: int | None
     peak_layer_name: str | None
-    memory_bytes: int
+    memory_bytes: int | None
     violations: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +89,7 @@ class Checked:
 
 def load(source: Instance | Source) -> Instance:
     """An instance from a file's path or a dict in its format (an Instance is given back). Raises InputError."""
-    if isinstance(source, layer_strategies.Instance | pipeline_problem.Instance):
+    if isinstance(source, Instance):
         return source
     value = source if isinstance(source, Mapping) else read_data(source)
     where = "instance" if isinstance(source, Mapping) else os.fspath(source)
@@ -143,13 +155,13 @@ def check(instance: Instance | Source, solution: Result | Source | Sequence[int]
     is_plan = isinstance(content, Mapping) and "pp_deg" in content
     choice = _engine_plan(source, instance) if is_plan else definition.load_solution(source)
     broken = tuple(definition.violations(instance, choice))
+    limit = None if isinstance(instance, stage_assignment.Instance) else instance.memory_bytes
     try:
         found = definition.describe(instance, choice)
     except ValueError:
-        return Checked(instance.problem, None, None, None, instance.memory_bytes, broken)
-    return Checked(
-        instance.problem, found["time_ns"], found["peak_bytes"], found["peak_layer_name"], instance.memory_bytes, broken
-    )
+        return Checked(instance.problem, None, None, None, limit, broken)
+    peak, layer = found.get("peak_bytes"), found.get("peak_layer_name")
+    return Checked(instance.problem, found["time_ns"], peak, layer, limit, broken)
 
 
 def _engine_plan(source: Source, instance: Instance) -> pipeline_problem.Solution:
@@ -196,6 +208,10 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
         "layer-strategies-solution": layer_strategies.SolutionRecord,
         "pipeline": pipeline_problem.InstanceRecord,
         "pipeline-solution": pipeline_problem.SolutionRecord,
+        "stage-assignment": stage_assignment.InstanceRecord,
+        "stage-assignment-solution": stage_assignment.SolutionRecord,
+        "cluster-strategy": cluster_strategy.InstanceRecord,
+        "cluster-strategy-solution": cluster_strategy.SolutionRecord,
         "plan": Plan,
         "profile": Profile,
         "cluster": Cluster,
@@ -222,6 +238,81 @@ def plan(
     the_model, the_cluster = model_of(model, sequence, dtype, given), cluster_of(cluster)
     memory_bytes = memory_of(memory, the_cluster.memory_bytes)
     return make_plan(the_model, the_cluster, batch, memory_bytes, profile=given, measured=measure, **options)
+
+
+def place(
+    *,
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    batch: int,
+    memory: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    profile: str | os.PathLike[str] | Profile | None = None,
+    measure: bool = False,
+    method: str = "exact",
+    uneven_shares: bool = False,
+    recompute: bool = False,
+    by_unit: bool = False,
+    ignore_memory: bool = False,
+    measuring: Any = None,
+    **options: Any,
+) -> PlacedPlan:
+    """Degrees, placement, micro-batch size, layer assignment and shares on a cluster, mixed or not, and the plan of them.
+
+    uneven_shares: pipelines may take different numbers of micro-batches; recompute: every layer is; ignore_memory: as AMP does;
+    options: as of `solve`. Raises InputError.
+    """
+    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    instance, found, the_model = amp_instance(
+        model,
+        cluster,
+        batch,
+        memory,
+        sequence,
+        dtype,
+        given,
+        uneven_shares=uneven_shares,
+        recompute=recompute,
+        by_unit=by_unit,
+        ignore_memory=ignore_memory,
+        measured=measure,
+        measuring=measuring,
+    )
+    assert the_model is not None
+    return place_strategy(the_model, instance, found, solve_instance(instance, method, **options))
+
+
+def trial(
+    *,
+    top: int = 5,
+    steps: int = 10,
+    warmup: int = 3,
+    scale_down: int = 1,
+    run_dtype: str | None = None,
+    backend: Any = "serial",
+    device: Any = "cpu",
+    timeout: float = 600.0,
+    method: str = "amp",
+    seed: int = 0,
+    running: Any = None,
+    **options: Any,
+) -> Trials:
+    """Run the `top` best strategies that a method finds for `steps` steps each on this machine, and pick the fastest (AMP,
+    Algorithm 1); options as of `place`. A strategy that fails or runs out of memory is a result like others.
+
+    warmup: steps before those that are timed. scale_down: run a model with the same units, about that many times smaller.
+    run_dtype: run in this one. device: cpu (gloo) or cuda (NCCL). timeout: seconds for each strategy. Raises InputError.
+    """
+    if not 1 <= top <= MOST_TRIALS:
+        raise InputError("command line", "--top", f"is {top}", f"give 1 to {MOST_TRIALS}")
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", "running a plan")
+    found = place(method=method, seed=seed, **options)
+    running_as = runnable(found.model, run_dtype, "model").scaled(scale_down)
+    more = solve_instance(found.instance, "amp", seed=seed, top=top)
+    chosen = {"steps": steps, "warmup": warmup, "backend": backend, "device": device, "timeout": timeout, "seed": seed}
+    return try_best(found, more, top, model=running_as, progress=running, **chosen)
 
 
 def throughput(
@@ -265,6 +356,7 @@ def run(
     scale_down: int = 1,
     dtype: str | None = None,
     backend: Any = "serial",
+    device: Any = "cpu",
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,
@@ -273,7 +365,7 @@ def run(
     """Run a plan on local processes; an `execution.run.RunReport`. Raises InputError, WorkerError.
 
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
-    smaller. dtype: run in this one. compare: also run on one process and compare gradients.
+    smaller. dtype: run in this one. device: cpu or cuda. compare: also run on one process and compare gradients.
     """
     the_plan = source if isinstance(source, Plan) else load_plan(source)
     if find_spec("torch") is None:
@@ -283,23 +375,29 @@ def run(
         where = "plan" if isinstance(source, Plan | Mapping) else os.fspath(source)
         fix = f"give the config of {planned.name!r}, or plan for {found.name!r}"
         raise InputError(where, "model_digest", f"is {planned.digest!r}, but {os.fspath(model)} has {found.digest!r}", fix)
-    if (wanted := dtype or planned.dtype) not in EXECUTED_DTYPES:
-        raise InputError("command line", "--dtype", f"is {wanted!r}", f"give one of: {', '.join(EXECUTED_DTYPES)}")
-    if planned.family not in EXECUTED_FAMILIES:
-        where = "plan" if isinstance(source, Plan | Mapping) else os.fspath(source)
-        fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"
-        raise InputError(where, "model.config.model_type", f"is {planned.family!r}, which does not run yet", fix)
-    for name in UNEXECUTED:
-        if name in planned.config:
-            raise InputError("plan", f"model.config.{name}", f"is {shown(planned.config[name])}", "leave it out to run a plan")
-    planned = planned.in_dtype(wanted)
+    where = "plan" if isinstance(source, Plan | Mapping) else os.fspath(source)
+    planned = runnable(planned, dtype, where)
     return run_plans(
         [the_plan],
         model=planned.scaled(scale_down),
         steps=steps,
         backend=backend,
+        device=device,
         seed=seed,
         compare=compare,
         measure_memory=measure_memory,
         progress=progress,
     )[0]
+
+
+def runnable(model: Model, dtype: str | None, where: str) -> Model:
+    """The model as its plans run, in this dtype (default: its own). Raises InputError where they do not."""
+    if (wanted := dtype or model.dtype) not in EXECUTED_DTYPES:
+        raise InputError("command line", "--dtype", f"is {wanted!r}", f"give one of: {', '.join(EXECUTED_DTYPES)}")
+    if model.family not in EXECUTED_FAMILIES:
+        fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"
+        raise InputError(where, "model.config.model_type", f"is {model.family!r}, which does not run yet", fix)
+    for name in UNEXECUTED:
+        if name in model.config:
+            raise InputError("plan", f"model.config.{name}", f"is {shown(model.config[name])}", "leave it out to run a plan")
+    return model.in_dtype(wanted)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainplan.formulations.cluster_strategy import problem as cluster_strategy
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies import problem as layer_strategies
 from trainplan.formulations.pipeline import problem as pipeline_problem
@@ -15,6 +16,8 @@ from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Schedule
 from trainplan.formulations.pipeline.published_costs import Options as EngineOptions
 from trainplan.formulations.pipeline.spaces import space as space_of
+from trainplan.formulations.stage_assignment import problem as stage_assignment
+from trainplan.placing import assignment_instance, runs, strategy_instance
 from trainplan.planning import make_profile, micro_batch_counts, stage_counts
 from trainplan.profiling.clusters import Cluster, load_cluster
 from trainplan.profiling.errors import InputError, shown
@@ -24,7 +27,7 @@ from trainplan.profiling.profiles import Profile, load_profile
 from trainplan.profiling.quantities import parse_bytes
 from trainplan.solvers.registry import problem
 
-Instance = layer_strategies.Instance | pipeline_problem.Instance
+Instance = layer_strategies.Instance | pipeline_problem.Instance | stage_assignment.Instance | cluster_strategy.Instance
 FilePath = str | os.PathLike[str]
 ENGINE_DP_TYPES = ("zero2", "ddp")
 LARGEST_ENGINE_BATCH = 2**16
@@ -53,6 +56,10 @@ def build(
     hidden_size: int | None = None,
     default_dp_type: str = "zero2",
     both_orders: bool = False,
+    tp: int | None = None,
+    uneven_shares: bool = False,
+    recompute: bool = False,
+    ignore_memory: bool = False,
 ) -> Instance:
     """An instance from a model (name, config.json or Model) and a cluster (name, file or Cluster). Raises InputError.
 
@@ -64,8 +71,47 @@ def build(
     engine_files: files or folders of Hetu-Galvatron's profile, in place of all that; the cost model is then `code`, that of its
     published engine, see `pipeline.published`. layers, sequence, hidden_size: what those files leave open. default_dp_type
     (zero2 or ddp) and both_orders (of tensor parallelism): the engine's own options; a file of message times is used if given.
+
+    cluster-strategy, stage-assignment (AMP): uneven_shares: pipelines may take different numbers of micro-batches; recompute:
+    every layer is; ignore_memory: as AMP does. stage-assignment: of `pipeline` stages of `tp` devices, on devices in order.
     """
     wanted = problem(problem_name)
+    amp_only = {
+        "--tp": tp,
+        "--uneven-shares": uneven_shares or None,
+        "--recompute": recompute or None,
+        "--ignore-memory": ignore_memory or None,
+    }
+    if wanted.name in (cluster_strategy.NAME, stage_assignment.NAME):
+        alone = wanted.name == stage_assignment.NAME
+        foreign = {
+            "--cost-model": cost_model,
+            "--stage": stage or None,
+            "--space": space,
+            "--schedule": None if schedule == "1f1b" else schedule,
+            "--no-takeaway3": None if takeaway3 else True,
+            "--engine-files": engine_files,
+            "--pipeline": None if alone else pipeline,
+            "--micro-batches": None if alone else micro_batches,
+            "--tp": None if alone else tp,
+        }
+        _leave_out(foreign, f"{wanted.name} has none, or decides it")
+        given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+        instance, _, _ = amp_instance(
+            model,
+            cluster,
+            batch,
+            memory,
+            sequence,
+            dtype,
+            given,
+            by_unit=by_unit,
+            uneven_shares=uneven_shares,
+            recompute=recompute,
+            ignore_memory=ignore_memory,
+        )
+        return assignment_instance(instance, pipeline or 1, micro_batches or 1, tp or 1) if alone else instance
+    _leave_out(amp_only, "it belongs to cluster-strategy and stage-assignment")
     if engine_files is not None:
         given_options = {
             "--model": model,
@@ -147,6 +193,35 @@ def build(
         name=f"{found.name} on {name}" + (f", stage {stage} of {pipeline}" if pipeline > 1 else ""),
         provenance={"cluster": name},
     )
+
+
+def amp_instance(
+    model: str | os.PathLike[str] | Model | None,
+    cluster: FilePath | Cluster | None,
+    batch: int,
+    memory: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    profile: Profile | None = None,
+    *,
+    ignore_memory: bool = False,
+    **options: Any,
+) -> tuple[cluster_strategy.Instance, Profile, Model | None]:
+    """A cluster-strategy instance, the profile and the model that it is of; options as of `placing.strategy_instance`.
+
+    A model whose plans run is taken as it will run. Raises InputError.
+    """
+    if cluster is None:
+        raise InputError("command line", "--cluster", "is missing", "give it: devices are placed on its nodes")
+    if model is None and profile is None:
+        raise InputError("command line", "--model", "is missing", "give it, or a --profile")
+    the_model = None if model is None else model_of(model, sequence, dtype, profile)
+    if the_model is not None and runs(the_model):
+        the_model = the_model.fused()
+    options["memory_bytes"] = None if memory is None else memory_of(memory, 0)
+    options["within_memory"] = not ignore_memory
+    instance, found = strategy_instance(the_model, cluster_of(cluster), batch, profile=profile, **options)
+    return instance, found, the_model
 
 
 def _leave_out(options: Mapping[str, Any], why: str) -> None:

@@ -236,10 +236,13 @@ def plan_of(model: Model, devices: int, instance: Instance, solution: Solution, 
 def checked_walk(plan: Plan) -> tuple[int, ...]:
     """Compile a plan, check its programs, and walk them: the peak bytes of every rank.
 
-    Beyond MOST_PROCESSES, which do not run here, of the first rank of each stage alone, unchecked.
+    Beyond MOST_PROCESSES, which do not run here, of one rank of each stage alone, unchecked: of the pipeline with the most
+    micro-batches.
     """
     if plan.world > MOST_PROCESSES:
-        programs = compile_plan(plan, ranks=[stage.ranks[0] for stage in plan.stages])
+        shares = plan.batch.shares
+        busiest = 0 if shares is None else shares.index(max(shares)) * (plan.stage_size // len(shares))
+        programs = compile_plan(plan, ranks=[stage.ranks[busiest] for stage in plan.stages])
     else:
         programs = compile_plan(plan)
         faults = check(programs)

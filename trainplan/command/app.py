@@ -13,28 +13,40 @@ from pydantic import ValidationError
 from typer import Argument, Option
 
 from trainplan import api
-from trainplan.command import catalogue, profiles, render
+from trainplan.command import catalogue, placing, profiles, render
 from trainplan.command.options import (
+    BAD_INPUT,
+    FINE,
+    INFEASIBLE,
+    STOPPED,
     BatchSize,
     ClusterName,
     Dtype,
     EngineFiles,
     Gap,
     Granularity,
+    IgnoreMemory,
     Json,
     Memory,
     Method,
+    MethodOptions,
     MicroBatches,
     ModelName,
     OptionalCluster,
     OptionalModel,
     Pipeline,
     ProfileFile,
+    Recompute,
+    RunDevice,
     ScheduleName,
     Seed,
     Sequence,
     Space,
     TimeLimit,
+    UnevenShares,
+    by_unit_of,
+    exit_code,
+    method_options,
     print_json,
     schedule_of,
 )
@@ -43,9 +55,8 @@ from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError, MissingExtra
 from trainplan.profiling.files import as_input_error, check_different, check_writable, write_whole
 from trainplan.profiling.processes import WorkerError
-from trainplan.solvers.result import Result
+from trainplan.solvers.registry import PROBLEMS
 
-FINE, INFEASIBLE, BAD_INPUT, STOPPED = 0, 1, 2, 3
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
@@ -62,16 +73,8 @@ app.add_typer(profiles.app)
 app.add_typer(catalogue.models)
 app.add_typer(catalogue.clusters)
 app.command(epilog=EXAMPLE)(throughput)
-
-
-def _exit_code(found: Result) -> int:
-    return {"optimal": FINE, "feasible": FINE, "infeasible": INFEASIBLE}.get(found.status, STOPPED)
-
-
-def _by_unit(granularity: str) -> bool:
-    if granularity not in ("layer", "unit"):
-        raise InputError("command line", "--granularity", f"is {granularity!r}", "give 'layer' or 'unit'")
-    return granularity == "unit"
+app.command(epilog=placing.PLACE_EXAMPLE)(placing.place)
+app.command(epilog=placing.TRIAL_EXAMPLE)(placing.trial)
 
 
 @app.command(epilog="Example: trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 2GiB -o plan.json")
@@ -117,7 +120,7 @@ def plan(
             micro_batches=micro_batches,
             schedule=schedule_of(schedule),
             space_name=space,
-            by_unit=_by_unit(granularity),
+            by_unit=by_unit_of(granularity),
             time_limit=time_limit,
             gap=gap,
             seed=seed,
@@ -133,14 +136,14 @@ def plan(
         render.planned(found, cluster)
         if output and found.plan:
             render.pairs([("written", str(output))])
-    raise typer.Exit(_exit_code(found.result))
+    raise typer.Exit(exit_code(found.result))
 
 
 @app.command(
     epilog="Example: trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 --memory 2GiB -o instance.json"
 )
 def build(
-    problem: Annotated[str, Argument(help="The problem: layer-strategies or pipeline.")],
+    problem: Annotated[str, Argument(help=f"The problem: {', '.join(PROBLEMS)}.")],
     batch: BatchSize,
     model: OptionalModel = None,
     cluster: OptionalCluster = None,
@@ -174,6 +177,10 @@ def build(
         str, Option("--default-dp-type", help="--engine-files: plain dp is 'zero2' or 'ddp'.")
     ] = "zero2",
     both_orders: Annotated[bool, Option("--both-orders", help="--engine-files: also tp over ranks that are apart.")] = False,
+    tp: Annotated[int | None, Option("--tp", help="stage-assignment: devices of a group. [default: 1]")] = None,
+    uneven_shares: UnevenShares = False,
+    recompute: Recompute = False,
+    ignore_memory: IgnoreMemory = False,
     as_json: Json = False,
 ) -> None:
     """Make an instance of a problem from a model and a cluster, from a profile alone, or as Galvatron's engine sees it."""
@@ -193,7 +200,7 @@ def build(
         micro_batches=micro_batches,
         schedule=schedule_of(schedule),
         space=space,
-        by_unit=_by_unit(granularity),
+        by_unit=by_unit_of(granularity),
         takeaway3=takeaway3,
         profile=profile,
         engine_files=engine_files,
@@ -201,17 +208,20 @@ def build(
         hidden_size=hidden_size,
         default_dp_type=default_dp_type,
         both_orders=both_orders,
+        tp=tp,
+        uneven_shares=uneven_shares,
+        recompute=recompute,
+        ignore_memory=ignore_memory,
     )
     text = json.dumps(instance.to_dict(), indent=None if output is None or as_json else 1)
     if output is None:
         print(text)
         return
     write_whole(output, text + "\n")
-    found = {
+    found: dict[str, Any] = {
         "output": str(output),
         "layers": instance.layers,
-        "options": render.option_count(instance),
-        "memory_bytes": instance.memory_bytes,
+        **render.size_of(instance),
         "instance_hash": instance.digest,
     }
     if as_json:
@@ -227,9 +237,7 @@ def solve(
     time_limit: TimeLimit = None,
     gap: Gap = 0.0,
     seed: Seed = 0,
-    option: Annotated[
-        list[str] | None, Option("--option", help="NAME=VALUE, an option of the method; may be repeated.")
-    ] = None,
+    option: MethodOptions = None,
     output: Annotated[Path | None, Option("--output", "-o", help="Write the solution here.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -239,7 +247,7 @@ def solve(
     loaded = api.load(instance)
     with render.searching(method) as progress:
         found = api.solve(
-            loaded, method, time_limit=time_limit, gap=gap, seed=seed, progress=progress, **_options(option or [])
+            loaded, method, time_limit=time_limit, gap=gap, seed=seed, progress=progress, **method_options(option)
         )
     if output and found.solution is not None:
         write_whole(output, json.dumps(found.solution) + "\n")
@@ -247,19 +255,7 @@ def solve(
         print_json(found.to_dict())
     else:
         render.result(found)
-    raise typer.Exit(_exit_code(found))
-
-
-def _options(texts: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not name.isidentifier() or not value:
-            raise InputError("command line", "--option", f"is {text!r}", "give NAME=VALUE, such as granularity_bytes=1048576")
-        if name in ("time_limit", "gap", "seed", "progress", "method", "instance"):
-            raise InputError("command line", "--option", f"is {text!r}", f"give it as --{name.replace('_', '-')}")
-        found[name] = int(value) if value.isdecimal() else value
-    return found
+    raise typer.Exit(exit_code(found))
 
 
 @app.command(epilog="Example: trainplan check instance.json solution.json")
@@ -315,7 +311,7 @@ def methods(
 @app.command(epilog="Example: trainplan schema layer-strategies > schema.json")
 def schema(
     format: Annotated[
-        str, Argument(help="layer-strategies, pipeline, either with -solution, plan, profile or cluster.")
+        str, Argument(help=f"{', '.join(PROBLEMS)}, each also with -solution; plan, profile or cluster.")
     ] = "layer-strategies",
     as_json: Json = False,
 ) -> None:
@@ -334,6 +330,7 @@ def run(
     backend: Annotated[str, Option("--backend", help="serial, or fused: communication in a FIFO beside compute.")] = "serial",
     compare: Annotated[bool, Option("--compare/--no-compare", help="Also run on one process and compare gradients.")] = True,
     measure_memory: Annotated[bool, Option("--measure-memory", help="Measure what each rank allocates in a step.")] = False,
+    device: RunDevice = "cpu",
     seed: Annotated[int, Option("--seed", help="Seed of parameters and samples.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -347,6 +344,7 @@ def run(
             scale_down=scale_down,
             dtype=dtype,
             backend=backend,
+            device=device,
             seed=seed,
             compare=compare,
             measure_memory=measure_memory,

@@ -12,6 +12,7 @@ from typer import Option
 from trainplan.formulations.pipeline.problem import SCHEDULES, Schedule
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import check_writable, write_whole
+from trainplan.solvers.result import Result
 
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, to standard output.")]
 ModelName = Annotated[str, Option("--model", help="A Hugging Face config.json, or a name from `trainplan model list`.")]
@@ -39,6 +40,40 @@ TimeLimit = Annotated[float | None, Option("--time-limit", help="Seconds; the be
 Seed = Annotated[int, Option("--seed", help="Seed of the method.")]
 Method = Annotated[str, Option("--method", help="A name from `trainplan methods`; exact is the best proven one.")]
 Granularity = Annotated[str, Option("--granularity", help="Decide for each 'layer' or each 'unit' (sub-layer).")]
+
+MethodOptions = Annotated[list[str] | None, Option("--option", help="NAME=VALUE, an option of the method; may be repeated.")]
+UnevenShares = Annotated[
+    bool, Option("--uneven-shares", help="Pipelines may take different numbers of micro-batches: fewer for slow devices.")
+]
+Recompute = Annotated[bool, Option("--recompute", help="Recompute every layer in the backward pass.")]
+RunDevice = Annotated[str, Option("--device", help="cpu (gloo) or cuda (NCCL), a GPU for each process.")]
+IgnoreMemory = Annotated[bool, Option("--ignore-memory", help="Plan without memory limits, as AMP does.")]
+
+FINE, INFEASIBLE, BAD_INPUT, STOPPED = 0, 1, 2, 3
+
+
+def exit_code(found: Result) -> int:
+    return {"optimal": FINE, "feasible": FINE, "infeasible": INFEASIBLE}.get(found.status, STOPPED)
+
+
+def by_unit_of(granularity: str) -> bool:
+    """Raises InputError."""
+    if granularity not in ("layer", "unit"):
+        raise InputError("command line", "--granularity", f"is {granularity!r}", "give 'layer' or 'unit'")
+    return granularity == "unit"
+
+
+def method_options(texts: list[str] | None) -> dict[str, Any]:
+    """Options of a method from NAME=VALUE. Raises InputError."""
+    found: dict[str, Any] = {}
+    for text in texts or []:
+        name, _, value = text.partition("=")
+        if not name.isidentifier() or not value:
+            raise InputError("command line", "--option", f"is {text!r}", "give NAME=VALUE, such as granularity_bytes=1048576")
+        if name in ("time_limit", "gap", "seed", "progress", "method", "instance"):
+            raise InputError("command line", "--option", f"is {text!r}", f"give it as --{name.replace('_', '-')}")
+        found[name] = int(value) if value.isdecimal() else value
+    return found
 
 
 def print_json(value: Any) -> None:

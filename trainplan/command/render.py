@@ -13,10 +13,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from trainplan.api import Checked, Instance
+from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.planning import Planned
-from trainplan.profiling.quantities import format_bytes, format_time
+from trainplan.profiling.quantities import format_bytes, format_time, plural
 from trainplan.solvers.registry import Entry
 from trainplan.solvers.result import Point, Result
 
@@ -38,16 +40,27 @@ SCHEDULE_NAMES = {"1f1b": "1F1B-Flush", "gpipe": "GPipe"}
 def result(found: Result) -> None:
     rows = found.summary()
     if found.evaluation and "stages" in found.evaluation:
-        at = next(place for place, (label, _) in enumerate(rows) if label == "peak memory")
-        rows.insert(at, ("stages", _stages(found.evaluation)))
+        labels = [label for label, _ in rows]
+        rows.insert(
+            labels.index("peak memory" if "peak memory" in labels else "seconds"), ("stages", _stages(found.evaluation))
+        )
     pairs(rows)
 
 
 def _stages(seen: dict[str, Any]) -> str:
-    """A pipeline solution in one line."""
+    """The stages of a solution in one line."""
     layers = ", ".join(str(stage["last"] - stage["first"] + 1) for stage in seen["stages"])
-    count, order = seen["pipeline"], SCHEDULE_NAMES[seen["schedule"]]
-    return f"{count}, of {layers} layers; {seen['micro_batches']} micro-batches" + (f", {order}" if count > 1 else "")
+    if "pp" in seen:
+        degrees = f"pp {seen['pp']}, dp {seen['dp']}, tmp {seen['tmp']}"
+        return f"{layers} layers; {degrees}; {_shares(seen['shares'])} a pipeline, of {plural(seen['mbs'], 'sample')}"
+    told = f"{seen['pipeline']}, of {layers} layers; {plural(seen['micro_batches'], 'micro-batch')}"
+    return told + (f", {SCHEDULE_NAMES[seen['schedule']]}" if "schedule" in seen and seen["pipeline"] > 1 else "")
+
+
+def _shares(shares: Sequence[int]) -> str:
+    if len(set(shares)) == 1:
+        return plural(shares[0], "micro-batch")
+    return f"{', '.join(map(str, shares))} micro-batches"
 
 
 def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None:
@@ -83,20 +96,72 @@ def methods(problem: str, entries: Sequence[Entry]) -> None:
 
 def checked(found: Checked) -> None:
     rows = [("problem", found.problem)]
-    if found.objective is not None and found.peak_bytes is not None:
+    if found.objective is not None:
         rows.append(("time", f"{format_time(found.objective)} ({found.objective} ns)"))
+    if found.peak_bytes is not None:
         peak = f"{format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes), backward pass of {found.peak_layer_name}"
         rows.append(("peak memory", peak))
-    rows.append(("memory limit", f"{format_bytes(found.memory_bytes)} ({found.memory_bytes} bytes)"))
+    if found.memory_bytes is not None:
+        rows.append(("memory limit", f"{format_bytes(found.memory_bytes)} ({found.memory_bytes} bytes)"))
     rows += [("violation", text) for text in found.violations] or [("violations", "none")]
     pairs(rows)
 
 
-def option_count(instance: Instance) -> int:
-    """The most options of any layer."""
-    if isinstance(instance, PipelineInstance):
-        return max(len(given.tables.strategies) for given in instance.configurations)
-    return max(instance.options)
+def size_of(instance: Instance) -> dict[str, int]:
+    """What there is to choose from (the most options of any layer, degrees, or stages), and the memory, where it is one."""
+    if isinstance(instance, AssignmentInstance):
+        return {"stages": instance.stages}
+    if isinstance(instance, StrategyInstance):
+        found = {"degrees": len(list(instance.degrees())), "devices": instance.devices}
+    elif isinstance(instance, PipelineInstance):
+        found = {"options": max(len(given.tables.strategies) for given in instance.configurations)}
+    else:
+        found = {"options": max(instance.options)}
+    return found | {"memory_bytes": instance.memory_bytes}
+
+
+def strategy(instance: StrategyInstance, found: Result) -> None:
+    """A cluster strategy: its degrees, and a row for every stage."""
+    seen = found.evaluation
+    if seen is None or found.solution is None:
+        return
+    pairs(
+        [
+            ("strategy", f"pp {seen['pp']}, dp {seen['dp']}, tmp {seen['tmp']} on {plural(instance.devices, 'device')}"),
+            (
+                "step",
+                f"{instance.batch} samples: {_shares(seen['shares'])} a pipeline, of {plural(seen['mbs'], 'sample')} each",
+            ),
+        ]
+    )
+    size, placement = seen["dp"] * seen["tmp"], found.solution["placement"]
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("stage", "devices", "kinds", "layers", "count", "time", "transfer", "sync", "memory", "of"):
+        table.add_column(name, justify="left" if name in ("devices", "kinds", "layers") else "right")
+    for number, stage in enumerate(seen["stages"]):
+        first, last = instance.layer_names[stage["first"]], instance.layer_names[stage["last"]]
+        table.add_row(
+            str(number),
+            _runs(sorted(placement[number * size : (number + 1) * size])),
+            ", ".join(f"{count} x {name}" for name, count in stage["kinds"]),
+            first if first == last else f"{first} .. {last}",
+            str(stage["last"] - stage["first"] + 1),
+            *(format_time(stage[name]) for name in ("time_ns", "transfer_ns", "sync_ns")),
+            *(format_bytes(stage[name]) for name in ("peak_bytes", "limit_bytes")),
+        )
+    out.print(table)
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers, consecutive ones as a run."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ", ".join(shown if len(shown) < 9 else [*shown[:8], "..."])
 
 
 def plan_table(plan: Plan) -> None:
@@ -115,7 +180,13 @@ def plan_table(plan: Plan) -> None:
     out.print(table)
     batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
     stages = f"{len(plan.stages)} stages, {schedule}" if len(plan.stages) > 1 else "1 stage"
-    pairs([("step", f"{batch.global_samples} samples in {batch.micro_batches} micro-batches, {stages}")])
+    rows = [("step", f"{batch.global_samples} samples in {plural(batch.micro_batches, 'micro-batch')}, {stages}")]
+    if batch.shares is not None:
+        each = ", ".join(map(str, batch.shares))
+        rows = [("step", f"{batch.global_samples} samples in {each} micro-batches of the pipelines, {stages}")]
+    if plan.placement is not None:
+        rows.append(("placement", f"rank by rank on devices {', '.join(map(str, plan.placement))}"))
+    pairs(rows)
 
 
 def planned(found: Planned, cluster: str) -> None:
@@ -161,7 +232,9 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
         rows.append(("predicted memory", f"{format_bytes(p.peak_bytes)} peak{scaled}"))
         if p.lower_bound_ns is not None and p.gap is not None:
             rows.append(("lower bound", f"{format_time(p.lower_bound_ns)}, gap {p.gap:.4%} ({p.status}, {p.method})"))
-    rows.append(("ran", f"{report.model} in {report.dtype} on {report.world} processes, {report.backend} back-end, gloo"))
+    rows.append(
+        ("ran", f"{report.model} in {report.dtype} on {report.world} processes, {report.backend} back-end, {report.device}")
+    )
     rows.append(("memory walk", f"{format_bytes(max(report.predicted_peak_bytes))} at most on any rank of this run"))
     if report.peak_bytes:
         rows.append(("allocated", f"{format_bytes(max(report.peak_bytes))} at most on any rank, measured"))
@@ -198,6 +271,23 @@ def trying() -> Iterator[Any]:
         def show(planner: Any, point: Any) -> None:
             told = f"{point.throughput:.2f} samples/s" if point.throughput else "does not fit"
             progress.update(task, description=f"{planner.label}: batch {point.batch}, {told}")
+
+        yield show
+
+
+@contextmanager
+def trials(text: str) -> Iterator[Any]:
+    """Progress of trials: a callback for the reports of their processes."""
+    with _live() as progress:
+        task = progress.add_task(text, total=None)
+
+        def show(event: dict[str, Any]) -> None:
+            rank = event["plan"] + 1
+            if "step" in event:
+                told = f"{text} rank {rank}: step {event['step']}"
+                progress.update(task, total=event["steps"], completed=event["step"], description=told)
+            else:
+                progress.update(task, description=f"{text} rank {rank}: {event['status']}")
 
         yield show
 

@@ -1,0 +1,1 @@
+"""cluster-strategy: degrees, placement, micro-batch size, layer assignment and shares on a cluster, decided together."""

@@ -1,0 +1,127 @@
+"""From a profile and a cluster to a cluster-strategy instance: what every layer costs on each kind of device.
+
+Times of a layer are those of one device at one tensor-parallel degree, as AMP looks them up (Section 3.4); its all-reduces,
+forward and back, are kept apart, for they depend on where the group lies. Bytes are those of this project's own programs (the
+cost model `executed` of layer-strategies), so that a strategy that fits here fits when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.problem import NAME, Instance, Kind, Shard, Table
+from trainplan.formulations.layer_strategies.costs import (
+    COST_MODELS,
+    grouped_units,
+    layer_costs,
+    layer_name,
+    moved_bytes,
+    unit_costs,
+)
+from trainplan.formulations.pipeline.costs import divisors
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.clusters import Cluster
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.profiles import ChainUnit, Profile
+
+
+def shapes_of_strategies(degrees: Sequence[int], devices: int, batch: int) -> list[tuple[int, int]]:
+    """All (tmp, mbs) that strategies on so many devices can meet with a batch of `batch` samples."""
+    return [(tmp, mbs) for tmp in degrees if devices % tmp == 0 for mbs in divisors(batch)]
+
+
+def build(
+    profile: Profile,
+    cluster: Cluster,
+    batch: int,
+    *,
+    memory_bytes: int | None = None,
+    recompute: bool = False,
+    by_unit: bool = False,
+    uneven_shares: bool = False,
+    within_memory: bool = True,
+    name: str | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> Instance:
+    """The problem of one batch. profile: with the costs of all `shapes_of_strategies`, by kind of device.
+
+    memory_bytes: of every device (default: as the cluster says). recompute: every layer keeps its input only, and repeats its
+    forward pass. Raises InputError where the profile lacks a kind of device or a shape.
+    """
+    kinds = cluster.used_kinds
+    for kind in kinds:
+        if kind.name not in profile.kinds:
+            told, known = f"has no times of {kind.name}", ", ".join(profile.kinds)
+            raise InputError("profile", "costs", told, f"measure or estimate them, or give a cluster of {known}")
+    layers = grouped_units(profile, by_unit)
+    degrees = [tmp for tmp in profile.tp_degrees(cluster.devices) if cluster.devices % tmp == 0]
+    numbers = {kind.name: place for place, kind in enumerate(kinds)}
+    reductions = [[_reductions(profile, unit) for unit in layer] for layer in layers]
+    return Instance(
+        batch=batch,
+        layer_names=tuple(map(layer_name, layers)),
+        kinds=tuple(Kind(kind.name, memory_bytes or kind.memory_bytes) for kind in kinds),
+        device_kinds=tuple(numbers[node.kind] for node in cluster.nodes for _ in range(node.count * node.devices)),
+        network=cluster.network,
+        reductions=_array(sum(count for count, _ in layer) for layer in reductions),
+        reduced_bytes=_array(sum(size for _, size in layer) for layer in reductions),
+        boundary_bytes=_array(moved_bytes(profile, layer[-1].sublayer)[1] for layer in layers[:-1]),
+        shards={tmp: _shard(profile, layers, tmp) for tmp in degrees},
+        tables={
+            (tmp, mbs): _table(profile, layers, [kind.name for kind in kinds], tmp, mbs, recompute)
+            for tmp, mbs in shapes_of_strategies(degrees, cluster.devices, batch)
+        },
+        uneven_shares=uneven_shares,
+        within_memory=within_memory,
+        name=name or f"{profile.name} on {cluster.name}" if profile.name else NAME,
+        provenance={
+            "model": profile.model or {"name": profile.name},
+            "cluster": cluster.name,
+            "profile": profile.origin,
+            "batch": batch,
+            "recompute": recompute,
+            **(provenance or {}),
+        },
+    )
+
+
+def _reductions(profile: Profile, unit: ChainUnit) -> tuple[int, int]:
+    """All-reduces of a sub-layer's output forward and of its input's gradient back: how many, and bytes of one sample.
+
+    A head has none forward, an embedding none back.
+    """
+    shape = profile.shapes[unit.sublayer]
+    forward, back = (0 if shape.kind == kind else shape.reductions for kind in ("head", "embedding"))
+    return forward + back, forward * shape.output_bytes + back * shape.input_bytes
+
+
+def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) -> Shard:
+    held = [sum(profile.shapes[unit.sublayer].shard(tmp).parameters for unit in layer) for layer in layers]
+    gradients = _array(count * profile.parameter_bytes for count in held)
+    return Shard(gradients, _array(count * profile.state_bytes_per_parameter for count in held))
+
+
+def _table(
+    profile: Profile, layers: Sequence[Sequence[ChainUnit]], kinds: Sequence[str], tmp: int, mbs: int, recompute: bool
+) -> Table:
+    strategy = Strategy((("tp", tmp),) if tmp > 1 else (), recompute)
+    costs = COST_MODELS["executed"]
+    known = {unit.sublayer: unit_costs(profile, costs, unit.sublayer, strategy, mbs) for layer in layers for unit in layer}
+    held = [layer_costs([known[unit.sublayer] for unit in layer]) for layer in layers]
+
+    def time_ns(unit: ChainUnit, kind: str) -> int:
+        entry = profile.cost(unit.sublayer, tmp, mbs, kind)
+        again = entry.forward_without_graph_ns.value if recompute else 0
+        return again + entry.forward_ns.value + entry.backward_ns.value
+
+    return Table(
+        layer_ns=np.array([[sum(time_ns(unit, kind) for unit in layer) for layer in layers] for kind in kinds], np.int64),
+        kept_bytes=_array(cost.forward_bytes for cost in held),
+        workspace_bytes=_array(max(0, cost.backward_bytes) for cost in held),
+    )
+
+
+def _array(values: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(list(values), np.int64)

@@ -1,0 +1,197 @@
+"""cluster-strategy as an OR-Tools CP-SAT model, on whole nanoseconds and bytes: one Degrees at a time.
+
+Sets         j < P stages; i < d pipelines; r < tmp ranks; c classes of devices; g makes of tmp groups, f their profiles;
+             h makes of data-parallel groups, q kinds of link (see `makes`); spans [a, b) of layers
+Variables    z[j,a,b] bool     stage j holds the layers a .. b-1
+             x[j,i,r,c] bool   a device of class c has the rank (j, i, r)
+             y[j,i,g] bool     group (j, i) is of make g; p[j,i,f]: of profile f
+             u[j,r,h] bool     data-parallel group (j, ., r) is of make h
+             w[j,i,q] bool     a link of kind q lies between the stages j and j+1 of pipeline i
+             G[i,n] bool       pipeline i takes n micro-batches
+             t[j,i], e[j,i], M[i], D, T
+
+    minimise   T + D                                                                                     (Eq. 4)
+    path       exactly one z[j,.,.] for every j; stage j+1 begins where stage j ends
+    take       every rank has one class; every class has as many ranks as devices
+    make       sum_r x[j,i,r,c] = sum_g g_c y[j,i,g],  sum_i x[j,i,r,c] = sum_h h_c u[j,r,h]  for every c
+    time       t[j,i] >= sum_ab z[j,a,b] (time of a .. b-1 in profile f)   where p[j,i,f]
+    move       e[j,i] >= sum_ab z[j,a,b] (transfer after b-1 on link q)    where w[j,i,q]; w[j,i,q] where any x's meet at q
+    sync       D >= sum_ab z[j,a,b] (all-reduce of a .. b-1 on link q)     where group (j, ., r) has such a link
+    bottleneck M[i] >= t[j,i]
+    pipeline   T >= (n - 1) M[i] + sum_j e[j,i] + sum_j t[j,i]             where G[i,n]                  (Eq. 5)
+    share      exactly one G[i,.]; sum_in n G[i,n] = all micro-batches
+    memory     not z[j,a,b] with p[j,i,f] where min(n, P - j) micro-batches of a .. b-1 exceed f's memory and G[i,n]
+
+Pipelines may be exchanged, and tmp ranks: of the first stage's classes, those of the first rank ascend with i and those of
+the first pipeline with r. With the least class at (0, 0, 0), sorting one leaves the other as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ortools.sat.python import cp_model
+from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.problem import Solution
+
+Bool = cp_model.IntVar
+
+
+@dataclass(frozen=True)
+class Places:
+    """The variables that make up a solution: z, x and G."""
+
+    spans: dict[tuple[int, int, int], Bool]
+    classes: dict[tuple[int, int, int, int], Bool]
+    shares: dict[tuple[int, int], Bool]
+
+
+def build(case: Case) -> tuple[cp_model.CpModel, Places]:
+    """The model, and its variables that make up a solution."""
+    model = cp_model.CpModel()
+    given = case.degrees
+    stages, pipelines, ranks = range(given.pp), range(given.dp), range(given.tmp)
+    kinds_of_device = range(len(case.counts))
+    spans = [case.spans(j) for j in stages]
+
+    z = {(j, a, b): model.new_bool_var(f"z[{j},{a},{b}]") for j in stages for a, b in spans[j]}
+    for j in stages:
+        model.add_exactly_one(z[j, a, b] for a, b in spans[j])
+    for j in stages[1:]:
+        for border in sorted({a for a, _ in spans[j]}):
+            ends = sum(z[j - 1, a, b] for a, b in spans[j - 1] if b == border)
+            model.add(ends == sum(z[j, a, b] for a, b in spans[j] if a == border))
+
+    x = {
+        (j, i, r, c): model.new_bool_var(f"x[{j},{i},{r},{c}]")
+        for j in stages for i in pipelines for r in ranks for c in kinds_of_device
+    }  # fmt: skip
+    for j in stages:
+        for i in pipelines:
+            for r in ranks:
+                model.add_exactly_one(x[j, i, r, c] for c in kinds_of_device)
+    for c, count in enumerate(case.counts):
+        model.add(sum(x[j, i, r, c] for j in stages for i in pipelines for r in ranks) == count)
+    _order(model, case, x)
+
+    most_t = int(case.times[:, -1].max())
+    most_e = int(case.transfer_ns.max(initial=0))
+    t = {(j, i): model.new_int_var(0, most_t, f"t[{j},{i}]") for j in stages for i in pipelines}
+    e = {(j, i): model.new_int_var(0, most_e, f"e[{j},{i}]") for j in stages[:-1] for i in pipelines}
+    p: dict[tuple[int, int, int], Any] = {}
+    for j in stages:
+        for i in pipelines:
+            of_class = [sum(x[j, i, r, c] for r in ranks) for c in kinds_of_device]
+            y = _makes(model, case.groups, of_class, f"y[{j},{i}")
+            for f, variable in _merged(model, case.profile_of, y, f"p[{j},{i}").items():
+                p[j, i, f] = variable
+                time = _sum((z[j, a, b], int(case.times[f, b] - case.times[f, a])) for a, b in spans[j])
+                model.add(t[j, i] >= time).only_enforce_if(variable)
+
+    for j, i in e:
+        w = [model.new_bool_var(f"w[{j},{i},{q}]") for q in range(len(case.transfer_ns))]
+        for r in ranks:
+            for a in kinds_of_device:
+                for b in kinds_of_device:
+                    meeting = w[case.link_of[a, b]] if case.link_of[a, b] >= 0 else False
+                    model.add_bool_or(~x[j, i, r, a], ~x[j + 1, i, r, b], meeting)
+        for q, variable in enumerate(w):
+            move = _sum((z[j, a, b], int(case.transfer_ns[q, b - 1])) for a, b in spans[j])
+            model.add(e[j, i] >= move).only_enforce_if(variable)
+
+    sync = model.new_int_var(0, int(case.sync_ns.max()), "D")
+    for j in stages:
+        for r in ranks:
+            of_class = [sum(x[j, i, r, c] for i in pipelines) for c in kinds_of_device]
+            u = _makes(model, case.replicas, of_class, f"u[{j},{r}")
+            for q, variable in _merged(model, case.ring_of, u, f"v[{j},{r}").items():
+                reduced = _sum((z[j, a, b], int(case.sync_ns[q, a, b])) for a, b in spans[j])
+                model.add(sync >= reduced).only_enforce_if(variable)
+
+    shares = {(i, n): model.new_bool_var(f"G[{i},{n}]") for i in pipelines for n in case.share_choices}
+    for i in pipelines:
+        model.add_exactly_one(shares[i, n] for n in case.share_choices)
+    model.add(sum(n * variable for (_, n), variable in shares.items()) == case.micro_batches)
+    _memory(model, case, z, p, shares)
+
+    most = max(case.share_choices) * most_t + given.pp * (most_t + most_e)
+    whole = model.new_int_var(0, most, "T")
+    for i in pipelines:
+        slowest = model.new_int_var(0, most_t, f"M[{i}]")
+        for j in stages:
+            model.add(slowest >= t[j, i])
+        once = [(t[j, i], 1) for j in stages] + [(e[j, i], 1) for j in stages[:-1]]
+        for n in case.share_choices:
+            model.add(whole >= _sum([(slowest, n - 1), *once])).only_enforce_if(shares[i, n])
+    model.minimize(whole + sync)
+    return model, Places(z, x, shares)
+
+
+def _order(model: cp_model.CpModel, case: Case, x: dict[tuple[int, int, int, int], Bool]) -> None:
+    """Of all placements that differ by an exchange of pipelines or of tmp ranks, keep one at least."""
+    chosen = {(j, i, r): sum(c * x[j, i, r, c] for c in range(len(case.counts))) for j, i, r, _ in x if not j}
+    for i in range(1, case.degrees.dp):
+        model.add(chosen[0, i - 1, 0] <= chosen[0, i, 0])
+    for r in range(1, case.degrees.tmp):
+        model.add(chosen[0, 0, r - 1] <= chosen[0, 0, r])
+
+
+def _makes(model: cp_model.CpModel, known: list[tuple[int, ...]], of_class: list[Any], name: str) -> list[Bool]:
+    """A variable for every make, true for that of the group with so many devices of each class."""
+    found = [model.new_bool_var(f"{name},{g}]") for g in range(len(known))]
+    model.add_exactly_one(found)
+    for c, taken in enumerate(of_class):
+        model.add(taken == _sum((variable, make[c]) for variable, make in zip(found, known, strict=True)))
+    return found
+
+
+def _merged(model: cp_model.CpModel, numbers: list[int], variables: list[Bool], name: str) -> dict[int, Bool]:
+    """One variable for all that have one number."""
+    found = {}
+    for number in sorted(set(numbers)):
+        own = [variable for variable, other in zip(variables, numbers, strict=True) if other == number]
+        if len(own) == 1:
+            found[number] = own[0]
+        else:
+            found[number] = model.new_bool_var(f"{name},{number}]")
+            model.add(sum(own) == found[number])
+    return found
+
+
+def _memory(
+    model: cp_model.CpModel,
+    case: Case,
+    z: dict[tuple[int, int, int], Bool],
+    p: dict[tuple[int, int, int], Any],
+    shares: dict[tuple[int, int], Bool],
+) -> None:
+    if not case.instance.within_memory:
+        return
+    for j in range(case.degrees.pp):
+        spans = case.spans(j)
+        for ahead in sorted({min(n, case.degrees.pp - j) for n in case.share_choices}):
+            peaks = case.peak_bytes(ahead)
+            for limit in sorted(set(case.limits_bytes)):
+                over = [z[j, a, b] for a, b in spans if peaks[a, b] > limit]
+                if not over:
+                    continue
+                small = [f for f, own in enumerate(case.limits_bytes) if own == limit]
+                for i in range(case.degrees.dp):
+                    groups = sum(p[j, i, f] for f in small)
+                    taken = sum(shares[i, n] for n in case.share_choices if min(n, case.degrees.pp - j) == ahead)
+                    model.add(sum(over) + groups + taken <= 2)
+
+
+def _sum(terms: Iterable[tuple[Bool, int]]) -> cp_model.LinearExpr:
+    variables, factors = zip(*terms, strict=True)
+    return cp_model.LinearExpr.weighted_sum(variables, factors)
+
+
+def extract(case: Case, places: Places, value: Callable[[Bool], bool]) -> Solution:
+    """The solution that the variables stand for, by the value of each."""
+    cuts = sorted(a for (_, a, _), variable in places.spans.items() if a and value(variable))
+    classes = [c for (*_, c), variable in places.classes.items() if value(variable)]
+    shares = [n for (_, n), variable in places.shares.items() if value(variable)]
+    return case.solution(classes, cuts, shares)

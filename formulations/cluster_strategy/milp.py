@@ -1,0 +1,236 @@
+"""cluster-strategy as a mixed-integer linear program, in Pyomo: one Degrees at a time.
+
+The same decisions as in `cpsat`, whose symbols these are. Times are no big-M rows: what a stage costs depends on its span and
+on what its group is, and both are chosen together, by variables that split the one along the other. Only the shares of uneven
+pipelines, which multiply a stage's time, need a big-M.
+
+Sets         j < P stages; i < d pipelines; r < tmp ranks; c classes of devices; g makes of tmp groups, f their profiles;
+             h makes of data-parallel groups, q kinds of link (see `makes`); spans [a, b) of layers; n micro-batches
+Parameters   c[f,a,b] time of a span, e[q,b] transfer after layer b-1, s[q,a,b] all-reduce (in scaled units, see `units`)
+Variables    z[j,a,b] in {0,1}     stage j holds the layers a .. b-1
+             x[j,i,r,c] in {0,1}   a device of class c has the rank (j, i, r)
+             y[j,i,g] in {0,1}     group (j, i) is of make g
+             u[j,r,h] in {0,1}     data-parallel group (j, ., r) is of make h
+             w[j,i,q] >= 0         a link of kind q lies between the stages j and j+1 of pipeline i
+             G[i,n] in {0,1}       pipeline i takes n micro-batches
+             Y[j,i,f,a,b], U[j,r,q,a,b], W[j,i,q,b] >= 0: z, where the group has that profile or link
+             M[i], D, T >= 0
+
+    minimise   T + D                                                                     (objective)             (Eq. 4)
+    path       sum_ab z[j,a,b] = 1;  sum_a z[j-1,a,l] = sum_b z[j,l,b]                   for every j, l
+    take       sum_c x[j,i,r,c] = 1;  sum_jir x[j,i,r,c] = devices of class c
+    make       sum_r x[j,i,r,c] = sum_g g_c y[j,i,g], sum_g y[j,i,g] = 1                 for every j, i, c
+               sum_i x[j,i,r,c] = sum_h h_c u[j,r,h], sum_h u[j,r,h] = 1                 for every j, r, c
+    meet       w[j,i,q] >= x[j,i,r,c] + sum_c' x[j+1,i,r,c'] - 1                         c' those that meet c by link q
+    split      sum_f Y[j,i,f,a,b] = z[j,a,b], sum_ab Y[j,i,f,a,b] = sum of y of profile f        for every j, i
+               sum_q U[j,r,q,a,b] = z[j,a,b], sum_ab U[j,r,q,a,b] = sum of u of link q           for every j, r
+               W[j,i,q,b] >= w[j,i,q] + sum_a z[j,a,b] - 1                               for every j, i, q, b
+    bottleneck M[i] >= sum c Y[j,i,...]                                                  for every j, i
+    pipeline   T >= (n-1) M[i] + sum c Y[.,i,...] + sum_j E[j,i] - (n - n0) M (1 - G[i,n])       for every i, n  (Eq. 5)
+    move       E[j,i] >= sum_b e[q,b] W[j,i,q,b]                                         for every j, i, q
+    sync       D >= sum s U[j,r,...]                                                     for every j, r
+    share      sum_n G[i,n] = 1;  sum_in n G[i,n] = all micro-batches
+    memory     sum z + sum y + sum G <= 2 of spans, makes and shares that exceed the memory together
+    order      of the first stage's classes, as in `cpsat`
+
+M in `pipeline` is the longest time of any stage, n0 the least share: with G[i,n] = 0 the row is that of n0 micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyomo.environ as pyo
+from trainplan.formulations.cluster_strategy.makes import Case, Make
+from trainplan.formulations.cluster_strategy.problem import Solution
+
+SIGNIFICANT_BITS = 20
+
+
+def units(case: Case) -> tuple[int, int]:
+    """Nanoseconds of one model unit, a power of two that brings the largest objective near 2^20; and bytes, of which the model
+    has none."""
+    return 1 << max(0, _most_ns(case).bit_length() - SIGNIFICANT_BITS), 1
+
+
+def weight(case: Case) -> int:
+    """How often the objective counts an error in a row of `split`: each stands for all of a time, at most."""
+    return (_most_ns(case) // units(case)[0] + 1) * case.degrees.pp
+
+
+def _most_ns(case: Case) -> int:
+    stages = case.degrees.pp
+    times = int(case.times[:, -1].max()) * (max(case.share_choices) + stages)
+    return times + stages * int(case.transfer_ns.max(initial=0)) + int(case.sync_ns.max())
+
+
+def build(case: Case) -> pyo.ConcreteModel:
+    """The Pyomo model; `extract` reads a solution from its solved values."""
+    m = pyo.ConcreteModel(name=case.instance.name)
+    given, ns_per_unit = case.degrees, units(case)[0]
+    stages, pipelines, ranks = range(given.pp), range(given.dp), range(given.tmp)
+    classes, links, rings = range(len(case.counts)), range(len(case.transfer_ns)), sorted(set(case.ring_of))
+    profiles = sorted(set(case.profile_of))
+    spans = {j: case.spans(j) for j in stages}
+    before = given.pp - 1
+    ends = {j: sorted({b for _, b in spans[j]}) for j in stages}
+
+    m.z = pyo.Var([(j, a, b) for j in stages for a, b in spans[j]], domain=pyo.Binary)
+    m.x = pyo.Var(stages, pipelines, ranks, classes, domain=pyo.Binary)
+    m.y = pyo.Var(stages, pipelines, range(len(case.groups)), domain=pyo.Binary)
+    m.u = pyo.Var(stages, ranks, range(len(case.replicas)), domain=pyo.Binary)
+    m.w = pyo.Var(range(before), pipelines, links, domain=pyo.NonNegativeReals)
+    m.G = pyo.Var(pipelines, case.share_choices, domain=pyo.Binary)
+    m.Y = pyo.Var([(j, i, f, a, b) for j, a, b in m.z for i in pipelines for f in profiles], domain=pyo.NonNegativeReals)
+    m.U = pyo.Var([(j, r, q, a, b) for j, a, b in m.z for r in ranks for q in rings], domain=pyo.NonNegativeReals)
+    m.W = pyo.Var(
+        [(j, i, q, b) for j in range(before) for i in pipelines for q in links for b in ends[j]], domain=pyo.NonNegativeReals
+    )
+    m.E = pyo.Var(range(before), pipelines, domain=pyo.NonNegativeReals)
+    m.M = pyo.Var(pipelines, domain=pyo.NonNegativeReals)
+    m.D, m.T = pyo.Var(domain=pyo.NonNegativeReals), pyo.Var(domain=pyo.NonNegativeReals)
+
+    m.path = pyo.Constraint(stages, rule=lambda m, j: sum(m.z[j, a, b] for a, b in spans[j]) == 1)
+    m.onward = pyo.Constraint(
+        [(j, l) for j in range(before) for l in ends[j]],
+        rule=lambda m, j, l: (
+            sum(m.z[j, a, b] for a, b in spans[j] if b == l) == sum(m.z[j + 1, a, b] for a, b in spans[j + 1] if a == l)
+        ),
+    )
+    m.take = pyo.Constraint(stages, pipelines, ranks, rule=lambda m, j, i, r: sum(m.x[j, i, r, c] for c in classes) == 1)
+    m.devices = pyo.Constraint(
+        classes, rule=lambda m, c: sum(m.x[j, i, r, c] for j in stages for i in pipelines for r in ranks) == case.counts[c]
+    )
+    m.group = pyo.Constraint(stages, pipelines, rule=lambda m, j, i: sum(m.y[j, i, :]) == 1)
+    m.make = pyo.Constraint(
+        stages,
+        pipelines,
+        classes,
+        rule=lambda m, j, i, c: sum(m.x[j, i, :, c]) == _devices(case.groups, c, m.y, (j, i)),
+    )
+    m.replicas = pyo.Constraint(stages, ranks, rule=lambda m, j, r: sum(m.u[j, r, :]) == 1)
+    m.replica = pyo.Constraint(
+        stages,
+        ranks,
+        classes,
+        rule=lambda m, j, r, c: sum(m.x[j, :, r, c]) == _devices(case.replicas, c, m.u, (j, r)),
+    )
+
+    def meet(m: Any, j: int, i: int, r: int, c: int, q: int) -> Any:
+        others = [b for b in classes if case.link_of[c, b] == q]
+        if not others:
+            return pyo.Constraint.Skip
+        return m.w[j, i, q] >= m.x[j, i, r, c] + sum(m.x[j + 1, i, r, b] for b in others) - 1
+
+    m.meet = pyo.Constraint(range(before), pipelines, ranks, classes, links, rule=meet)
+    m.split_time = pyo.Constraint(
+        [(j, i, a, b) for j, a, b in m.z for i in pipelines],
+        rule=lambda m, j, i, a, b: sum(m.Y[j, i, f, a, b] for f in profiles) == m.z[j, a, b],
+    )
+    m.of_profile = pyo.Constraint(
+        stages,
+        pipelines,
+        profiles,
+        rule=lambda m, j, i, f: (
+            sum(m.Y[j, i, f, a, b] for a, b in spans[j])
+            == sum(m.y[j, i, g] for g, own in enumerate(case.profile_of) if own == f)
+        ),
+    )
+    m.split_sync = pyo.Constraint(
+        [(j, r, a, b) for j, a, b in m.z for r in ranks],
+        rule=lambda m, j, r, a, b: sum(m.U[j, r, q, a, b] for q in rings) == m.z[j, a, b],
+    )
+    m.of_ring = pyo.Constraint(
+        stages,
+        ranks,
+        rings,
+        rule=lambda m, j, r, q: (
+            sum(m.U[j, r, q, a, b] for a, b in spans[j]) == sum(m.u[j, r, h] for h, own in enumerate(case.ring_of) if own == q)
+        ),
+    )
+    m.split_move = pyo.Constraint(
+        list(m.W),
+        rule=lambda m, j, i, q, b: m.W[j, i, q, b] >= m.w[j, i, q] + sum(m.z[j, a, e] for a, e in spans[j] if e == b) - 1,
+    )
+
+    def time(j: int, i: int) -> Any:
+        known = ((f, a, b, int(case.times[f, b] - case.times[f, a])) for f in profiles for a, b in spans[j])
+        return sum(ns / ns_per_unit * m.Y[j, i, f, a, b] for f, a, b, ns in known)
+
+    m.bottleneck = pyo.Constraint(stages, pipelines, rule=lambda m, j, i: m.M[i] >= time(j, i))
+    m.move = pyo.Constraint(
+        range(before),
+        pipelines,
+        links,
+        rule=lambda m, j, i, q: (
+            m.E[j, i] >= sum(int(case.transfer_ns[q, b - 1]) / ns_per_unit * m.W[j, i, q, b] for b in ends[j])
+        ),
+    )
+    m.sync = pyo.Constraint(
+        stages,
+        ranks,
+        rule=lambda m, j, r: (
+            sum(int(case.sync_ns[q, a, b]) / ns_per_unit * m.U[j, r, q, a, b] for q in rings for a, b in spans[j]) <= m.D
+        ),
+    )
+    longest, least = int(case.times[:, -1].max()) / ns_per_unit, min(case.share_choices)
+    once = {i: sum(time(j, i) for j in stages) + sum(m.E[j, i] for j in range(before)) for i in pipelines}
+    m.pipeline = pyo.Constraint(
+        pipelines,
+        case.share_choices,
+        rule=lambda m, i, n: (n - 1) * m.M[i] + once[i] - (n - least) * longest * (1 - m.G[i, n]) <= m.T,
+    )
+    m.share = pyo.Constraint(pipelines, rule=lambda m, i: sum(m.G[i, n] for n in case.share_choices) == 1)
+    m.shares = pyo.Constraint(expr=sum(n * m.G[i, n] for i, n in m.G) == case.micro_batches)
+    m.memory = pyo.ConstraintList()
+    for j, i, over, small, taken in _excesses(case):
+        groups = [m.Y[j, i, f, a, b] for f in small for a, b in over]
+        if groups:
+            m.memory.add(sum(groups) + sum(m.G[i, n] for n in taken) <= 1)
+    first = {(i, r): sum(c * m.x[0, i, r, c] for c in classes) for i in pipelines for r in ranks}
+    m.order_pipelines = pyo.Constraint(list(pipelines)[1:], rule=lambda m, i: first[i - 1, 0] <= first[i, 0])
+    m.order_ranks = pyo.Constraint(list(ranks)[1:], rule=lambda m, r: first[0, r - 1] <= first[0, r])
+    m.objective = pyo.Objective(expr=m.T + m.D)
+    return m
+
+
+def _devices(known: Sequence[Make], c: int, variables: Any, group: tuple[int, int]) -> Any:
+    """How many devices of a class a group has, by the variables for its make."""
+    return sum(make[c] * variables[(*group, place)] for place, make in enumerate(known) if make[c])
+
+
+def _excesses(case: Case) -> Any:
+    """Stage, pipeline, spans, profiles and shares of which no three may be chosen together."""
+    if not case.instance.within_memory:
+        return
+    for j in range(case.degrees.pp):
+        by_depth: dict[int, list[int]] = {}
+        for n in case.share_choices:
+            by_depth.setdefault(min(n, case.degrees.pp - j), []).append(n)
+        for ahead, taken in by_depth.items():
+            peaks = case.peak_bytes(ahead)
+            for limit in sorted(set(case.limits_bytes)):
+                over = [(a, b) for a, b in case.spans(j) if peaks[a, b] > limit]
+                small = [f for f, own in enumerate(case.limits_bytes) if own == limit]
+                for i in range(case.degrees.dp):
+                    yield j, i, over, small, taken
+
+
+def extract(case: Case, values: Mapping[str, Mapping[tuple[int, ...], float]]) -> Solution:
+    """The solution that z, x and G stand for: of each the largest values."""
+    given, spans = case.degrees, values["z"]
+    path = [max((index for index in spans if index[0] == j), key=spans.__getitem__) for j in range(given.pp)]
+    ranks = sorted({index[:3] for index in values["x"]})
+    classes = [max(range(len(case.counts)), key=lambda c, rank=rank: values["x"][(*rank, c)]) for rank in ranks]
+    shares = [max(case.share_choices, key=lambda n, i=i: values["G"][i, n]) for i in range(given.dp)]
+    return case.solution(classes, [a for _, a, _ in path[1:]], shares)
+
+
+def solved_values(model: Any, values: Any) -> dict[str, dict[tuple[int, ...], float]]:
+    """z, x and G of a solution, from a solver's variable map."""
+    return {
+        name: {index: values[part[index]] for index in part}
+        for name, part in model.component_map(pyo.Var).items()
+        if name in "zxG"
+    }

@@ -1,0 +1,477 @@
+"""cluster-strategy: choose degrees, placement, micro-batch size, layer assignment and shares together (AMP, Section 3).
+
+A strategy s = (pp, dp, tmp, p, mbs, a) (Eq. 2): dp pipelines of pp stages, each stage a group of tmp devices, on all devices
+of the cluster. p puts a device on each of the ranks (j, i, r), stage j of pipeline i, tensor-parallel rank r, numbered
+(j dp + i) tmp + r; a cuts the layers into stages, alike in all pipelines. Pipeline i takes gas_i micro-batches of mbs samples.
+
+    minimise    T = max_i T_i + max_{j,r} D_{j,r}                                                     Eq. 4, nanoseconds
+    with        T_i = (gas_i - 1) max_j t_{j,i} + sum_j e_{j,i} + sum_j t_{j,i}                       Eq. 5
+                t_{j,i} = sum of the layers of stage j: the slowest device's time + the all-reduces of group (j, i)
+                e_{j,i} = 2 (v mbs / b + latency), the slowest pair between groups (j, i) and (j+1, i)
+                D_{j,r} = all-reduce of stage j's gradients over its devices (j, ., r)                Eq. 3
+    subject to  sum_i gas_i mbs = gbs, all gas_i equal unless `uneven_shares`
+                on every device   sum states + min(gas_i, pp - j) sum kept + max workspace <= its memory, if `within_memory`
+
+Every group communicates at its slowest link. Readings: v / b is paid forward and back; all-reduces have their latencies. The
+memory is this project's: AMP has none, and plans by it with `within_memory` off. All numbers are integers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+from trainplan.formulations.cluster_strategy.classes import device_classes
+from trainplan.formulations.cluster_strategy.placed import Placed
+from trainplan.profiling.errors import InputError, shown
+from trainplan.profiling.files import Record, Source, parse
+from trainplan.profiling.network import Network
+from trainplan.profiling.quantities import format_bytes
+
+NAME = "cluster-strategy"
+LARGEST = 2**53
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+Degree = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class KindRecord(Record):
+    """A kind of device, and the memory that its devices have for a plan."""
+
+    name: Annotated[str, Field(min_length=1)]
+    memory_bytes: Annotated[int, Field(gt=0, le=2**48)]
+
+
+class DevicesRecord(Record):
+    """Consecutive devices of one kind."""
+
+    kind: Annotated[int, Field(ge=0)]
+    count: Degree
+
+
+class ShardRecord(Record):
+    """What one of tmp devices holds of every layer: gradients to synchronise, and model states."""
+
+    tmp: Degree
+    gradient_bytes: list[Whole]
+    state_bytes: list[Whole]
+
+
+class TableRecord(Record):
+    """Every layer with mbs samples on one of tmp devices: time of both passes by kind, bytes kept between them, and the most
+    beside."""
+
+    tmp: Degree
+    mbs: Degree
+    layer_ns: Annotated[list[list[Whole]], Field(description="for each kind of device, by layer")]
+    kept_bytes: list[Whole]
+    workspace_bytes: list[Whole]
+
+
+class InstanceRecord(Record):
+    """The file format of a cluster-strategy instance, version 1."""
+
+    problem: Literal["cluster-strategy"]
+    version: Literal[1]
+    name: str | None = None
+    provenance: dict[str, Any] | None = None
+    batch: Annotated[int, Field(ge=1, le=10**9, description="samples of one step, gbs")]
+    layer_names: Annotated[list[str], Field(min_length=1, max_length=10_000)]
+    kinds: Annotated[list[KindRecord], Field(min_length=1)]
+    devices: Annotated[list[DevicesRecord], Field(min_length=1)]
+    network: Network
+    reductions: Annotated[list[Whole], Field(description="all-reduces of a layer over its tmp devices, both passes")]
+    reduced_bytes: Annotated[list[Whole], Field(description="all of them together, of one sample")]
+    boundary_bytes: Annotated[list[Whole], Field(description="v: what crosses each cut, of one sample, one way")]
+    shards: Annotated[list[ShardRecord], Field(min_length=1)]
+    tables: Annotated[list[TableRecord], Field(min_length=1)]
+    uneven_shares: bool = False
+    within_memory: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> InstanceRecord:
+        layers = len(self.layer_names)
+        lengths = [("reductions", layers), ("reduced_bytes", layers), ("boundary_bytes", layers - 1)]
+        for name, wanted in lengths:
+            _check_length(name, getattr(self, name), wanted)
+        for i, run in enumerate(self.devices):
+            if run.kind >= len(self.kinds):
+                raise InputError("", f"devices[{i}].kind", f"is {run.kind}", f"give 0 to {len(self.kinds) - 1}")
+        if (count := sum(run.count for run in self.devices)) > 2**20:
+            raise InputError("", "devices", f"are {count}", f"give at most {2**20}")
+        if not self.network.reaches(count):
+            raise InputError("", "network", f"does not reach all {count} devices", "give an island that holds them")
+        for i, shard in enumerate(self.shards):
+            for name in ("gradient_bytes", "state_bytes"):
+                _check_length(f"shards[{i}].{name}", getattr(shard, name), layers)
+        known = [shard.tmp for shard in self.shards]
+        if len(set(known)) < len(known):
+            raise InputError("", "shards", f"have tmp {shown(known)}", "give each degree once")
+        for i, table in enumerate(self.tables):
+            if table.tmp not in known:
+                raise InputError("", f"tables[{i}].tmp", f"is {table.tmp}", f"give one of shards: {', '.join(map(str, known))}")
+            _check_length(f"tables[{i}].layer_ns", table.layer_ns, len(self.kinds))
+            rows = [(f"layer_ns[{k}]", row) for k, row in enumerate(table.layer_ns)]
+            for name, row in [*rows, ("kept_bytes", table.kept_bytes), ("workspace_bytes", table.workspace_bytes)]:
+                _check_length(f"tables[{i}].{name}", row, layers)
+            if (longest := -(-self.batch // table.mbs) * max(map(sum, table.layer_ns))) > LARGEST:
+                told = f"take {longest:.3g} ns in a step of {self.batch} samples"
+                raise InputError("", f"tables[{i}].layer_ns", told, f"give times that stay within {LARGEST:.3g}")
+        if len({(table.tmp, table.mbs) for table in self.tables}) < len(self.tables):
+            raise InputError("", "tables", "have one (tmp, mbs) twice", "give each once")
+        return self
+
+
+def _check_length(name: str, given: Sequence[Any], wanted: int) -> None:
+    if len(given) != wanted:
+        raise InputError("", name, f"has {len(given)} entries", f"give {wanted}")
+
+
+class SolutionRecord(Record):
+    """The file format of a solution. cuts: the first layer of stages 2 to pp. shares: micro-batches of each pipeline."""
+
+    pp: Degree
+    dp: Degree
+    tmp: Degree
+    mbs: Degree
+    placement: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    cuts: list[Annotated[int, Field(ge=0)]]
+    shares: list[Degree] | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of device."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One of tmp devices' part of every layer, (L,) each."""
+
+    gradient_bytes: Integers
+    state_bytes: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Every layer with mbs samples on one of tmp devices. layer_ns: (kinds, L), both passes; the others (L,)."""
+
+    layer_ns: Integers
+    kept_bytes: Integers
+    workspace_bytes: Integers
+
+
+@dataclass(frozen=True, order=True)
+class Degrees:
+    """How the devices are shared out: pp stages, dp pipelines, tmp devices a group; micro-batches of mbs samples."""
+
+    pp: int
+    dp: int
+    tmp: int
+    mbs: int
+
+    def __str__(self) -> str:
+        return f"pp {self.pp}, dp {self.dp}, tmp {self.tmp}, micro-batches of {self.mbs}"
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """The problem in arrays. device_kinds: kind of every device. shards by tmp, tables by (tmp, mbs)."""
+
+    batch: int
+    layer_names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    device_kinds: tuple[int, ...]
+    network: Network
+    reductions: Integers
+    reduced_bytes: Integers
+    boundary_bytes: Integers
+    shards: Mapping[int, Shard]
+    tables: Mapping[tuple[int, int], Table]
+    uneven_shares: bool = False
+    within_memory: bool = True
+    name: str = NAME
+    provenance: dict[str, Any] = field(default_factory=dict)
+    problem: str = field(default=NAME, init=False)
+
+    @property
+    def layers(self) -> int:
+        return len(self.layer_names)
+
+    @property
+    def devices(self) -> int:
+        return len(self.device_kinds)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the smallest device."""
+        return min(self.kinds[kind].memory_bytes for kind in set(self.device_kinds))
+
+    @cached_property
+    def classes(self) -> Integers:
+        """Class of every device: those of one class may be exchanged, see `classes`."""
+        return np.array(device_classes(self.network, self.device_kinds), np.int64)
+
+    @cached_property
+    def class_kinds(self) -> Integers:
+        """Kind of each class."""
+        _, first = np.unique(self.classes, return_index=True)
+        return np.array(self.device_kinds, np.int64)[first]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all that decides a solution's cost: everything but name and provenance."""
+        given = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+
+    def degrees(self) -> Iterator[Degrees]:
+        """All (pp, dp, tmp) that use every device, each with all possible sizes of micro-batch (Algorithm 1's loops)."""
+        for tmp in sorted(self.shards):
+            if self.devices % tmp:
+                continue
+            sizes = sorted(mbs for t, mbs in self.tables if t == tmp)
+            for dp in range(1, self.devices // tmp + 1):
+                pp = self.devices // tmp // dp
+                if pp * dp * tmp == self.devices and pp <= self.layers:
+                    yield from (Degrees(pp, dp, tmp, mbs) for mbs in sizes if self.even_shares(dp, mbs) is not None)
+
+    def even_shares(self, dp: int, mbs: int) -> tuple[int, ...] | None:
+        """Micro-batches of each pipeline, as equal as the batch allows; None where there is no way."""
+        if self.batch % mbs or self.batch // mbs < dp or (self.batch // mbs % dp and not self.uneven_shares):
+            return None
+        least, more = divmod(self.batch // mbs, dp)
+        return (least + 1,) * more + (least,) * (dp - more)
+
+    def placed(self, degrees: Degrees, placement: Sequence[int]) -> Placed:
+        """All times and limits that follow from a placement."""
+        return Placed(self, degrees, np.asarray(placement, np.int64))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The instance in its file format."""
+        runs: list[dict[str, int]] = []
+        for kind in self.device_kinds:
+            if not runs or runs[-1]["kind"] != kind:
+                runs.append({"kind": kind, "count": 0})
+            runs[-1]["count"] += 1
+        return {
+            "problem": NAME,
+            "version": 1,
+            "name": self.name,
+            "provenance": self.provenance,
+            "batch": self.batch,
+            "layer_names": list(self.layer_names),
+            "kinds": [asdict(kind) for kind in self.kinds],
+            "devices": runs,
+            "network": self.network.model_dump(exclude_none=True),
+            "reductions": self.reductions.tolist(),
+            "reduced_bytes": self.reduced_bytes.tolist(),
+            "boundary_bytes": self.boundary_bytes.tolist(),
+            "shards": [{"tmp": tmp, **_lists(shard)} for tmp, shard in self.shards.items()],
+            "tables": [{"tmp": tmp, "mbs": mbs, **_lists(table)} for (tmp, mbs), table in self.tables.items()],
+            "uneven_shares": self.uneven_shares,
+            "within_memory": self.within_memory,
+        }
+
+
+def _lists(columns: Shard | Table) -> dict[str, Any]:
+    return {name: values.tolist() for name, values in vars(columns).items()}
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A strategy. placement: device of every rank; cuts: the first layer of stages 2 to pp; shares: gas_i."""
+
+    degrees: Degrees
+    placement: tuple[int, ...]
+    cuts: tuple[int, ...]
+    shares: tuple[int, ...]
+
+    def spans(self, layers: int) -> list[tuple[int, int]]:
+        """First and last layer of every stage."""
+        borders = [0, *self.cuts, layers]
+        return [(first, after - 1) for first, after in pairwise(borders)]
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """One stage: its layers, devices of each kind, times of its slowest pipeline, gradient synchronisation, and the device
+    that is fullest beside its memory."""
+
+    first: int
+    last: int
+    kinds: tuple[tuple[str, int], ...]
+    time_ns: int
+    transfer_ns: int
+    sync_ns: int
+    peak_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a strategy costs. pipelines_ns: T_i of every pipeline. fits: every device has the memory."""
+
+    time_ns: int
+    pipelines_ns: tuple[int, ...]
+    sync_ns: int
+    stages: tuple[StageCosts, ...]
+
+    @property
+    def objective(self) -> int:
+        return self.time_ns
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(stage.peak_bytes for stage in self.stages)
+
+    @property
+    def fits(self) -> bool:
+        return all(stage.peak_bytes <= stage.limit_bytes for stage in self.stages)
+
+
+def load(source: Source, where: str = "instance") -> Instance:
+    """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
+    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+
+    def array(values: Any) -> Integers:
+        return np.array(values, np.int64)
+
+    return Instance(
+        batch=record.batch,
+        layer_names=tuple(record.layer_names),
+        kinds=tuple(Kind(kind.name, kind.memory_bytes) for kind in record.kinds),
+        device_kinds=tuple(run.kind for run in record.devices for _ in range(run.count)),
+        network=record.network,
+        reductions=array(record.reductions),
+        reduced_bytes=array(record.reduced_bytes),
+        boundary_bytes=array(record.boundary_bytes),
+        shards={s.tmp: Shard(array(s.gradient_bytes), array(s.state_bytes)) for s in record.shards},
+        tables={(t.tmp, t.mbs): Table(array(t.layer_ns), array(t.kept_bytes), array(t.workspace_bytes)) for t in record.tables},
+        uneven_shares=record.uneven_shares,
+        within_memory=record.within_memory,
+        name=record.name or NAME,
+        provenance=record.provenance or {},
+    )
+
+
+def load_solution(source: Source) -> Solution:
+    """A solution from a file or a dict; without shares, those of an even batch are meant. Raises InputError."""
+    record = parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None)
+    degrees = Degrees(record.pp, record.dp, record.tmp, record.mbs)
+    return Solution(degrees, tuple(record.placement), tuple(record.cuts), tuple(record.shares or ()))
+
+
+def solution_dict(solution: Solution) -> dict[str, Any]:
+    """A solution in its file format."""
+    return {
+        **asdict(solution.degrees),
+        "placement": [int(device) for device in solution.placement],
+        "cuts": [int(cut) for cut in solution.cuts],
+        "shares": list(solution.shares),
+    }
+
+
+def evaluate(instance: Instance, solution: Solution) -> Evaluation:
+    """Time and memory of a strategy, by Eq. 3 to 5. Raises ValueError where it is none of the instance."""
+    if wrong := _malformed(instance, solution):
+        raise ValueError(wrong[0])
+    shares = shares_of(instance, solution)
+    placed = instance.placed(solution.degrees, solution.placement)
+    times = placed.stage_ns(solution.cuts)
+    transfers = placed.transfer_ns[range(solution.degrees.pp - 1), :, [cut - 1 for cut in solution.cuts]]
+    own = (np.array(shares) - 1) * times.max(axis=0) + times.sum(axis=0) + transfers.sum(axis=0)
+    spans, stages = solution.spans(instance.layers), []
+    peaks, limits = placed.peak_bytes(solution.cuts, shares), placed.limits_bytes
+    sync = [placed.sync_ns(number, *span) for number, span in enumerate(spans)]
+    for number, (first, last) in enumerate(spans):
+        fullest = int((peaks[number] - limits[number]).argmax())
+        names = Counter(instance.kinds[kind].name for kind in placed.kinds_of(number))
+        stages.append(
+            StageCosts(
+                first,
+                last,
+                tuple(sorted(names.items())),
+                int(times[number].max()),
+                int(transfers[number].max()) if number < len(transfers) else 0,
+                sync[number],
+                int(peaks[number, fullest]),
+                int(limits[number, fullest]),
+            )
+        )
+    return Evaluation(int(own.max()) + max(sync), tuple(map(int, own)), max(sync), tuple(stages))
+
+
+def shares_of(instance: Instance, solution: Solution) -> tuple[int, ...]:
+    """gas_i of every pipeline, as given or even. Raises ValueError where the batch cannot be shared out evenly."""
+    shares = solution.shares or instance.even_shares(solution.degrees.dp, solution.degrees.mbs)
+    if shares is None:
+        raise ValueError(f"the batch of {instance.batch} cannot be shared out evenly")
+    return shares
+
+
+def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
+    """What users see of a strategy's costs."""
+    result = evaluate(instance, solution)
+    worst = max(result.stages, key=lambda stage: stage.peak_bytes - stage.limit_bytes)
+    return {
+        "time_ns": result.time_ns,
+        "throughput_samples_per_s": instance.batch / result.time_ns * 1e9 if result.time_ns else None,
+        **asdict(solution.degrees),
+        "shares": list(shares_of(instance, solution)),
+        "pipelines_ns": list(result.pipelines_ns),
+        "sync_ns": result.sync_ns,
+        "fits": result.fits,
+        "peak_bytes": worst.peak_bytes,
+        "peak_layer": worst.last,
+        "peak_layer_name": instance.layer_names[worst.last],
+        "stages": [asdict(stage) for stage in result.stages],
+    }
+
+
+def violations(instance: Instance, solution: Solution) -> list[str]:
+    """Every constraint that a strategy breaks, in words; empty where it is feasible."""
+    if wrong := _malformed(instance, solution):
+        return wrong
+    found = []
+    for number, stage in enumerate(evaluate(instance, solution).stages):
+        over = stage.peak_bytes - stage.limit_bytes
+        if over > 0 and instance.within_memory:
+            found.append(
+                f"stage {number}: layers {stage.first} to {stage.last} need {stage.peak_bytes} bytes "
+                f"({format_bytes(stage.peak_bytes)}), {over} more than its smallest device has"
+            )
+    return found
+
+
+def _malformed(instance: Instance, solution: Solution) -> list[str]:
+    given, devices, layers = solution.degrees, instance.devices, instance.layers
+    if given.pp * given.dp * given.tmp != devices:
+        return [f"pp x dp x tmp is {given.pp} x {given.dp} x {given.tmp}; the cluster has {devices} devices"]
+    if (given.tmp, given.mbs) not in instance.tables:
+        known = sorted({tmp for tmp, _ in instance.tables}), sorted({mbs for _, mbs in instance.tables})
+        return [f"tmp is {given.tmp}, mbs {given.mbs}; the instance has tmp {shown(known[0])}, mbs {shown(known[1])}"]
+    if sorted(solution.placement) != list(range(devices)):
+        return [f"placement has {len(solution.placement)} entries; give each of the devices 0 to {devices - 1} once"]
+    borders = [0, *solution.cuts, layers]
+    if len(solution.cuts) != given.pp - 1 or any(before >= after for before, after in pairwise(borders)):
+        return [f"cuts is {list(solution.cuts)}; give {given.pp - 1} layers of 1 to {layers - 1}, ascending"]
+    if not solution.shares:
+        return [] if instance.even_shares(given.dp, given.mbs) else [f"shares are missing; {given} has no even ones"]
+    total = instance.batch // given.mbs
+    if len(solution.shares) != given.dp or min(solution.shares) < 1 or sum(solution.shares) * given.mbs != instance.batch:
+        return [f"shares is {list(solution.shares)}; give {given.dp} numbers of at least 1 that add up to {total}"]
+    if len(set(solution.shares)) > 1 and not instance.uneven_shares:
+        return [f"shares is {list(solution.shares)}; the instance wants them equal"]
+    return []

@@ -1,0 +1,1 @@
+"""stage-assignment: which consecutive layers form each stage of a pipeline."""

@@ -1,0 +1,103 @@
+"""Good strategies with given degrees, for the exact search to start from: nested placements, and exchanges of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, permutations
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.makes import Case, orbits
+from trainplan.formulations.cluster_strategy.placed import Integers, Placed
+from trainplan.formulations.cluster_strategy.problem import Instance, Solution
+from trainplan.solvers.stage_assignment import assign
+
+MOST_ORDERS = 24
+
+
+def starts(case: Case, cuts: tuple[int, ...], stop: Callable[[], bool]) -> Iterator[Solution]:
+    """On every nested placement: the given cuts, and the best for the slowest of its pipelines at each stage."""
+    instance, given = case.instance, case.degrees
+    for placement in _nested(case):
+        if stop():
+            return
+        placed = instance.placed(given, placement)
+        yield shared(case, placed, cuts)
+        if given.pp > 1:
+            own = best_cuts(case, placed)
+            if own is not None and own != cuts:
+                yield shared(case, placed, own)
+
+
+def exchanges(case: Case, solution: Solution, stop: Callable[[], bool]) -> Iterator[Solution]:
+    """The strategy with any two devices of different classes in each other's place, and the best cuts for it."""
+    classes = case.instance.classes
+    for a in range(len(solution.placement)):
+        for b in range(a):
+            moved = list(solution.placement)
+            if stop() or classes[moved[a]] == classes[moved[b]]:
+                continue
+            moved[a], moved[b] = moved[b], moved[a]
+            placed = case.instance.placed(case.degrees, moved)
+            yield shared(case, placed, solution.cuts)
+            if (own := best_cuts(case, placed)) is not None:
+                yield shared(case, placed, own)
+
+
+def best_cuts(case: Case, placed: Placed) -> tuple[int, ...] | None:
+    """The best for a pipeline with the slowest group at each stage and an even share."""
+    found = assign(placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1), -(-case.micro_batches // case.degrees.dp))
+    return None if found is None else tuple(map(int, found[1]))
+
+
+def shared(case: Case, placed: Placed, cuts: tuple[int, ...]) -> Solution:
+    """With the shares that make the slowest pipeline's T_i least: even ones where no others are allowed."""
+    given = case.degrees
+    shares: Sequence[int] = case.instance.even_shares(given.dp, given.mbs) or ()
+    if len(case.share_choices) > 1:
+        times = placed.stage_ns(cuts)
+        moves = placed.transfer_ns[range(given.pp - 1), :, [cut - 1 for cut in cuts]].sum(axis=0)
+        shares = best_shares(case.micro_batches, times.max(axis=0), times.sum(axis=0) + moves)
+    return Solution(given, tuple(map(int, placed.placement)), cuts, tuple(map(int, shares)))
+
+
+def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[int]:
+    """gas_i of at least 1 with the least max_i (gas_i - 1) slowest_i + once_i: each but the first goes to the pipeline that
+    ends earliest with it."""
+    shares = [1] * len(once)
+    ends = (once + slowest).tolist()
+    for _ in range(micro_batches - len(once)):
+        i = ends.index(min(ends))
+        shares[i] += 1
+        ends[i] += int(slowest[i])
+    return shares
+
+
+def _nested(case: Case) -> list[tuple[int, ...]]:
+    """Devices in the order of their classes, the classes in any order, on ranks in any nesting of stages, pipelines and tmp
+    ranks; placements that differ by equal classes only are left out."""
+    instance, given = case.instance, case.degrees
+    sizes = (given.pp, given.dp, given.tmp)
+    found: dict[bytes, tuple[int, ...]] = {}
+    for order in _orders(instance):
+        devices = np.array([device for c in order for device in case.members[c]])
+        for nesting in permutations(range(3)):
+            grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
+            placement = grid.reshape(-1)
+            found.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
+    return list(found.values())
+
+
+def _orders(instance: Instance) -> list[tuple[int, ...]]:
+    """Classes in any order, up to exchanges of whole classes."""
+    alike = orbits(instance)
+
+    def continued(taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        if len(taken) == len(alike):
+            yield taken
+        tried = set()
+        for c, orbit in enumerate(alike):
+            if c not in taken and orbit not in tried:
+                tried.add(orbit)
+                yield from continued((*taken, c))
+
+    return list(islice(continued(()), MOST_ORDERS))
