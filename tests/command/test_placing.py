@@ -64,7 +64,7 @@ def test_place_shows_stages_and_draws_them(folder: Path) -> None:
 
 
 def test_a_slow_kind_of_device_gets_fewer_layers(instance: Path) -> None:
-    """Where devices' own times count, T4 holds fewer layers than where all devices are taken for alike, and the step is faster."""
+    """By its own times T4 holds fewer layers than where all devices are taken for alike, and the step is faster."""
     held, times = {}, {}
     for layer_times in ("device", "average"):
         done = call("solve", instance, "--method", "amp", "--option", f"layer_times={layer_times}", "--json")
