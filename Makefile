@@ -46,7 +46,7 @@ study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.amp_study
 
 fuzz: $(INSTALLED)
-	$(BIN)/python benchmarks/fuzz.py
+	$(BIN)/python -m benchmarks.fuzz
 
 clean:
 	rm -rf $(VENV) build demo

@@ -1,9 +1,10 @@
-"""Fuzz layer-strategies: four methods that prove optimality must agree to the nanosecond on random small instances.
+"""Fuzz all problems: the methods that prove optimality must agree to the nanosecond on random small instances.
 
-The paper's DP (galvatron-dp) runs beside them: it must never be below the optimum; how far above it stays is printed.
-A disagreement is printed with the instance, and makes the exit status 1.
+Those that prove nothing run beside them: none may be below the optimum; how far above it they stay is printed. A disagreement
+is printed with the instance, and makes the exit status 1.
 
-    python benchmarks/fuzz.py --count 5000 --seed 0
+    python -m benchmarks.fuzz --count 5000 --seed 0
+    python -m benchmarks.fuzz --problem cluster-strategy --count 500
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -21,11 +23,15 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from trainplan.profiling.errors import InputError
 
 import trainplan as tp
+from tests.assignments import random_assignment_dict
+from tests.cluster_instances import random_cluster_dict
+from tests.instances import random_pipeline_dict
 
-METHODS: dict[str, dict[str, int]] = {"brute-force": {}, "label-setting": {}, "cpsat": {"workers": 1}, "milp": {}}
-DP = "galvatron-dp"
+JUDGE = "brute-force"
+SECONDS = 60.0
 
 
 def random_instance(rng: random.Random, layers: int, options: int) -> dict[str, Any]:
@@ -72,70 +78,93 @@ def random_instance(rng: random.Random, layers: int, options: int) -> dict[str, 
     }
 
 
-def disagreements(results: dict[str, Any]) -> list[str]:
+def random_assignment(rng: random.Random) -> dict[str, Any]:
+    return random_assignment_dict(rng, memory=rng.random() < 0.5)
+
+
+GENERATORS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+    "layer-strategies": lambda rng: random_instance(rng, layers=6, options=5),
+    "pipeline": random_pipeline_dict,
+    "stage-assignment": random_assignment,
+    "cluster-strategy": random_cluster_dict,
+}
+
+
+def solved(instance: Any, problem: str, name: str) -> Any:
+    """A method's result; None where the instance does not suit it."""
+    entry = next(entry for entry in tp.methods(problem) if entry.name == name)
+    more = {"workers": 1} if any(option.name == "workers" for option in entry.options) else {}
+    try:
+        return tp.solve(instance, name, time_limit=SECONDS, explained=entry.proves, **more)
+    except InputError:
+        return None
+
+
+def disagreements(results: dict[str, Any], proving: list[str]) -> list[str]:
     """What is wrong between the results of one instance, in words."""
-    judge = results["brute-force"]
+    judge = results[JUDGE]
+    told = f"but {JUDGE}: {judge.status} {judge.objective}"
     found = [f"{name} is {r.status}: {r.message}" for name, r in results.items() if r.status == "failed"]
     if judge.status not in ("optimal", "infeasible"):
-        found.append(f"brute-force is {judge.status}")
-    for name in METHODS:
-        got = results[name]
-        if (got.status, got.objective) != (judge.status, judge.objective):
-            found.append(f"{name}: {got.status} {got.objective}, but brute-force: {judge.status} {judge.objective}")
-    dp = results[DP]
-    if dp.objective is not None and (judge.objective is None or dp.objective < judge.objective):
-        found.append(f"{DP} has {dp.objective}, but brute-force: {judge.status} {judge.objective}")
-    if dp.status == "optimal":
-        found.append(f"{DP} claims a proof")
+        found.append(f"{JUDGE} is {judge.status}")
+    for name, got in results.items():
+        if name in proving and (got.status, got.objective) != (judge.status, judge.objective):
+            found.append(f"{name}: {got.status} {got.objective}, {told}")
+        if name not in proving and got.objective is not None and (judge.objective is None or got.objective < judge.objective):
+            found.append(f"{name} has {got.objective}, {told}")
+        if name not in proving and got.status == "optimal":
+            found.append(f"{name} claims a proof")
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--count", type=int, default=5000, help="instances (default 5000)")
-    parser.add_argument("--layers", type=int, default=6, help="most layers of one (default 6)")
-    parser.add_argument("--options", type=int, default=5, help="most options of a layer (default 5)")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-
-    console, started = Console(width=None if sys.stdout.isatty() else 130), time.perf_counter()
+def fuzz(problem: str, count: int, first: int, console: Console) -> int:
+    """Number of instances on which methods disagree; prints them, and what the methods did."""
+    proving = [entry.name for entry in tp.methods(problem) if entry.proves]
+    names = [entry.name for entry in tp.methods(problem)]
     statuses: Counter[tuple[str, str]] = Counter()
     seconds: Counter[str] = Counter()
-    gaps: list[float] = []
+    gaps: dict[str, list[float]] = {name: [] for name in names if name not in proving}
     solvable = wrong = 0
-    for number in track(range(arguments.count), "fuzzing", console=console, disable=not console.is_terminal):
-        seed = arguments.seed + number
-        record = random_instance(random.Random(seed), arguments.layers, arguments.options)
+    for number in track(range(count), problem, console=console, disable=not console.is_terminal):
+        seed = first + number
+        record = GENERATORS[problem](random.Random(seed))
         instance = tp.load(record)
-        results = {name: tp.solve(instance, name, time_limit=60, **more) for name, more in METHODS.items()}
-        results[DP] = tp.solve(instance, DP)
+        tried = {name: solved(instance, problem, name) for name in names}
+        results = {name: result for name, result in tried.items() if result is not None}
         for name, result in results.items():
             statuses[name, result.status] += 1
             seconds[name] += result.build_seconds + result.solve_seconds
-        best, dp = results["brute-force"].objective, results[DP].objective
-        if best is not None:
+        if (best := results[JUDGE].objective) is not None:
             solvable += 1
-            if dp is not None and best:
-                gaps.append((dp - best) / best)
-            elif dp is not None:
-                gaps.append(0.0 if dp == 0 else float("inf"))
-        if texts := disagreements(results):
+            for name, known in gaps.items():
+                if name in results and (own := results[name].objective) is not None:
+                    known.append((own - best) / best if best else float(own > 0))
+        if texts := disagreements(results, proving):
             wrong += 1
             console.print(f"seed {seed}:", *texts, sep="\n  ", markup=False)
             console.print(json.dumps(record), markup=False, soft_wrap=True)
 
     kinds = ("optimal", "feasible", "unknown", "infeasible", "failed")
-    table = Table("method", *kinds, "seconds", title=f"{arguments.count} instances, seeds from {arguments.seed}")
-    for name in results if arguments.count else ():
-        table.add_row(name, *(str(statuses[name, kind]) for kind in kinds), f"{seconds[name]:.1f}")
+    shown = ("found", "median gap", "95 % below", "largest gap")
+    table = Table("method", *kinds, "seconds", *shown, title=f"{problem}: {count} instances, seeds from {first}")
+    for name in names:
+        row = [str(statuses[name, kind]) for kind in kinds] + [f"{seconds[name]:.1f}"]
+        if known := gaps.get(name):
+            levels = np.percentile(known, [50, 95, 100], method="lower")
+            row += [f"{len(known) / max(1, solvable):.1%}", *(f"{level:.2%}" for level in levels)]
+        table.add_row(name, *row)
     console.print(table)
-    if gaps:
-        median, high = np.percentile(gaps, [50, 95], method="lower")
-        console.print(
-            f"{DP} on {solvable} solvable instances: gap to the optimum median {median:.2%}, 95th percentile {high:.2%}, "
-            f"largest {max(gaps):.2%}; above it on {sum(gap > 0 for gap in gaps) / solvable:.2%}, "
-            f"nothing found on {1 - len(gaps) / solvable:.2%}"
-        )
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--problem", choices=[*GENERATORS], action="append", help="may be repeated (default: all)")
+    parser.add_argument("--count", type=int, default=1000, help="instances of each problem (default 1000)")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    console, started = Console(width=None if sys.stdout.isatty() else 160), time.perf_counter()
+    wrong = sum(fuzz(name, arguments.count, arguments.seed, console) for name in arguments.problem or GENERATORS)
     console.print(f"{wrong} disagreements; {time.perf_counter() - started:.1f} s")
     return int(wrong > 0)
 
