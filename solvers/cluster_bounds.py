@@ -16,7 +16,9 @@ of one micro-batch through all stages, M the slowest stage. Three things are kep
             strategy stays below T.
   memory    of the pipeline's own groups.
 
-Groups in several classes are taken at the best: any transfer, any kind of link for their data-parallel groups.
+Groups in several classes are taken at the best: each device has the fastest transfer to any of the group that it may meet,
+and the fastest all-reduce of any data-parallel group with a device of its class; the slowest of the group's devices counts.
+Between such a group and one in a single class, some device's transfer is to another class.
 
 The least is found by a dynamic program over stages, D_j(node, weight, end), under caps on M and D; a node is the type of the
 group, its link q and the devices used of its class. The caps are swept by branch and bound over boxes of (M, D): S under the
@@ -25,16 +27,20 @@ upper corner bounds the box, together with M and D of its lower corner; boxes ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case, orbits
 from trainplan.formulations.cluster_strategy.placed import Integers
 from trainplan.formulations.cluster_strategy.problem import Instance
+from trainplan.profiling.errors import InputError
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 FAR = np.int64(2**60)
 MOST_STATES = 20_000  # nodes times weights; beyond, weights are left out
@@ -42,22 +48,25 @@ MOST_STATES = 20_000  # nodes times weights; beyond, weights are left out
 
 @dataclass(frozen=True)
 class _Type:
-    """Groups that cost the same. size: devices of the class, 0 for groups in several classes. inner: their link within it."""
+    """Groups that cost the same. size: devices of the class, 0 for groups in several classes. inner: their link within it.
+    sync: for groups in several classes, their least D by its place among `syncs`."""
 
     profile: int
     weight: int
     size: int
     inner: int
+    sync: int
 
 
 @dataclass(frozen=True)
 class Path:
-    """A pipeline's way: M, S, D, and where its stages begin."""
+    """A pipeline's way: M, S, D, where its stages begin, and the orbits of the classes that it comes to, one after another."""
 
     slowest: int
     once: int
     sync: int
     cuts: tuple[int, ...]
+    visits: tuple[int, ...]
 
     def time_ns(self, micro_batches: int) -> int:
         return (micro_batches - 1) * self.slowest + self.once + self.sync
@@ -65,17 +74,21 @@ class Path:
 
 def quick_ns(case: Case) -> int:
     """A time that no strategy beats: every layer at its fastest, the slowest stage no faster than an even share of them or
-    than any one layer, and every transfer at its fastest. Some pipeline has no less than an even share of the batch."""
-    fastest = case.layer_ns.min(axis=0)
-    whole, stages = int(fastest.sum()), case.degrees.pp
-    slowest = max(int(fastest.max()), -(-whole // stages))
-    moves = int(case.transfer_ns.min()) * (stages - 1) if stages > 1 else 0
-    return (-(-case.micro_batches // case.degrees.dp) - 1) * slowest + whole + moves
+    than any one layer. Some pipeline has no less than an even share of the batch."""
+    given = case.degrees
+    fastest = case.instance.tables[given.tmp, given.mbs].layer_ns[case.instance.class_kinds].min(axis=0)
+    slowest = max(int(fastest.max()), -(-int(fastest.sum()) // given.pp))
+    return (-(-case.micro_batches // given.dp) - 1) * slowest + int(fastest.sum())
 
 
 def bounded_cases(instance: Instance, stop: Callable[[], bool]) -> list[tuple[Case, int]]:
     """Every Degrees of an instance, with a bound."""
-    return [(Case(instance, given), Followed(Case(instance, given, True)).bound(None, stop)[0]) for given in instance.degrees()]
+    found = []
+    for given in instance.degrees():
+        case = Case(instance, given, reduced=True)
+        bound = Followed(case).bound(None, stop)[0] if case.enumerable else quick_ns(case)
+        found.append((Case(instance, given), bound))
+    return found
 
 
 class Followed:
@@ -86,6 +99,9 @@ class Followed:
         self.case, instance = case, case.instance
         given = case.degrees
         self.layers, self.stages = instance.layers, given.pp
+        slowest = case.micro_batches * float(case.layer_ns.sum(axis=1, dtype=np.float64).max())
+        if (step := slowest + given.pp * float(case.transfer_ns.max()) + float(case.sync_ns.max())) > FAR // 4:
+            raise InputError("instance", "network", f"makes steps take {step:.3g} ns", "give faster links")
         speed = instance.tables[given.tmp, given.mbs].layer_ns.sum(axis=1)
         ranks = {int(value): place for place, value in enumerate(sorted({int(speed[k]) for k in instance.class_kinds}))}
         self.rank = [ranks[int(speed[kind])] for kind in instance.class_kinds]
@@ -94,59 +110,103 @@ class Followed:
         self._nodes()
 
     def _nodes(self) -> None:
+        """The types of groups, their nodes, and the transfers between nodes."""
         case, alike = self.case, orbits(self.case.instance)
-        types: dict[_Type, set[int]] = {}
+        syncs, known = list(case.sync_ns), {row.tobytes(): q for q, row in enumerate(case.sync_ns)}
+        types: dict[_Type, set[frozenset[int]]] = {}  # with the orbits of their devices
         for make, profile in zip(case.groups, case.profile_of, strict=True):
             held = [c for c, taken in enumerate(make) if taken]
             weight = sum(make[c] * self.rank[c] for c in held)
-            pure = len(held) == 1
-            kind = _Type(
-                profile, weight, case.counts[held[0]] if pure else 0, int(case.link_of[held[0], held[0]]) if pure else -1
-            )
-            own = {c for c in range(len(alike)) if pure and alike[c] == alike[held[0]]}
-            types.setdefault(kind, set()).update(own)
+            if len(held) == 1:
+                kind = _Type(profile, weight, case.counts[held[0]], int(case.link_of[held[0], held[0]]), -1)
+            else:
+                row = np.max([self._least_syncs[alike[c]] for c in held], axis=0)
+                if row.tobytes() not in known:
+                    known[row.tobytes()] = len(syncs)
+                    syncs.append(row)
+                kind = _Type(profile, weight, 0, -1, known[row.tobytes()])
+            types.setdefault(kind, set()).add(frozenset(alike[c] for c in held))
+        self.syncs = np.stack(syncs)
         nodes: list[tuple[_Type, int, int, int]] = []  # type, link q, devices per stage, devices used
-        for kind, classes in types.items():
+        for kind, sets in types.items():
             nodes += [
                 (kind, q, each, used)
-                for q, each in self._rings(kind, classes)
+                for q, each in (self._rings(kind, frozenset().union(*sets)) if kind.size else [(kind.sync, 0)])
                 for used in (range(each, kind.size + 1) if each else [0])
             ]
-        best = np.minimum.reduce(case.transfer_ns, axis=0)
+        moves = {(before, after): self._between(before, after, types) for before in types for after in types}
         rows, edges = [], []
         for target, (kind, _, each, used) in enumerate(nodes):
             for source, (other, _, _, before) in enumerate(nodes):
                 if kind == other and kind.size and before + each == used and kind.inner >= 0:
-                    edges.append((target, source, len(rows)))
+                    edges.append((target, source))
                     rows.append(case.transfer_ns[kind.inner])
-                if used != each:
-                    continue
-                if not (kind.size and other.size):
-                    edges.append((target, source, len(rows)))
-                    rows.append(best)
-                    continue
-                links = {int(case.link_of[a, b]) for a in types[other] for b in types[kind] if a != b}
-                if links:
-                    edges.append((target, source, len(rows)))
-                    rows.append(case.transfer_ns[sorted(links)].min(axis=0))
+                if used == each and (move := moves[other, kind]) is not None:
+                    edges.append((target, source))
+                    rows.append(move)
+        self.orbits = [min(frozenset().union(*types[kind])) for kind, *_ in nodes]
         self.kinds = [kind for kind, *_ in nodes]
         self.rings = [q for _, q, *_ in nodes]
         self.first = [used == each for _, _, each, used in nodes]
         self.targets, self.sources = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
         self.moves = np.zeros((len(edges), self.layers + 1), np.int64)
         if edges and self.layers > 1:
-            self.moves[:, 1:-1] = np.array([rows[row] for *_, row in edges])
+            self.moves[:, 1:-1] = rows
         self.heads, self.begins = np.unique(self.targets, return_index=True)
 
-    def _rings(self, kind: _Type, classes: set[int]) -> list[tuple[int, int]]:
-        """Kinds of link q of its data-parallel groups, with the devices that a stage then takes of its class."""
+    @cached_property
+    def _least_syncs(self) -> dict[int, Integers]:
+        """By orbit: D of a data-parallel group with a device of it, at the best: (L + 1, L + 1)."""
+        case, alike = self.case, orbits(self.case.instance)
+        rings: dict[int, set[int]] = {}
+        for make, q in zip(case.replicas, case.ring_of, strict=True):
+            for orbit, taken in zip(alike, make, strict=True):
+                if taken:
+                    rings.setdefault(orbit, set()).add(q)
+        return {orbit: case.sync_ns[sorted(own)].min(axis=0) for orbit, own in rings.items()}
+
+    def _between(self, before: _Type, after: _Type, types: dict[_Type, set[frozenset[int]]]) -> Integers | None:
+        """The transfer between groups of two types, at the best, unless they stay in one class; None where there are none.
+
+        Where one group lies in one class and the other in several, some device of the other is of another class.
+        """
+        apart = bool(before.size and after.size)
+        found = []
+        for own in types[before]:
+            for other in types[after]:
+                forth = [_least([self._link(a, b, apart) for b in other]) for a in own]
+                back = [_least([self._link(a, b, apart) for a in own]) for b in other]
+                if bool(before.size) != bool(after.size):
+                    forth.append(_least([self._link(a, b, True) for a in own for b in other]))
+                rows = [row for row in forth + back if row is not None]
+                if len(rows) == len(forth + back):
+                    found.append(np.max(rows, axis=0))
+        return _least(found)
+
+    def _link(self, a: int, b: int, apart: bool) -> Integers | None:
+        """The fastest transfer between devices of two orbits; apart: of different classes."""
+        if (a, b, apart) not in self._links:
+            links = self.case.link_of[np.ix_(self._classes[a], self._classes[b])]
+            known = sorted(set(links[(links >= 0) & ~(apart & (self._classes[a][:, None] == self._classes[b]))].tolist()))
+            self._links[a, b, apart] = self.case.transfer_ns[known].min(axis=0) if known else None
+        return self._links[a, b, apart]
+
+    @cached_property
+    def _links(self) -> dict[tuple[int, int, bool], Integers | None]:
+        return {}
+
+    @cached_property
+    def _classes(self) -> dict[int, Integers]:
+        """Of every orbit."""
+        alike = np.array(orbits(self.case.instance))
+        return {orbit: np.flatnonzero(alike == orbit) for orbit in sorted(set(alike.tolist()))}
+
+    def _rings(self, kind: _Type, alike: frozenset[int]) -> list[tuple[int, int]]:
+        """Kinds of link q of data-parallel groups with devices of one class, and how many of these a stage then takes."""
         case, least = self.case, dict[int, int]()
         for make, q in zip(case.replicas, case.ring_of, strict=True):
-            if not kind.size:
-                least[q] = 0
-                continue
-            for c in classes:
-                if make[c]:
+            for c, orbit in enumerate(orbits(case.instance)):
+                if make[c] and orbit in alike:
                     least[q] = min(least.get(q, kind.size + 1), make[c] * case.degrees.tmp)
         known = {q: each for q, each in least.items() if each <= kind.size}
 
@@ -183,7 +243,8 @@ class Followed:
 
         most[w] is the most micro-batches of pipelines whose weights add up to w, after so many pipelines.
         """
-        case, alone = self.case, []
+        case = self.case
+        alone: list[int] = []
         for weight in range(self.most_weight + 1):
             low, high = 0, alone[-1] if alone else max(case.share_choices)
             while low < high:
@@ -214,10 +275,10 @@ class Followed:
         """A bound on (gas - 1) M + S + D of any pipeline of at least that weight, and its path where it is the least; no path
         where the least is at or above the cutoff, or the search was stopped. first: any path below the cutoff will do."""
         weight = weight if len(self.kinds) * (weight + 1) <= MOST_STATES else 0
-        slow, syncs = np.unique(self.costs[self.costs < FAR]), np.unique(self.case.sync_ns)
+        slow, syncs = np.unique(self.costs[self.costs < FAR]), np.unique(self.syncs)
         best, path = FAR if cutoff is None else np.int64(cutoff), None
         rounds, ties = micro_batches - 1, count()
-        waiting = [(0, 0, 0, 0, len(slow) - 1, 0, len(syncs) - 1)]
+        waiting = [(0, 0, next(ties), 0, len(slow) - 1, 0, len(syncs) - 1)]  # bound, least S, -, from and to M, from and to D
         while waiting:
             bound, floor, _, low, high, lower, upper = heappop(waiting)
             if bound >= best:
@@ -225,8 +286,8 @@ class Followed:
             if stop():
                 return int(bound), None
             # a cap above what the best one leaves is no cap
-            high = min(high, np.searchsorted(slow * rounds, best - floor - syncs[lower]) - 1) if rounds else high
-            upper = min(upper, np.searchsorted(syncs, best - floor - rounds * slow[low]) - 1)
+            high = min(high, int(np.searchsorted(slow * rounds, best - floor - syncs[lower])) - 1) if rounds else high
+            upper = min(upper, int(np.searchsorted(syncs, best - floor - rounds * slow[low])) - 1)
             if high < low or upper < lower:
                 continue
             found = self._path(micro_batches, int(slow[high]), int(syncs[upper]), weight)
@@ -236,19 +297,15 @@ class Followed:
                 best, path = np.int64(found.time_ns(micro_batches)), found
                 if first:
                     break
-            reached, synced = np.searchsorted(slow, found.slowest), np.searchsorted(syncs, found.sync)
-            wide = rounds * int(slow[reached] - slow[low]) >= int(syncs[synced] - syncs[lower])
-            if wide and reached > low:
-                middle = (low + reached) // 2
-                parts = [(low, middle, lower, upper), (middle + 1, high, lower, upper)]
-            elif synced > lower:
-                middle = (lower + synced) // 2
-                parts = [(low, high, lower, middle), (low, high, middle + 1, upper)]
-            elif reached > low:
+            reached, synced = int(np.searchsorted(slow, found.slowest)), int(np.searchsorted(syncs, found.sync))
+            if reached <= low and synced <= lower:
+                continue  # the path is as good as the box's lower corner
+            if rounds * int(slow[reached] - slow[low]) >= int(syncs[synced] - syncs[lower]) or synced <= lower:
                 middle = (low + reached) // 2
                 parts = [(low, middle, lower, upper), (middle + 1, high, lower, upper)]
             else:
-                continue
+                middle = (lower + synced) // 2
+                parts = [(low, high, lower, middle), (low, high, middle + 1, upper)]
             for low, high, lower, upper in parts:
                 bound = rounds * int(slow[low]) + found.once + int(syncs[lower])
                 if bound < best:
@@ -257,14 +314,15 @@ class Followed:
 
     def _path(self, micro_batches: int, cap: int, sync_cap: int, weight: int) -> Path | None:
         """The least S of a pipeline whose stages keep within the caps and which has the weight."""
-        case, layers = self.case, self.layers
+        layers = self.layers
         allowed = np.where(self.costs <= cap, self.costs, FAR)
-        synced = case.sync_ns <= sync_cap
+        synced = self.syncs <= sync_cap
         sums = np.full((len(self.kinds), weight + 1, layers + 1), FAR)
         for node, first in enumerate(self.first):
             if first:
                 sums[node, min(weight, self.kinds[node].weight), 0] = 0
-        entered, left, steps = [sums], [], []
+        entered, steps = [sums], []
+        left: list[Integers] = []
         for stage in range(self.stages):
             if stage:
                 sums = self._entered(left[-1], weight)
@@ -279,7 +337,9 @@ class Followed:
         once = int(left[-1][node, weight, layers])
         return None if once >= FAR else self._back(entered, left, steps, node, weight, once)
 
-    def _allowed(self, allowed: Integers, synced: Integers, ahead: int) -> dict[tuple[int, int], Integers]:
+    def _allowed(
+        self, allowed: Integers, synced: np.ndarray[Any, np.dtype[np.bool_]], ahead: int
+    ) -> dict[tuple[int, int], Integers]:
         """Time of [first, end) by profile and link, FAR where a cap or the memory forbids it."""
         fits = {}
         for f, q in set(zip((kind.profile for kind in self.kinds), self.rings, strict=True)):
@@ -320,12 +380,14 @@ class Followed:
         weight: int,
         once: int,
     ) -> Path:
-        heaviest, end, slowest, sync, cuts = weight, self.layers, 0, 0, []
+        heaviest, end, slowest, sync, cuts, visits = weight, self.layers, 0, 0, [], []
         for stage in reversed(range(self.stages)):
             kind, q = self.kinds[node], self.rings[node]
             first = int((entered[stage][node, weight] + steps[stage][kind.profile, q][:, end]).argmin())
             slowest = max(slowest, int(self.costs[kind.profile, first, end]))
-            sync = max(sync, int(self.case.sync_ns[q, first, end]))
+            sync = max(sync, int(self.syncs[q, first, end]))
+            if self.first[node] and kind.size:
+                visits.append(self.orbits[node])
             if stage:
                 cuts.append(first)
                 own = np.flatnonzero(self.targets == node)
@@ -333,4 +395,9 @@ class Followed:
                 sums = left[stage - 1][self.sources[own]][:, before, first] + self.moves[own, first][:, None]
                 edge, column = np.unravel_index(sums.argmin(), sums.shape)
                 node, weight, end = int(self.sources[own[edge]]), before[column], first
-        return Path(slowest, once, sync, tuple(reversed(cuts)))
+        return Path(slowest, once, sync, tuple(reversed(cuts)), tuple(reversed(visits)))
+
+
+def _least(rows: Sequence[Integers | None]) -> Integers | None:
+    known = [row for row in rows if row is not None]
+    return np.min(known, axis=0) if known else None

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.placed import Integers
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.quantities import format_bytes
 from trainplan.solvers.result import Infeasibility
 
 Spans = list[tuple[int, int]]
+Counts = dict[tuple[int, ...], tuple[int, tuple[int, ...]]]  # slots above each level, with first layer and counts before
 
 
 def explain(instance: Instance) -> Infeasibility | None:
@@ -76,7 +78,8 @@ class _Packing:
         memory = np.array([instance.kinds[kind].memory_bytes for kind in instance.device_kinds])
         self.devices = np.argsort(-memory, kind="stable").reshape(-1, given.tmp)
         self.limits = memory[self.devices].min(axis=1)  # of the groups, falling
-        self.levels, known = np.unique(self.limits)[::-1], {}
+        self.levels = np.unique(self.limits)[::-1]
+        known: dict[int, Integers] = {}
         self.groups_above = [int((self.limits > level).sum()) for level in self.levels]
         self.needs = []  # of every stage: bytes by number of micro-batches in flight, and pipelines that have so many
         for j in range(given.pp):
@@ -88,14 +91,12 @@ class _Packing:
     def spans(self, excess: int) -> Spans | None:
         """Layers of every stage such that no device lacks more than `excess` bytes; None where there are none."""
         layers = self.case.instance.layers
-        counts: list[dict[int, dict[tuple[int, ...], tuple[int, tuple[int, ...]]]]] = [{0: {(0,) * len(self.levels): (0, ())}}]
+        counts: list[dict[int, Counts]] = [{0: {(0,) * len(self.levels): (0, ())}}]
         for j, needs in enumerate(self.needs):
-            above = np.stack([sum(many * (peaks > level + excess) for peaks, many in needs) for level in self.levels])
-            fits = (above <= np.array(self.groups_above)[:, None, None]).all(axis=0)
-            reached: dict[int, dict[tuple[int, ...], tuple[int, tuple[int, ...]]]] = {}
+            lacking = [[many * (peaks > level + excess) for peaks, many in needs] for level in self.levels]
+            above = np.array(lacking).sum(axis=1)  # (levels, L + 1, L + 1)
+            reached: dict[int, Counts] = {}
             for a, b in self.case.spans(j):
-                if not fits[a, b]:
-                    continue
                 for before in counts[-1].get(a, ()):
                     own = tuple(map(int, above[:, a, b] + before))
                     if all(mine <= groups for mine, groups in zip(own, self.groups_above, strict=True)):
@@ -133,9 +134,7 @@ class _Packing:
         return Solution(given, tuple(map(int, grid.reshape(-1))), cuts, self.shares)
 
 
-def _keep(
-    known: dict[tuple[int, ...], tuple[int, tuple[int, ...]]], own: tuple[int, ...], origin: tuple[int, tuple[int, ...]]
-) -> None:
+def _keep(known: Counts, own: tuple[int, ...], origin: tuple[int, tuple[int, ...]]) -> None:
     """Add counts, unless others are as low throughout; drop those that are not below them anywhere."""
     if any(all(x <= y for x, y in zip(other, own, strict=True)) for other in known):
         return

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Any
 
 from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.solvers.cluster_bounds import FAR, Followed, quick_ns
 from trainplan.solvers.cluster_starts import starts
-from trainplan.solvers.configurations import LARGEST_CASE, Part, by_parts
+from trainplan.solvers.configurations import Part, by_parts
 from trainplan.solvers.cpsat import solve_one
 from trainplan.solvers.search import Outcome, Search
 
@@ -43,63 +44,78 @@ class _Open:
 
 
 def cluster_exact(instance: Instance, search: Search) -> Outcome:
-    """The optimum, or where time runs out the best strategy and the least bound of all degrees that are open."""
-    waiting = []
-    for number, given in enumerate(instance.degrees()):
-        case = Case(instance, given, reduced=True)
-        waiting.append(_Open(quick_ns(case), number, case))  # its step "quick"
+    """The optimum, or where time runs out the best strategy and the least bound of all degrees."""
+    cases = [Case(instance, given, reduced=True) for given in instance.degrees()]
+    items = [_Open(quick_ns(case), number, case) for number, case in enumerate(cases)]
+    waiting, left = list(items), []
     heapify(waiting)
-    statistics: dict[str, object] = {"degrees": len(waiting)}
-    left: list[_Open] = []
-    steps: Counter[str] = Counter()
+    steps: Counter[str] = Counter({"quick": len(items)})
     while waiting and not search.out_of_time():
-        item = waiting[0]
-        search.report(bound=_bound([item, *left], search))
+        search.report(bound=_bound(items, search))
+        item = heappop(waiting)
         if _closed(item, search):
-            waiting = []
-            break
-        heappop(waiting)
-        if item.step == len(STEPS):
+            waiting.clear()
+        elif item.step == len(STEPS):
             left.append(item)
-            continue
-        steps[STEPS[item.step]] += 1
-        _step(item, search)
-        if item.bound < inf:
-            heappush(waiting, item)
-    statistics |= steps
-    left = [item for item in left + waiting if not _closed(item, search)]
-    parts = [Part(Case(instance, item.case.degrees), item.bound) for item in left]
-    statistics["models"] = [str(item.case.degrees) for item in left]
-    if not left or search.out_of_time():
-        return _outcome(parts, search, SOURCE, statistics)
-    suited = [part for part in parts if part.instance.size <= LARGEST_CASE]
-    outcome = by_parts(solve_one, suited, search) if suited else Outcome()
-    if outcome.failed:
-        return outcome
-    return _outcome(parts, search, f"{SOURCE}, and {outcome.bound_source}", statistics)
+        else:
+            steps[STEPS[item.step]] += 1
+            _step(item, search)
+            if item.bound < inf:
+                heappush(waiting, item)
+    left = [item for item in left if not _closed(item, search)]
+    source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in left]}
+    if left and not search.out_of_time():
+        parts = [Part(Case(instance, item.case.degrees), item.bound) for item in left]
+        outcome = by_parts(_model, parts, search)
+        if outcome.failed:
+            return outcome
+        source += f", and {outcome.bound_source}"
+        for item, part in zip(left, parts, strict=True):
+            item.bound = part.bound
+    bound = _bound(items, search)
+    if bound is None:
+        return Outcome(infeasible=True, bound_source=source, statistics=statistics)
+    search.report(bound=bound)
+    return Outcome(bound=bound, bound_source=source, statistics=statistics)
+
+
+def _model(instance: Any, search: Search) -> Outcome:
+    """CP-SAT, where the model is not too large."""
+    if not instance.statable:
+        return Outcome(bound=search.bound, bound_source=SOURCE)
+    return solve_one(instance, search)
 
 
 def _step(item: _Open, search: Search) -> None:
     """The next step of some degrees, which may raise their bound; an infinite one where nothing fits."""
     case, stop = item.case, search.out_of_time
-    if item.followed is None:
+    if item.step == STEPS.index("uneven"):
+        item.step = len(STEPS)
+        _rule_out(item, search)
+        return
+    item.step = len(STEPS)
+    path = None
+    if case.enumerable:
         item.followed = Followed(case)
         value, path = item.followed.bound(search.objective, stop)
         item.bound = inf if value >= FAR else max(item.bound, value)
-        item.step = STEPS.index("uneven") if len(case.share_choices) > 1 else len(STEPS)
-        if path is not None:
-            for solution in starts(case, path.cuts, stop):
-                search.report(solution)
+        if len(case.share_choices) > 1:
+            item.step = STEPS.index("uneven")
+    if path is not None or not case.enumerable:
+        for solution in starts(case, path, stop):
+            search.report(solution)
+
+
+def _rule_out(item: _Open, search: Search) -> None:
+    """Raise the bound of degrees with uneven shares, at best to the best strategy known."""
+    if search.objective is None or item.followed is None:
         return
-    item.step = len(STEPS)
-    if search.objective is None:
-        return
-    high = search.objective
+    time = search.objective
     for _ in range(HALVINGS):
-        if item.followed.closed(int(high), stop):
-            item.bound = high
+        if item.followed.closed(time, search.out_of_time):
+            item.bound = time
             return
-        high = (item.bound + high) // 2
+        time = (int(item.bound) + time) // 2
 
 
 def _closed(item: _Open, search: Search) -> bool:
@@ -109,14 +125,5 @@ def _closed(item: _Open, search: Search) -> bool:
 
 def _bound(items: Sequence[_Open], search: Search) -> int | None:
     """That of all degrees; None where nothing fits."""
-    least = min([item.bound for item in items] + ([] if search.objective is None else [search.objective]))
+    least = min([item.bound for item in items] + ([] if search.objective is None else [search.objective]), default=inf)
     return None if least == inf else int(least)
-
-
-def _outcome(parts: Sequence[Part], search: Search, source: str, statistics: dict[str, object]) -> Outcome:
-    """parts: all that may hold something better, or did."""
-    bound = min([part.bound for part in parts] + ([] if search.objective is None else [search.objective]), default=inf)
-    if bound == inf:
-        return Outcome(infeasible=True, bound_source=source, statistics=statistics)
-    search.report(bound=int(bound))
-    return Outcome(bound=int(bound), bound_source=source, statistics=statistics)

@@ -9,44 +9,30 @@ import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case, orbits
 from trainplan.formulations.cluster_strategy.placed import Integers, Placed
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution
+from trainplan.solvers.cluster_bounds import Path
 from trainplan.solvers.stage_assignment import assign
 
 MOST_ORDERS = 24
 
 
-def starts(case: Case, cuts: tuple[int, ...], stop: Callable[[], bool]) -> Iterator[Solution]:
-    """On every nested placement: the given cuts, and the best for the slowest of its pipelines at each stage."""
+def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
+    """On every nested placement: the cuts of the path, and the best for the slowest of its pipelines at each stage."""
     instance, given = case.instance, case.degrees
-    for placement in _nested(case):
+    for placement in _nested(case, path):
         if stop():
             return
         placed = instance.placed(given, placement)
-        yield shared(case, placed, cuts)
-        if given.pp > 1:
-            own = best_cuts(case, placed)
-            if own is not None and own != cuts:
-                yield shared(case, placed, own)
+        if path is not None:
+            yield shared(case, placed, path.cuts)
+        if path is None or given.pp > 1:
+            yield shared(case, placed, best_cuts(case, placed))
 
 
-def exchanges(case: Case, solution: Solution, stop: Callable[[], bool]) -> Iterator[Solution]:
-    """The strategy with any two devices of different classes in each other's place, and the best cuts for it."""
-    classes = case.instance.classes
-    for a in range(len(solution.placement)):
-        for b in range(a):
-            moved = list(solution.placement)
-            if stop() or classes[moved[a]] == classes[moved[b]]:
-                continue
-            moved[a], moved[b] = moved[b], moved[a]
-            placed = case.instance.placed(case.degrees, moved)
-            yield shared(case, placed, solution.cuts)
-            if (own := best_cuts(case, placed)) is not None:
-                yield shared(case, placed, own)
-
-
-def best_cuts(case: Case, placed: Placed) -> tuple[int, ...] | None:
-    """The best for a pipeline with the slowest group at each stage and an even share."""
+def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
+    """The best for a pipeline with the slowest group at each stage and an even share, whatever its memory."""
     found = assign(placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1), -(-case.micro_batches // case.degrees.dp))
-    return None if found is None else tuple(map(int, found[1]))
+    assert found is not None
+    return tuple(map(int, found[1]))
 
 
 def shared(case: Case, placed: Placed, cuts: tuple[int, ...]) -> Solution:
@@ -72,19 +58,31 @@ def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[i
     return shares
 
 
-def _nested(case: Case) -> list[tuple[int, ...]]:
-    """Devices in the order of their classes, the classes in any order, on ranks in any nesting of stages, pipelines and tmp
-    ranks; placements that differ by equal classes only are left out."""
+def _nested(case: Case, path: Path | None) -> list[tuple[int, ...]]:
+    """Devices in the order of their classes, these as on the path or in any order, on ranks in any nesting of stages,
+    pipelines and tmp ranks; placements that differ by devices of one class are given once."""
     instance, given = case.instance, case.degrees
     sizes = (given.pp, given.dp, given.tmp)
     found: dict[bytes, tuple[int, ...]] = {}
-    for order in _orders(instance):
+    for order in [_along(instance, path), *_orders(instance)]:
         devices = np.array([device for c in order for device in case.members[c]])
         for nesting in permutations(range(3)):
             grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
             placement = grid.reshape(-1)
             found.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
     return list(found.values())
+
+
+def _along(instance: Instance, path: Path | None) -> list[int]:
+    """Classes in the order in which the path comes to their orbits, and then those that it does not come to."""
+    left = dict(enumerate(orbits(instance)))
+    order = []
+    for orbit in path.visits if path is not None else ():
+        found = next((c for c, own in left.items() if own == orbit), None)
+        if found is not None:
+            order.append(found)
+            del left[found]
+    return [*order, *left]
 
 
 def _orders(instance: Instance) -> list[tuple[int, ...]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
 from trainplan.formulations.pipeline.layouts import least_ns, parts
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
@@ -19,8 +20,6 @@ from trainplan.formulations.pipeline.problem import Solution
 from trainplan.solvers.cluster_bounds import bounded_cases
 from trainplan.solvers.result import Point
 from trainplan.solvers.search import Method, Outcome, Search, Unsuited
-
-LARGEST_CASE = 200_000  # variables for groups in one model of cluster-strategy
 
 
 @dataclass
@@ -43,10 +42,10 @@ def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
         known = [Part(part, least_ns(part), _of_place(place)) for place, part in enumerate(parts(instance))]
         return by_parts(method, known, search)
     if isinstance(instance, ClusterInstance):
+        if not all(Case(instance, given).statable for given in instance.degrees()):
+            told = "states every group of devices, and this cluster has too many kinds of them"
+            raise Unsuited("command line", "--method", told, "give 'exact'")
         known = [Part(*bounded) for bounded in bounded_cases(instance, search.out_of_time)]
-        if (most := max((part.instance.size for part in known), default=0)) > LARGEST_CASE:
-            told = f"states all groups of devices, of which this cluster has {most:.3g}"
-            raise Unsuited("command line", "--method", told, f"give 'exact', or a cluster with at most {LARGEST_CASE:.3g}")
         return by_parts(method, known, search)
     return method(instance, search)
 

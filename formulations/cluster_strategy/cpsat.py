@@ -36,16 +36,14 @@ from ortools.sat.python import cp_model
 from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Solution
 
-Bool = cp_model.IntVar
-
 
 @dataclass(frozen=True)
 class Places:
     """The variables that make up a solution: z, x and G."""
 
-    spans: dict[tuple[int, int, int], Bool]
-    classes: dict[tuple[int, int, int, int], Bool]
-    shares: dict[tuple[int, int], Bool]
+    spans: dict[tuple[int, int, int], cp_model.IntVar]
+    classes: dict[tuple[int, int, int, int], cp_model.IntVar]
+    shares: dict[tuple[int, int], cp_model.IntVar]
 
 
 def build(case: Case) -> tuple[cp_model.CpModel, Places]:
@@ -129,7 +127,7 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
     return model, Places(z, x, shares)
 
 
-def _order(model: cp_model.CpModel, case: Case, x: dict[tuple[int, int, int, int], Bool]) -> None:
+def _order(model: cp_model.CpModel, case: Case, x: dict[tuple[int, int, int, int], cp_model.IntVar]) -> None:
     """Of all placements that differ by an exchange of pipelines or of tmp ranks, keep one at least."""
     chosen = {(j, i, r): sum(c * x[j, i, r, c] for c in range(len(case.counts))) for j, i, r, _ in x if not j}
     for i in range(1, case.degrees.dp):
@@ -138,7 +136,7 @@ def _order(model: cp_model.CpModel, case: Case, x: dict[tuple[int, int, int, int
         model.add(chosen[0, 0, r - 1] <= chosen[0, 0, r])
 
 
-def _makes(model: cp_model.CpModel, known: list[tuple[int, ...]], of_class: list[Any], name: str) -> list[Bool]:
+def _makes(model: cp_model.CpModel, known: list[tuple[int, ...]], of_class: list[Any], name: str) -> list[cp_model.IntVar]:
     """A variable for every make, true for that of the group with so many devices of each class."""
     found = [model.new_bool_var(f"{name},{g}]") for g in range(len(known))]
     model.add_exactly_one(found)
@@ -147,7 +145,9 @@ def _makes(model: cp_model.CpModel, known: list[tuple[int, ...]], of_class: list
     return found
 
 
-def _merged(model: cp_model.CpModel, numbers: list[int], variables: list[Bool], name: str) -> dict[int, Bool]:
+def _merged(
+    model: cp_model.CpModel, numbers: list[int], variables: list[cp_model.IntVar], name: str
+) -> dict[int, cp_model.IntVar]:
     """One variable for all that have one number."""
     found = {}
     for number in sorted(set(numbers)):
@@ -163,9 +163,9 @@ def _merged(model: cp_model.CpModel, numbers: list[int], variables: list[Bool], 
 def _memory(
     model: cp_model.CpModel,
     case: Case,
-    z: dict[tuple[int, int, int], Bool],
+    z: dict[tuple[int, int, int], cp_model.IntVar],
     p: dict[tuple[int, int, int], Any],
-    shares: dict[tuple[int, int], Bool],
+    shares: dict[tuple[int, int], cp_model.IntVar],
 ) -> None:
     if not case.instance.within_memory:
         return
@@ -184,12 +184,12 @@ def _memory(
                     model.add(sum(over) + groups + taken <= 2)
 
 
-def _sum(terms: Iterable[tuple[Bool, int]]) -> cp_model.LinearExpr:
+def _sum(terms: Iterable[tuple[cp_model.IntVar, int]]) -> cp_model.LinearExpr:
     variables, factors = zip(*terms, strict=True)
     return cp_model.LinearExpr.weighted_sum(variables, factors)
 
 
-def extract(case: Case, places: Places, value: Callable[[Bool], bool]) -> Solution:
+def extract(case: Case, places: Places, value: Callable[[cp_model.IntVar], bool]) -> Solution:
     """The solution that the variables stand for, by the value of each."""
     cuts = sorted(a for (_, a, _), variable in places.spans.items() if a and value(variable))
     classes = [c for (*_, c), variable in places.classes.items() if value(variable)]

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import groupby
-from math import comb
+from itertools import groupby, islice
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.placed import Integers, group_layer_ns, group_sync_ns, pair_transfer_ns
 from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Instance, Solution
-from trainplan.profiling.network import Island
+from trainplan.profiling.network import Island, Link, Network
 
 Make = tuple[int, ...]
+MOST_MAKES = 20_000
+MOST_VARIABLES = 200_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,22 +63,37 @@ class Case:
         return tuple(device for own, taken in zip(self.members, make, strict=True) for device in own[:taken])
 
     @property
-    def size(self) -> int:
-        """About how many variables a model has that states the make of every group."""
-        given, classes = self.degrees, len(self.counts)
-        of_groups = given.pp * given.dp * comb(classes + given.tmp - 1, given.tmp)
-        return of_groups + given.pp * given.tmp * comb(classes + given.dp - 1, given.dp)
+    def statable(self) -> bool:
+        """Whether a model may state the make of every group: there are few enough, and few enough variables for them."""
+        given = self.degrees
+        groups, replicas = self._makes(given.tmp), self._makes(given.dp)
+        if groups is None or replicas is None:
+            return False
+        return given.pp * (given.dp * len(groups) + given.tmp * len(replicas)) <= MOST_VARIABLES
+
+    def _makes(self, size: int) -> tuple[Make, ...] | None:
+        alike = orbits(self.instance) if self.reduced else tuple(range(len(self.counts)))
+        return makes(self.counts, alike, size, MOST_MAKES)
+
+    @property
+    def enumerable(self) -> bool:
+        """Whether `groups` are few enough to list."""
+        return self._makes(self.degrees.tmp) is not None
 
     @cached_property
     def groups(self) -> list[Make]:
         """Makes of tmp groups."""
-        return self._makes(self.degrees.tmp)
+        found = self._makes(self.degrees.tmp)
+        assert found is not None
+        return list(found)
 
     @cached_property
     def _profiled(self) -> tuple[list[int], list[Integers], list[int]]:
         """The profile of every make, and times (L,) and limit of every profile."""
         known: dict[tuple[bytes, int], int] = {}
-        numbers, rows, limits = [], [], []
+        numbers: list[int] = []
+        rows: list[Integers] = []
+        limits: list[int] = []
         times: dict[tuple[object, ...], Integers] = {}
         for make in self.groups:
             devices = self.devices(make)
@@ -117,7 +133,8 @@ class Case:
     @cached_property
     def _linked(self) -> tuple[Integers, Integers]:
         count = len(self.members)
-        number, rows = np.full((count, count), -1, np.int64), []
+        number = np.full((count, count), -1, np.int64)
+        rows: list[Integers] = []
         known: dict[bytes, int] = {}
         for a in range(count):
             for b in range(a, count):
@@ -145,31 +162,37 @@ class Case:
 
     @cached_property
     def replicas(self) -> list[Make]:
-        """Makes of data-parallel groups."""
-        return self._makes(self.degrees.dp)
+        """Makes of data-parallel groups.
 
-    def _makes(self, size: int) -> list[Make]:
-        alike = orbits(self.instance) if self.reduced else tuple(range(len(self.counts)))
-        return list(makes(self.counts, alike, size))
+        Of a reduced case with too many, those in one class, and for every class a part of all others: one device of it.
+        """
+        size = self.degrees.dp
+        if (found := self._makes(size)) is not None:
+            return list(found)
+        assert self.reduced
+        alone = np.eye(len(self.counts), dtype=np.int64).tolist()
+        whole = [[size * taken for taken in make] for c, make in enumerate(alone) if self.counts[c] >= size]
+        return [tuple(make) for make in whole + alone]
 
     @cached_property
     def _synchronised(self) -> tuple[list[int], Integers]:
+        """The kind of link of every make of a data-parallel group; parts of groups have the best link between two classes."""
+        size = self.degrees.dp
         known: dict[object, int] = {}
-        numbers, examples = [], []
+        numbers: list[int] = []
+        examples: list[tuple[Instance, tuple[int, ...]]] = []
         for make in self.replicas:
-            devices = self.devices(make)
-            key = _link(self.instance, devices)
+            whole = sum(make) == size
+            devices = self.devices(make) if whole else tuple(range(size))
+            key = _link(self.instance, devices) if whole else "between classes"
             if key not in known:
                 known[key] = len(examples)
-                examples.append(devices)
+                examples.append((self.instance if whole else _best_between_classes(self.instance), devices))
             numbers.append(known[key])
-        layers = self.instance.layers
         sums = np.pad(self.instance.shards[self.degrees.tmp].gradient_bytes.cumsum(), (1, 0))
         sizes, place = np.unique(np.maximum(0, sums[None, :] - sums[:, None]), return_inverse=True)
-        each = np.array(
-            [[group_sync_ns(self.instance, devices, int(size)) for size in sizes] for devices in examples], np.int64
-        )
-        return numbers, each[:, place.reshape(layers + 1, layers + 1)]
+        rows = [[group_sync_ns(instance, devices, int(value)) for value in sizes] for instance, devices in examples]
+        return numbers, np.array(rows, np.int64)[:, place.reshape(len(sums), len(sums))]
 
     @property
     def ring_of(self) -> list[int]:
@@ -212,20 +235,27 @@ def cases(instance: Instance) -> list[Case]:
     return [Case(instance, degrees) for degrees in instance.degrees()]
 
 
-def makes(counts: Sequence[int], alike: Sequence[int], size: int) -> Iterator[Make]:
-    """All ways to take `size` devices of classes that have so many; of an orbit, no more of one class than of one before."""
+@lru_cache(maxsize=256)
+def makes(counts: Make, alike: Make, size: int, most: int) -> tuple[Make, ...] | None:
+    """All ways to take `size` devices of classes that have so many, of an orbit no more of one class than of one before; None
+    where there are more than `most` ways."""
+    found = tuple(islice(_continued(counts, alike, (), size), most + 1))
+    return None if len(found) > most else found
 
-    def continued(taken: Make, left: int) -> Iterator[Make]:
-        place = len(taken)
-        if place == len(counts):
-            yield taken
-            return
-        earlier = [own for own, orbit in zip(taken, alike, strict=False) if orbit == alike[place]]
-        most = min(left, counts[place], *earlier[-1:])
-        for own in range(max(0, left - sum(counts[place + 1 :])), most + 1):
-            yield from continued((*taken, own), left - own)
 
-    return continued((), size)
+def _continued(counts: Make, alike: Make, taken: Make, left: int) -> Iterator[Make]:
+    place = len(taken)
+    if place == len(counts):
+        yield taken
+        return
+    earlier = [own for own, orbit in zip(taken, alike, strict=False) if orbit == alike[place]]
+    most = min(left, counts[place], *earlier[-1:])
+    following = sum(1 for orbit in alike[place + 1 :] if orbit == alike[place])
+    others = sum(count for count, orbit in zip(counts[place + 1 :], alike[place + 1 :], strict=True) if orbit != alike[place])
+    for own in range(most, -1, -1):
+        if left > own * (1 + following) + others:
+            break
+        yield from _continued(counts, alike, (*taken, own), left - own)
 
 
 @lru_cache(maxsize=16)
@@ -274,6 +304,27 @@ def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
     if island.shared_by > 1:
         for first in range(0, count, island.shared_by):
             yield "sharing", frozenset(range(first, min(count, first + island.shared_by)))
+
+
+def _best_between_classes(instance: Instance) -> Instance:
+    """The instance with all devices on one link, no worse than that of any group with devices of two classes."""
+    network, count = instance.network, instance.devices
+    if network.matrix is not None:
+        apart = instance.classes[:, None] != instance.classes[None, :]
+        found: list[Link] = [network.matrix.link((int(a), int(b))) for a, b in np.argwhere(apart)]
+    else:
+        found = [
+            island
+            for island in network.islands
+            if island.operation in (None, "all-reduce")
+            and any(name == "held" and len({int(instance.classes[r]) for r in held}) > 1 for name, held in _sets(island, count))
+        ]
+    best = Island(
+        devices=count,
+        bandwidth_bytes_per_s=max(link.bandwidth_bytes_per_s for link in found),
+        latency_ns=min(link.latency_ns for link in found),
+    )
+    return replace(instance, network=Network(islands=[best], algorithm=network.algorithm))
 
 
 def _link(instance: Instance, devices: Sequence[int]) -> object:

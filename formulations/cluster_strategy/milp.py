@@ -222,8 +222,8 @@ def extract(case: Case, values: Mapping[str, Mapping[tuple[int, ...], float]]) -
     given, spans = case.degrees, values["z"]
     path = [max((index for index in spans if index[0] == j), key=spans.__getitem__) for j in range(given.pp)]
     ranks = sorted({index[:3] for index in values["x"]})
-    classes = [max(range(len(case.counts)), key=lambda c, rank=rank: values["x"][(*rank, c)]) for rank in ranks]
-    shares = [max(case.share_choices, key=lambda n, i=i: values["G"][i, n]) for i in range(given.dp)]
+    classes = [max((values["x"][(*rank, c)], c) for c in range(len(case.counts)))[1] for rank in ranks]
+    shares = [max((values["G"][i, n], n) for n in case.share_choices)[1] for i in range(given.dp)]
     return case.solution(classes, [a for _, a, _ in path[1:]], shares)
 
 

@@ -1,0 +1,221 @@
+"""cluster-strategy: the exact search, both models and their bounds against every strategy."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations, permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+from trainplan.formulations.cluster_strategy.makes import Case, orbits
+from trainplan.formulations.cluster_strategy.problem import (
+    Degrees,
+    Instance,
+    Solution,
+    evaluate,
+    load,
+    violations,
+)
+from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.models import load_model
+from trainplan.profiling.network import Matrix, Network
+from trainplan.solvers.cluster_bounds import Followed
+from trainplan.solvers.cluster_memory import explain
+from trainplan.solvers.search import Unsuited
+from trainplan.solvers.solve import solve
+
+from tests.cluster_instances import random_cluster, random_cluster_dict
+from trainplan.placing import strategy_instance
+
+
+def never() -> bool:
+    return False
+
+
+def every_strategy(instance: Instance) -> list[Solution]:
+    """All of them, with every device told apart."""
+    found = []
+    for given in instance.degrees():
+        total = instance.batch // given.mbs
+        shares = [(total // given.dp,) * given.dp]
+        if instance.uneven_shares:
+            shares = [own for own in product(range(1, total + 1), repeat=given.dp) if sum(own) == total]
+        cuts = combinations(range(1, instance.layers), given.pp - 1)
+        found += [Solution(given, *choice) for choice in product(permutations(range(instance.devices)), list(cuts), shares)]
+    return found
+
+
+def tiny(seed: int) -> Instance:
+    """At most three devices, or four of few layers, so that all strategies can be looked at."""
+    rng = random.Random(seed)
+    given = random_cluster_dict(rng, rng.choice([2, 3, 3]), layers=4)
+    return load({**given, "batch": min(given["batch"], 4), "tables": [t for t in given["tables"] if t["mbs"] in (1, 2)]})
+
+
+def assert_agrees(result: Any, known: Any, seed: int) -> None:
+    assert (result.status, result.objective) == (known.status, known.objective), (seed, result.message)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_brute_force_is_the_least_of_all_strategies(seed: int) -> None:
+    instance = tiny(seed)
+    fitting = [evaluate(instance, own).objective for own in every_strategy(instance) if not violations(instance, own)]
+    assert solve(instance, "brute-force").objective == min(fitting, default=None)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_an_explanation_has_the_least_excess_of_all_strategies(seed: int) -> None:
+    instance = replace(tiny(seed), within_memory=True)
+    least = min(max(s.peak_bytes - s.limit_bytes for s in evaluate(instance, own).stages) for own in every_strategy(instance))
+    small = tuple(replace(kind, memory_bytes=max(1, kind.memory_bytes + least - 3)) for kind in instance.kinds)
+    assert (explain(instance) is None) == (least <= 0)
+    for tried in (instance, replace(instance, kinds=small)):
+        excess = min(max(s.peak_bytes - s.limit_bytes for s in evaluate(tried, own).stages) for own in every_strategy(tried))
+        reason = explain(tried)
+        if reason is None:
+            assert excess <= 0
+        else:
+            assert reason.least_memory_bytes - reason.memory_bytes == excess > 0
+
+
+@pytest.mark.parametrize("first", range(0, 360, 30))
+def test_exact_finds_the_optimum(first: int) -> None:
+    for seed in range(first, first + 30):
+        instance = random_cluster(seed)
+        if instance.devices <= 4:
+            assert_agrees(solve(instance), solve(instance, "brute-force"), seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_exact_finds_the_optimum_on_more_devices(seed: int) -> None:
+    instance = random_cluster(seed + 1000, devices=6, layers=5)
+    assert_agrees(solve(instance), solve(instance, "brute-force"), seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exact_finds_the_optimum_on_two_nodes_of_four(seed: int) -> None:
+    given = random_cluster_dict(random.Random(seed), devices=8, layers=5)
+    slow, fast = {"devices": 8, "bandwidth_bytes_per_s": 1e6}, {"devices": 4, "bandwidth_bytes_per_s": 1e7}
+    kinds = [*range(len(given["kinds"]))][:2]
+    given |= {"network": {"islands": [fast, slow]}, "devices": [{"kind": kind, "count": 8 // len(kinds)} for kind in kinds]}
+    instance = load({**given, "batch": 4, "tables": [t for t in given["tables"] if t["mbs"] in (1, 2)]})
+    assert_agrees(solve(instance), solve(instance, "brute-force"), seed)
+
+
+@pytest.mark.parametrize(("method", "first"), [("cpsat", 0), ("cpsat", 25), ("cpsat", 50), ("milp", 0), ("milp", 20)])
+def test_models_have_the_same_optimum(method: str, first: int) -> None:
+    """HiGHS's bound is a float, so that it may stay a nanosecond below."""
+    gap = 1e-7 if method == "milp" else 0.0
+    for seed in range(first, first + (20 if method == "milp" else 25)):
+        instance = random_cluster(seed)
+        if instance.devices <= 4:
+            assert_agrees(solve(instance, method, gap=gap), solve(instance), seed)
+
+
+def one(instance: Instance, given: Degrees) -> Instance:
+    """The instance with no other degrees."""
+
+    class One(Instance):
+        def degrees(self) -> Any:
+            return iter([given])
+
+    return One(**{name: value for name, value in vars(instance).items() if name in Instance.__match_args__})
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_bounds_of_all_degrees_hold(first: int) -> None:
+    """Where nothing below a time is left by the rule for uneven shares, none is."""
+    met = 0
+    for seed in range(first, first + 25):
+        instance = random_cluster(seed)
+        for given in instance.degrees() if instance.devices <= 4 else ():
+            best = solve(one(instance, given), "brute-force", explained=False).objective
+            followed = Followed(Case(instance, given, reduced=True))
+            bound, _ = followed.bound(None, never)
+            if best is not None:
+                assert bound <= best
+                assert instance.uneven_shares is False or not followed.closed(best + 1, never)
+                met += bound == best
+    assert met
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_exchanged_orbits_cost_the_same(seed: int) -> None:
+    """Whole classes of an orbit change places in a random strategy."""
+    instance = random_cluster(seed * 7, devices=6)
+    alike, members = orbits(instance), Case(instance, Degrees(1, 6, 1, 1)).members
+    rng = np.random.default_rng(seed)
+    for given in instance.degrees():
+        shares = instance.even_shares(given.dp, given.mbs)
+        assert shares is not None
+        placement = rng.permutation(instance.devices)
+        cuts = tuple(sorted(int(c) for c in rng.choice(np.arange(1, instance.layers), given.pp - 1, replace=False)))
+        time = evaluate(instance, Solution(given, tuple(map(int, placement)), cuts, shares)).objective
+        for b, a in enumerate(alike):
+            moved = np.arange(instance.devices)
+            moved[members[a]], moved[members[b]] = members[b], members[a]
+            exchanged = tuple(int(moved[device]) for device in placement)
+            assert evaluate(instance, Solution(given, exchanged, cuts, shares)).objective == time
+
+
+def test_nodes_that_share_their_links_alike_are_one_orbit() -> None:
+    given = random_cluster_dict(random.Random(1), devices=8)
+    inner = [{"devices": 4, "first": first, "bandwidth_bytes_per_s": 1e9} for first in (0, 4)]
+    whole = {"devices": 8, "bandwidth_bytes_per_s": 1e8, "shared_by": 4}
+    given |= {"devices": [{"kind": 0, "count": 8}], "network": {"islands": [*inner, whole]}}
+    assert orbits(load(given)) == (0, 0)
+    inner[1]["bandwidth_bytes_per_s"] = 2e9
+    assert orbits(load(given)) == (0, 1)
+
+
+@pytest.mark.parametrize("cluster", ["amp-homogeneous-16", "amp-heterogeneous-16", "amp-p3-16"])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_shipped_clusters_are_solved_without_a_model(cluster: str, uneven: bool) -> None:
+    """On the mixed one the optimum is strictly below Algorithm 1's strategy."""
+    instance, _ = strategy_instance(load_model("amp-gpt2"), load_cluster(cluster), 32, uneven_shares=uneven)
+    result, planned = solve(instance), solve(instance, "amp")
+    assert (result.status, result.statistics["models"]) == ("optimal", [])
+    assert result.objective is not None and planned.objective is not None
+    assert result.objective <= planned.objective
+    assert cluster != "amp-heterogeneous-16" or result.objective < planned.objective
+
+
+def test_a_gap_is_kept_and_a_limit_is_an_outcome() -> None:
+    for seed in range(1000, 1020):
+        instance = random_cluster(seed, devices=4)
+        known = solve(instance, "brute-force")
+        rough, hasty = solve(instance, gap=0.3), solve(instance, time_limit=1e-6)
+        assert rough.status in ("optimal", "infeasible") and hasty.status in ("unknown", "feasible", "infeasible")
+        if known.objective is not None:
+            assert rough.bound is not None and rough.bound <= known.objective <= (rough.objective or 0)
+            assert hasty.bound is None or hasty.bound <= known.objective
+
+
+def scattered(devices: int) -> Instance:
+    """Every device is of its own class."""
+    rng = random.Random(0)
+    given = random_cluster_dict(rng, devices=4)
+    tables = [t | {"tmp": 8} for t in given["tables"] if t["tmp"] == 4]
+    instance = load({**given, "batch": 64, "shards": [{**given["shards"][0], "tmp": 8}], "tables": tables})
+    table = [[float(rng.randint(10**6, 10**7)) for _ in range(devices)] for _ in range(devices)]
+    network = Network(matrix=Matrix(bandwidth_bytes_per_s=table))
+    return replace(instance, device_kinds=(0,) * devices, network=network, within_memory=False)
+
+
+def test_too_many_makes_leave_a_bound() -> None:
+    instance = scattered(64)
+    result = solve(instance, time_limit=5)
+    assert result.status == "feasible" and result.bound is not None
+    with pytest.raises(Unsuited, match="too many kinds"):
+        solve(instance, "cpsat")
+
+
+def test_a_batch_that_no_strategy_shares_is_named() -> None:
+    given = random_cluster_dict(random.Random(3), devices=4)
+    tables = [t | {"mbs": 4} for t in given["tables"] if t["mbs"] == 1]
+    instance = load({**given, "batch": 6, "tables": tables})
+    with pytest.raises(InputError, match="batch has no share"):
+        solve(instance)
