@@ -1,9 +1,9 @@
-"""Good strategies with given degrees, for the exact search to start from: nested placements, and exchanges of devices."""
+"""Good strategies with given degrees, for the exact search to start from: nested placements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, permutations
+from itertools import chain, islice, permutations
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case, orbits
@@ -86,16 +86,26 @@ def _along(instance: Instance, path: Path | None) -> list[int]:
 
 
 def _orders(instance: Instance) -> list[tuple[int, ...]]:
-    """Classes in any order, up to exchanges of whole classes."""
+    """Classes in any order, up to exchanges of whole classes: those of one orbit together first, anywhere among the others."""
     alike = orbits(instance)
+    return list(dict.fromkeys(islice(chain(_together(alike), _continued(alike, ())), 2 * MOST_ORDERS)))[:MOST_ORDERS]
 
-    def continued(taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if len(taken) == len(alike):
-            yield taken
-        tried = set()
-        for c, orbit in enumerate(alike):
-            if c not in taken and orbit not in tried:
-                tried.add(orbit)
-                yield from continued((*taken, c))
 
-    return list(islice(continued(()), MOST_ORDERS))
+def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The classes of one orbit, all in a row, at places among the others that are evenly spaced."""
+    everyone, kinds = range(len(alike)), sorted(set(alike))
+    for orbit in kinds if len(kinds) > 1 else ():
+        own, others = ([c for c in everyone if (alike[c] == orbit) == wanted] for wanted in (True, False))
+        places = np.linspace(0, len(others), min(len(others) + 1, MOST_ORDERS // len(kinds))).round().astype(int)
+        yield from ((*others[:place], *own, *others[place:]) for place in places)
+
+
+def _continued(alike: Sequence[int], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All orders that begin so."""
+    if len(taken) == len(alike):
+        yield taken
+    tried = set()
+    for c, orbit in enumerate(alike):
+        if c not in taken and orbit not in tried:
+            tried.add(orbit)
+            yield from _continued(alike, (*taken, c))
