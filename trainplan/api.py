@@ -27,7 +27,7 @@ from trainplan.formulations.pipeline.problem import Schedule
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.pictures import draw_profile, draw_throughput
-from trainplan.placements import draw_placement
+from trainplan.placements import draw_placement, draw_placements
 from trainplan.placing import PlacedPlan
 from trainplan.placing import place as place_strategy
 from trainplan.planning import Planned, make_plan
@@ -53,6 +53,7 @@ __all__ = [
     "compare",
     "detect",
     "draw_placement",
+    "draw_placements",
     "draw_profile",
     "draw_throughput",
     "import_profile",

@@ -124,6 +124,7 @@ def place(
 def _show(found: PlacedPlan) -> None:
     render.strategy(found.instance, found.result)
     render.certificate(found.result)
+    render.candidates(found.result)
     if found.refused:
         render.pairs([("no plan", found.refused)])
     if found.walk_bytes:

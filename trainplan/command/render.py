@@ -63,6 +63,21 @@ def _shares(shares: Sequence[int]) -> str:
     return f"{', '.join(map(str, shares))} micro-batches"
 
 
+def candidates(found: Result) -> None:
+    """The strategies that a planner proposes, best first, with a mark at those that do not fit."""
+    if not (listed := found.statistics.get("candidates")):
+        return
+    table = Table(box=box.SIMPLE_HEAD, title="candidates", title_justify="left")
+    for name in ("rank", "pp", "dp", "tmp", "mbs", "cuts", "time", "memory", "fits"):
+        table.add_column(name, justify="left" if name in ("cuts", "fits") else "right")
+    for rank, one in enumerate(listed, 1):
+        degrees = (str(one[name]) for name in ("pp", "dp", "tmp", "mbs"))
+        cuts = ", ".join(map(str, one["cuts"])) or "-"
+        costs = (format_time(one["time_ns"]), format_bytes(one["peak_bytes"]), "yes" if one["fits"] else "NO")
+        table.add_row(str(rank), *degrees, cuts, *costs)
+    out.print(table)
+
+
 def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("method", "status", "time", "lower bound", "gap", "above best", "seconds"):
