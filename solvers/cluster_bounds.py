@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from trainplan.profiling.errors import InputError
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 FAR = np.int64(2**60)
+MOST_PAIRS = 40_000  # of groups that a pipeline may come from and go to; beyond, no pipeline is followed
 MOST_STATES = 20_000  # nodes times weights; beyond, weights are left out
 
 
@@ -81,20 +82,35 @@ def quick_ns(case: Case) -> int:
     return (-(-case.micro_batches // given.dp) - 1) * slowest + int(fastest.sum())
 
 
+def followed(case: Case, stop: Callable[[], bool]) -> Followed | None:
+    """None where the groups are too many to follow, or time runs out before their transfers are known."""
+    if not case.enumerable:
+        return None
+    try:
+        return Followed(case, stop)
+    except TooLong:
+        return None
+
+
+class TooLong(Exception):
+    """The groups of devices are too many, or time has run out."""
+
+
 def bounded_cases(instance: Instance, stop: Callable[[], bool]) -> list[tuple[Case, int]]:
     """Every Degrees of an instance, with a bound."""
     found = []
     for given in instance.degrees():
         case = Case(instance, given, reduced=True)
-        bound = Followed(case).bound(None, stop)[0] if case.enumerable else quick_ns(case)
+        one = followed(case, stop)
+        bound = quick_ns(case) if one is None else one.bound(None, stop)[0]
         found.append((Case(instance, given), bound))
     return found
 
 
 class Followed:
-    """One pipeline of a reduced case."""
+    """One pipeline of a reduced case. Raises TooLong."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, stop: Callable[[], bool] = lambda: False) -> None:
         assert case.reduced
         self.case, instance = case, case.instance
         given = case.degrees
@@ -107,9 +123,9 @@ class Followed:
         self.rank = [ranks[int(speed[kind])] for kind in instance.class_kinds]
         self.whole_weight = sum(rank * size for rank, size in zip(self.rank, case.counts, strict=True))
         self.most_weight = min(self.whole_weight, max(self.rank) * given.pp * given.tmp)
-        self._nodes()
+        self._nodes(stop)
 
-    def _nodes(self) -> None:
+    def _nodes(self, stop: Callable[[], bool]) -> None:
         """The types of groups, their nodes, and the transfers between nodes."""
         case, alike = self.case, orbits(self.case.instance)
         syncs, known = list(case.sync_ns), {row.tobytes(): q for q, row in enumerate(case.sync_ns)}
@@ -134,7 +150,13 @@ class Followed:
                 for q, each in (self._rings(kind, frozenset().union(*sets)) if kind.size else [(kind.sync, 0)])
                 for used in (range(each, kind.size + 1) if each else [0])
             ]
-        moves = {(before, after): self._between(before, after, types) for before in types for after in types}
+        if sum(map(len, types.values())) ** 2 > MOST_PAIRS:
+            raise TooLong
+        moves: dict[tuple[_Type, _Type], Integers | None] = {}
+        for one, other in product(types, types):
+            if stop():
+                raise TooLong
+            moves[one, other] = self._between(one, other, types)
         rows, edges = [], []
         for target, (kind, _, each, used) in enumerate(nodes):
             for source, (other, _, _, before) in enumerate(nodes):

@@ -9,6 +9,8 @@ import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case, orbits
 from trainplan.formulations.cluster_strategy.placed import Integers, Placed
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution
+from trainplan.formulations.stage_assignment.problem import Instance as Assignment
+from trainplan.formulations.stage_assignment.problem import Memory, first_layers
 from trainplan.solvers.cluster_bounds import Path
 from trainplan.solvers.stage_assignment import assign
 
@@ -29,8 +31,15 @@ def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[
 
 
 def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
-    """The best for a pipeline with the slowest group at each stage and an even share, whatever its memory."""
-    found = assign(placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1), -(-case.micro_batches // case.degrees.dp))
+    """The best for a pipeline with the slowest group at each stage and an even share; whatever its memory where none fit."""
+    instance, share = case.instance, -(-case.micro_batches // case.degrees.dp)
+    shard, table = instance.shards[case.degrees.tmp], instance.tables[case.degrees.tmp, case.degrees.mbs]
+    memory = Memory(placed.limits_bytes.min(axis=1), shard.state_bytes, table.kept_bytes, table.workspace_bytes)
+    layers = Assignment(share, placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1), memory)
+    found = None
+    if instance.within_memory:
+        found = assign(layers.layer_ns, layers.transfer_ns, share, first_layers(layers))
+    found = found or assign(layers.layer_ns, layers.transfer_ns, share)
     assert found is not None
     return tuple(map(int, found[1]))
 

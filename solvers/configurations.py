@@ -73,7 +73,8 @@ def by_parts(method: Method, known: list[Part], search: Search) -> Outcome:
         return replace(whole, infeasible=True, message=None)
     search.report(bound=int(bound))
     message = whole.message if search.objective is None else None
-    return replace(whole, choice=None, bound=int(bound), infeasible=False, message=message)
+    source = whole.bound_source or "bounds of the parts, before any is solved"
+    return replace(whole, choice=None, bound=int(bound), bound_source=source, infeasible=False, message=message)
 
 
 def _closed(part: Part, search: Search) -> bool:

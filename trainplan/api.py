@@ -261,6 +261,7 @@ def place(
 ) -> PlacedPlan:
     """Degrees, placement, micro-batch size, layer assignment and shares on a cluster, mixed or not, and the plan of them.
 
+    dp and tmp are powers of two: plans have no others yet.
     uneven_shares: pipelines may take different numbers of micro-batches; recompute: every layer is; ignore_memory: as AMP does;
     options: as of `solve`. Raises InputError.
     """
@@ -277,6 +278,7 @@ def place(
         recompute=recompute,
         by_unit=by_unit,
         ignore_memory=ignore_memory,
+        powers_of_two=True,
         measured=measure,
         measuring=measuring,
     )

@@ -33,8 +33,10 @@ from trainplan.solvers.solve import versions
 
 @dataclass(frozen=True)
 class PlacedPlan:
-    """A strategy on a cluster, with its certificate. plan is None where `result` has no solution (its reason says why), or
-    where `refused` says why no plan is made of it. walk_bytes: the peak of every rank by the memory walk over its program."""
+    """A strategy on a cluster, with its certificate. plan is None where `result` has no solution (its reason says why).
+
+    walk_bytes: the peak of every rank by the memory walk over its program.
+    """
 
     plan: Plan | None
     result: Result
@@ -42,14 +44,12 @@ class PlacedPlan:
     instance: Instance
     profile: Profile
     walk_bytes: tuple[int, ...]
-    refused: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "plan": None if self.plan is None else self.plan.model_dump(),
             "result": self.result.to_dict(),
             "walk_bytes": list(self.walk_bytes),
-            "refused": self.refused,
         }
 
 
@@ -84,8 +84,10 @@ def assignment_instance(instance: Instance, pp: int, micro_batches: int, tmp: in
     be split so.
     """
     devices, batch = instance.devices, instance.batch
+    if tmp not in instance.shards:
+        raise InputError("command line", "--tp", f"is {tmp}", f"give one of: {', '.join(map(str, sorted(instance.shards)))}")
     if devices % (pp * tmp) or pp > instance.layers:
-        counts = [pp for pp in divisors(devices) if pp <= instance.layers]
+        counts = [pp for pp in divisors(devices // tmp) if pp <= instance.layers]
         raise InputError("command line", "--pipeline", f"is {pp}", f"give one of: {', '.join(map(str, counts))}")
     dp = devices // (pp * tmp)
     mbs, rest = divmod(batch, dp * micro_batches)
@@ -123,10 +125,7 @@ def place(model: Model, instance: Instance, profile: Profile, result: Result) ->
     """The plan of a method's result, its programs checked."""
     if result.solution is None:
         return PlacedPlan(None, result, model, instance, profile, ())
-    try:
-        made = plan_of(model, instance, load_solution(result.solution), profile, result)
-    except InputError as error:
-        return PlacedPlan(None, result, model, instance, profile, (), str(error))
+    made = plan_of(model, instance, load_solution(result.solution), profile, result)
     return PlacedPlan(made, result, model, instance, profile, checked_walk(made) if runs(model) else ())
 
 
@@ -134,15 +133,11 @@ def plan_of(
     model: Model, instance: Instance, solution: Solution, profile: Profile, result: Result, time_ns: int | None = None
 ) -> Plan:
     """The plan of a strategy. result: who found it, and its bound; time_ns: the strategy's own, where it is not the best one.
-
-    Raises InputError where a strategy cannot be written as a plan: degrees other than powers of two.
-    """
+    Of an instance that wants degrees that are powers of two."""
+    assert instance.powers_of_two
     given, shares = solution.degrees, shares_of(instance, solution)
     objective = result.objective if time_ns is None else time_ns
     assert objective is not None
-    for name, degree in (("dp", given.dp), ("tmp", given.tmp)):
-        if degree & (degree - 1):
-            raise InputError("strategy", name, f"is {degree}", "give a power of two: other degrees do not run yet")
     levels: tuple[tuple[Paradigm, int], ...] = (("dp", given.dp), ("tp", given.tmp))
     chosen = Strategy(tuple(level for level in levels if level[1] > 1), bool(instance.provenance.get("recompute")))
     by_layer = instance.layers == model.units[-1].layer + 1

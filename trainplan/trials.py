@@ -8,7 +8,6 @@ from typing import Any
 from trainplan.execution.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
 from trainplan.placing import PlacedPlan, candidates, plan_of
-from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
 from trainplan.solvers.result import Result
 
@@ -17,14 +16,12 @@ from trainplan.solvers.result import Result
 class Trials:
     """What running the candidates gave, in the order of their predicted times.
 
-    plans: of the candidates; trials: one for each plan; refused: candidates that no plan can be made of, in words. best: place
-    of the fastest plan; None where none ran.
+    plans: of the candidates; trials: one for each plan. best: place of the fastest plan; None where none ran.
     """
 
     result: Result
     plans: tuple[Plan, ...]
     trials: tuple[Trial, ...]
-    refused: tuple[str, ...]
 
     @property
     def best(self) -> int | None:
@@ -36,7 +33,6 @@ class Trials:
             "result": self.result.to_dict(),
             "plans": [plan.model_dump() for plan in self.plans],
             "trials": [asdict(trial) for trial in self.trials],
-            "refused": list(self.refused),
             "best": self.best,
         }
 
@@ -44,11 +40,9 @@ class Trials:
 def try_best(found: PlacedPlan, more: Result, top: int, *, model: Model, **options: Any) -> Trials:
     """Run the best `top` candidates of a result and of `more`. model: to run in the planned one's place, scaled down or in
     another dtype; options as of `execution.trials.run_trials`. Raises InputError."""
-    plans, refused = [], []
-    for solution, time_ns in candidates(found.instance, [found.result, more], top):
-        try:
-            plans.append(plan_of(found.model, found.instance, solution, found.profile, found.result, time_ns))
-        except InputError as error:
-            refused.append(f"{solution.degrees}: {error}")
+    plans = [
+        plan_of(found.model, found.instance, solution, found.profile, found.result, time_ns)
+        for solution, time_ns in candidates(found.instance, [found.result, more], top)
+    ]
     trials = run_trials(plans, model=model, **options) if plans else []
-    return Trials(found.result, tuple(plans), tuple(trials), tuple(refused))
+    return Trials(found.result, tuple(plans), tuple(trials))

@@ -42,6 +42,7 @@ def build(
     by_unit: bool = False,
     uneven_shares: bool = False,
     within_memory: bool = True,
+    powers_of_two: bool = False,
     name: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> Instance:
@@ -75,6 +76,7 @@ def build(
         },
         uneven_shares=uneven_shares,
         within_memory=within_memory,
+        powers_of_two=powers_of_two,
         name=name or f"{profile.name} on {cluster.name}" if profile.name else NAME,
         provenance={
             "model": profile.model or {"name": profile.name},

@@ -10,6 +10,7 @@ of the cluster. p puts a device on each of the ranks (j, i, r), stage j of pipel
                 e_{j,i} = 2 (v mbs / b + latency), the slowest pair between groups (j, i) and (j+1, i)
                 D_{j,r} = all-reduce of stage j's gradients over its devices (j, ., r)                Eq. 3
     subject to  sum_i gas_i mbs = gbs, all gas_i equal unless `uneven_shares`
+                dp and tmp are powers of two, if `powers_of_two` (plans have no others)
                 on every device   sum states + min(gas_i, pp - j) sum kept + max workspace <= its memory, if `within_memory`
 
 Every group communicates at its slowest link. Readings: v / b is paid forward and back; all-reduces have their latencies. The
@@ -31,10 +32,11 @@ import numpy as np
 from pydantic import Field, model_validator
 from trainplan.formulations.cluster_strategy.classes import device_classes
 from trainplan.formulations.cluster_strategy.placed import Placed
+from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.files import Record, Source, parse
 from trainplan.profiling.network import Network
-from trainplan.profiling.quantities import format_bytes
+from trainplan.profiling.quantities import format_bytes, plural
 
 NAME = "cluster-strategy"
 LARGEST = 2**53
@@ -96,6 +98,7 @@ class InstanceRecord(Record):
     tables: Annotated[list[TableRecord], Field(min_length=1)]
     uneven_shares: bool = False
     within_memory: bool = True
+    powers_of_two: Annotated[bool, Field(description="dp and tmp are powers of two, as plans have them")] = False
 
     @model_validator(mode="after")
     def _consistent(self) -> InstanceRecord:
@@ -128,7 +131,19 @@ class InstanceRecord(Record):
                 raise InputError("", f"tables[{i}].layer_ns", told, f"give times that stay within {LARGEST:.3g}")
         if len({(table.tmp, table.mbs) for table in self.tables}) < len(self.tables):
             raise InputError("", "tables", "have one (tmp, mbs) twice", "give each once")
+        if (taken := self._most_communication_ns(count)) > LARGEST:
+            told = f"makes the messages of a step of {self.batch} samples take up to {taken:.3g} ns"
+            raise InputError("", "network", told, f"give faster links, or fewer bytes: within {LARGEST:.3g} ns")
         return self
+
+    def _most_communication_ns(self, devices: int) -> float:
+        """All messages of a step one after another, as if each were an all-reduce among all devices."""
+        stages, everyone = min(devices, len(self.layer_names)), tuple(range(devices))
+        messages = self.batch * (2 * stages + sum(self.reductions)) + 1
+        size = self.batch * (2 * stages * max(self.boundary_bytes, default=0) + sum(self.reduced_bytes))
+        size += max(sum(shard.gradient_bytes) for shard in self.shards)
+        each, whole = (collective_ns(self.network, "all-reduce", float(of), everyone) for of in (0, size))
+        return messages * each + whole
 
 
 def _check_length(name: str, given: Sequence[Any], wanted: int) -> None:
@@ -202,6 +217,7 @@ class Instance:
     tables: Mapping[tuple[int, int], Table]
     uneven_shares: bool = False
     within_memory: bool = True
+    powers_of_two: bool = False
     name: str = NAME
     provenance: dict[str, Any] = field(default_factory=dict)
     problem: str = field(default=NAME, init=False)
@@ -239,13 +255,17 @@ class Instance:
     def degrees(self) -> Iterator[Degrees]:
         """All (pp, dp, tmp) that use every device, each with all possible sizes of micro-batch (Algorithm 1's loops)."""
         for tmp in sorted(self.shards):
-            if self.devices % tmp:
+            if self.devices % tmp or not self.may_be(tmp):
                 continue
             sizes = sorted(mbs for t, mbs in self.tables if t == tmp)
             for dp in range(1, self.devices // tmp + 1):
                 pp = self.devices // tmp // dp
-                if pp * dp * tmp == self.devices and pp <= self.layers:
+                if pp * dp * tmp == self.devices and pp <= self.layers and self.may_be(dp):
                     yield from (Degrees(pp, dp, tmp, mbs) for mbs in sizes if self.even_shares(dp, mbs) is not None)
+
+    def may_be(self, degree: int) -> bool:
+        """Whether dp or tmp may be so many."""
+        return not self.powers_of_two or degree & (degree - 1) == 0
 
     def even_shares(self, dp: int, mbs: int) -> tuple[int, ...] | None:
         """Micro-batches of each pipeline, as equal as the batch allows; None where there is no way."""
@@ -282,6 +302,7 @@ class Instance:
             "tables": [{"tmp": tmp, "mbs": mbs, **_lists(table)} for (tmp, mbs), table in self.tables.items()],
             "uneven_shares": self.uneven_shares,
             "within_memory": self.within_memory,
+            "powers_of_two": self.powers_of_two,
         }
 
 
@@ -361,6 +382,7 @@ def load(source: Source, where: str = "instance") -> Instance:
         tables={(t.tmp, t.mbs): Table(array(t.layer_ns), array(t.kept_bytes), array(t.workspace_bytes)) for t in record.tables},
         uneven_shares=record.uneven_shares,
         within_memory=record.within_memory,
+        powers_of_two=record.powers_of_two,
         name=record.name or NAME,
         provenance=record.provenance or {},
     )
@@ -462,8 +484,13 @@ def _malformed(instance: Instance, solution: Solution) -> list[str]:
     if (given.tmp, given.mbs) not in instance.tables:
         known = sorted({tmp for tmp, _ in instance.tables}), sorted({mbs for _, mbs in instance.tables})
         return [f"tmp is {given.tmp}, mbs {given.mbs}; the instance has tmp {shown(known[0])}, mbs {shown(known[1])}"]
-    if sorted(solution.placement) != list(range(devices)):
-        return [f"placement has {len(solution.placement)} entries; give each of the devices 0 to {devices - 1} once"]
+    for name, degree in (("dp", given.dp), ("tmp", given.tmp)):
+        if not instance.may_be(degree):
+            return [f"{name} is {degree}; the instance wants a power of two"]
+    for device, times in Counter([*range(devices), *solution.placement]).items():
+        if times != 2:
+            told = "once" if device < devices else f"of 0 to {devices - 1}"
+            return [f"placement names device {device} {plural(times - 1, 'time')}; give each {told}"]
     borders = [0, *solution.cuts, layers]
     if len(solution.cuts) != given.pp - 1 or any(before >= after for before, after in pairwise(borders)):
         return [f"cuts is {list(solution.cuts)}; give {given.pp - 1} layers of 1 to {layers - 1}, ascending"]

@@ -94,6 +94,17 @@ def test_the_assignment_alone(folder: Path) -> None:
     assert answers["sweep"] < answers["uniform-layers"]
 
 
+def test_three_devices_get_a_plan(folder: Path) -> None:
+    """dp 3 cannot become a plan, so it is not searched."""
+    cluster, target = folder / "three.yaml", folder / "three.json"
+    shipped = (Path(tp.__file__).parent / "data" / "clusters" / "cpu-4.yaml").read_text()
+    cluster.write_text(shipped.replace("devices: 4", "devices: 3"))
+    words = ["--model", "gpt2", "--cluster", cluster, "--batch", "24", "--sequence", "64", "-o", target]
+    done = call("place", *words)
+    assert done.returncode == 0, done.stderr
+    assert "optimal" in done.stdout and len(json.loads(target.read_text())["stages"]) == 3
+
+
 def test_trial_runs_the_best_and_writes_the_fastest(folder: Path) -> None:
     target = folder / "fastest.json"
     words = [*LOCAL, "--scale-down", "8", "--top", "3", "--steps", "2", "--warmup", "1", "-o", target]
@@ -122,6 +133,11 @@ def test_infeasible_says_what_would_do() -> None:
         (["build", "cluster-strategy", *MIXED, "--pipeline", "4"], ("--pipeline is 4", "leave it out")),
         (["build", "cluster-strategy", *MIXED, "--space", "full"], ("--space is 'full'", "leave it out")),
         (["build", "stage-assignment", *MIXED, "--pipeline", "3"], ("--pipeline is 3", "give one of: 1, 2, 4, 8, 16")),
+        (
+            ["build", "stage-assignment", *MIXED, "--pipeline", "16", "--tp", "2"],
+            ("--pipeline is 16", "give one of: 1, 2, 4, 8\n"),
+        ),
+        (["build", "stage-assignment", *MIXED, "--tp", "3"], ("--tp is 3", "give one of: 1, 2, 4")),
         (["build", "stage-assignment", *MIXED, "--micro-batches", "3"], ("--batch is 32", "give a multiple of")),
         (["build", "pipeline", *MIXED, "--uneven-shares"], ("--uneven-shares is true", "leave it out")),
         (["place", *MIXED[:-1], "0"], ("--batch is 0",)),

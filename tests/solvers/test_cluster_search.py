@@ -23,8 +23,9 @@ from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import load_model
 from trainplan.profiling.network import Matrix, Network
 from trainplan.solvers.cluster_bounds import Followed
+from trainplan.solvers.cluster_climb import climb
 from trainplan.solvers.cluster_memory import explain
-from trainplan.solvers.search import Unsuited
+from trainplan.solvers.search import Search, Unsuited
 from trainplan.solvers.solve import solve
 
 from tests.cluster_instances import random_cluster, random_cluster_dict
@@ -192,6 +193,52 @@ def test_a_gap_is_kept_and_a_limit_is_an_outcome() -> None:
         if known.objective is not None:
             assert rough.bound is not None and rough.bound <= known.objective <= (rough.objective or 0)
             assert hasty.bound is None or hasty.bound <= known.objective
+
+
+def test_climbing_is_never_worse_than_algorithm_1_and_mostly_better() -> None:
+    """Many kinds of links, and memory that binds: where bounds do not meet soon."""
+    better = compared = 0
+    for seed in range(2000, 2006):
+        instance = random_cluster(seed, devices=12, layers=16)
+        planned = solve(instance, "amp")
+        search = Search(lambda s, own=instance: None if violations(own, s) else evaluate(own, s).time_ns)
+        climb(instance, search, never)
+        if planned.objective is not None:
+            assert search.objective is not None and search.objective <= planned.objective, seed
+            compared += 1
+            better += search.objective < planned.objective
+    assert compared >= 3 and better >= compared // 2, (compared, better)
+
+
+def test_many_kinds_of_groups_leave_the_limit_kept_and_an_answer() -> None:
+    """Twelve devices, each of its own class: too many groups to follow one pipeline through."""
+    instance = random_cluster(2000, devices=12, layers=16)
+    rng = random.Random(0)
+    table = [[float(rng.randint(10**6, 10**7)) for _ in range(12)] for _ in range(12)]
+    instance = replace(instance, network=Network(matrix=Matrix(bandwidth_bytes_per_s=table)), within_memory=False)
+    result, planned = solve(instance, time_limit=3), solve(instance, "amp")
+    assert result.objective is not None and planned.objective is not None and result.bound is not None
+    assert result.bound <= result.objective <= planned.objective
+
+
+def test_degrees_may_be_held_to_powers_of_two() -> None:
+    instance = random_cluster(5, devices=6)
+    assert {3, 6} & {given.dp for given in instance.degrees()}
+    held = replace(instance, powers_of_two=True)
+    assert {given.dp for given in held.degrees()} <= {1, 2, 4}
+    free = next(given for given in instance.degrees() if given.dp == 3)
+    strategy = Solution(free, tuple(range(6)), tuple(range(1, free.pp)), ())
+    assert violations(held, strategy) == ["dp is 3; the instance wants a power of two"]
+    doubled = Solution(free, (0, 1, 2, 3, 4, 4), tuple(range(1, free.pp)), ())
+    assert violations(instance, doubled) == ["placement names device 4 2 times; give each once"]
+
+
+def test_links_too_slow_to_count_in_nanoseconds_are_refused() -> None:
+    given = random_cluster_dict(random.Random(3), devices=4)
+    given["network"] = {"islands": [{"devices": 4, "bandwidth_bytes_per_s": 1}]}
+    given["boundary_bytes"] = [10**6 for _ in given["boundary_bytes"]]
+    with pytest.raises(InputError, match=r"instance: network makes the messages of a step .* give faster links"):
+        load(given)
 
 
 def scattered(devices: int) -> Instance:

@@ -79,7 +79,8 @@ def place(
 ) -> None:
     """Find degrees, placement, micro-batches and layer assignment on a cluster of mixed devices, with a certificate.
 
-    One (pp, dp, tmp) holds for all layers, as in AMP; `plan` decides for every layer, on equal devices.
+    One (pp, dp, tmp) holds for all layers, as in AMP; `plan` decides for every layer, on equal devices. dp and tmp are powers
+    of two, as plans have them; `solve` on an instance of `build cluster-strategy` takes any dp.
     """
     check_different(output, picture)
     if output:
@@ -125,8 +126,6 @@ def _show(found: PlacedPlan) -> None:
     render.strategy(found.instance, found.result)
     render.certificate(found.result)
     render.candidates(found.result)
-    if found.refused:
-        render.pairs([("no plan", found.refused)])
     if found.walk_bytes:
         render.pairs([("memory walk", f"{format_bytes(max(found.walk_bytes))} at most on any rank compiled, by its program")])
 
@@ -154,6 +153,9 @@ def trial(
     recompute: Recompute = False,
     granularity: Granularity = "layer",
     ignore_memory: IgnoreMemory = False,
+    option: MethodOptions = None,
+    time_limit: TimeLimit = None,
+    gap: Gap = 0.0,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -186,8 +188,11 @@ def trial(
             recompute=recompute,
             by_unit=by_unit_of(granularity),
             ignore_memory=ignore_memory,
+            time_limit=time_limit,
+            gap=gap,
             seed=seed,
             running=running,
+            **method_options(option),
         )
     best = found.best
     if output and best is not None:
@@ -217,7 +222,15 @@ def _show_trials(found: Trials, scale_down: int) -> None:
         row = (str(one.place + 1), told, units, format_time(one.predicted_step_ns or 0), *timed, one.status + mark)
         table.add_row(*row)
     render.out.print(table)
-    rows = [("predicted", f"for the whole model; what ran is about {scale_down} times smaller")] if scale_down > 1 else []
-    rows += [("not run", text) for text in found.refused]
+    rows = (
+        [
+            (
+                "predicted",
+                f"for the whole model; what ran is about {scale_down} times smaller, so that another may be its fastest",
+            )
+        ]
+        if scale_down > 1
+        else []
+    )
     rows += [(f"rank {one.place + 1}", one.message) for one in found.trials if one.message]
     render.pairs(rows)
