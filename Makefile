@@ -20,7 +20,7 @@ demo: $(INSTALLED)
 	$(BIN)/trainplan run demo/pipeline.json --steps 3 --scale-down 8 --dtype float64
 
 test: $(INSTALLED)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint]'
