@@ -29,6 +29,7 @@ import trainplan as tp
 from tests.assignments import random_assignment_dict
 from tests.cluster_instances import random_cluster_dict
 from tests.instances import random_pipeline_dict
+from tests.partition_instances import random_partition_dict
 
 JUDGE = "brute-force"
 SECONDS = 60.0
@@ -82,11 +83,16 @@ def random_assignment(rng: random.Random) -> dict[str, Any]:
     return random_assignment_dict(rng, memory=rng.random() < 0.5)
 
 
+def random_partition(rng: random.Random) -> dict[str, Any]:
+    return random_partition_dict(rng, memory=rng.random() < 0.5)
+
+
 GENERATORS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "layer-strategies": lambda rng: random_instance(rng, layers=6, options=5),
     "pipeline": random_pipeline_dict,
     "stage-assignment": random_assignment,
     "cluster-strategy": random_cluster_dict,
+    "pipeline-partition": random_partition,
 }
 
 

@@ -15,6 +15,8 @@ from trainplan.formulations.layer_strategies.problem import Instance as StageIns
 from trainplan.formulations.layer_strategies.problem import evaluate
 from trainplan.formulations.pipeline.problem import Configuration, Solution, even_partition, iteration_ns, stage_costs
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
+from trainplan.formulations.pipeline_partition.problem import Solution as Partition
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.formulations.stage_assignment.problem import Solution as Assignment
 from trainplan.solvers.search import Outcome, Search, Unsuited
@@ -23,7 +25,7 @@ LARGEST = 2_000_000
 EVERY = 4096  # solutions between two looks at the clock
 
 Stages = list[tuple[int, int, tuple[int, ...]]]
-Instance = StageInstance | PipelineInstance | AssignmentInstance | ClusterInstance
+Instance = StageInstance | PipelineInstance | AssignmentInstance | PartitionInstance | ClusterInstance
 
 
 def brute_force(instance: Instance, search: Search) -> Outcome:
@@ -40,7 +42,9 @@ def brute_force(instance: Instance, search: Search) -> Outcome:
         elif isinstance(instance, PipelineInstance):
             _each_solution(instance, search)
         elif isinstance(instance, AssignmentInstance):
-            _each_assignment(instance, search)
+            _each_cuts(Assignment, instance.layers, instance.stages, search)
+        elif isinstance(instance, PartitionInstance):
+            _each_cuts(Partition, instance.sublayers, instance.stages, search)
         else:
             _each_choice(instance, search)
     except TimeoutError:
@@ -54,6 +58,8 @@ def brute_force(instance: Instance, search: Search) -> Outcome:
 def _solutions(instance: Instance) -> int:
     if isinstance(instance, AssignmentInstance):
         return comb(instance.layers - 1, instance.stages - 1)
+    if isinstance(instance, PartitionInstance):
+        return comb(instance.sublayers - 1, instance.stages - 1)
     if isinstance(instance, ClusterInstance):
         placements = factorial(instance.devices) // prod(factorial(int(size)) for size in np.bincount(instance.classes))
         return placements * sum(
@@ -75,10 +81,10 @@ def _each_choice(instance: StageInstance, search: Search) -> None:
             search.report(choice)
 
 
-def _each_assignment(instance: AssignmentInstance, search: Search) -> None:
-    for number, cuts in enumerate(combinations(range(1, instance.layers), instance.stages - 1)):
+def _each_cuts(solution: type[Assignment] | type[Partition], layers: int, stages: int, search: Search) -> None:
+    for number, cuts in enumerate(combinations(range(1, layers), stages - 1)):
         _look(number, search)
-        search.report(Assignment(cuts))
+        search.report(solution(cuts))
 
 
 def _each_solution(instance: PipelineInstance, search: Search) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case, orbits
 from trainplan.formulations.cluster_strategy.placed import Integers, Placed
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution
-from trainplan.formulations.stage_assignment.problem import Instance as Assignment
-from trainplan.formulations.stage_assignment.problem import Memory, first_layers
+from trainplan.formulations.stage_memory import Memory
 from trainplan.solvers.cluster_bounds import Path
 from trainplan.solvers.stage_assignment import assign
 
@@ -35,11 +34,11 @@ def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
     instance, share = case.instance, -(-case.micro_batches // case.degrees.dp)
     shard, table = instance.shards[case.degrees.tmp], instance.tables[case.degrees.tmp, case.degrees.mbs]
     memory = Memory(placed.limits_bytes.min(axis=1), shard.state_bytes, table.kept_bytes, table.workspace_bytes)
-    layers = Assignment(share, placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1), memory)
+    times, moves, stages = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1), case.degrees.pp
     found = None
     if instance.within_memory:
-        found = assign(layers.layer_ns, layers.transfer_ns, share, first_layers(layers))
-    found = found or assign(layers.layer_ns, layers.transfer_ns, share)
+        found = assign(times, moves, share, memory.first_layers([min(share, stages - j) for j in range(stages)]))
+    found = found or assign(times, moves, share)
     assert found is not None
     return tuple(map(int, found[1]))
 

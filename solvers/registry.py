@@ -174,6 +174,41 @@ PROBLEMS = {
             ),
         ),
         Problem(
+            "pipeline-partition",
+            "trainplan.formulations.pipeline_partition.problem",
+            "trainplan.solvers.pipeline_partition:explain",
+            exact="branch-and-bound",
+            methods=(
+                Entry(
+                    "branch-and-bound",
+                    "trainplan.solvers.pipeline_partition:partition_exact",
+                    True,
+                    "bounds from micro-batches followed through one stage, the rest simulated",
+                ),
+                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
+                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                Entry(
+                    "autopipe",
+                    "trainplan.solvers.autopipe:autopipe",
+                    False,
+                    "AutoPipe's master-stage heuristic",
+                    (Option("reading", ("paper", "published")),),
+                ),
+                Entry(
+                    "algorithm-1", "trainplan.solvers.autopipe:algorithm_1", False, "the least largest stage, AutoPipe's start"
+                ),
+                Entry("megatron", "trainplan.solvers.pipeline_planners:megatron", False, "even numbers of Transformer layers"),
+                Entry("piper", "trainplan.solvers.pipeline_planners:piper", False, "the least time per sample, between layers"),
+                Entry(
+                    "dapple",
+                    "trainplan.solvers.pipeline_planners:dapple",
+                    False,
+                    "DAPPLE's pivot-stage latency, between layers",
+                ),
+                Entry("brute-force", "trainplan.solvers.brute_force:brute_force", True, "all cuts, for tiny instances"),
+            ),
+        ),
+        Problem(
             "cluster-strategy",
             "trainplan.formulations.cluster_strategy.problem",
             "trainplan.solvers.cluster_memory:explain",

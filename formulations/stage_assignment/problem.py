@@ -25,14 +25,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
-from trainplan.formulations.layer_strategies.problem import Bytes, Integers, TimeNs
+from trainplan.formulations.layer_strategies.problem import Integers, TimeNs
+from trainplan.formulations.stage_memory import Memory, MemoryRecord, check_length
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, Source, parse
 from trainplan.profiling.quantities import format_bytes
 
 NAME = "stage-assignment"
 LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
-COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")
 
 
 def _branch(value: Any) -> str:
@@ -43,20 +43,6 @@ def _branch(value: Any) -> str:
 Row = Annotated[list[TimeNs], Tag("list[one]")]
 Rows = Annotated[list[list[TimeNs]], Tag("list[list]")]
 Times = Annotated[Row | Rows, Discriminator(_branch)]
-Limit = Annotated[int, Field(gt=0, le=2**48)]
-Limits = Annotated[
-    Annotated[Limit, Tag("list[one]")] | Annotated[list[Limit], Tag("list[each]")],
-    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
-]
-
-
-class MemoryRecord(Record):
-    """What the layers need, and what the devices have."""
-
-    limit_bytes: Annotated[Limits, Field(description="E: of every stage's device, or a list with one for each stage")]
-    state_bytes: Annotated[list[Bytes], Field(description="O_ms: parameters, gradients, optimizer states of each layer")]
-    kept_bytes: Annotated[list[Bytes], Field(description="O_f: kept for one micro-batch until its backward pass")]
-    workspace_bytes: Annotated[list[Bytes], Field(description="O_w: held while the layer itself is computed")]
 
 
 class InstanceRecord(Record):
@@ -88,17 +74,13 @@ class InstanceRecord(Record):
         if self.stages > 1 or self.transfer_ns:
             self._check_times("transfer_ns", layers - 1, self.stages - 1)
         if self.parameters is not None:
-            _check("parameters", self.parameters, layers, "one for each layer")
+            check_length("parameters", self.parameters, layers, "one for each layer")
         moves: list[Any] = self.transfer_ns if _many(self.transfer_ns) else [self.transfer_ns] * (self.stages - 1)
         slowest = sum(max(column) for column in zip(*times, strict=True)) + sum(max(row, default=0) for row in moves)
         most = [("ns", self.micro_batches * slowest, LARGEST_NS)]
         if self.memory is not None:
-            for name in COLUMNS:
-                _check(f"memory.{name}", getattr(self.memory, name), layers, "one for each layer")
-            if isinstance(self.memory.limit_bytes, list):
-                _check("memory.limit_bytes", self.memory.limit_bytes, self.stages, "one for each stage")
-            state, kept, workspace = (sum(getattr(self.memory, name)) for name in COLUMNS)
-            most.append(("bytes", state + min(self.stages, self.micro_batches) * kept + workspace, LARGEST_BYTES))
+            self.memory.check(layers, self.stages)
+            most.append(("bytes", self.memory.most_bytes(min(self.stages, self.micro_batches)), LARGEST_BYTES))
         for unit, total, limit in most:
             if total >= limit:
                 told = f"is {self.micro_batches}, with which {layers} layers may take {total:.3g} {unit}"
@@ -109,11 +91,11 @@ class InstanceRecord(Record):
         given: list[Any] = getattr(self, name)
         told = "one for each layer" if name == "layer_ns" else "one for each cut between two layers"
         if not _many(given):
-            _check(name, given, length, told)
+            check_length(name, given, length, told)
             return
-        _check(name, given, count, "one for each stage" if name == "layer_ns" else "one for each boundary of two stages")
+        check_length(name, given, count, "one for each stage" if name == "layer_ns" else "one for each boundary of two stages")
         for place, row in enumerate(given):
-            _check(f"{name}[{place}]", row, length, told)
+            check_length(f"{name}[{place}]", row, length, told)
 
 
 class SolutionRecord(Record):
@@ -124,21 +106,6 @@ class SolutionRecord(Record):
 
 def _many(value: list[Any]) -> bool:
     return _branch(value) == "list[list]"
-
-
-def _check(name: str, found: list[Any], wanted: int, told: str) -> None:
-    if len(found) != wanted:
-        raise InputError("", name, f"has {len(found)} entries", f"give {wanted}, {told}")
-
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """limit_bytes: of each of the k stages. state_bytes, kept_bytes, workspace_bytes: of each of the L layers."""
-
-    limit_bytes: Integers
-    state_bytes: Integers
-    kept_bytes: Integers
-    workspace_bytes: Integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +143,7 @@ class Instance:
     def with_limits(self, limit_bytes: Integers) -> Instance:
         """The same instance under other limits of memory."""
         assert self.memory is not None
-        return replace(self, memory=replace(self.memory, limit_bytes=limit_bytes))
+        return replace(self, memory=self.memory.with_limits(limit_bytes))
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format: one list where all stages have the same."""
@@ -193,9 +160,7 @@ class Instance:
         if self.parameters is not None:
             given["parameters"] = self.parameters.tolist()
         if self.memory is not None:
-            limits = self.memory.limit_bytes.tolist()
-            given["memory"] = {"limit_bytes": limits[0] if len(set(limits)) == 1 else limits}
-            given["memory"] |= {name: getattr(self.memory, name).tolist() for name in COLUMNS}
+            given["memory"] = self.memory.to_dict()
         return given
 
 
@@ -241,10 +206,7 @@ def load(source: Source, where: str = "instance") -> Instance:
     layer_ns = np.array(record.layer_ns, np.int64)
     layers = layer_ns.shape[-1]
     moves = np.array(record.transfer_ns if stages > 1 else [0] * (layers - 1), np.int64)
-    memory = None
-    if record.memory is not None:
-        limits = np.broadcast_to(np.array(record.memory.limit_bytes, np.int64), (stages,))
-        memory = Memory(limits, *(np.array(getattr(record.memory, name), np.int64) for name in COLUMNS))
+    memory = None if record.memory is None else Memory.of(record.memory, stages)
     return Instance(
         micro_batches=record.micro_batches,
         layer_ns=np.broadcast_to(layer_ns, (stages, layers)),
@@ -274,18 +236,11 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     for i, (first, end) in enumerate(pairwise((0, *solution.cuts, instance.layers))):
         time = int(instance.layer_ns[i, first:end].sum())
         sent = int(instance.transfer_ns[i, end - 1]) if i + 1 < instance.stages else 0
-        found.append(StageCosts(first, end - 1, time, sent, _peak_bytes(instance, i, first, end)))
+        peak = None if instance.memory is None else instance.memory.peak_bytes(first, end, instance.in_flight(i))
+        found.append(StageCosts(first, end - 1, time, sent, peak))
     slowest = max(stage.time_ns for stage in found)
     whole = sum(stage.time_ns + stage.transfer_ns for stage in found)
     return Evaluation((instance.micro_batches - 1) * slowest + whole, tuple(found))
-
-
-def _peak_bytes(instance: Instance, stage: int, first: int, end: int) -> int | None:
-    memory = instance.memory
-    if memory is None:
-        return None
-    state, kept = int(memory.state_bytes[first:end].sum()), int(memory.kept_bytes[first:end].sum())
-    return state + instance.in_flight(stage) * kept + int(memory.workspace_bytes[first:end].max())
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
@@ -319,7 +274,7 @@ def fullest_stage(instance: Instance, result: Evaluation) -> int:
 def peak_layer(instance: Instance, stage: StageCosts) -> int:
     """The layer during which a stage needs most."""
     assert instance.memory is not None
-    return stage.first + int(instance.memory.workspace_bytes[stage.first : stage.last + 1].argmax())
+    return instance.memory.peak_layer(stage.first, stage.last + 1)
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
@@ -348,48 +303,18 @@ def _malformed(instance: Instance, solution: Solution) -> list[str]:
 
 
 def first_layers(instance: Instance) -> Integers:
-    """(k, L): the least first layer with which stage i fits its limit when layer l is its last; l + 1 where l alone does not.
-
-    A longer stage needs no less, so stage i fits exactly where it begins at this layer or later. Found by doubling: a span
-    grows to the left by the largest power of two with which it still fits, then by smaller ones.
-    """
-    memory, layers = instance.memory, instance.layers
-    assert memory is not None
-    largest = [memory.workspace_bytes]  # of 1, 2, 4, .. layers from each on
-    while 2 << len(largest) - 1 <= layers:
-        half = 1 << len(largest) - 1
-        largest.append(np.maximum(largest[-1][:-half], largest[-1][half:]))
-    found = np.empty((instance.stages, layers), np.int64)
-    known: dict[tuple[int, int], int] = {}
-    for i, limit in enumerate(memory.limit_bytes.tolist()):
-        same = known.setdefault((instance.in_flight(i), limit), i)
-        if same < i:
-            found[i] = found[same]
-            continue
-        held = np.concatenate([[0], np.cumsum(memory.state_bytes + instance.in_flight(i) * memory.kept_bytes)])
-        first, peak = np.arange(1, layers + 1), np.zeros(layers, np.int64)
-        for level in reversed(range(len(largest))):
-            tried = first - (1 << level)
-            place = np.maximum(tried, 0)
-            grown = np.maximum(peak, largest[level][np.minimum(place, len(largest[level]) - 1)])
-            fits = (tried >= 0) & (held[1:] - held[place] + grown <= limit)
-            first, peak = np.where(fits, tried, first), np.where(fits, grown, peak)
-        found[i] = first
-    return found
+    """(k, L): as of `Memory.first_layers`."""
+    assert instance.memory is not None
+    return instance.memory.first_layers(_in_flight(instance))
 
 
 def precedences(instance: Instance) -> list[tuple[int, int, int]]:
-    """(i, first, l): a stage i that holds layer l must not begin before layer `first`. Those that follow from others are left
-    out; there are none without memory. The last stage holds the last layer, and the others leave one for each after them."""
-    if instance.memory is None:
-        return []
-    windows, found = first_layers(instance), []
-    for i, row in enumerate(windows.tolist()):
-        for l in range(i, instance.layers - instance.stages + i + 1):
-            implied = row[l - 1] if l > i else 0
-            if row[l] > max(implied, i):
-                found.append((i, row[l], l))
-    return found
+    """As of `Memory.precedences`; there are none without memory."""
+    return [] if instance.memory is None else instance.memory.precedences(_in_flight(instance))
+
+
+def _in_flight(instance: Instance) -> list[int]:
+    return [instance.in_flight(i) for i in range(instance.stages)]
 
 
 def most_ns(instance: Instance) -> int:

@@ -350,7 +350,7 @@ def tilings_of(rows: int, columns: int, tmp: int, dp: int) -> list[frozenset[Dom
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
 def test_every_draw_is_a_tiling(rows: int, columns: int, data: st.DataObject) -> None:
     count = rows * columns

@@ -148,7 +148,7 @@ def plain_algorithm_3(instance: layers.Instance, step: int) -> tuple[int, ...] |
     return best
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(SEEDS, st.sampled_from([5, 30, 100]), st.booleans())
 def test_algorithm_3_equals_its_plain_version(seed: int, levels: int, layouts: bool) -> None:
     """With options that share layouts and with options that do not, choice for choice."""
@@ -164,7 +164,7 @@ def test_algorithm_3_equals_its_plain_version(seed: int, levels: int, layouts: b
     assert outcome.choice == plain_algorithm_3(instance, step)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(SEEDS, st.sampled_from([1, 5]), st.booleans())
 def test_stages_are_searched_by_algorithm_3(seed: int, step: int, whole: bool) -> None:
     """Stages that share what they begin with are found as each would be alone."""
@@ -184,7 +184,7 @@ def partitions(count: int, stages: int) -> Iterator[tuple[int, ...]]:
         yield tuple(np.diff([0, *cuts, count]).tolist())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(SEEDS, st.sampled_from(BALANCES))
 def test_initial_partitions_are_the_best_of_all(seed: int, balance: Any) -> None:
     instance = random_pipeline(seed, 8)
@@ -231,7 +231,6 @@ def test_partitions_count_blocks() -> None:
     assert blocks(paper_pipeline("swin-huge-32", 16)).count == 32
 
 
-@settings(deadline=None)
 @given(SEEDS)
 def test_partitions_and_layers_convert_both_ways(seed: int) -> None:
     instance = random_pipeline(seed, 8)
@@ -262,7 +261,7 @@ def optimum(instance: Instance) -> int | None:
     return min(times, default=None)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SEEDS, st.sampled_from(["rule", "all"]), st.sampled_from(["micro-batch", "iteration"]))
 def test_plans_are_valid_and_never_beat_brute_force(seed: int, micro_batches: str, stage_time: str) -> None:
     instance = random_pipeline(seed, 4)
@@ -311,7 +310,7 @@ def check_trace(stages: StageSearch) -> int:
     return len(found)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_every_accepted_step_keeps_the_three_limits(seed: int) -> None:
     instance = random_pipeline(seed, 10, devices=8)

@@ -48,7 +48,7 @@ def test_500_random_instances_agree_to_the_nanosecond(record_property: Callable[
     record_property("galvatron_dp", report)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(0, 10**9), st.integers(1, 7), st.integers(1, 6))
 def test_label_setting_is_exact(seed: int, layers: int, options: int) -> None:
     instance = random_instance(seed, layers, options)
@@ -56,7 +56,6 @@ def test_label_setting_is_exact(seed: int, layers: int, options: int) -> None:
     assert (exact.status, exact.objective, exact.bound) == (brute.status, brute.objective, brute.bound)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**9))
 def test_least_memory_is_the_boundary(seed: int) -> None:
     instance = random_instance(seed, 5, 4)
@@ -70,7 +69,6 @@ def test_least_memory_is_the_boundary(seed: int) -> None:
         assert refused.reason.least_memory_bytes == least
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**9), st.floats(1e-4, 0.3))
 def test_a_gap_is_a_certificate(seed: int, gap: float) -> None:
     instance = random_instance(seed)

@@ -56,7 +56,7 @@ def test_500_random_instances_agree_to_the_nanosecond() -> None:
     assert 150 < feasible < 400
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**9), st.floats(1e-4, 0.3))
 def test_a_gap_is_a_certificate(seed: int, gap: float) -> None:
     instance = random_pipeline(seed)
@@ -69,7 +69,7 @@ def test_a_gap_is_a_certificate(seed: int, gap: float) -> None:
             assert objective - bound <= gap * objective + 1e-6
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**9))
 def test_less_memory_or_fewer_configurations_are_never_faster(seed: int) -> None:
     instance = random_pipeline(seed)

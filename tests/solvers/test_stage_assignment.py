@@ -100,7 +100,7 @@ def shortest(layer_ns: Any, transfer_ns: Any, micro_batches: int, windows: Any) 
     return best
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.integers(0, 10**9), st.booleans())
 def test_the_sweep_is_a_plain_dynamic_program_over_all_caps(seed: int, memory: bool) -> None:
     """Sizes past brute force; bounds hold on the way; a cutoff hides exactly what is not below it."""
@@ -118,7 +118,7 @@ def test_the_sweep_is_a_plain_dynamic_program_over_all_caps(seed: int, memory: b
         assert assign(*problem, cutoff_ns=best + 1) == found
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(0, 10**9))
 def test_the_reason_is_the_least_memory_that_would_do(seed: int) -> None:
     given = random_assignment_dict(random.Random(seed), 8, 4, memory=True)

@@ -1,0 +1,62 @@
+"""Bounds on the step from single paths through one stage.
+
+Of 1F1B with p stages and m micro-batches, c_x the transfer between the stages x - 1 and x, and c_0 = c_p = 0. Stage x runs
+min(m, p - x) forward passes up to its first backward pass, so a_x = max(0, m - (p - x)) after it. Two paths through stage x:
+
+    the first micro-batch through all stages and back to x, f_0 + c_1 + f_1 + .. + f_{p-1} + b_{p-1} + c_{p-1} + .. + b_x;
+    then all that x still runs, a_x forward and m - 1 backward passes; then the last micro-batch back from x to stage 0:
+
+        T >= sum_j (f_j + b_j) + 2 sum_j c_j + a_x (f_x + c_x) + (m - 1) (b_x + c_{x+1})
+
+    the first micro-batch up to x; then all that x runs up to its last forward pass, m forward and a_x backward passes; then
+    the last micro-batch from x through the last stage and back to stage 0:
+
+        T >= sum_j (f_j + b_j) + 2 sum_j c_j + (m - 1) (f_x + c_x) + a_x (b_x + c_{x+1})
+
+Each pass on them waits for the one before it: the passes of one micro-batch in their order, and those of a stage in its order.
+All sub-layers lie on each path, so besides the transfers the bounds differ by what stage x is alone: the least of the largest
+over all partitions is found stage by stage.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline_partition.problem import Instance
+
+FAR = np.int64(2**62)
+
+
+def left_over(instance: Instance, stage: int) -> int:
+    """a_x: the forward passes of a stage after its first backward pass."""
+    return max(0, instance.micro_batches - (instance.stages - stage))
+
+
+def extra_ns(instance: Instance, stage: int, forward_ns: Integers, backward_ns: Integers) -> Integers:
+    """What the longer of the two paths adds to one round trip, by the times of a stage, each with the transfer before it."""
+    fewer, more = left_over(instance, stage), instance.micro_batches - 1
+    return np.maximum(fewer * forward_ns + more * backward_ns, more * forward_ns + fewer * backward_ns)
+
+
+def least_ns(instance: Instance) -> int:
+    """No partition within the memory takes less; 2^62 or more where there is none. Time n^2 p."""
+    n, p, memory = instance.sublayers, instance.stages, instance.memory
+    f, b = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))
+    c = np.concatenate([[0], instance.transfer_ns, [0]])
+    windows = None if memory is None else memory.first_layers([instance.in_flight(x) for x in range(p)])
+    least = np.full(n + 1, FAR)  # by the first sub-layer after the stages so far
+    least[0] = 0
+    for x in range(p):
+        before, least = least, np.full(n + 1, FAR)
+        for end in range(x + 1, n - p + x + 2):
+            own = slice(x if windows is None else max(x, int(windows[x, end - 1])), end)
+            found = extra_ns(instance, x, f[end] - f[own] + c[own], b[end] - b[own] + c[end])
+            least[end] = np.maximum(before[own], found).min(initial=FAR)
+    moves = int(np.sort(instance.transfer_ns)[: p - 1].sum())
+    return int(f[n] + b[n]) + 2 * moves + int(least[n])
+
+
+def most_ns(instance: Instance) -> int:
+    """No partition takes longer: all passes and transfers one after the other."""
+    moves = int(np.sort(instance.transfer_ns)[instance.sublayers - instance.stages :].sum())
+    return instance.micro_batches * (int(instance.forward_ns.sum() + instance.backward_ns.sum()) + 2 * moves)

@@ -1,0 +1,125 @@
+"""pipeline-partition as a mixed-integer linear program, in Pyomo.
+
+Sets         x = 0 .. p-1 stages; l = 0 .. n-1 sub-layers; v the starts that `moments` does not know
+Parameters   times in scaled units, see `units`; w[x,l] the least first sub-layer with which stage x fits its memory when l is
+             its last one (`Memory.first_layers`); B the least step by `bounds`
+Variables    Y[x,l] in {0,1}     stage x = 1 .. p-1 has begun by sub-layer l; known outside of l = x .. n-p+x-1, since every
+                                 stage has a sub-layer. Y[0,.] = 1 and Y[p,.] = 0, so l lies in stage x where
+                                 Y[x,l] - Y[x+1,l] = 1
+             D[k] >= 0           f_x, b_x and c_x, numbered as in `moments`; each with the largest value it can have
+             S[v] >= 0           the start of a pass
+             T >= B              the step
+
+    minimise   T
+    onward     Y[x,l] <= Y[x,l+1]                                                       a stage that has begun stays so
+    order      Y[x+1,l+1] <= Y[x,l]                                                     every stage has a sub-layer
+    time       f_x = sum_l f(l) (Y[x,l] - Y[x+1,l]), and b_x alike
+               c_x = sum_l c(l) (Y[x,l] - Y[x,l-1]),  c(l) of the cut before l
+    start      S[v] >= each of its sums of an earlier start and times                   the recurrences
+    step       T >= the end of the last backward pass of stage 0
+    memory     Y[x,w[x,l]-1] <= Y[x+1,l]                                                for every x, l where w[x,l] > 0
+
+`start` has every path of the simulation in it, also those of `bounds`. What the relaxation lacks is that a sub-layer is not
+shared between stages; B is the least to which the paths through one stage can be kept without sharing. `memory` is all that
+memory asks, since a longer stage needs no less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyomo.environ as pyo
+from trainplan.formulations.pipeline_partition.bounds import least_ns, most_ns
+from trainplan.formulations.pipeline_partition.moments import Sum, moments
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate
+
+SIGNIFICANT_BITS = 20
+
+
+def units(instance: Instance) -> tuple[int, int]:
+    """Nanoseconds of one model unit, and bytes (there are none): a power of two that brings the objective near 2^20, measured
+    at even stages. HiGHS is trusted to a millionth of a unit and its rows to a billionth, so that objectives below 2^38 ns are
+    proven to the nanosecond with up to 300 stages and micro-batches in all (see `weight`)."""
+    even = Solution(tuple(instance.sublayers * x // instance.stages for x in range(1, instance.stages)))
+    return 1 << max(0, evaluate(instance, even).time_ns.bit_length() - SIGNIFICANT_BITS), 1
+
+
+def weight(instance: Instance) -> int:
+    """How often the objective counts an error in a row: a path has at most 2(m + p) passes, each with a start, its own time,
+    and its transfer."""
+    return 6 * (instance.micro_batches + instance.stages)
+
+
+def build(instance: Instance) -> pyo.ConcreteModel:
+    """The Pyomo model; `extract` reads a solution from its solved values."""
+    m = pyo.ConcreteModel(name=instance.name)
+    stages, sublayers, p = range(instance.stages), range(instance.sublayers), instance.stages
+    ns_per_unit, _ = units(instance)
+    f, b = instance.forward_ns / ns_per_unit, instance.backward_ns / ns_per_unit
+    c = np.concatenate([[0], instance.transfer_ns]) / ns_per_unit
+    least, most = least_ns(instance) / ns_per_unit, most_ns(instance) / ns_per_unit
+    known = moments(p, instance.micro_batches)
+
+    m.Y = pyo.Var([(x, l) for x in stages[1:] for l in sublayers if _open(instance, x, l)], domain=pyo.Binary)
+    longest = [float(f.sum())] * p + [float(b.sum())] * p + [float(c.max())] * (p - 1)
+    m.D = pyo.Var(range(3 * p - 1), bounds=lambda m, k: (0, longest[k]))
+    m.S = pyo.Var(range(len(known.rows)), bounds=(0, most))
+    m.T = pyo.Var(bounds=(min(least, most), most))
+
+    def begun(x: int, l: int) -> Any:
+        return m.Y[x, l] if _open(instance, x, l) else int(x == 0 or (x < p and l >= instance.sublayers - p + x))
+
+    def inside(x: int, l: int) -> Any:
+        return begun(x, l) - begun(x + 1, l)
+
+    def at_most(one: Any, other: Any) -> Any:
+        if isinstance(one, int) and isinstance(other, int):
+            return pyo.Constraint.Feasible if one <= other else m.T <= -1  # T >= 0: nothing fits
+        return one <= other
+
+    def total(one: Sum) -> Any:
+        start = 0 if one.start is None else m.S[one.start]
+        return start + sum(count * m.D[k] for k, count in enumerate(one.counts) if count)
+
+    m.onward = pyo.Constraint(list(m.Y), rule=lambda m, x, l: at_most(m.Y[x, l], begun(x, l + 1)))
+    m.order = pyo.Constraint(
+        [(x, l) for x in stages[1:-1] for l in sublayers[:-1]], rule=lambda m, x, l: at_most(begun(x + 1, l + 1), begun(x, l))
+    )
+    m.time = pyo.ConstraintList()
+    for x in stages:
+        m.time.add(m.D[x] == sum(float(f[l]) * inside(x, l) for l in sublayers))
+        m.time.add(m.D[p + x] == sum(float(b[l]) * inside(x, l) for l in sublayers))
+    for x in stages[1:]:
+        moved = sum(float(c[l]) * (begun(x, l) - begun(x, l - 1)) for l in sublayers[1:])
+        m.time.add(m.D[2 * p + x - 1] == moved)
+    m.start = pyo.ConstraintList()
+    for v, sums in enumerate(known.rows):
+        for one in sums:
+            m.start.add(m.S[v] >= total(one))
+    m.step = pyo.Constraint(expr=total(known.end) <= m.T)
+    memory = instance.memory
+    m.memory = pyo.Constraint(
+        [] if memory is None else memory.precedences([instance.in_flight(x) for x in stages]),
+        rule=lambda m, x, first, l: at_most(begun(x, first - 1), begun(x + 1, l)),
+    )
+    m.objective = pyo.Objective(expr=m.T)
+    return m
+
+
+def _open(instance: Instance, x: int, l: int) -> bool:
+    """Whether stage x may or may not have begun by sub-layer l."""
+    return 0 < x < instance.stages and x <= l < instance.sublayers - instance.stages + x
+
+
+def extract(instance: Instance, values: Mapping[tuple[int, int], float]) -> Solution:
+    """The solution that Y stands for: every stage begins at the first sub-layer by which it has."""
+    latest = instance.sublayers - instance.stages
+    firsts = [range(x, latest + x) for x in range(1, instance.stages)]
+    return Solution(tuple(next((l for l in row if values[x, l] > 0.5), row.stop) for x, row in enumerate(firsts, 1)))
+
+
+def solved_values(model: Any, values: Any) -> dict[tuple[int, int], float]:
+    """Y of a solution, by (stage, sub-layer), from a solver's variable map."""
+    return {index: values[model.Y[index]] for index in model.Y}

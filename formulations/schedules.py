@@ -1,0 +1,99 @@
+"""Schedules: the order of forward and backward passes on each of the p devices of a pipeline, m micro-batches a step.
+
+    gpipe             all forward, then all backward passes; m micro-batches are in flight
+    1f1b              1F1B-Flush: min(m, p - x - 1) forward passes on device x = 0 .. p-1, then one forward and one backward in
+                      turn, then the backward passes that are left; min(m, p - x) are in flight
+    interleaved-1f1b  v stages on each device, stage s on device s mod p; micro-batches in groups of p, each group through one
+                      stage of the device after the other (Megatron-LM; m is a multiple of p)
+    sliced-1f1b       1f1b with the first forward passes in two halves (AutoPipe, Section III-C)
+
+Slicing k micro-batches: the forward pass of micro-batch q < k comes in two halves on the devices x <= p - 2 - q, where it
+belongs to the warm-up, and that of micro-batch 0 on the last device, too. A half travels on as soon as it is done, but for
+the last warm-up pass of a device: what it sends is received in the 1F1B phase, whole, after its second half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+Schedule = Literal["1f1b", "gpipe"]
+Kind = Literal["forward", "backward"]
+
+
+class Pass(NamedTuple):
+    """A pass of one micro-batch through one stage; half: 0 or 1 where it is sliced."""
+
+    kind: Kind
+    micro_batch: int
+    stage: int
+    half: int | None = None
+
+
+def most_sliced(stages: int, micro_batches: int) -> int:
+    """Micro-batches that slicing can reach: those of the first device's warm-up."""
+    return min(stages - 1, micro_batches)
+
+
+def is_sliced(stage: int, micro_batch: int, stages: int, sliced: int) -> bool:
+    """Whether a stage runs the forward pass of a micro-batch in halves, if `sliced` of them are."""
+    return micro_batch < sliced and (micro_batch == 0 or stage <= stages - 2 - micro_batch)
+
+
+def one_f_one_b(stages: int, micro_batches: int, sliced: int = 0) -> list[list[Pass]]:
+    """1F1B-Flush, with the first `sliced` micro-batches in halves."""
+    return [_paired(stages, x, micro_batches, min(micro_batches, stages - x - 1), sliced) for x in range(stages)]
+
+
+def gpipe(stages: int, micro_batches: int) -> list[list[Pass]]:
+    """All forward, then all backward passes, both in order of micro-batches."""
+    return [_paired(stages, x, micro_batches, micro_batches, 0) for x in range(stages)]
+
+
+def _paired(stages: int, stage: int, micro_batches: int, ahead: int, sliced: int) -> list[Pass]:
+    found: list[Pass] = []
+    for place in range(ahead + micro_batches):
+        if place < micro_batches:
+            halves = (0, 1) if is_sliced(stage, place, stages, sliced) else (None,)
+            found += [Pass("forward", place, stage, half) for half in halves]
+        if place >= ahead:
+            found.append(Pass("backward", place - ahead, stage))
+    return found
+
+
+def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass]]:
+    """Interleaved 1F1B with `chunks` stages on each device. micro_batches: a multiple of the devices."""
+    assert micro_batches % devices == 0
+    turns = [
+        (chunk, first + place)
+        for first in range(0, micro_batches, devices)
+        for chunk in range(chunks)
+        for place in range(devices)
+    ]
+    found = []
+    for x in range(devices):
+        ahead = min(len(turns), 2 * (devices - x - 1) + (chunks - 1) * devices)
+        order: list[Pass] = []
+        for place in range(len(turns) + ahead):
+            if place < len(turns):
+                chunk, number = turns[place]
+                order.append(Pass("forward", number, chunk * devices + x))
+            if place >= ahead:
+                chunk, number = turns[place - ahead]
+                order.append(Pass("backward", number, (chunks - 1 - chunk) * devices + x))
+        found.append(order)
+    return found
+
+
+def in_flight(order: Sequence[Pass]) -> int:
+    """The most micro-batches (on one stage each) whose forward pass has begun and whose backward pass has not ended."""
+    held: set[tuple[int, int]] = set()
+    most = 0
+    for one in order:
+        key = (one.stage, one.micro_batch)
+        if one.kind == "forward":
+            held.add(key)
+            most = max(most, len(held))
+        else:
+            held.remove(key)
+    return most
