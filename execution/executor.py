@@ -154,12 +154,16 @@ class Executor:
         edge: GradientEdge
         edge, x = self.values.pop(graph)
         name = instruction.writes[-1]
-        if unit.sharded:
+        if unit.sharded and name not in instruction.reads:
             gradient = torch.zeros_like(unit.whole)
             for parameter, start, end, shape in unit.layout:
                 unit.views[parameter].grad = gradient[start:end].view(shape)
             self.values[name] = gradient
-        torch.autograd.backward([edge], [self.values[incoming]])
+        gradient_of_output = self.values[incoming]
+        if blocks := instruction.args.get("blocks"):  # of both halves, of which this is one
+            assert instruction.half is not None
+            gradient_of_output = gradient_of_output.split([len(block) for block in blocks])[instruction.half]
+        torch.autograd.backward([edge], [gradient_of_output])
         if len(instruction.writes) > 1:
             self.values[instruction.writes[0]] = x.grad
 
@@ -206,6 +210,9 @@ class Executor:
         place = {row: index for index, row in enumerate(row for block in instruction.args["blocks"] for row in block)}
         wanted = torch.tensor([place[row] for row in instruction.args["rows"]], device=held.device)
         self.values[instruction.writes[0]] = held.index_select(0, wanted)
+
+    def _join(self, instruction: Instruction) -> None:
+        self.values[instruction.writes[0]] = torch.cat([self.values[name] for name in instruction.reads])
 
     def _gather_parameters(self, instruction: Instruction) -> None:
         unit = self._unit(instruction)
@@ -267,6 +274,7 @@ _HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
     Op.ZERO_GRADIENTS: Executor._zero_gradients,
     Op.SLICE: Executor._slice,
     Op.GATHER_SLICE: Executor._gather_slice,
+    Op.JOIN: Executor._join,
     Op.ALL_REDUCE: Executor._all_reduce,
     Op.GATHER_STATISTICS: Executor._gather_statistics,
     Op.GATHER_PARAMETERS: Executor._gather_parameters,

@@ -88,7 +88,7 @@ class Interpreter:
     def _together(self, group: tuple[int, ...], heads: list[Instruction]) -> None:
         first = heads[0]
         for rank, head in zip(group, heads, strict=True):
-            if (head.op, head.unit, head.micro_batch) != (first.op, first.unit, first.micro_batch):
+            if _what(head) != _what(first):
                 raise Fault(f"rank {rank}: {head} meets {first} of rank {group[0]}")
             if head.message_bytes != first.message_bytes:
                 raise Fault(f"rank {rank}: {head} has {head.message_bytes} bytes, rank {group[0]} has {first.message_bytes}")
@@ -110,6 +110,11 @@ class Interpreter:
         program = self.programs[rank]
         places = self.strategy(rank, instruction).peers(program.place, paradigm)
         return tuple(rank - program.place + place for place in places)
+
+
+def _what(instruction: Instruction) -> tuple[Op, int | None, int | None, int | None]:
+    """What all members of a collective must agree on."""
+    return instruction.op, instruction.unit, instruction.micro_batch, instruction.half
 
 
 Rule = Callable[[Interpreter, Sequence[int], list[Instruction]], None]

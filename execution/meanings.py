@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.execution.interpreter import Fault, Interpreter, Rule
@@ -153,6 +153,10 @@ def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
     _need_parameters(run, rank, head, head.reads[3])
     if incoming.stage != "gradient" or incoming.boundary != head.unit + 1 or not incoming.whole():
         raise _fault(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of its output")
+    if blocks := head.args.get("blocks"):  # of both halves, of which this is one
+        if incoming.rows != tuple(row for block in blocks for row in block):
+            raise _fault(rank, head, f"takes rows of {head.reads[2]}, which holds other samples than it was compiled for")
+        incoming = replace(incoming, rows=blocks[head.half])
     if incoming.rows != graph.rows:
         raise _fault(rank, head, f"has a graph of samples {_some(graph.rows)} and a gradient of {_some(incoming.rows)}")
     strategy = run.strategy(rank, head)
@@ -161,7 +165,7 @@ def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
         run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, frozenset([place]), of, "gradient")
     own = Gradient(Counter(graph.rows), Counter((row, place) for row in graph.rows))
     name = head.writes[-1]
-    before = run.values[rank].get(name) if name.startswith("gradient.") else EMPTY
+    before = run.value(rank, name) if name in head.reads else EMPTY
     if before is None:
         raise _fault(rank, head, f"adds to {name}, which was not zeroed")
     run.values[rank][name] = before + own
@@ -183,6 +187,17 @@ def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
         if not set(wanted) <= {row for block in blocks for row in block}:
             raise _fault(rank, head, "lacks some of the samples that it needs")
         run.values[rank][head.writes[0]] = Hidden(held[0].boundary, wanted, frozenset([0]), 1, held[0].stage)
+
+
+def _join(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    halves = [run.value(rank, name) for name in head.reads]
+    if tuple(half.rows for half in halves) != head.args["blocks"]:
+        raise _fault(rank, head, "joins other samples than it was compiled for")
+    if any(not half.whole() or half.boundary != head.unit or half.stage != halves[0].stage for half in halves):
+        raise _fault(rank, head, "joins what is not both halves of one boundary, whole")
+    rows = tuple(row for half in halves for row in half.rows)
+    run.values[rank][head.writes[0]] = replace(halves[0], rows=rows)
 
 
 def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -284,6 +299,7 @@ _RULES: dict[Op, Rule] = {
     Op.ZERO_GRADIENTS: _zero,
     Op.SLICE: _relayout,
     Op.GATHER_SLICE: _relayout,
+    Op.JOIN: _join,
     Op.ALL_REDUCE: _all_reduce,
     Op.GATHER_STATISTICS: _gather_statistics,
     Op.GATHER_PARAMETERS: _gather_parameters,

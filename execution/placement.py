@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trainplan.execution.program import Part
 from trainplan.formulations.plan import Batch
+from trainplan.formulations.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, rows_of
 from trainplan.profiling.models import Model
 
@@ -14,7 +16,8 @@ from trainplan.profiling.models import Model
 class Placement:
     """A rank of a plan. stages: the units of each. place: the rank's number in its stage, from 0; strategies speak of these.
 
-    micro_batches: those that the rank works on in one step.
+    micro_batches: those that the rank works on in one step. sliced: how many of them begin in halves. A half is laid out over
+    the data-parallel ranks as a small micro-batch of its own, so the samples of a rank are then not consecutive.
     """
 
     model: Model
@@ -22,6 +25,7 @@ class Placement:
     stages: tuple[range, ...]
     batch: Batch
     rank: int
+    sliced: int
 
     def __post_init__(self) -> None:
         self.size = self.strategies[0].group
@@ -44,17 +48,27 @@ class Placement:
         strategy = self.strategies[unit]
         return self.model.units[unit].sublayer.parameter_count(strategy.degree("tp"), strategy.index(self.place, "tp"))
 
-    def rows(self, unit: int, micro_batch: int) -> tuple[int, ...]:
+    def rows(self, unit: int, part: Part) -> tuple[int, ...]:
         """Sample ids that this rank works on in a unit: the compiler carries them, so that nothing is permuted silently."""
-        return self.rows_at(self.place, unit, micro_batch)
+        return self.rows_at(self.place, unit, part)
 
-    def rows_at(self, place: int, unit: int, micro_batch: int) -> tuple[int, ...]:
-        if self.batch.shares is not None:
-            count = self.batch.global_samples // sum(self.batch.shares)
-            first = (sum(self.batch.shares[: self._replica(place)]) + micro_batch) * count
-            return tuple(range(first, first + count))
-        count = self.batch.global_samples // self.batch.micro_batches
-        return tuple(rows_of(self.strategies[unit], place, micro_batch * count, count))
+    def rows_at(self, place: int, unit: int, part: Part) -> tuple[int, ...]:
+        if part.half is None and part.micro_batch < self.sliced:
+            first, second = part.halves  # its order of samples is theirs, also on stages that run it whole
+            return self.rows_at(place, unit, first) + self.rows_at(place, unit, second)
+        shares = self.batch.shares
+        count = self.batch.global_samples // (self.batch.micro_batches if shares is None else sum(shares))
+        before = 0 if shares is None else sum(shares[: self._replica(place)])
+        begin = (before + part.micro_batch) * count
+        if part.half is not None:
+            count //= 2
+            begin += part.half * count
+        samples = range(begin, begin + count) if shares is not None else rows_of(self.strategies[unit], place, begin, count)
+        return tuple(samples)
+
+    def runs_in_halves(self, stage: int, micro_batch: int) -> bool:
+        """Whether a stage runs the forward pass of a micro-batch in halves."""
+        return is_sliced(stage, micro_batch, len(self.stages), self.sliced)
 
     def peers(self, unit: int, paradigm: Paradigm) -> tuple[int, ...]:
         return self.ranks(self.strategies[unit].peers(self.place, paradigm))

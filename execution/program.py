@@ -13,12 +13,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models import Model
 
 Stream = Literal["compute", "communication"]
+
+
+class Part(NamedTuple):
+    """What a pass is about: a micro-batch, or half 0 or 1 of its samples. Its buffers end in its name."""
+
+    micro_batch: int
+    half: int | None = None
+
+    @property
+    def halves(self) -> tuple[Part, Part]:
+        return Part(self.micro_batch, 0), Part(self.micro_batch, 1)
+
+    def __str__(self) -> str:
+        return f"{self.micro_batch}" if self.half is None else f"{self.micro_batch}.{self.half}"
 
 
 class Op(StrEnum):
@@ -36,6 +50,7 @@ class Op(StrEnum):
     ZERO_GRADIENTS = "zero-gradients"
     SLICE = "slice"  # re-layout where the rank already holds its rows
     GATHER_SLICE = "gather-slice"  # re-layout: gather blocks, keep own rows
+    JOIN = "join"  # the rows of both halves of a micro-batch, in one buffer
     ALL_REDUCE = "all-reduce"  # partial outputs or input gradients over the tensor-parallel group
     GATHER_STATISTICS = "gather-statistics"
     GATHER_PARAMETERS = "gather-parameters"  # a sharded unit's parameters, whole for a while
@@ -77,11 +92,13 @@ class Instruction:
 
     message_bytes: what a collective gathers or reduces, whole, or what is sent or received. workspace_bytes: temporaries while
     it runs. unit: of what passes between stages, the unit that reads the hidden states. grouped: the send and the receive.
+    half: 0 or 1 where it is about a half of its micro-batch.
     """
 
     op: Op
     unit: int | None = None
     micro_batch: int | None = None
+    half: int | None = None
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
@@ -104,6 +121,7 @@ class Instruction:
     def __str__(self) -> str:
         place = "" if self.unit is None else f" unit {self.unit}"
         place += "" if self.micro_batch is None else f" micro-batch {self.micro_batch}"
+        place += "" if self.half is None else f" half {self.half}"
         return " with ".join(map(str, self.grouped)) or f"{self.op}{place}"
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from trainplan.formulations.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.files import Record, parse
@@ -19,9 +20,6 @@ class PlannedUnit(Record):
 
     name: str
     strategy: str
-
-
-Schedule = Literal["1f1b", "gpipe"]
 
 
 class Stage(Record):
@@ -62,8 +60,9 @@ class Plan(Record):
     """A whole training plan. `model_digest` names the architecture that it was made for.
 
     stages: in pipeline order, of equal size. A unit's strategy is over the ranks of its stage. schedule: the order of forward
-    and backward passes, 1F1B-Flush or GPipe. placement: the cluster's device of each rank, for who launches it; left out, rank
-    r goes on device r. What a rank does is the same on every device.
+    and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
+    batch.shares, of each replica. placement: the cluster's device of each rank, for who launches it; left out, rank r goes on
+    device r. What a rank does is the same on every device.
     """
 
     format: Literal["trainplan-plan"] = "trainplan-plan"
@@ -74,6 +73,7 @@ class Plan(Record):
     memory_bytes: Annotated[int, Field(gt=0)]
     batch: Batch
     schedule: Schedule = "1f1b"
+    sliced: Annotated[int, Field(ge=0)] = 0
     placement: list[int] | None = None
     stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
@@ -120,6 +120,8 @@ class Plan(Record):
                 )
         if self.batch.shares is not None:
             self._check_shares(self.batch.shares)
+        if self.sliced:
+            self._check_sliced()
         return self
 
     def _check_placement(self) -> None:
@@ -157,6 +159,21 @@ class Plan(Record):
             works = max(1, batch.global_samples // total) * total
             fix = f"give a multiple of the {total} micro-batches in batch.shares, such as {works}"
             raise InputError("", "batch.global_samples", f"is {batch.global_samples}", fix)
+
+    def _check_sliced(self) -> None:
+        """Only what the schedule can slice, and only micro-batches whose halves every unit can lay out over its ranks."""
+        told, shares, parts = f"is {self.sliced}", self.batch.shares, self.batch.micro_batches
+        if self.schedule != "1f1b":
+            raise InputError("", "sliced", told, f"leave it out, or give schedule 1f1b in place of {self.schedule}")
+        if self.sliced > (most := most_sliced(len(self.stages), parts)):
+            fix = f"give at most {most}: {len(self.stages)} stages with {parts} micro-batches can use no more"
+            raise InputError("", "sliced", told, fix)
+        samples = self.batch.global_samples // (parts if shares is None else sum(shares))
+        apart = 1 if shares else max(strategy.data_degree for strategy in self.strategies())  # degrees are powers of two
+        if samples % (2 * apart):
+            works = -(-samples // (2 * apart)) * 2 * apart
+            fix = f"leave it out, or give micro-batches of {works} samples: each half is laid out over {apart} ranks by itself"
+            raise InputError("", "sliced", f"{told}, with micro-batches of {samples} samples", fix)
 
     def _check_stages(self, units: int) -> None:
         count, begin = len(self.stages), 0

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from trainplan.formulations.plan import Plan, Schedule, load_plan
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import decision_tree
 from trainplan.profiling.models import Model, load_model
 
@@ -32,8 +33,10 @@ def plan_of(
     cuts: Sequence[int] = (),
     schedule: Schedule = "1f1b",
     shares: Sequence[int] | None = None,
+    sliced: int = 0,
 ) -> Plan:
-    """cuts: first units of the stages after the first. shares: micro-batches of each data-parallel replica."""
+    """cuts: first units of the stages after the first. shares: micro-batches of each data-parallel replica. sliced: how many
+    micro-batches begin in halves."""
     units: list[dict[str, Any]] = [{"name": u.name, "strategy": s} for u, s in zip(model.units, strategies, strict=True)]
     size = world // (len(cuts) + 1)
     bounds = list(pairwise([0, *cuts, len(units)]))
@@ -45,6 +48,7 @@ def plan_of(
             "memory_bytes": 2**40,
             "batch": {"global_samples": samples, "micro_batches": micro_batches, "shares": shares and list(shares)},
             "schedule": schedule,
+            "sliced": sliced,
             "stages": [
                 {"ranks": list(range(i * size, (i + 1) * size)), "first_unit": begin, "last_unit": end - 1}
                 for i, (begin, end) in enumerate(bounds)
@@ -54,11 +58,13 @@ def plan_of(
     )
 
 
-def pipeline(model: Model, stages: int, micro_batches: int, schedule: Schedule = "1f1b", rows: int = 2) -> Plan:
+def pipeline(
+    model: Model, stages: int, micro_batches: int, schedule: Schedule = "1f1b", rows: int = 2, sliced: int = 0
+) -> Plan:
     """A device a stage, cut evenly; `rows` samples a micro-batch."""
     units = len(model.units)
     cuts = [stage * units // stages for stage in range(1, stages)]
-    return plan_of(model, ["single"] * units, stages, rows * micro_batches, micro_batches, cuts, schedule)
+    return plan_of(model, ["single"] * units, stages, rows * micro_batches, micro_batches, cuts, schedule, sliced=sliced)
 
 
 def random_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:
@@ -75,6 +81,20 @@ def random_plan(rng: random.Random, world: int = 4, model: Model | None = None, 
     return plan_of(model, [str(rng.choice(tree)) for _ in range(units)], world, samples, micro_batches, cuts, schedule)
 
 
+def random_sliced_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:
+    """As `random_plan`, of 1F1B pipelines of which any number of micro-batches that can be sliced is, at least one."""
+    model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
+    stages = stages or rng.choice([p for p in (2, 4, 8) if p <= min(world, len(model.units))])
+    units, size = len(model.units), world // stages
+    cuts = sorted(rng.sample(range(1, units), stages - 1))
+    tree = [s for s in decision_tree(size, takeaway3=False) if s.degree("tp") in model.tp_degrees(size)]
+    micro_batches = rng.choice([1, 2, 3, 5, 8])
+    samples = micro_batches * size * rng.choice([2, 4])
+    strategies = [str(rng.choice(tree)) for _ in range(units)]
+    sliced = rng.randint(1, most_sliced(stages, micro_batches))
+    return plan_of(model, strategies, world, samples, micro_batches, cuts, sliced=sliced)
+
+
 def uneven_plan(
     model: Model,
     shares: Sequence[int],
@@ -83,6 +103,7 @@ def uneven_plan(
     rows: int = 1,
     schedule: Schedule = "1f1b",
     rng: random.Random | None = None,
+    sliced: int = 0,
 ) -> Plan:
     """Replicas with these numbers of micro-batches, of `rows` samples each; with `rng`, any cuts and any recomputation."""
     units, size = len(model.units), len(shares) * tp
@@ -91,7 +112,7 @@ def uneven_plan(
     if rng:
         cuts = sorted(rng.sample(range(1, units), stages - 1))
         strategies = [strategy + rng.choice(["", "-ckpt"]) for strategy in strategies]
-    return plan_of(model, strategies, size * stages, rows * sum(shares), max(shares), cuts, schedule, shares)
+    return plan_of(model, strategies, size * stages, rows * sum(shares), max(shares), cuts, schedule, shares, sliced)
 
 
 def random_uneven_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:

@@ -9,7 +9,7 @@ from trainplan.execution.checks import check, lifetimes, meanings, races
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
-from trainplan.formulations.plan import Schedule
+from trainplan.formulations.schedules import Schedule
 from trainplan.formulations.strategies import decision_tree
 
 from tests.execution.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan

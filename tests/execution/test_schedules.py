@@ -7,10 +7,13 @@ import pytest
 from trainplan.execution.compile import compile_plan
 from trainplan.execution.memory import memory_walk
 from trainplan.execution.program import Program
-from trainplan.execution.schedules import passes
-from trainplan.formulations.plan import Schedule
+from trainplan.formulations.schedules import Pass, Schedule, gpipe, in_flight, one_f_one_b
 
 from tests.execution.plans import GPT2, SCHEDULES, pipeline
+
+
+def _passes(stage: int, stages: int, micro_batches: int, schedule: Schedule, sliced: int = 0) -> list[Pass]:
+    return (gpipe(stages, micro_batches) if schedule == "gpipe" else one_f_one_b(stages, micro_batches, sliced))[stage]
 
 
 def _in_flight(stage: int, stages: int, micro_batches: int, schedule: Schedule) -> int:
@@ -18,27 +21,34 @@ def _in_flight(stage: int, stages: int, micro_batches: int, schedule: Schedule) 
 
 
 def test_known_orders() -> None:
-    def written(stage: int, stages: int, micro_batches: int, schedule: Schedule) -> str:
-        return " ".join(f"{kind[0].upper()}{m}" for kind, m in passes(stage, stages, micro_batches, schedule))
+    def written(stage: int, stages: int, micro_batches: int, schedule: Schedule, sliced: int = 0) -> str:
+        order = _passes(stage, stages, micro_batches, schedule, sliced)
+        assert {one.stage for one in order} == {stage}
+        return " ".join(f"{p.kind[0].upper()}{p.micro_batch}{'' if p.half is None else 'ab'[p.half]}" for p in order)
 
     assert written(0, 4, 5, "1f1b") == "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4"
     assert written(2, 4, 4, "1f1b") == "F0 F1 B0 F2 B1 F3 B2 B3"
     assert written(3, 4, 3, "1f1b") == "F0 B0 F1 B1 F2 B2"
     assert written(0, 4, 2, "1f1b") == "F0 F1 B0 B1"
     assert written(1, 2, 3, "gpipe") == "F0 F1 F2 B0 B1 B2"
+    assert written(0, 4, 5, "1f1b", 3) == "F0a F0b F1a F1b F2a F2b F3 B0 F4 B1 B2 B3 B4"
+    assert written(1, 4, 5, "1f1b", 3) == "F0a F0b F1a F1b F2 B0 F3 B1 F4 B2 B3 B4"
+    assert written(2, 4, 5, "1f1b", 3) == "F0a F0b F1 B0 F2 B1 F3 B2 F4 B3 B4"
+    assert written(3, 4, 3, "1f1b", 3) == "F0a F0b B0 F1 B1 F2 B2"
+    assert written(0, 4, 2, "1f1b", 1) == "F0a F0b F1 B0 B1"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_passes_are_those_of_the_definition(schedule: Schedule) -> None:
     for stages in range(1, 7):
         for stage, micro_batches in product(range(stages), range(1, 10)):
-            order = passes(stage, stages, micro_batches, schedule)
+            order = _passes(stage, stages, micro_batches, schedule)
             for kind in ("forward", "backward"):
-                assert [m for k, m in order if k == kind] == list(range(micro_batches))
-            held = list(accumulate(1 if kind == "forward" else -1 for kind, _ in order))
+                assert [one.micro_batch for one in order if one.kind == kind] == list(range(micro_batches))
+            held = list(accumulate(1 if one.kind == "forward" else -1 for one in order))
             assert min(held) == 0
-            assert max(held) == _in_flight(stage, stages, micro_batches, schedule)
-            kinds = [kind for kind, _ in order]
+            assert max(held) == in_flight(order) == _in_flight(stage, stages, micro_batches, schedule)
+            kinds = [one.kind for one in order]
             ahead = kinds.index("backward")
             assert ahead == max(held), "all that is held at once is held before the first backward pass"
             turns = kinds[ahead - 1 : len(kinds) - ahead + 1]

@@ -1,0 +1,118 @@
+"""What all exports share: the pieces of a plan in another runtime's words, and what is refused or left out.
+
+A feature that a runtime lacks is refused where leaving it out would change what is computed or where work lies (another
+order of passes, cuts within a layer, tensor parallelism, layouts that change from unit to unit, uneven shares). It is left
+out, and said so, where only time or memory differ (sliced forward passes, sharded or recomputed data, ranks' order, devices).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.errors import InputError, shown
+
+# A chain of sub-layers in letters: E embedding, a attention, f feed-forward, L head with the loss.
+LETTERS = {"embedding": "E", "attention": "a", "ffn": "f", "head": "L"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """A plan for another runtime.
+
+    files: text by name. settings: what they say, as data. left_out: what of the plan they do not say, one line each: it costs
+    time or memory and changes nothing that is computed.
+    """
+
+    target: str
+    settings: dict[str, Any]
+    files: dict[str, str]
+    left_out: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "settings": self.settings,
+            "files": self.files,
+            "left_out": list(self.left_out),
+        }
+
+
+def check_pipeline(plan: Plan, families: tuple[str, ...], runtime: str, where: str) -> None:
+    """Raises InputError where the plan is no pipeline of equal replicas of a model that the runtime has."""
+    family = plan.planned_model().family
+    if family not in families:
+        fix = f"give a plan of one of: {', '.join(families)}"
+        raise InputError(where, "model.config.model_type", f"is {family!r}, which is not exported to {runtime}", fix)
+    if len(plan.stages) == 1:
+        raise InputError(where, "stages", "has 1 item", "give a plan with a pipeline, such as one of `plan --pipeline 2`")
+    if plan.batch.shares is not None:
+        fix = f"plan without uneven shares: all replicas run the same number of micro-batches in {runtime}"
+        raise InputError(where, "batch.shares", f"is {shown(plan.batch.shares)}", fix)
+
+
+def letters(plan: Plan) -> list[str]:
+    """The sub-layers of each stage, a letter each (see LETTERS): `['Eafa', 'fafL']`."""
+    chain = "".join(LETTERS[unit.name.rpartition(".")[2]] for unit in plan.units)
+    return [chain[stage.first_unit : stage.last_unit + 1] for stage in plan.stages]
+
+
+def layers_of(plan: Plan) -> list[str]:
+    """As `letters`, with `t` for a whole layer: `['Et', 'ttL']`; an `a` or `f` is left where a cut is within a layer."""
+    return [stage.replace("af", "t") for stage in letters(plan)]
+
+
+def half_cut(plan: Plan) -> int | None:
+    """The first stage that begins within a layer."""
+    return next((i for i, stage in enumerate(letters(plan)) if stage.startswith("f")), None)
+
+
+def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
+    """Raises InputError at the first stage that begins within a layer. other: what could take it."""
+    if (index := half_cut(plan)) is not None:
+        unit = plan.stages[index].first_unit
+        told = f"is {unit} ({plan.units[unit].name}), within a layer"
+        fix = f"cut between layers (as `plan --granularity layer` does): {runtime} keeps them whole; or {other}"
+        raise InputError(where, f"stages[{index}].first_unit", told, fix)
+
+
+def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
+    """The strategy of all units, recomputation aside. Raises InputError where they differ."""
+    first, *others = [replace(strategy, ckpt=False) for strategy in plan.strategies()]
+    for position, strategy in enumerate(others, 1):
+        if strategy != first:
+            told = f"is {plan.units[position].strategy!r}, where units[0] has {plan.units[0].strategy!r}"
+            fix = f"plan with one strategy for all units: {runtime} changes no layout between them"
+            raise InputError(where, f"units[{position}].strategy", told, fix)
+    return first
+
+
+def micro_batch_samples(plan: Plan, data_degree: int) -> int:
+    """Samples of one micro-batch on one rank."""
+    return plan.batch.global_samples // plan.batch.micro_batches // data_degree
+
+
+def recomputed(plan: Plan) -> tuple[int, int]:
+    """Attention and feed-forward units that are recomputed, and all of them."""
+    inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ("embedding", "head")]
+    return sum(inner), len(inner)
+
+
+def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
+    """What no runtime has a word for."""
+    found = []
+    if plan.sliced:
+        found.append(f"sliced: {runtime} runs the first {plan.sliced} forward passes whole; its start-up takes longer")
+    if plan.placement is not None and plan.placement != sorted(plan.placement):
+        found.append("placement: launch rank r on the device placement[r] of the plan yourself")
+    return found
+
+
+def left_out_order(strategy: Strategy) -> list[str]:
+    """Both other runtimes put the ranks of tensor parallelism next to each other."""
+    names = [name for name, _ in strategy.levels]
+    if "tp" in names[:-1]:
+        return [f"order of {strategy}: ranks of tp are neighbours here, so that other links carry the traffic"]
+    return []

@@ -1,0 +1,147 @@
+"""Plans for torchtitan: settings of its pipeline, in the words of both of its generations.
+
+torchtitan.toml has the sections and keys of `torchtitan/config/job_config.py` (2025). torchtitan_config.py sets the fields of
+`torchtitan/config/parallelism.py` and of the training configuration (2026, where configurations are Python): batches are
+counted in tokens there, micro-batches are given by number, and the head is `lm_head`, not `output`. The model itself (a
+flavour of Llama 3 with as many layers) is the user's to choose.
+
+torchtitan keeps whole layers in a stage (`layers.N`), so cuts within layers are refused, as are tied heads, units with
+different strategies, and uneven shares. Left out: sliced forward passes, recomputation of single units, the order of levels,
+placement. Where units are replicated (dp alone) their parameters are sharded between steps and gathered once a step: its DDP
+does not go with pipelines in all versions, and what is computed is the same. Where they are sharded (sdp), torch's stages
+reduce gradients and let go of gathered parameters at the step's last backward pass alone (torch 2.13,
+torch/distributed/pipelining/stage.py), which is said.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainplan.execution.exports.common import (
+    Export,
+    check_pipeline,
+    common_strategy,
+    layers_of,
+    left_out_of_all,
+    left_out_order,
+    micro_batch_samples,
+    recomputed,
+    refuse_half_cut,
+)
+from trainplan.execution.exports.torch_pipelining import schedule_csv
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.errors import InputError
+
+RUNTIME = "torchtitan"
+CSV = "schedule.csv"
+# The field of the modules of each stage has had two names in 2026.
+MODULE_FIELDS = ("pipeline_parallel_module_fqns_per_model_part", "module_fqns_per_model_part")
+
+
+def modules(plan: Plan, head: str) -> list[list[str]]:
+    """Names of the modules of each stage; head: that of the output matrix."""
+    found, layer = [], 0
+    for stage in layers_of(plan):
+        names = ["tok_embeddings"] if "E" in stage else []
+        names += [f"layers.{layer + i}" for i in range(stage.count("t"))]
+        layer += stage.count("t")
+        found.append(names + (["norm", head] if "L" in stage else []))
+    return found
+
+
+def export(plan: Plan, where: str) -> Export:
+    """Files torchtitan.toml and torchtitan_config.py, and schedule.csv where no schedule of torchtitan's is the plan's.
+
+    Raises InputError.
+    """
+    check_pipeline(plan, ("llama",), RUNTIME, where)
+    refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
+    model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
+    if model.tied:
+        fix = "plan a model with an output matrix of its own: torchtitan ties none across stages"
+        raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)
+    stages, parts, samples = len(plan.stages), plan.batch.micro_batches, micro_batch_samples(plan, strategy.data_degree)
+    dp, sdp = strategy.degree("dp"), strategy.degree("sdp")
+    left_out = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)]
+    if dp > 1 and sdp == 1:
+        left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
+        dp, sdp = sdp, dp
+    elif sdp > 1:
+        left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
+    again, inner = recomputed(plan)
+    if 0 < again < inner:
+        left_out.append(f"recomputation of single units: the plan has {again} of {inner}, here all layers are; more time")
+    common: dict[str, Any] = {
+        "pipeline_parallel_degree": stages,
+        "pipeline_parallel_schedule": {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule],
+        "data_parallel_replicate_degree": dp,
+        "data_parallel_shard_degree": sdp,
+        "fsdp_reshard_after_forward": "always" if strategy.degree("sdp") > 1 else "never",
+        "tensor_parallel_degree": strategy.degree("tp"),
+    }
+    files: dict[str, str] = {}
+    if plan.schedule == "1f1b" and parts < stages:  # torch's 1F1B wants as many micro-batches as stages; the order does not
+        common["pipeline_parallel_schedule_csv"] = CSV
+        files[CSV] = schedule_csv(plan)
+    toml = {
+        "training": {
+            "local_batch_size": samples * parts,
+            "global_batch_size": plan.batch.global_samples,
+            "seq_len": model.tokens,
+        },
+        "parallelism": {
+            **common,
+            "pipeline_parallel_microbatch_size": samples,
+            "module_fqns_per_model_part": modules(plan, "output"),
+        },
+        "activation_checkpoint": {"mode": "full" if again else "none"},
+    }
+    python = {
+        "training": {
+            "num_tokens_per_microbatch_per_dp_rank": samples * model.tokens,
+            "num_tokens_per_train_step": plan.batch.global_samples * model.tokens,
+            "max_context_length": model.tokens,
+        },
+        "parallelism": {**common, "num_pp_microbatches": parts},
+        "modules": modules(plan, "lm_head"),
+        "activation_checkpoint": toml["activation_checkpoint"]["mode"],
+    }
+    files = {"torchtitan.toml": _toml(toml), "torchtitan_config.py": _script(python), **files}
+    return Export("torchtitan", {"toml": toml, "python": python}, files, tuple(left_out))
+
+
+def _toml(sections: dict[str, dict[str, Any]]) -> str:
+    """JSON spells these values as TOML does."""
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+        for name, fields in sections.items()
+    )
+
+
+def _script(python: dict[str, Any]) -> str:
+    checkpointing = {
+        "none": "# No layer is recomputed: config.activation_checkpoint = None",
+        "full": "# Every layer is recomputed: set config.activation_checkpoint to the configuration of full checkpointing.",
+    }[python["activation_checkpoint"]]
+    lines = [
+        '"""The pipeline of a plan: `apply(config)` on a Trainer.Config of a Llama 3 model."""',
+        "",
+        "MODULES = [",
+        *(f"    {json.dumps(part)}," for part in python["modules"]),
+        "]",
+        "",
+        "",
+        "def apply(config):",
+        '    """Set the fields that the plan decides, and return the configuration."""',
+    ]
+    for section in ("parallelism", "training"):
+        lines += [f"    config.{section}.{key} = {json.dumps(value)}" for key, value in python[section].items()]
+    new, old = MODULE_FIELDS
+    lines += [
+        f'    field = "{new}"',
+        f'    setattr(config.parallelism, field if hasattr(config.parallelism, field) else "{old}", MODULES)',
+        f"    {checkpointing}",
+        "    return config",
+    ]
+    return "\n".join(lines) + "\n"
