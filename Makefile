@@ -40,10 +40,12 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/pipelines.py
 	$(BIN)/python benchmarks/stage_assignment.py
 	$(BIN)/python benchmarks/cluster_strategies.py
+	$(BIN)/python benchmarks/pipeline_partition.py
 
 study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.study
 	$(BIN)/python -m tests.papers.amp_study
+	$(BIN)/python -m tests.papers.autopipe_study
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m benchmarks.fuzz

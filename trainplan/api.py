@@ -19,13 +19,17 @@ from trainplan.batches import (
 )
 from trainplan.building import Instance, amp_instance, build, cluster_of, memory_of, model_of
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED, run_plans
+from trainplan.exporting import export
 from trainplan.formulations.cluster_strategy import problem as cluster_strategy
 from trainplan.formulations.layer_strategies import problem as layer_strategies
 from trainplan.formulations.pipeline import problem as pipeline_problem
 from trainplan.formulations.pipeline import published
 from trainplan.formulations.pipeline.problem import Schedule
+from trainplan.formulations.pipeline_partition import problem as pipeline_partition
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.stage_assignment import problem as stage_assignment
+from trainplan.partitioning import PartitionPlan
+from trainplan.partitioning import partition as partition_model
 from trainplan.pictures import draw_profile, draw_throughput
 from trainplan.placements import draw_placement, draw_placements
 from trainplan.placing import PlacedPlan
@@ -40,30 +44,39 @@ from trainplan.profiling.imports import import_profile
 from trainplan.profiling.measure import measure
 from trainplan.profiling.models import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
+from trainplan.simulating import Simulation, check_schedule, in_chunks, simulated_instance, simulated_plan
 from trainplan.solvers.registry import PROBLEMS, Entry, problem
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare as compare_methods
 from trainplan.solvers.solve import solve as solve_instance
+from trainplan.timelines import draw_timeline, draw_timelines
+from trainplan.trace import chrome_trace
 from trainplan.trials import Trials, try_best
 
 __all__ = [
     "InputError",
     "build",
     "check",
+    "chrome_trace",
     "compare",
     "detect",
     "draw_placement",
     "draw_placements",
     "draw_profile",
     "draw_throughput",
+    "draw_timeline",
+    "draw_timelines",
+    "export",
     "import_profile",
     "load",
     "methods",
+    "partition",
     "place",
     "plan",
     "profile",
     "run",
     "schema",
+    "simulate",
     "solve",
     "throughput",
     "trial",
@@ -151,12 +164,13 @@ def check(instance: Instance | Source, solution: Result | Source | Sequence[int]
         if solution.solution is None:
             raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
         solution = solution.solution
-    source = solution if isinstance(solution, str | os.PathLike | Mapping) else {"choice": list(solution)}
+    field = "cuts" if isinstance(instance, pipeline_partition.Instance) else "choice"
+    source = solution if isinstance(solution, str | os.PathLike | Mapping) else {field: list(solution)}
     content = source if isinstance(source, Mapping) else read_data(source)
     is_plan = isinstance(content, Mapping) and "pp_deg" in content
     choice = _engine_plan(source, instance) if is_plan else definition.load_solution(source)
     broken = tuple(definition.violations(instance, choice))
-    limit = None if isinstance(instance, stage_assignment.Instance) else instance.memory_bytes
+    limit = None if isinstance(instance, stage_assignment.Instance | pipeline_partition.Instance) else instance.memory_bytes
     try:
         found = definition.describe(instance, choice)
     except ValueError:
@@ -211,6 +225,8 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
         "pipeline-solution": pipeline_problem.SolutionRecord,
         "stage-assignment": stage_assignment.InstanceRecord,
         "stage-assignment-solution": stage_assignment.SolutionRecord,
+        "pipeline-partition": pipeline_partition.InstanceRecord,
+        "pipeline-partition-solution": pipeline_partition.SolutionRecord,
         "cluster-strategy": cluster_strategy.InstanceRecord,
         "cluster-strategy-solution": cluster_strategy.SolutionRecord,
         "plan": Plan,
@@ -284,6 +300,104 @@ def place(
     )
     assert the_model is not None
     return place_strategy(the_model, instance, found, solve_instance(instance, method, **options))
+
+
+def partition(
+    *,
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    batch: int,
+    memory: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    profile: str | os.PathLike[str] | Profile | None = None,
+    measure: bool = False,
+    **options: Any,
+) -> PartitionPlan:
+    """A pipeline cut at sub-layers, every one laid out alike, its first micro-batches sliced (AutoPipe), and the plan of it.
+
+    options: as of `partitioning.partition`, and of the method. Raises InputError.
+    """
+    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    the_model, the_cluster = model_of(model, sequence, dtype, given), cluster_of(cluster)
+    limit = None if memory is None else memory_of(memory, 0)
+    return partition_model(the_model, the_cluster, batch, memory_bytes=limit, profile=given, measured=measure, **options)
+
+
+def simulate(
+    source: Plan | Instance | Source,
+    *,
+    solution: Result | Source | Sequence[int] | None = None,
+    schedule: str | None = None,
+    chunks: int = 1,
+    sliced: int | None = None,
+    cluster: str | os.PathLike[str] | Cluster | None = None,
+    profile: str | os.PathLike[str] | Profile | None = None,
+    measure: bool = False,
+    method: str | None = None,
+    time_limit: float | None = None,
+    measuring: Any = None,
+) -> Simulation:
+    """A step of a plan, or of a partition of a pipeline-partition instance, pass by pass, with its critical path.
+
+    schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's own, 1f1b for an instance). sliced: micro-batches whose first
+    passes come in halves (default: the plan's, or none). cluster, profile, measure: where a plan's times come from.
+    An instance: solution: its cuts (default: those that `method` finds); chunks: stages on each of its devices, for
+    interleaved-1f1b; then they are cut for the least largest stage unless a method is named. Raises InputError.
+    """
+    check_schedule(schedule or "1f1b", chunks)
+    found = source if isinstance(source, Plan | Instance) else _plan_or_instance(source)
+    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    if isinstance(found, Plan):
+        for option, value in (("--solution", solution), ("--chunks", None if chunks == 1 else chunks), ("--method", method)):
+            if value is not None:
+                raise InputError("command line", option, "is given", "leave it out: a plan says how it is cut")
+        where = None if cluster is None else cluster_of(cluster)
+        chosen = {"measured": measure, "measuring": measuring, "schedule": schedule, "sliced": sliced}
+        return simulated_plan(found, where, given, **chosen)
+    if not isinstance(found, pipeline_partition.Instance):
+        fix = f"give a plan, or an instance of {pipeline_partition.NAME}"
+        raise InputError("instance", "problem", f"is {found.problem!r}", fix)
+    for option, is_given in (("--cluster", cluster), ("--profile", profile), ("--measure", measure or None)):
+        if is_given is not None:
+            raise InputError("command line", option, "is given", "leave it out: an instance has its times")
+    instance = in_chunks(found, chunks)
+    options = {"schedule": schedule or "1f1b", "sliced": sliced or 0, "chunks": chunks}
+    return simulated_instance(instance, _cuts(instance, solution, method, chunks, time_limit), **options)
+
+
+def _plan_or_instance(source: Source) -> Plan | Instance:
+    content = source if isinstance(source, Mapping) else read_data(source)
+    if isinstance(content, Mapping) and "problem" in content:
+        return load(source)
+    if isinstance(content, Mapping) and "format" not in content:
+        where = "source" if isinstance(source, Mapping) else os.fspath(source)
+        raise InputError(where, "", "is neither a plan nor an instance", "give a plan's file, or an instance's")
+    return load_plan(source)
+
+
+def _cuts(
+    instance: pipeline_partition.Instance,
+    solution: Result | Source | Sequence[int] | None,
+    method: str | None,
+    chunks: int,
+    time_limit: float | None,
+) -> pipeline_partition.Solution:
+    """Those given, or those that a method finds. Raises InputError."""
+    if solution is None:
+        method = method or ("exact" if chunks == 1 else "algorithm-1")
+        result = solve_instance(instance, method, time_limit=time_limit)
+        if result.solution is None:
+            raise InputError("instance", "memory", str(result.reason or result.message or result.status), "give a --solution")
+        return pipeline_partition.load_solution(result.solution)
+    if method is not None:
+        raise InputError("command line", "--method", f"is {method!r}", "leave it out: the solution is given")
+    if isinstance(solution, Result):
+        if solution.solution is None:
+            raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
+        solution = solution.solution
+    given = solution if isinstance(solution, str | os.PathLike | Mapping) else {"cuts": list(solution)}
+    return pipeline_partition.load_solution(given)
 
 
 def trial(

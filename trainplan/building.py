@@ -16,7 +16,9 @@ from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Schedule
 from trainplan.formulations.pipeline.published_costs import Options as EngineOptions
 from trainplan.formulations.pipeline.spaces import space as space_of
+from trainplan.formulations.pipeline_partition import problem as pipeline_partition
 from trainplan.formulations.stage_assignment import problem as stage_assignment
+from trainplan.partitioning import degrees_of, partition_instance
 from trainplan.placing import assignment_instance, runs, strategy_instance
 from trainplan.planning import make_profile, micro_batch_counts, stage_counts
 from trainplan.profiling.clusters import Cluster, load_cluster
@@ -27,7 +29,13 @@ from trainplan.profiling.profiles import Profile, load_profile
 from trainplan.profiling.quantities import parse_bytes
 from trainplan.solvers.registry import problem
 
-Instance = layer_strategies.Instance | pipeline_problem.Instance | stage_assignment.Instance | cluster_strategy.Instance
+Instance = (
+    layer_strategies.Instance
+    | pipeline_problem.Instance
+    | stage_assignment.Instance
+    | cluster_strategy.Instance
+    | pipeline_partition.Instance
+)
 FilePath = str | os.PathLike[str]
 ENGINE_DP_TYPES = ("zero2", "ddp")
 LARGEST_ENGINE_BATCH = 2**16
@@ -57,6 +65,7 @@ def build(
     default_dp_type: str = "zero2",
     both_orders: bool = False,
     tp: int | None = None,
+    dp: int | None = None,
     uneven_shares: bool = False,
     recompute: bool = False,
     ignore_memory: bool = False,
@@ -74,8 +83,40 @@ def build(
 
     cluster-strategy, stage-assignment (AMP): uneven_shares: pipelines may take different numbers of micro-batches; recompute:
     every layer is; ignore_memory: as AMP does. stage-assignment: of `pipeline` stages of `tp` devices, on devices in order.
+
+    pipeline-partition (AutoPipe): one of dp pipelines (default: as many as there are devices for) of `pipeline` stages of `tp`
+    devices, cut at sub-layers; a profile may stand in for model and cluster.
     """
     wanted = problem(problem_name)
+    if wanted.name == pipeline_partition.NAME:
+        foreign = {
+            "--cost-model": cost_model,
+            "--stage": stage or None,
+            "--space": space,
+            "--schedule": None if schedule == "1f1b" else schedule,
+            "--no-takeaway3": None if takeaway3 else True,
+            "--engine-files": engine_files,
+            "--uneven-shares": uneven_shares or None,
+        }
+        _leave_out(foreign, f"{wanted.name} has none")
+        given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+        the_model = None if model is None else model_of(model, sequence, dtype, given)
+        if the_model is not None and runs(the_model):
+            the_model = the_model.fused()
+        the_cluster = None if cluster is None else cluster_of(cluster)
+        origin = _origin(the_model, the_cluster, given, sequence, dtype)
+        [(made, _)] = partition_instance(
+            the_model,
+            the_cluster,
+            batch,
+            [degrees_of(origin.devices, pipeline, micro_batches, dp, tp)],
+            memory_bytes=None if memory is None else memory_of(memory, 0),
+            within_memory=not ignore_memory,
+            recompute=recompute,
+            profile=given,
+        )
+        return made
+    _leave_out({"--dp": dp}, "it belongs to pipeline-partition")
     amp_only = {
         "--tp": tp,
         "--uneven-shares": uneven_shares or None,
@@ -143,21 +184,12 @@ def build(
         raise InputError("command line", "--engine-files", "is missing", "give it: the cost model 'code' is the engine's")
     cost_model = cost_model or "paper"
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
-    for option, value in (("--model", model), ("--cluster", cluster)):
-        if value is None and given is None:
-            raise InputError("command line", option, "is missing", "give it, or a --profile")
     the_model = None if model is None else model_of(model, sequence, dtype, given)
     the_cluster = None if cluster is None else cluster_of(cluster)
-    if the_model is None and given is not None:
-        if sequence is not None:
-            raise InputError("command line", "--sequence", f"is {sequence}", "leave it out: the profile has its own")
-        if dtype not in (None, given.dtype):
-            raise InputError("command line", "--dtype", f"is {dtype!r}", f"leave it out: the profile is of {given.dtype}")
+    origin = _origin(the_model, the_cluster, given, sequence, dtype)
     if cost_model not in layer_costs.COST_MODELS:
         known = ", ".join([*layer_costs.COST_MODELS, published.NAME])
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
-    origin = the_cluster or given
-    assert origin is not None
     costs, memory_bytes = layer_costs.COST_MODELS[cost_model], memory_of(memory, origin.memory_bytes)
     name = the_cluster.name if the_cluster else origin.cluster  # type: ignore[union-attr]
     if wanted.name == pipeline_problem.NAME:
@@ -222,6 +254,23 @@ def amp_instance(
     options["within_memory"] = not ignore_memory
     instance, found = strategy_instance(the_model, cluster_of(cluster), batch, profile=profile, **options)
     return instance, found, the_model
+
+
+def _origin(
+    model: Model | None, cluster: Cluster | None, given: Profile | None, sequence: int | None, dtype: str | None
+) -> Cluster | Profile:
+    """Where devices and memory come from. Raises InputError where neither model and cluster nor a profile are given."""
+    for option, value in (("--model", model), ("--cluster", cluster)):
+        if value is None and given is None:
+            raise InputError("command line", option, "is missing", "give it, or a --profile")
+    if model is None and given is not None:
+        if sequence is not None:
+            raise InputError("command line", "--sequence", f"is {sequence}", "leave it out: the profile has its own")
+        if dtype not in (None, given.dtype):
+            raise InputError("command line", "--dtype", f"is {dtype!r}", f"leave it out: the profile is of {given.dtype}")
+    origin = cluster or given
+    assert origin is not None
+    return origin
 
 
 def _leave_out(options: Mapping[str, Any], why: str) -> None:

@@ -44,9 +44,11 @@ LOSS_BYTES = 8  # the program's one scalar
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """One sub-layer under one strategy. sync_ns: the part that only the last micro-batch of a step pays."""
+    """One sub-layer under one strategy. forward_ns: the forward pass alone; sync_ns: the part that only the last micro-batch of
+    a step pays. Both are part of time_ns."""
 
     time_ns: float
+    forward_ns: float
     sync_ns: float
     forward_bytes: int
     backward_bytes: int
@@ -152,7 +154,7 @@ def unit_costs(profile: Profile, costs: CostModel, sublayer: str, strategy: Stra
         logits = rows * shard.output_bytes
         forward_bytes, backward_bytes = forward_bytes + logits, backward_bytes - logits
         backward_bytes = max(backward_bytes, profile.tied_parameters * element - forward_bytes)
-    return UnitCosts(forward + backward, sync, forward_bytes, backward_bytes, state_bytes)
+    return UnitCosts(forward + backward, forward, sync, forward_bytes, backward_bytes, state_bytes)
 
 
 @cache
@@ -208,6 +210,7 @@ def layer_costs(parts: Sequence[UnitCosts]) -> UnitCosts:
         peak = max(peak, held + part.backward_bytes)
     return UnitCosts(
         sum(part.time_ns for part in parts),
+        sum(part.forward_ns for part in parts),
         sum(part.sync_ns for part in parts),
         held,
         peak - held,
@@ -220,11 +223,12 @@ def transition_ns(profile: Profile, before: Strategy, after: Strategy, samples: 
 
     sample_bytes: hidden states of one sample between the two layers.
     """
-    there = _slice_gather_ns(profile, before, after, samples, sample_bytes)
-    return there + _slice_gather_ns(profile, after, before, samples, sample_bytes)
+    there = slice_gather_ns(profile, before, after, samples, sample_bytes)
+    return there + slice_gather_ns(profile, after, before, samples, sample_bytes)
 
 
-def _slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
+def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
+    """One way: the rows that a rank works on under `after` and not under `before`, gathered from those that hold them."""
     block = samples // before.data_degree * sample_bytes
     groups = gather_groups(before, after)
     if profile.network.uniform:

@@ -14,14 +14,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.command.calls import call
 from tests.instances import paper_instance, random_dict
 
 COMMAND = [str(Path(sys.executable).parent / "trainplan")]
-
-
-def call(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    words = [*COMMAND, *(str(argument) for argument in arguments)]
-    return subprocess.run(words, capture_output=True, text=True, cwd=folder, check=False)
 
 
 @pytest.fixture

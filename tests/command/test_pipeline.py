@@ -14,7 +14,8 @@ import pytest
 from trainplan.profiling.models import load_model
 
 import trainplan as tp
-from tests.command.test_command import call, told
+from tests.command.calls import call
+from tests.command.test_command import told
 from tests.instances import random_pipeline, random_pipeline_dict
 from tests.published import files, llama_plan
 from trainplan import api

@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 
 import trainplan as tp
-from tests.command.test_command import call, told
+from tests.command.calls import call
+from tests.command.test_command import told
 
 MIXED = ["--model", "amp-gpt2", "--cluster", "amp-heterogeneous-16", "--dtype", "float16", "--batch", "32"]
 LOCAL = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]

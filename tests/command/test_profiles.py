@@ -11,7 +11,8 @@ import pytest
 from trainplan.profiling.clusters import load_cluster
 from trainplan.profiling.profiles import load_profile
 
-from tests.command.test_command import call, told
+from tests.command.calls import call
+from tests.command.test_command import told
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from typer import Argument, Option
 
 from trainplan import api
-from trainplan.command import catalogue, placing, profiles, render
+from trainplan.command import catalogue, exporting, partition, pipelines, placing, profiles, render
 from trainplan.command.options import (
     BAD_INPUT,
     FINE,
@@ -51,6 +51,7 @@ from trainplan.command.options import (
     schedule_of,
 )
 from trainplan.command.throughput import EXAMPLE, throughput
+from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError, MissingExtra
 from trainplan.profiling.files import as_input_error, check_different, check_writable, write_whole
@@ -75,6 +76,9 @@ app.add_typer(catalogue.clusters)
 app.command(epilog=EXAMPLE)(throughput)
 app.command(epilog=placing.PLACE_EXAMPLE)(placing.place)
 app.command(epilog=placing.TRIAL_EXAMPLE)(placing.trial)
+app.command(epilog=partition.PARTITION_EXAMPLE)(partition.partition)
+app.command(epilog=partition.SIMULATE_EXAMPLE)(partition.simulate)
+app.command(epilog=exporting.EXAMPLE)(exporting.export)
 
 
 @app.command(epilog="Example: trainplan plan --model gpt2 --cluster cpu-4 --batch 8 --sequence 256 --memory 2GiB -o plan.json")
@@ -177,7 +181,10 @@ def build(
         str, Option("--default-dp-type", help="--engine-files: plain dp is 'zero2' or 'ddp'.")
     ] = "zero2",
     both_orders: Annotated[bool, Option("--both-orders", help="--engine-files: also tp over ranks that are apart.")] = False,
-    tp: Annotated[int | None, Option("--tp", help="stage-assignment: devices of a group. [default: 1]")] = None,
+    tp: Annotated[
+        int | None, Option("--tp", help="stage-assignment, pipeline-partition: devices of a group. [default: 1]")
+    ] = None,
+    dp: Annotated[int | None, Option("--dp", help="pipeline-partition: pipelines side by side. [default: all devices]")] = None,
     uneven_shares: UnevenShares = False,
     recompute: Recompute = False,
     ignore_memory: IgnoreMemory = False,
@@ -209,6 +216,7 @@ def build(
         default_dp_type=default_dp_type,
         both_orders=both_orders,
         tp=tp,
+        dp=dp,
         uneven_shares=uneven_shares,
         recompute=recompute,
         ignore_memory=ignore_memory,
@@ -220,7 +228,6 @@ def build(
     write_whole(output, text + "\n")
     found: dict[str, Any] = {
         "output": str(output),
-        "layers": instance.layers,
         **render.size_of(instance),
         "instance_hash": instance.digest,
     }
@@ -253,6 +260,8 @@ def solve(
         write_whole(output, json.dumps(found.solution) + "\n")
     if as_json:
         print_json(found.to_dict())
+    elif isinstance(loaded, PartitionInstance):
+        pipelines.solved(loaded, found)
     else:
         render.result(found)
     raise typer.Exit(exit_code(found))

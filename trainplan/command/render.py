@@ -15,6 +15,7 @@ from rich.table import Table
 from trainplan.api import Checked, Instance
 from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.planning import Planned
@@ -53,7 +54,8 @@ def _stages(seen: dict[str, Any]) -> str:
     if "pp" in seen:
         degrees = f"pp {seen['pp']}, dp {seen['dp']}, tmp {seen['tmp']}"
         return f"{layers} layers; {degrees}; {_shares(seen['shares'])} a pipeline, of {plural(seen['mbs'], 'sample')}"
-    told = f"{seen['pipeline']}, of {layers} layers; {plural(seen['micro_batches'], 'micro-batch')}"
+    parts = "sub-layers" if "master_stage" in seen else "layers"
+    told = f"{seen['pipeline']}, of {layers} {parts}; {plural(seen['micro_batches'], 'micro-batch')}"
     return told + (f", {SCHEDULE_NAMES[seen['schedule']]}" if "schedule" in seen and seen["pipeline"] > 1 else "")
 
 
@@ -123,15 +125,18 @@ def checked(found: Checked) -> None:
 
 
 def size_of(instance: Instance) -> dict[str, int]:
-    """What there is to choose from (the most options of any layer, degrees, or stages), and the memory, where it is one."""
+    """Layers, what there is to choose from (the most options of any layer, degrees, or stages), and memory, where it is one."""
+    if isinstance(instance, PartitionInstance):
+        return {"sublayers": instance.sublayers, "stages": instance.stages, "micro_batches": instance.micro_batches}
+    found = {"layers": instance.layers}
     if isinstance(instance, AssignmentInstance):
-        return {"stages": instance.stages}
+        return found | {"stages": instance.stages}
     if isinstance(instance, StrategyInstance):
-        found = {"degrees": len(list(instance.degrees())), "devices": instance.devices}
+        found |= {"degrees": len(list(instance.degrees())), "devices": instance.devices}
     elif isinstance(instance, PipelineInstance):
-        found = {"options": max(len(given.tables.strategies) for given in instance.configurations)}
+        found |= {"options": max(len(given.tables.strategies) for given in instance.configurations)}
     else:
-        found = {"options": max(instance.options)}
+        found |= {"options": max(instance.options)}
     return found | {"memory_bytes": instance.memory_bytes}
 
 

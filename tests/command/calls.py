@@ -1,0 +1,34 @@
+"""The command as users call it, each time in a process of its own, forked from one that has imported it already."""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+from subprocess import CompletedProcess
+from tempfile import TemporaryDirectory
+
+PROCESSES = get_context("forkserver")
+PROCESSES.set_forkserver_preload(["trainplan.api", "trainplan.command"])
+
+
+def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess[str]:
+    words = ["trainplan", *(str(argument) for argument in arguments)]
+    with TemporaryDirectory() as scratch:
+        streams = [Path(scratch) / name for name in ("output", "error")]
+        process = PROCESSES.Process(target=_run, args=(words, folder or Path.cwd(), *streams))
+        process.start()
+        process.join()
+        return CompletedProcess(words, process.exitcode or 0, *(stream.read_text() for stream in streams))
+
+
+def _run(words: list[str], folder: Path, output: Path, error: Path) -> None:
+    for descriptor, stream in ((1, output), (2, error)):
+        os.dup2(os.open(stream, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(folder)
+    sys.argv = words
+    from trainplan.command import main
+
+    main()

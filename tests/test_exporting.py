@@ -1,0 +1,448 @@
+"""Plans for other runtimes, judged by those runtimes' rules: torch's own code, and Megatron-LM's as written down here."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.distributed import pipelining
+from torch.distributed.pipelining import schedules as torchs
+from trainplan.execution.exports import pipeline_script as script
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.models import load_model, model_from_config
+
+import trainplan as tp
+from trainplan.exporting import write
+
+COMMON = {"num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
+TINY: dict[str, dict[str, Any]] = {
+    "gpt2": {"model_type": "gpt2", "n_layer": 3, "n_embd": 16, "n_head": 2, "vocab_size": 40, "n_positions": 8}
+    | dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0),
+    "bert": {"model_type": "bert", **COMMON, "max_position_embeddings": 8}
+    | dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+    "llama": {"model_type": "llama", **COMMON, "max_position_embeddings": 8},
+}
+
+
+def plan_of(config: dict[str, Any] | str, firsts: list[int], micro_batches: int = 4, **changes: Any) -> Plan:
+    """A plan whose stages begin at these units (the first at 0). strategies: of all units, or of each."""
+    model = load_model(config) if isinstance(config, str) else model_from_config(config, "config", name="tiny")
+    if "dtype" in changes:
+        model = model.in_dtype(changes.pop("dtype"))
+    strategies = changes.pop("strategies", "single")
+    each = [strategies] * len(model.units) if isinstance(strategies, str) else strategies
+    size = changes.pop("size", 1)
+    ends = [*firsts[1:], len(model.units)]
+    stages = [
+        {"ranks": list(range(i * size, (i + 1) * size)), "first_unit": first, "last_unit": end - 1}
+        for i, (first, end) in enumerate(zip(firsts, ends, strict=True))
+    ]
+    fields: dict[str, Any] = {
+        "model": model.shape(),
+        "model_digest": model.digest,
+        "world": size * len(firsts),
+        "memory_bytes": 2**34,
+        "batch": {"global_samples": changes.pop("samples", 4 * size * micro_batches), "micro_batches": micro_batches},
+        "stages": stages,
+        "units": [{"name": unit.name, "strategy": text} for unit, text in zip(model.units, each, strict=True)],
+    }
+    return load_plan({**fields, **changes})
+
+
+def refused(plan: Plan, to: str, *parts: str) -> None:
+    with pytest.raises(InputError) as caught:
+        tp.export(plan, to)
+    assert "\n" not in str(caught.value)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+# --- torch
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 4), (3, 2), (4, 4), (5, 9), (8, 3), (8, 16)])
+def test_torch_takes_the_csv(tmp_path: Path, schedule: str, stages: int, micro_batches: int) -> None:
+    plan = plan_of("gpt2", list(range(stages)), micro_batches, schedule=schedule)
+    path = tmp_path / "schedule.csv"
+    path.write_text(tp.export(plan, "torch").files["schedule.csv"])
+    read = {}
+    with path.open() as lines:
+        for rank, row in enumerate(csv.reader(lines)):
+            read[rank] = [torchs._Action.from_str(cell) for cell in row]
+    mapping = torchs._validate_schedule(read, stages, stages, micro_batches)
+    assert mapping == {rank: rank for rank in range(stages)}
+    lowered = torchs._add_send_recv(read, lambda stage: stage, stages)
+    torchs._simulate_comms_compute(lowered, lambda stage: stage, stages)  # raises where it is stuck
+    for rank, actions in read.items():
+        flying = most = 0
+        for action in actions:
+            flying += 1 if action.computation_type == torchs.FORWARD else -1
+            most = max(most, flying)
+        assert most == (micro_batches if schedule == "gpipe" else min(micro_batches, stages - rank))
+
+
+def test_1f1b_is_torchs_own() -> None:
+    """Schedule1F1B holds the warm-up at p - rank forward passes, then takes backward and forward in turn."""
+    rows = list(csv.reader(tp.export(plan_of("gpt2", [0, 5, 9]), "torch").files["schedule.csv"].splitlines()))
+    assert rows == [
+        ["0F0", "0F1", "0F2", "0B0", "0F3", "0B1", "0B2", "0B3"],
+        ["1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"],
+        ["2F0", "2B0", "2F1", "2B1", "2F2", "2B2", "2F3", "2B3"],
+    ]
+
+
+EVERY_CUT = list(range(8))  # a stage for each unit of three layers
+
+
+def whole_model(found: Any) -> Any:
+    model = script.build(found.settings).eval()
+    model.config.use_cache = False  # a cache would be among what is traced
+    return model
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "llama"])
+@pytest.mark.parametrize("firsts", [EVERY_CUT, [0, 2], [0, 1, 4, 5, 7]])
+def test_stage_modules_chain_to_the_model(family: str, firsts: list[int]) -> None:
+    plan = plan_of(TINY[family], firsts, dtype="float64")
+    found = tp.export(plan, "torch")
+    tokens, _ = script.samples(found.settings, 0)
+    wanted = whole_model(found)(tokens).logits
+    units, x, names = plan.planned_model().units, tokens, set()
+    for stage, planned in zip(found.settings["stages"], plan.stages, strict=True):
+        part = script.Stage(script.build(found.settings), family, stage).eval()
+        x = part(x)
+        held = [units[i].sublayer.parameter_count() for i in range(planned.first_unit, planned.last_unit + 1)]
+        assert sum(one.numel() for one in part.parameters()) == sum(held), "each stage holds its units' parameters alone"
+        names |= {name for name, _ in part.model.named_parameters(remove_duplicate=False)}
+    assert names == {name for name, _ in whole_model(found).named_parameters(remove_duplicate=False)}
+    assert torch.allclose(x, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])  # torch cannot trace transformers' Llama: its rotary module
+@pytest.mark.parametrize("firsts", [[0, 2], [0, 1, 3, 4, 6, 7]])
+def test_split_points_split(family: str, firsts: list[int]) -> None:
+    untied = {**TINY[family], "tie_word_embeddings": False}  # torch leaves a tied matrix's name on every stage
+    found = tp.export(plan_of(untied, firsts, dtype="float64"), "torch")
+    points = {name: getattr(pipelining.SplitPoint, kind) for name, kind in found.settings["split_spec"].items()}
+    tokens, model = script.samples(found.settings, 0)[0][:2], whole_model(found)
+    wanted = model(tokens).logits
+    pipe = pipelining.pipeline(model, mb_args=(tokens,), split_spec=points)
+    assert pipe.num_stages == len(firsts)
+    assert torch.allclose(pipe(tokens)[0], wanted, rtol=0, atol=1e-12)
+    for index, stage in enumerate(found.settings["stages"]):
+        for name in (name for name, _ in pipe.get_stage_module(index).named_parameters()):
+            assert any(name.startswith(module + ".") for module in stage["modules"]), (index, name)
+
+
+def test_split_points_exist_in_llama() -> None:
+    found = tp.export(plan_of(TINY["llama"], EVERY_CUT), "torch")
+    modules = dict(script.build(found.settings).named_modules())
+    assert list(found.settings["split_spec"]) == [
+        *(f"model.layers.{i}{part}" for i in range(3) for part in ("", ".post_attention_layernorm")),
+        "model.norm",
+    ]
+    assert all(name in modules for name in found.settings["split_spec"])
+
+
+# What torchrun does, with one import of torch and transformers for all ranks of all plans.
+LAUNCH = """
+import os, runpy, socket, sys
+import torch.distributed.pipelining
+from transformers import BertForMaskedLM, GPT2LMHeadModel
+failed = 0
+for folder, world in zip(sys.argv[1::2], sys.argv[2::2]):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": world}
+    ranks = []
+    for rank in range(int(world)):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            sys.argv = [folder + "/pipeline.py", "--steps", "2", "--check"]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            sys.exit(0)
+    failed += sum(os.waitpid(one, 0)[1] != 0 for one in ranks)
+sys.exit(failed)
+"""
+
+
+def test_script_trains_as_one_process_does(tmp_path: Path) -> None:
+    """Cuts within layers, tied heads, a stage in the middle, replicas, recomputation: gradients as of the whole model."""
+    some = ["dp2", "dp2-ckpt", "sdp2", *["dp2-ckpt"] * 5]
+    plans = {
+        "gpt2": plan_of(TINY["gpt2"], [0, 2], 3, size=2, strategies=some, samples=12, dtype="float64"),
+        "bert": plan_of(TINY["bert"], [0, 1, 4], 3, samples=6, schedule="gpipe", dtype="float64"),
+    }
+    command = [sys.executable, "-c", LAUNCH]
+    for family, plan in plans.items():
+        write(tp.export(plan, "torch"), tmp_path / family)
+        command += [str(tmp_path / family), str(plan.world)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    differences = re.findall(r"rank (\d+): gradients differ by (\S+) at most", done.stdout)
+    assert sorted(int(rank) for rank, _ in differences) == sorted(rank for plan in plans.values() for rank in range(plan.world))
+    assert all(float(value) < 1e-12 for _, value in differences), done.stdout
+    assert len(re.findall(r"step \d: loss \d", done.stdout)) == 4
+
+
+def test_torch_left_out_and_refused() -> None:
+    sharded = tp.export(plan_of("gpt2", [0, 10], size=2, strategies="sdp2"), "torch")
+    assert sharded.settings["replicas"] == 2 and sharded.settings["micro_batch_samples"] == 4
+    assert [line.split(":")[0] for line in sharded.left_out] == ["sdp of 26 of 26 units"]
+    sliced = tp.export(plan_of("gpt2", [0, 10], sliced=1), "torch")
+    assert [line.split(":")[0] for line in sliced.left_out] == ["sliced"]
+    moved = tp.export(plan_of("gpt2", [0, 10], placement=[1, 0]), "torch")
+    assert [line.split(":")[0] for line in moved.left_out] == ["placement"]
+    assert tp.export(plan_of("gpt2", [0, 10], placement=[0, 1]), "torch").left_out == ()
+    refused(plan_of("gpt2", [0, 10], size=2, strategies="tp2"), "torch", "units[0].strategy", "'tp2'", "without tp")
+    refused(plan_of("gpt2", [0]), "torch", "stages has 1 item", "--pipeline 2")
+    refused(plan_of("vit-base", [0, 3]), "torch", "model.config.model_type", "'vit'", "gpt2")
+    shares = {"global_samples": 12, "micro_batches": 2, "shares": [2, 1]}
+    uneven = plan_of("gpt2", [0, 10], size=2, strategies="dp2", batch=shares)
+    for to in ("torch", "megatron"):
+        refused(uneven, to, "batch.shares", "[2, 1]")
+    refused(plan_of("gpt2", [0, 3]), "nccl", "--to", "'nccl'", "torch, torchtitan, megatron")
+
+
+# --- torchtitan
+
+
+def titan_apply(text: str, *fields: str) -> Any:
+    """The generated function, applied to a configuration that has these fields of parallelism."""
+    names: dict[str, Any] = {}
+    exec(compile(ast.parse(text), "torchtitan_config.py", "exec"), names)
+    config = SimpleNamespace(parallelism=SimpleNamespace(**dict.fromkeys(fields)), training=SimpleNamespace())
+    return names["apply"](config)
+
+
+def test_torchtitan() -> None:
+    plan = plan_of("llama2-7b", [0, 1, 21, 63, 65], 8, size=4, strategies="dp2-tp2-ckpt", samples=32)
+    found = tp.export(plan, "torchtitan")
+    toml = tomllib.loads(found.files["torchtitan.toml"])
+    assert toml == found.settings["toml"]
+    parallel, parts = toml["parallelism"], toml["parallelism"]["module_fqns_per_model_part"]
+    assert len(parts) == parallel["pipeline_parallel_degree"] == 5
+    layers = [f"layers.{i}" for i in range(32)]
+    assert [name for part in parts for name in part] == ["tok_embeddings", *layers, "norm", "output"]
+    assert [len(part) for part in parts] == [1, 10, 21, 1, 2]
+    training = toml["training"]
+    assert training["local_batch_size"] // parallel["pipeline_parallel_microbatch_size"] == 8
+    dp = parallel["data_parallel_replicate_degree"] * parallel["data_parallel_shard_degree"]
+    assert training["local_batch_size"] * dp == training["global_batch_size"] == 32
+    assert dp * parallel["tensor_parallel_degree"] * parallel["pipeline_parallel_degree"] == plan.world
+    assert toml["activation_checkpoint"] == {"mode": "full"}
+    assert parallel["pipeline_parallel_schedule"] == "1F1B" and "schedule.csv" not in found.files
+    assert [line.split(":")[0] for line in found.left_out] == ["dp2-tp2-ckpt".removesuffix("-ckpt")]
+    for field in ("module_fqns_per_model_part", "pipeline_parallel_module_fqns_per_model_part"):
+        config = titan_apply(found.files["torchtitan_config.py"], field)
+        given = getattr(config.parallelism, field)
+        assert given == [[{"output": "lm_head"}.get(name, name) for name in part] for part in parts]
+        assert len([name for name in vars(config.parallelism) if name.endswith("fqns_per_model_part")]) == 1
+        tokens = config.training.num_tokens_per_microbatch_per_dp_rank
+        assert tokens * config.parallelism.num_pp_microbatches * dp == config.training.num_tokens_per_train_step
+        assert tokens == parallel["pipeline_parallel_microbatch_size"] * training["seq_len"]
+
+
+def test_torchtitan_schedules_and_sharding() -> None:
+    few = tp.export(plan_of(TINY["llama"], [0, 1, 3, 7], 2), "torchtitan")  # torch's 1F1B refuses m < p
+    assert few.settings["toml"]["parallelism"]["pipeline_parallel_schedule_csv"] == "schedule.csv"
+    assert few.files["schedule.csv"].startswith("0F0,0F1,0B0,0B1\n")
+    names = {"1f1b": torchs.Schedule1F1B, "gpipe": torchs.ScheduleGPipe}
+    for schedule, kind in names.items():
+        found = tp.export(plan_of(TINY["llama"], [0, 3], schedule=schedule), "torchtitan")
+        name = found.settings["toml"]["parallelism"]["pipeline_parallel_schedule"]
+        assert torchs.get_schedule_class(name) is kind and "schedule.csv" not in found.files
+    sharded = tp.export(plan_of(TINY["llama"], [0, 3], size=4, strategies="dp2-sdp2"), "torchtitan")
+    parallel = sharded.settings["toml"]["parallelism"]
+    keys = ("data_parallel_replicate_degree", "data_parallel_shard_degree", "fsdp_reshard_after_forward")
+    assert [parallel[key] for key in keys] == [2, 2, "always"] and "more memory" in sharded.left_out[0]
+    mixed = plan_of(TINY["llama"], [0, 3], strategies=["single", "single-ckpt", *["single"] * 6])
+    assert "1 of 6" in tp.export(mixed, "torchtitan").left_out[0]
+
+
+def test_torchtitan_refuses() -> None:
+    half = plan_of(TINY["llama"], [0, 3, 4])
+    refused(half, "torchtitan", "stages[2].first_unit is 4 (block1.ffn), within a layer", "--granularity layer", "torch")
+    refused(plan_of("gpt2", [0, 3]), "torchtitan", "model.config.model_type", "'gpt2'", "llama")
+    tied = {**TINY["llama"], "tie_word_embeddings": True}
+    refused(plan_of(tied, [0, 3]), "torchtitan", "tie_word_embeddings", "is true")
+    units = ["dp2"] * 3 + ["tp2"] * 5
+    refused(plan_of(TINY["llama"], [0, 3], size=2, strategies=units), "torchtitan", "units[3].strategy", "'tp2'", "'dp2'")
+
+
+# --- Megatron-LM
+
+
+def parsed_layout(text: str) -> list[str]:
+    """The stages of a layout, by the rules of its parser: commas go, groups and then letters are repeated."""
+    text = text.replace(",", "")
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    return text.split("|")
+
+
+def checked_layout(text: str, stages: int, layers: int) -> list[int]:
+    """Layers of each stage, where Megatron-LM's checks of a layout pass."""
+    parts = parsed_layout(text)
+    flat = "".join(parts)
+    assert set(flat) <= set("EtL") and len(parts) == stages
+    assert flat[0] == "E" and flat[-1] == "L" and flat.count("E") == flat.count("L") == 1
+    assert flat.count("t") == layers
+    return [part.count("t") for part in parts]
+
+
+def end_counts(arguments: list[str], stages: int, layers: int) -> list[int]:
+    """Layers of each stage as Megatron-LM divides them without a layout; fails where it would."""
+    given = dict(pairwise(arguments))
+    first = given.get("--decoder-first-pipeline-num-layers")
+    last = given.get("--decoder-last-pipeline-num-layers")
+    ends = [int(text) for text in (first, last) if text is not None]
+    assert all(count > 0 for count in ends)
+    middle, left = stages - len(ends), layers - sum(ends)
+    assert left % middle == 0 and left > 0
+    return [
+        *([int(first)] if first is not None else []),
+        *[left // middle] * middle,
+        *([int(last)] if last is not None else []),
+    ]
+
+
+def in_bash(text: str, array: str) -> list[str]:
+    """The words of an array after a shell has read the file."""
+    command = f"{text}\nprintf '%s\\0' \"${{{array}[@]}}\""
+    done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("counts", "ends"),
+    [
+        ([3, 3, 3, 3], 0),
+        ([2, 3, 3, 4], 2),
+        ([4, 4, 4, 0], None),
+        ([3, 3, 3, 2, 1], None),
+        ([5, 7], 1),
+        ([0, 6, 6], None),
+        ([2, 5, 5], 1),
+        ([4, 4, 3, 1], None),
+        ([1, 2, 3, 2, 2, 2], None),
+        ([5, 5, 2], 1),
+    ],
+)
+def test_megatron_layout(counts: list[int], ends: int | None) -> None:
+    """12 layers. ends: how many arguments say it without a layout."""
+    firsts = [0, *(1 + 2 * sum(counts[:i]) for i in range(1, len(counts)))]
+    plan = plan_of("gpt2", firsts, 6)
+    found = tp.export(plan, "megatron")
+    arguments = in_bash(found.files["megatron_args.sh"], "PIPELINE_ARGS")
+    assert arguments == found.settings["arguments"] and found.left_out == ()
+    given = dict(pairwise(arguments))
+    assert checked_layout(given["--pipeline-model-parallel-layout"], len(counts), 12) == counts
+    assert (given["--num-layers"], given["--pipeline-model-parallel-size"]) == ("12", str(len(counts)))
+    assert (given["--micro-batch-size"], given["--global-batch-size"]) == ("4", "24")
+    assert found.settings["script"] == "pretrain_gpt.py" and "--untie-embeddings-and-output-weights" not in arguments
+    other = found.settings["without_layout"]
+    assert (other is None) == (ends is None)
+    if other is not None:
+        assert in_bash(found.files["megatron_args.sh"], "END_COUNT_ARGS") == other
+        assert "--pipeline-model-parallel-layout" not in other
+        assert sum(argument.startswith("--decoder") for argument in other) == ends
+        assert end_counts(other, len(counts), 12) == counts
+
+
+def test_megatron_half_layers() -> None:
+    """Segments end anywhere between an attention layer (*) and a feed-forward layer (-)."""
+    for firsts in ([0, 2, 7, 24], [0, 1, 4], [0, 12, 25]):
+        plan = plan_of("gpt2", firsts)
+        found = tp.export(plan, "megatron")
+        arguments = in_bash(found.files["megatron_args.sh"], "PIPELINE_ARGS")
+        pattern = dict(pairwise(arguments))["--hybrid-layer-pattern"]
+        assert found.settings["script"] == "pretrain_hybrid.py" and found.settings["without_layout"] is None
+        assert "--num-layers" not in arguments and not any("layout" in one or "decoder" in one for one in arguments)
+        assert pattern.replace("|", "") == "*-" * 12
+        inner = [max(first, 1) for first in firsts] + [25]
+        assert [len(part) for part in pattern.split("|")] == [end - first for first, end in pairwise(inner)]
+
+
+def test_megatron_degrees_and_left_out() -> None:
+    plan = plan_of("llama2-7b", [0, 17], 8, size=8, strategies="tp2-sdp4-ckpt", samples=64)
+    found = tp.export(plan, "megatron")
+    given = dict(pairwise(found.settings["arguments"]))
+    assert given["--tensor-model-parallel-size"] == "2" and given["--micro-batch-size"] == "2"
+    data_parallel = plan.world // 2 // 2
+    assert int(given["--global-batch-size"]) == 8 * data_parallel * int(given["--micro-batch-size"])
+    for argument in ("--untie-embeddings-and-output-weights", "--use-distributed-optimizer"):
+        assert argument in found.settings["arguments"]
+    assert given["--recompute-granularity"] == "full"
+    assert [line.split(":")[0] for line in found.left_out] == ["order of tp2-sdp4", "tp2-sdp4"]
+    some = plan_of(TINY["llama"], [0, 3], strategies=["single", "single-ckpt", *["single"] * 6], sliced=1)
+    left = tp.export(some, "megatron").left_out
+    assert [line.split(":")[0] for line in left] == ["sliced", "recomputation of single units"] and "1 of 6" in left[1]
+    bert = tp.export(plan_of("bert-large", [0, 23]), "megatron")
+    assert bert.settings["script"] == "pretrain_bert.py"
+    assert checked_layout(dict(pairwise(bert.settings["arguments"]))["--pipeline-model-parallel-layout"], 2, 24) == [11, 13]
+
+
+def test_megatron_refuses() -> None:
+    refused(plan_of("gpt2", [0, 5], schedule="gpipe"), "megatron", "schedule", "'gpipe'", "1f1b")
+    refused(plan_of("bert-large", [0, 4]), "megatron", "stages[1].first_unit is 4 (block1.ffn)", "torch")
+    units = ["dp2"] * 7 + ["sdp2"] * 19
+    refused(plan_of("gpt2", [0, 5], size=2, strategies=units), "megatron", "units[7].strategy", "'sdp2'", "'dp2'")
+    refused(plan_of("t5-512-4-32", [0, 5]), "megatron", "model.config.model_type", "'t5'")
+
+
+# --- the command
+
+
+def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = Path(sys.executable).parent / "trainplan"
+    return subprocess.run([command, "export", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_command(tmp_path: Path) -> None:
+    path, half = tmp_path / "plan.json", tmp_path / "half.json"
+    path.write_text(plan_of("gpt2", [0, 5, 9], sliced=2).model_dump_json())
+    half.write_text(plan_of(TINY["llama"], [0, 4]).model_dump_json())
+    shown = call(path, "--to", "megatron")
+    assert shown.returncode == 0 and shown.stdout == tp.export(path, "megatron").files["megatron_args.sh"]
+    assert "sliced" in shown.stderr and "sliced" not in shown.stdout
+    done = call(path, "--to", "megatron", "-o", tmp_path / "args.sh", "--json")
+    told = json.loads(done.stdout)
+    assert told["written"] == [str(tmp_path / "args.sh")] and told["target"] == "megatron"
+    assert told["left_out"] == list(tp.export(path, "megatron").left_out)
+    assert (tmp_path / "args.sh").read_text() == shown.stdout
+    folder = tmp_path / "torch"
+    done = call(path, "--to", "torch", "-o", folder)
+    assert done.returncode == 0 and {one.name for one in folder.iterdir()} == {"stages.json", "schedule.csv", "pipeline.py"}
+    assert "left out  sliced" in done.stdout
+    wrong = call(half, "--to", "torchtitan", "-o", tmp_path / "no")
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1 and str(half) in wrong.stderr
+    assert not (tmp_path / "no").exists()
+    gone = call(path, "--to", "torch", "-o", tmp_path / "a" / "b")
+    assert gone.returncode == 2 and gone.stderr.count("\n") == 1 and "cannot be written" in gone.stderr
+
+
+def test_models_of_transformers_are_named_right() -> None:
+    """The script's classes and tied modules exist, and the tied matrices are one."""
+    for family, config in TINY.items():
+        model = getattr(transformers, script.CLASSES[family])(transformers.AutoConfig.for_model(**config))
+        first, last = (model.get_submodule(name) for name in script.TIED[family])
+        assert (first.weight is last.weight) == (family != "llama")
+        assert isinstance(first, torch.nn.Embedding)

@@ -1,0 +1,331 @@
+"""From a model and a cluster to a pipeline-partition instance and a plan, and from a plan back to the same times."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from trainplan.formulations.layer_strategies.costs import COST_MODELS, unit_costs
+from trainplan.formulations.pipeline_partition.costs import Degrees, planned_work, samples_of, step_ns, syncs_ns
+from trainplan.formulations.pipeline_partition.problem import Solution, load_solution
+from trainplan.formulations.pipeline_partition.sliced import least_sliced_ns
+from trainplan.formulations.pipeline_partition.timeline import simulate
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.schedules import most_sliced, one_f_one_b
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.models import load_model
+from trainplan.profiling.profiles import Profile
+
+import trainplan as tp
+from tests.partition_instances import random_partition
+from trainplan.partitioning import degrees_of, possible_degrees
+from trainplan.planning import make_profile
+
+PAPER: dict[str, Any] = {"model": "gpt2-345m", "cluster": "autopipe-3090-16"}
+SMALL: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "sequence": 64}
+
+
+def profile_of(rows: int, degree: int = 1) -> Profile:
+    cluster = load_cluster(PAPER["cluster"])
+    return make_profile(load_model(PAPER["model"]).fused(), cluster, [rows], [degree], devices=cluster.devices)
+
+
+def built(**options: Any) -> Any:
+    return tp.build("pipeline-partition", **(PAPER | {"batch": 64, "pipeline": 4, "micro_batches": 8} | options))
+
+
+def test_sub_layers_and_their_names() -> None:
+    instance = built()
+    assert (instance.sublayers, instance.stages, instance.micro_batches) == (50, 4, 8)
+    assert instance.names[:4] == ("embedding", "block0.attention", "block0.ffn", "block1.attention")
+    assert instance.layers.tolist() == [0, *(layer for layer in range(1, 25) for _ in range(2)), 25]
+    assert instance.provenance["dp"] == 4 and instance.provenance["mbs"] == 2
+
+
+def test_times_are_those_of_one_micro_batch_without_the_end_of_the_step() -> None:
+    instance, profile = built(), profile_of(2)
+    for place, unit in enumerate(profile.units):
+        found = unit_costs(profile, COST_MODELS["executed"], unit.sublayer, Strategy((("dp", 4),)), 8)
+        entry = profile.cost(unit.sublayer, 1, 2)
+        assert instance.forward_ns[place] == entry.forward_ns.value
+        assert instance.backward_ns[place] == entry.backward_ns.value
+        whole = instance.forward_ns[place] + instance.backward_ns[place]
+        assert whole == pytest.approx(found.time_ns - found.sync_ns, abs=2)
+
+
+def test_a_message_is_one_way_over_the_slowest_link_between_stages() -> None:
+    network, message = load_cluster(PAPER["cluster"]).network, 2 * 1024 * 1024 * 4
+    apart, near = (round(collective_ns(network, "p2p", message, pair)) for pair in ((0, 4), (0, 1)))
+    assert near < apart
+    assert set(built().transfer_ns.tolist()) == {apart}
+    assert set(built(pipeline=4, dp=1, batch=16).transfer_ns.tolist()) == {near}
+    assert set(built(pipeline=12, dp=1, batch=16).transfer_ns.tolist()) == {apart}, "12 devices are on three nodes"
+
+
+def test_recomputation_moves_time_to_the_backward_pass_and_keeps_inputs_only() -> None:
+    kept, again = built(), built(recompute=True)
+    profile = profile_of(2)
+    for place, unit in enumerate(profile.units):
+        entry = profile.cost(unit.sublayer, 1, 2)
+        assert again.forward_ns[place] == entry.forward_without_graph_ns.value
+        assert again.backward_ns[place] == kept.backward_ns[place] + entry.forward_ns.value
+    inputs = 2 * 1024 * 1024 * 4
+    assert set(again.memory.kept_bytes[1:-1].tolist()) == {inputs}
+    assert (kept.memory.kept_bytes[1:-1] > inputs).all()
+    assert again.memory.state_bytes.tolist() == kept.memory.state_bytes.tolist()
+
+
+def test_tensor_parallelism_divides_states_and_adds_collectives() -> None:
+    one, two = built(), built(tp=2)
+    assert two.provenance["dp"] == 2 and two.provenance["mbs"] == 4
+    assert (two.memory.state_bytes < 0.6 * one.memory.state_bytes).all()
+    alone = built(tp=2, dp=1, batch=16)
+    profile = profile_of(2, 2)
+    for place in (1, 2):
+        entry = profile.cost(profile.units[place].sublayer, 2, 2)
+        moved = collective_ns(profile.network, "all-reduce", 2 * 1024 * 1024 * 4, (0, 1))
+        assert alone.forward_ns[place] == pytest.approx(entry.forward_ns.value + moved, abs=2)
+        assert alone.backward_ns[place] >= round(entry.backward_ns.value + moved) - 2
+
+
+def test_a_profile_stands_in_for_model_and_cluster() -> None:
+    found = tp.build("pipeline-partition", profile=profile_of(2), batch=64, pipeline=4, micro_batches=8)
+    assert found.digest == built().digest
+
+
+def test_memory_is_the_clusters_unless_told_or_ignored() -> None:
+    assert set(built().memory.limit_bytes.tolist()) == {24 * 2**30}
+    assert set(built(memory="8GiB").memory.limit_bytes.tolist()) == {8 * 2**30}
+    assert built(ignore_memory=True).memory is None
+
+
+def test_models_that_do_not_run_are_cut_all_the_same() -> None:
+    instance = built(model="t5-large-32", dtype="float16")
+    assert instance.stages == 4 and tp.solve(instance, "algorithm-1").status == "feasible"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_no_sliced_partition_goes_below_its_bound(seed: int) -> None:
+    instance = random_partition(seed, sublayers=7, stages=4, micro_batches=8)
+    p, m, counts = instance.stages, instance.micro_batches, range(most_sliced(instance.stages, instance.micro_batches) + 1)
+    works = [instance.work(cuts) for cuts in combinations(range(1, instance.sublayers), p - 1)]
+    best = min(simulate(work, one_f_one_b(p, m, count)).time_ns for work in works for count in counts)
+    assert least_sliced_ns(instance) <= best
+
+
+def test_the_bound_is_met_by_equal_stages() -> None:
+    even = {"forward_ns": [100] * 8, "backward_ns": [200] * 8, "transfer_ns": 0, "stages": 4, "micro_batches": 8}
+    instance = tp.load({"problem": "pipeline-partition", "version": 1, **even})
+    timeline = simulate(instance.work((2, 4, 6)), one_f_one_b(4, 8, 1))
+    assert least_sliced_ns(instance) == timeline.time_ns == 6300
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pipeline": 4, "micro_batches": 8},
+        {"pipeline": 4, "micro_batches": 8, "sliced": False},
+        {"pipeline": 2, "micro_batches": 4, "tp": 2, "recompute": True},
+        {"pipeline": 4, "micro_batches": 8, "dp": 1, "tp": 4},
+    ],
+)
+def test_a_plan_takes_what_its_instance_says(options: dict[str, Any]) -> None:
+    found = tp.partition(**PAPER, batch=128, method="autopipe", **options)
+    best, plan = found.best, found.plan
+    assert plan is not None and found.timeline is not None and found.result.solution is not None
+    cuts = load_solution(found.result.solution).cuts
+    planned = planned_work(plan, [best.profile] * len(plan.stages))
+    assert planned.work == best.instance.work(cuts)
+    assert planned.syncs_ns == syncs_ns(best.profile, best.instance, cuts)
+    again = tp.simulate(plan, cluster=PAPER["cluster"])
+    assert again.timeline == found.timeline and again.sliced == best.sliced
+    assert again.step_ns == best.step_ns == plan.predicted.step_ns
+    assert [(s.first_unit, s.last_unit) for s in plan.stages] == Solution(cuts).spans(50)
+    assert max(found.walk_bytes) <= plan.predicted.peak_bytes <= plan.memory_bytes
+    if options.get("sliced") is False:
+        assert (plan.sliced, found.timeline.time_ns) == (0, found.result.objective)
+    else:
+        assert plan.sliced > 0 and found.timeline.time_ns < found.result.objective
+
+
+@pytest.mark.parametrize("options", [{"space_name": "full"}, {"space_name": "dp+tp", "by_unit": True}, {"memory": "850MiB"}])
+def test_one_stage_takes_what_the_plan_was_costed_at(options: dict[str, Any]) -> None:
+    """Re-layouts, sharding and recomputation included: m micro-batches one after the other, and the end of the step."""
+    planned = tp.plan(**SMALL, batch=16, pipeline=1, micro_batches=2, **options)
+    assert planned.plan is not None
+    found = tp.simulate(planned.plan, cluster=SMALL["cluster"])
+    assert found.step_ns == pytest.approx(planned.plan.predicted.step_ns, abs=4 * len(planned.plan.units))
+
+
+def test_uneven_shares_take_the_busiest_pipeline_and_placement_its_kinds() -> None:
+    mixed: dict[str, Any] = {"model": "gpt2-345m", "cluster": "amp-heterogeneous-16"}
+    found = tp.place(**mixed, batch=32, method="amp", uneven_shares=True, ignore_memory=True)
+    assert found.plan is not None and samples_of(found.plan) == found.plan.batch.global_samples // sum(
+        found.plan.batch.shares or [found.plan.batch.micro_batches]
+    ) * len(found.plan.batch.shares or [0])
+    step = tp.simulate(found.plan, cluster=mixed["cluster"])
+    assert step.micro_batches == max(found.plan.batch.shares or [found.plan.batch.micro_batches])
+    kinds = [node.kind for node in load_cluster(mixed["cluster"]).nodes for _ in range(node.count * node.devices)]
+    slow = found.plan.changed(placement=list(reversed(range(16))))
+    other = tp.simulate(slow, cluster=mixed["cluster"])
+    assert len(set(kinds)) == 2 and other.timeline.work != step.timeline.work
+
+
+def test_all_depths_are_tried_and_the_shortest_step_wins() -> None:
+    found = tp.partition(**PAPER, batch=64, micro_batches=4, method="algorithm-1")
+    depths = [one.degrees.pp for one in found.candidates]
+    assert sorted(depths) == [1, 2, 4, 8, 16]
+    steps = [one.step_ns for one in found.candidates if one.step_ns is not None]
+    assert steps == sorted(steps) and found.best.step_ns == steps[0]
+    alone = [tp.partition(**PAPER, batch=64, micro_batches=4, pipeline=p, method="algorithm-1").best for p in depths]
+    assert found.best.step_ns == min(one.step_ns for one in alone if one.step_ns is not None)
+    for one, other in zip(alone, found.candidates, strict=True):
+        assert one.step_ns is not None and other.step_ns is not None
+        assert one.step_ns == other.step_ns or (other.sliced == 0 < one.sliced and one.step_ns < other.step_ns)
+    numbers = tp.partition(**PAPER, batch=64, pipeline=8, method="algorithm-1").candidates
+    assert sorted(one.degrees.micro_batches for one in numbers) == [1, 2, 4, 8, 16, 32]
+
+
+def test_the_step_ends_with_its_slowest_stage() -> None:
+    found = tp.partition(**PAPER, batch=64, pipeline=4, micro_batches=4, method="algorithm-1").best
+    assert found.timeline is not None and found.step_ns is not None
+    syncs = syncs_ns(found.profile, found.instance, (10, 20, 30))
+    assert len(syncs) == 4 and min(syncs) > 0
+    ends = [events[-1].end_ns + sync for events, sync in zip(found.timeline.devices, syncs, strict=True)]
+    assert step_ns(found.timeline, syncs) == max(ends) > found.timeline.time_ns
+
+
+def test_exact_cuts_are_certified() -> None:
+    found = tp.partition(**PAPER, batch=128, pipeline=4, micro_batches=8, sliced=False)
+    assert found.result.status == "optimal" and found.plan is not None and found.plan.predicted is not None
+    predicted = found.plan.predicted
+    assert predicted.lower_bound_ns is not None and found.result.bound < predicted.lower_bound_ns <= predicted.step_ns
+    heuristic = tp.partition(**PAPER, batch=128, pipeline=4, micro_batches=8, sliced=False, method="autopipe")
+    assert predicted.lower_bound_ns <= heuristic.best.step_ns
+    sliced = tp.partition(**PAPER, batch=128, pipeline=4, micro_batches=8)
+    assert sliced.best.bound_ns <= sliced.best.step_ns < found.best.step_ns
+
+
+def test_what_does_not_fit_says_what_would_do() -> None:
+    found = tp.partition(**PAPER, batch=64, pipeline=4, micro_batches=8, memory="1GiB")
+    assert found.plan is None and found.result.status == "infeasible" and found.result.reason is not None
+    enough = found.result.reason.least_memory_bytes
+    assert tp.partition(**PAPER, batch=64, pipeline=4, micro_batches=8, memory=enough).plan is not None
+    free = tp.partition(**PAPER, batch=64, pipeline=4, micro_batches=8, memory="1GiB", ignore_memory=True)
+    assert free.plan is not None and free.result.status == "optimal"
+
+
+def test_depths_and_numbers_to_try() -> None:
+    assert degrees_of(16, 4, 8) == Degrees(4, 4, 1, 8)
+    assert degrees_of(16, 12, None, 1) == Degrees(12, 1, 1, 1)
+    assert [one.pp for one in possible_degrees(12, 50, 12, None, 1, None, None)] == [3, 6, 12], "dp 12, 6 and 3 are no powers"
+    assert [one.pp for one in possible_degrees(8, 50, 8, None, 1, 2, None)] == [1, 2, 3, 4]
+    for devices, options in ((16, (3,)), (16, (17,)), (16, (0,)), (16, (4, 0)), (16, (4, 1, 5)), (16, (1, 1, None, 3))):
+        with pytest.raises(InputError):
+            degrees_of(devices, *options)
+
+
+def instance_of(stages: int = 4, micro_batches: int = 8) -> Any:
+    times = {"forward_ns": [3, 4, 5, 6, 7, 8, 9, 10], "backward_ns": [8, 7, 9, 11, 12, 13, 14, 15], "transfer_ns": 2}
+    shape = {"stages": stages, "micro_batches": micro_batches}
+    return tp.load({"problem": "pipeline-partition", "version": 1, **times, **shape})
+
+
+def test_simulating_an_instance() -> None:
+    instance = instance_of()
+    result = tp.solve(instance, "algorithm-1")
+    found = tp.simulate(instance, solution=result)
+    assert found.timeline.time_ns == found.step_ns == result.objective
+    assert found.to_dict()["iteration_ns"] == result.objective
+    assert tp.simulate(instance, solution=result.solution["cuts"]).timeline == found.timeline
+    assert tp.simulate(instance, method="algorithm-1").timeline == found.timeline
+    assert tp.simulate(instance, solution=result, schedule="gpipe").in_flight == (8, 8, 8, 8)
+    assert found.in_flight == (4, 3, 2, 1)
+    assert tp.simulate(instance, solution=result, sliced=2).timeline.startup_ns < found.timeline.startup_ns
+    chunked = tp.simulate(instance, schedule="interleaved-1f1b", chunks=2)
+    assert chunked.timeline.work.stages == 8 and len(chunked.timeline.devices) == 4
+    assert chunked.stages == tuple(f"sub-layer {place}" for place in range(8))
+    assert tp.simulate(instance, schedule="interleaved-1f1b").timeline.work.stages == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"schedule": "zigzag"}, "--schedule is 'zigzag'; give one of: 1f1b, gpipe, interleaved-1f1b"),
+        ({"chunks": 0}, "--chunks is 0; give at least 1"),
+        ({"chunks": 2}, "--chunks is 2; give --schedule interleaved-1f1b, too"),
+        ({"chunks": 3, "schedule": "interleaved-1f1b"}, "--chunks is 3; give at most 2"),
+        ({"sliced": 4}, "--sliced is 4; give 0 to 3"),
+        ({"sliced": -1}, "--sliced is -1; give 0 to 3"),
+        ({"sliced": 1, "schedule": "gpipe"}, "--sliced is 1; leave it out: gpipe has no halves"),
+        ({"solution": [1, 2]}, "cuts has 2 entries; give 3"),
+        ({"solution": [3, 2, 1]}, "strictly increasing"),
+        ({"solution": [1, 2, 3], "method": "exact"}, "--method is 'exact'; leave it out: the solution is given"),
+        ({"cluster": "cpu-4"}, "--cluster is given; leave it out: an instance has its times"),
+    ],
+)
+def test_bad_input_of_simulate(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        tp.simulate(instance_of(), **({} if "solution" in options else {"solution": [2, 4, 6]}) | options)
+    assert told in str(caught.value)
+
+
+def test_interleaving_needs_groups_of_micro_batches() -> None:
+    with pytest.raises(InputError, match="with 6 micro-batches; give a multiple of the 4 devices"):
+        tp.simulate(instance_of(micro_batches=6), schedule="interleaved-1f1b", chunks=2)
+
+
+def plan_of(**options: Any) -> Plan:
+    found = tp.partition(**SMALL, batch=16, method="autopipe", **({"pipeline": 2, "micro_batches": 4} | options)).plan
+    assert found is not None
+    return found
+
+
+def test_bad_input_of_simulating_a_plan() -> None:
+    plan = plan_of()
+    for options, told in (
+        ({}, "--cluster is missing; give it, or a --profile"),
+        ({"cluster": "cpu-4", "solution": [3]}, "--solution is given"),
+        ({"cluster": "cpu-4", "method": "exact"}, "--method is given"),
+        ({"cluster": "cpu-4", "schedule": "interleaved-1f1b"}, "give 1f1b or gpipe"),
+    ):
+        with pytest.raises(InputError) as caught:
+            tp.simulate(plan, **options)
+        assert told in str(caught.value)
+    wide = tp.partition(**PAPER, batch=16, pipeline=8, micro_batches=1, method="autopipe").plan
+    with pytest.raises(InputError, match="has 4 devices; give one of at least 16"):
+        tp.simulate(wide, cluster="cpu-4")
+
+
+def test_a_plan_keeps_its_schedule_unless_another_is_asked_for() -> None:
+    plan = plan_of()
+    assert plan.sliced == 1
+    assert tp.simulate(plan, cluster="cpu-4").sliced == 1
+    assert tp.simulate(plan, cluster="cpu-4", sliced=0).sliced == 0
+    other = tp.simulate(plan, cluster="cpu-4", schedule="gpipe")
+    assert (other.schedule, other.sliced, other.in_flight) == ("gpipe", 0, (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"model": "t5-large-32"}, "which does not run; give a model of gpt2, bert, llama"),
+        ({"dtype": "float16"}, "which does not run; give a model of gpt2"),
+        ({"pipeline": 3}, "--pipeline is 3; give one of: 1, 2, 4, 8, 16; or --dp"),
+        ({"pipeline": 40}, "--pipeline is 40; give less"),
+        ({"batch": 63}, "--pipeline is 4"),
+        ({"micro_batches": 3}, "--micro-batches is 3; give a divisor of the 16 samples of a pipeline"),
+        ({"tp": 3}, "--tp is 3"),
+        ({"sliced": 9}, "--sliced is 9; give at most 3"),
+        ({"sliced": 1, "micro_batches": 16}, "an even number of samples a micro-batch"),
+        ({"batch": 0}, "--batch is 0"),
+    ],
+)
+def test_bad_input_of_partition(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        tp.partition(**(PAPER | {"batch": 64, "pipeline": 4, "micro_batches": 8} | options))
+    assert told in str(caught.value)

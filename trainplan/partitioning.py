@@ -1,0 +1,329 @@
+"""Pipelines cut at sub-layers (AutoPipe): from a model and a cluster to the cuts, the sliced micro-batches and a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.formulations.pipeline.costs import divisors
+from trainplan.formulations.pipeline_partition.costs import Degrees, build, step_ns, syncs_ns
+from trainplan.formulations.pipeline_partition.problem import Instance, evaluate, load_solution
+from trainplan.formulations.pipeline_partition.sliced import least_sliced_ns
+from trainplan.formulations.pipeline_partition.timeline import Timeline
+from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
+from trainplan.formulations.schedules import most_sliced
+from trainplan.planning import checked_walk, make_profile
+from trainplan.profiling.clusters import Cluster
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.models import Model
+from trainplan.profiling.processes import Report
+from trainplan.profiling.profiles import Profile
+from trainplan.solvers.result import Result
+from trainplan.solvers.search import Progress, Unsuited
+from trainplan.solvers.slicer import least_sliced, sliced_timeline
+from trainplan.solvers.solve import solve, versions
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A depth and a number of micro-batches, cut by the method. step_ns: of the whole step, gradients and optimizer included;
+    bound_ns: no cuts at this depth, sliced or not where slicing was allowed, take a shorter step. Not sliced where that cannot
+    make it the best."""
+
+    degrees: Degrees
+    instance: Instance
+    profile: Profile
+    result: Result
+    sliced: int
+    timeline: Timeline | None
+    step_ns: int | None
+    bound_ns: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        found = self.degrees
+        return {
+            "pipeline": found.pp,
+            "dp": found.dp,
+            "tp": found.tp,
+            "micro_batches": found.micro_batches,
+            "status": self.result.status,
+            "cuts": None if self.result.solution is None else self.result.solution["cuts"],
+            "sliced": self.sliced,
+            "iteration_ns": None if self.timeline is None else self.timeline.time_ns,
+            "step_ns": self.step_ns,
+            "bound_ns": self.bound_ns,
+        }
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """A pipeline cut at sub-layers, with its certificate. plan is None where `best.result` has no solution.
+
+    candidates: all depths and numbers of micro-batches that were tried, shortest step first. walk_bytes: the peak of every rank
+    by the memory walk over its program.
+    """
+
+    plan: Plan | None
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    walk_bytes: tuple[int, ...]
+
+    @property
+    def result(self) -> Result:
+        """Of the cuts, before slicing."""
+        return self.best.result
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The simulated step, sliced as the plan is."""
+        return self.best.timeline
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "plan": None if self.plan is None else self.plan.model_dump(),
+            "result": self.result.to_dict(),
+            "best": self.best.to_dict(),
+            "candidates": [one.to_dict() for one in self.candidates],
+            "walk_bytes": list(self.walk_bytes),
+        }
+
+
+def degrees_of(
+    devices: int, pipeline: int | None = None, micro_batches: int | None = None, dp: int | None = None, tp: int | None = None
+) -> Degrees:
+    """One depth (default: one stage, one micro-batch). dp: default all devices. Raises InputError."""
+    pp, tp = 1 if pipeline is None else pipeline, 1 if tp is None else tp
+    for option, value in (("--pipeline", pp), ("--micro-batches", micro_batches), ("--dp", dp), ("--tp", tp)):
+        if value is not None and value < 1:
+            raise InputError("command line", option, f"is {value}", "give at least 1")
+    whole = pp * tp * (dp or 1)
+    if whole > devices:
+        fix = f"give less: {pp} stages of {(dp or 1) * tp} devices need {whole} of {devices}"
+        raise InputError("command line", "--pipeline", f"is {pp}", fix)
+    if dp is None and devices % tp:
+        raise InputError("command line", "--tp", f"is {tp}", f"give a divisor of the {devices} devices")
+    if dp is None and devices % whole:
+        counts = ", ".join(map(str, divisors(devices // tp)))
+        raise InputError("command line", "--pipeline", f"is {pp}", f"give one of: {counts}; or --dp, the number of pipelines")
+    return Degrees(pp, dp or devices // whole, tp, micro_batches or 1)
+
+
+def partition_instance(
+    model: Model | None,
+    cluster: Cluster | None,
+    batch: int,
+    degrees: Sequence[Degrees],
+    *,
+    memory_bytes: int | None = None,
+    within_memory: bool = True,
+    recompute: bool = False,
+    profile: Profile | None = None,
+    measured: bool = False,
+    measuring: Report | None = None,
+) -> list[tuple[Instance, Profile]]:
+    """The pipeline-partition problem of each of these degrees, of equal tp, and the profile that all are made from.
+
+    memory_bytes: of one device (default: the cluster's, or the profile's). Raises InputError.
+    """
+    origin = cluster or profile
+    assert origin is not None
+    tp, rows = degrees[0].tp, sorted({one.rows(batch) for one in degrees})
+    known = (model or profile.described_model or profile).tp_degrees(tp) if profile else model.tp_degrees(tp)  # type: ignore[union-attr]
+    if tp not in known:
+        raise InputError("command line", "--tp", f"is {tp}", f"give one of: {', '.join(map(str, known))}")
+    found = make_profile(
+        model, cluster, rows, [tp], devices=origin.devices, given=profile, measured=measured, progress=measuring
+    )
+    where = cluster.name if cluster else found.cluster
+    limit = (memory_bytes or origin.memory_bytes) if within_memory else None
+    made = []
+    for one in degrees:
+        name = f"{found.name} on {where}, {one.pp} stages"
+        options: dict[str, Any] = {"memory_bytes": limit, "recompute": recompute, "name": name}
+        made.append((build(found, batch, one, provenance={"cluster": where}, **options), found))
+    return made
+
+
+def possible_degrees(
+    devices: int, units: int, batch: int, pipeline: int | None, micro_batches: int | None, dp: int | None, tp: int | None
+) -> list[Degrees]:
+    """All depths that divide the devices, dp a power of two as plans have it, and all numbers of micro-batches that divide the
+    samples of a pipeline; or those asked for. Raises InputError."""
+    tp = 1 if tp is None else tp
+    if pipeline is not None:
+        depths = [degrees_of(devices, pipeline, None, dp, tp)]
+    else:
+        degrees_of(devices, 1, None, dp, tp)
+        counts = divisors(devices // tp) if dp is None else range(1, devices // (tp * dp) + 1)
+        depths = [Degrees(pp, dp or devices // (tp * pp), tp) for pp in counts if pp <= units]
+    fitting = [one for one in depths if one.dp & (one.dp - 1) == 0 and batch % one.dp == 0]
+    if not fitting:
+        told = ", ".join(str(one.pp) for one in depths)
+        fix = f"give a batch that dp divides, and a dp that is a power of two (now {depths[0].dp})"
+        raise InputError("command line", "--pipeline", f"is {told}", fix)
+    found = []
+    for one in fitting:
+        numbers = divisors(batch // one.dp) if micro_batches is None else [micro_batches]
+        found += [Degrees(one.pp, one.dp, tp, m) for m in numbers if m >= 1 and batch // one.dp % m == 0]
+    if not found:
+        fix = f"give a divisor of the {batch // fitting[0].dp} samples of a pipeline"
+        raise InputError("command line", "--micro-batches", f"is {micro_batches}", fix)
+    return found
+
+
+def partition(
+    model: Model,
+    cluster: Cluster,
+    batch: int,
+    *,
+    pipeline: int | None = None,
+    micro_batches: int | None = None,
+    dp: int | None = None,
+    tp: int | None = None,
+    memory_bytes: int | None = None,
+    recompute: bool = False,
+    ignore_memory: bool = False,
+    sliced: bool | int = True,
+    method: str = "exact",
+    profile: Profile | None = None,
+    measured: bool = False,
+    measuring: Report | None = None,
+    time_limit: float | None = None,
+    gap: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    **options: Any,
+) -> PartitionPlan:
+    """Cut the model for every depth and number of micro-batches that is possible (or asked for), and take the shortest step.
+
+    dp: pipelines side by side (default: as many as there are devices for). sliced: whether the first micro-batches are cut in
+    two (as few as do, see `solvers.slicer`), or how many. time_limit: seconds in all. Raises InputError.
+    """
+    if model.family not in EXECUTED_FAMILIES or model.dtype not in EXECUTED_DTYPES:
+        fix = (
+            f"give a model of {', '.join(EXECUTED_FAMILIES)} in {' or '.join(EXECUTED_DTYPES)}; "
+            "`build pipeline-partition` and `solve` take any"
+        )
+        raise InputError(
+            "command line", "--model", f"is {model.name!r} ({model.family}, {model.dtype}), which does not run", fix
+        )
+    model = model.fused()  # as it will run
+    started = time.perf_counter()
+    tried = possible_degrees(cluster.devices, len(model.units), batch, pipeline, micro_batches, dp, tp)
+    if not isinstance(sliced, bool):
+        tried = _that_slice(tried, batch, sliced)
+    made = partition_instance(
+        model,
+        cluster,
+        batch,
+        tried,
+        memory_bytes=memory_bytes,
+        within_memory=not ignore_memory,
+        recompute=recompute,
+        profile=profile,
+        measured=measured,
+        measuring=measuring,
+    )
+    found: list[Candidate] = []
+    for place, (degrees, (instance, used)) in enumerate(zip(tried, made, strict=True)):
+        left = None
+        if time_limit is not None:
+            left = max(0.01, (time_limit - (time.perf_counter() - started)) / (len(tried) - place))
+        try:
+            result = solve(instance, method, time_limit=left, gap=gap, seed=seed, progress=progress, **options)
+        except Unsuited:
+            if len(tried) == 1:
+                raise
+            continue
+        known = min((one.step_ns for one in found if one.step_ns is not None), default=None)
+        found.append(_candidate(degrees, instance, used, result, sliced, known))
+    if not found:
+        raise InputError("command line", "--method", f"is {method!r}, which suits no depth", "give another method")
+    found.sort(key=_rank)
+    best = found[0]
+    if best.result.solution is None:
+        return PartitionPlan(None, best, tuple(found), ())
+    limit = memory_bytes or cluster.memory_bytes
+    plan = plan_of(model, best, found, limit, batch, recompute)
+    return PartitionPlan(plan, best, tuple(found), checked_walk(plan))
+
+
+def _that_slice(tried: Sequence[Degrees], batch: int, sliced: int) -> list[Degrees]:
+    """Those that can slice so many micro-batches. Raises InputError where none can."""
+    most = max(_most_sliced(one, one.rows(batch)) for one in tried)
+    if not 0 <= sliced <= most:
+        fix = f"give at most {most}" if most else "give more than one stage, and an even number of samples a micro-batch"
+        raise InputError("command line", "--sliced", f"is {sliced}", fix)
+    return [one for one in tried if _most_sliced(one, one.rows(batch)) >= sliced]
+
+
+def _rank(one: Candidate) -> tuple[bool, int]:
+    """By the step; where nothing fits, by how much memory would do."""
+    if one.step_ns is not None:
+        return False, one.step_ns
+    return True, one.result.reason.least_memory_bytes if one.result.reason else 2**62
+
+
+def _candidate(
+    degrees: Degrees, instance: Instance, profile: Profile, result: Result, sliced: bool | int, known_ns: int | None
+) -> Candidate:
+    """known_ns: a step that is already known; what cannot be shorter is not sliced unless it is told how often."""
+    if result.solution is None:
+        return Candidate(degrees, instance, profile, result, 0, None, None, None)
+    solution = load_solution(result.solution)
+    work, m = instance.work(solution.cuts), degrees.micro_batches
+    slices = bool(sliced) and _most_sliced(degrees, instance.provenance["mbs"]) > 0
+    least = least_sliced_ns(instance) if slices else result.bound
+    # The first stage holds at least the first sub-layer, and ends its step as late as that one does.
+    bound = None if least is None else least + syncs_ns(profile, instance, range(1, degrees.pp))[0]
+    count = 0
+    if slices:
+        hopeless = known_ns is not None and bound is not None and bound >= known_ns
+        count = int(sliced) if sliced is not True else 0 if hopeless else least_sliced(work, m)
+    timeline = sliced_timeline(work, m, count)
+    step = step_ns(timeline, syncs_ns(profile, instance, solution.cuts))
+    return Candidate(degrees, instance, profile, result, count, timeline, step, bound)
+
+
+def _most_sliced(degrees: Degrees, rows: int) -> int:
+    """Halves are of whole samples."""
+    return most_sliced(degrees.pp, degrees.micro_batches) if rows % 2 == 0 else 0
+
+
+def plan_of(model: Model, best: Candidate, tried: Sequence[Candidate], memory_bytes: int, batch: int, recompute: bool) -> Plan:
+    """The plan of the best candidate; its bound is the least of all that were tried."""
+    degrees, result = best.degrees, best.result
+    assert result.solution is not None and best.step_ns is not None
+    solution = load_solution(result.solution)
+    size, strategy = degrees.stage_size, str(degrees.strategy(recompute))
+    stages = [
+        Stage(ranks=list(range(x * size, (x + 1) * size)), first_unit=first, last_unit=last)
+        for x, (first, last) in enumerate(solution.spans(len(model.units)))
+    ]
+    bounds = [one.bound_ns for one in tried if one.result.status != "infeasible"]
+    least = None if None in bounds else min(bound for bound in bounds if bound is not None)
+    gap = None if least is None or not best.step_ns else (best.step_ns - least) / best.step_ns
+    peaks = [stage.peak_bytes or 0 for stage in evaluate(best.instance, solution).stages]
+    return Plan(
+        model=model.shape(),
+        model_digest=model.digest,
+        world=degrees.devices,
+        memory_bytes=memory_bytes,
+        batch=Batch(global_samples=batch, micro_batches=degrees.micro_batches),
+        sliced=best.sliced,
+        stages=stages,
+        units=[PlannedUnit(name=unit.name, strategy=strategy) for unit in model.units],
+        predicted=Predicted(
+            step_ns=best.step_ns,
+            peak_bytes=max(peaks),
+            lower_bound_ns=least,
+            gap=gap,
+            method=result.method,
+            status="optimal" if gap == 0 else "feasible",
+            profile_origin=best.profile.origin,
+            versions=versions(),
+        ),
+    )

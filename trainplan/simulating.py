@@ -1,0 +1,201 @@
+"""A step, simulated pass by pass: of a plan, or of a partition of a pipeline-partition instance, under any schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from trainplan.formulations.pipeline_partition.costs import planned_work, samples_of, step_ns
+from trainplan.formulations.pipeline_partition.critical import Critical, critical_path
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
+from trainplan.formulations.pipeline_partition.timeline import Timeline, Work, simulate
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.schedules import Pass, gpipe, in_flight, interleaved, most_sliced, one_f_one_b
+from trainplan.planning import make_profile
+from trainplan.profiling.clusters import Cluster
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.processes import Report
+from trainplan.profiling.profiles import Profile
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated step. stages: names of what every stage holds. syncs_ns: what each stage adds to the end of the step (the
+    reduction of gradients, the optimizer), which the timeline leaves out; nothing is known of it for an instance."""
+
+    name: str
+    schedule: str
+    micro_batches: int
+    sliced: int
+    chunks: int
+    stages: tuple[str, ...]
+    timeline: Timeline
+    syncs_ns: tuple[int, ...]
+
+    @cached_property
+    def critical(self) -> Critical:
+        """The critical path nearest the last stage, and the master stage."""
+        return critical_path(self.timeline)
+
+    @property
+    def step_ns(self) -> int:
+        """The iteration and what the stages add to its end."""
+        return step_ns(self.timeline, self.syncs_ns)
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """The most micro-batches that each device holds at once, on one stage each."""
+        return tuple(in_flight([event.task for event in events]) for events in self.timeline.devices)
+
+    def to_dict(self) -> dict[str, Any]:
+        timeline, work = self.timeline, self.timeline.work
+        count = len(timeline.devices)
+        return {
+            "name": self.name,
+            "schedule": self.schedule,
+            "micro_batches": self.micro_batches,
+            "sliced": self.sliced,
+            "chunks": self.chunks,
+            "iteration_ns": timeline.time_ns,
+            "step_ns": self.step_ns,
+            "startup_ns": timeline.startup_ns,
+            "bubble": timeline.bubble,
+            "master_stage": self.critical.master,
+            "devices": [
+                {"busy_ns": busy, "idle_ns": timeline.time_ns - busy, "sync_ns": sync, "in_flight": held}
+                for busy, sync, held in zip(timeline.busy_ns, self.syncs_ns, self.in_flight, strict=True)
+            ],
+            "stages": [
+                {"name": name, "device": x % count, "forward_ns": f, "backward_ns": b, "transfer_ns": c}
+                for x, (name, f, b, c) in enumerate(
+                    zip(self.stages, work.forward_ns, work.backward_ns, (*work.transfer_ns, 0), strict=True)
+                )
+            ],
+            "critical_path": [
+                {**event.task._asdict(), "device": event.device, "start_ns": event.start_ns, "end_ns": event.end_ns}
+                for event in self.critical.path
+            ],
+        }
+
+
+def simulated(
+    name: str,
+    work: Work,
+    micro_batches: int,
+    stages: Sequence[str],
+    syncs_ns: Sequence[int] | None = None,
+    *,
+    schedule: str = "1f1b",
+    sliced: int = 0,
+    chunks: int = 1,
+) -> Simulation:
+    """These stages under a schedule. chunks: stages on each device, for interleaved-1f1b. Raises InputError."""
+    orders = _orders(work.stages // chunks, micro_batches, schedule, sliced, chunks)
+    syncs = tuple(syncs_ns or [0] * len(orders))
+    return Simulation(name, schedule, micro_batches, sliced, chunks, tuple(stages), simulate(work, orders), syncs)
+
+
+def _orders(devices: int, micro_batches: int, schedule: str, sliced: int, chunks: int) -> list[list[Pass]]:
+    if sliced and schedule != "1f1b":
+        raise InputError("command line", "--sliced", f"is {sliced}", f"leave it out: {schedule} has no halves")
+    if schedule == "1f1b":
+        most = most_sliced(devices, micro_batches)
+        if not 0 <= sliced <= most:
+            raise InputError(
+                "command line", "--sliced", f"is {sliced}", f"give 0 to {most}, those that run before a backward pass"
+            )
+        return one_f_one_b(devices, micro_batches, sliced)
+    if schedule == "gpipe":
+        return gpipe(devices, micro_batches)
+    if micro_batches % devices:
+        fix = f"give a multiple of the {devices} devices: micro-batches come in groups of as many"
+        raise InputError("command line", "--schedule", f"is interleaved-1f1b, with {micro_batches} micro-batches", fix)
+    return interleaved(devices, chunks, micro_batches)
+
+
+def check_schedule(schedule: str, chunks: int) -> None:
+    """Raises InputError where there is no such schedule."""
+    if schedule not in SCHEDULES:
+        raise InputError("command line", "--schedule", f"is {schedule!r}", f"give one of: {', '.join(SCHEDULES)}")
+    if chunks < 1:
+        raise InputError("command line", "--chunks", f"is {chunks}", "give at least 1")
+    if chunks > 1 and schedule != "interleaved-1f1b":
+        raise InputError("command line", "--chunks", f"is {chunks}", "give --schedule interleaved-1f1b, too")
+
+
+def in_chunks(instance: Instance, chunks: int) -> Instance:
+    """The instance with `chunks` stages on each device; of several, memory is left out: a limit is that of a device. Raises
+    InputError."""
+    stages = instance.stages * chunks
+    if stages > instance.sublayers:
+        fix = f"give at most {instance.sublayers // instance.stages}: every stage needs a sub-layer"
+        raise InputError("command line", "--chunks", f"is {chunks}", fix)
+    return instance if chunks == 1 else replace(instance, stages=stages, memory=None)
+
+
+def simulated_instance(instance: Instance, solution: Solution, **options: Any) -> Simulation:
+    """A partition of an instance, as of `in_chunks`; options as of `simulated`. Raises InputError."""
+    bounds = (*solution.cuts, instance.sublayers)
+    if len(solution.cuts) != instance.stages - 1:
+        fix = f"give {instance.stages - 1}, one less than stages"
+        raise InputError("solution", "cuts", f"has {len(solution.cuts)} entries", fix)
+    if broken := [text for text in violations(instance, solution) if text.startswith("cuts")]:
+        raise InputError("solution", "", broken[0], "give the first sub-layer of every stage but the first")
+    names = [
+        instance.name_of(first) if first == end - 1 else f"{instance.name_of(first)} .. {instance.name_of(end - 1)}"
+        for first, end in zip((0, *solution.cuts), bounds, strict=True)
+    ]
+    return simulated(instance.name, instance.work(solution.cuts), instance.micro_batches, names, **options)
+
+
+def simulated_plan(
+    plan: Plan,
+    cluster: Cluster | None,
+    profile: Profile | None,
+    *,
+    measured: bool = False,
+    measuring: Report | None = None,
+    schedule: str | None = None,
+    sliced: int | None = None,
+) -> Simulation:
+    """A plan on the cluster that it is for, or by a profile of its model; its own schedule unless another is given.
+
+    Of pipelines side by side, one is simulated: they do the same. Raises InputError.
+    """
+    if schedule == "interleaved-1f1b":
+        fix = "give 1f1b or gpipe: a plan has one stage on each device; instances have chunks"
+        raise InputError("command line", "--schedule", "is 'interleaved-1f1b'", fix)
+    origin = cluster or profile
+    if origin is None:
+        raise InputError("command line", "--cluster", "is missing", "give it, or a --profile")
+    if plan.world > origin.devices:
+        raise InputError("command line", "--cluster", f"has {origin.devices} devices", f"give one of at least {plan.world}")
+    model = plan.planned_model()
+    if profile is not None and profile.model is None:
+        raise InputError("profile", "name", f"is {profile.name!r}, imported", f"give a profile of {model.name!r}")
+    options: dict[str, Any] = {"given": profile, "measured": measured, "progress": measuring}
+    devices = cluster.devices if cluster else plan.world
+    found = make_profile(model, cluster, [samples_of(plan)], [plan.stage_size], devices=devices, **options)
+    kinds = _kinds_of_stages(plan, cluster)
+    planned = planned_work(plan, [found if kind is None else _of_kinds(found, kind) for kind in kinds])
+    name = f"{model.name} on {found.cluster}"
+    chosen = schedule or plan.schedule
+    count = sliced if sliced is not None else plan.sliced if chosen == plan.schedule else 0
+    return simulated(name, planned.work, planned.micro_batches, planned.names, planned.syncs_ns, schedule=chosen, sliced=count)
+
+
+def _kinds_of_stages(plan: Plan, cluster: Cluster | None) -> list[frozenset[str] | None]:
+    """Kinds of the devices of every stage; None where all devices are of one kind, or the cluster is not known."""
+    if cluster is None or len(cluster.used_kinds) == 1:
+        return [None] * len(plan.stages)
+    kinds = [node.kind for node in cluster.nodes for _ in range(node.count * node.devices)]
+    devices = plan.placement or range(plan.world)
+    return [frozenset(kinds[devices[rank]] for rank in stage.ranks) for stage in plan.stages]
+
+
+def _of_kinds(profile: Profile, kinds: frozenset[str]) -> Profile:
+    return profile.changed(costs=[entry for entry in profile.costs if entry.device in kinds])

@@ -1,0 +1,112 @@
+"""A simulated step in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+Every device has two rows: its passes, named F3 or B3 by micro-batch (F0a and F0b its halves; F3.1 on the device's second
+stage), and the messages that it receives, during which it waits. An arrow leads from the end of a pass to the message that it
+sends, or to the pass itself where a message takes no time. Times are microseconds that stand for whole nanoseconds. On one row
+no two events overlap.
+
+Format: Google, "Trace Event Format"; https://perfetto.dev/docs/getting-started/other-formats
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, nextafter
+from typing import Any
+
+from trainplan.formulations.pipeline_partition.critical import critical_path
+from trainplan.formulations.pipeline_partition.timeline import Event, Timeline, source_of
+from trainplan.formulations.schedules import Pass
+
+PROCESS = 1
+
+
+def chrome_trace(timeline: Timeline, *, name: str = "pipeline", stages: Sequence[str] | None = None) -> dict[str, Any]:
+    """The trace as a dict, to be written as JSON. stages: names of what every stage holds."""
+    events: list[dict[str, Any]] = [_named("process_name", name, None)]
+    by_task = {event.task: event for own in timeline.devices for event in own}
+    critical = {event.task for event in critical_path(timeline).path}
+    chunked = timeline.work.stages > len(timeline.devices)
+    for device in range(len(timeline.devices)):
+        for tid, told in ((_compute(device), f"device {device}"), (_receive(device), f"device {device} receives")):
+            events += [_named("thread_name", told, tid), _sorted(tid)]
+    messages = 0
+    for own in timeline.devices:
+        for event in own:
+            events.append(_pass(timeline, event, event.task in critical, chunked, stages))
+            source = source_of(event.task, by_task.keys(), timeline.work.stages)
+            if source is not None:
+                events += _message(event, by_task[source[0]], messages)
+                messages += 1
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": _summary(timeline)}
+
+
+def label(task: Pass, devices: int | None = None) -> str:
+    """F3, B3, F0a. devices: where a device has several stages, which of them follows after a dot, counted from 0."""
+    half = "" if task.half is None else "ab"[task.half]
+    chunk = "" if devices is None else f".{task.stage // devices}"
+    return f"{task.kind[0].upper()}{task.micro_batch}{half}{chunk}"
+
+
+def _compute(device: int) -> int:
+    return 10 * device + 1  # of a number space that all processes share, and never 0
+
+
+def _receive(device: int) -> int:
+    return 10 * device + 2
+
+
+def _us(time_ns: int) -> float:
+    """Microseconds that are this number of nanoseconds for readers that round, and for those that cut off, as Perfetto does."""
+    found = time_ns / 1000
+    while found * 1000 < time_ns:
+        found = nextafter(found, inf)
+    return found
+
+
+def _pass(timeline: Timeline, event: Event, critical: bool, chunked: bool, stages: Sequence[str] | None) -> dict[str, Any]:
+    task, count = event.task, len(timeline.devices)
+    about: dict[str, Any] = {"micro_batch": task.micro_batch, "stage": task.stage, "critical": critical}
+    if task.half is not None:
+        about["half"] = task.half
+    if stages is not None:
+        about["holds"] = stages[task.stage]
+    return _slice(
+        label(task, count if chunked else None), task.kind, _compute(event.device), event.start_ns, event.end_ns, about
+    )
+
+
+def _message(event: Event, source: Event, number: int) -> list[dict[str, Any]]:
+    """What a pass waits for, where that takes time, and the arrow to it from the pass that it comes from.
+
+    An arrow begins and ends within slices, to which their last instant does not belong: it begins a nanosecond before it, and
+    there is none from or to a slice that takes no time.
+    """
+    kind = "activation" if event.task.kind == "forward" else "gradient"
+    found, tid, until = [], _compute(event.device), event.end_ns
+    if event.start_ns > event.ready_ns:
+        tid, until = _receive(event.device), event.start_ns
+        about = {"micro_batch": event.task.micro_batch, "from_stage": source.task.stage, "to_stage": event.task.stage}
+        found.append(_slice(f"{kind} {event.task.micro_batch}", "transfer", tid, event.ready_ns, until, about))
+    if source.end_ns > source.start_ns and until > event.ready_ns:
+        arrow = {"name": kind, "cat": "transfer", "id": number, "pid": PROCESS}
+        found.append(arrow | {"ph": "s", "tid": _compute(source.device), "ts": _us(source.end_ns - 1)})
+        found.append(arrow | {"ph": "f", "bp": "e", "tid": tid, "ts": _us(event.ready_ns)})
+    return found
+
+
+def _slice(name: str, category: str, tid: int, start_ns: int, end_ns: int, about: dict[str, Any]) -> dict[str, Any]:
+    times = {"ts": _us(start_ns), "dur": _us(end_ns - start_ns)}
+    return {"name": name, "cat": category, "ph": "X", "pid": PROCESS, "tid": tid, **times, "args": about}
+
+
+def _named(kind: str, name: str, tid: int | None) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": PROCESS, "args": {"name": name}} | ({} if tid is None else {"tid": tid})
+
+
+def _sorted(tid: int) -> dict[str, Any]:
+    return {"name": "thread_sort_index", "ph": "M", "pid": PROCESS, "tid": tid, "args": {"sort_index": tid}}
+
+
+def _summary(timeline: Timeline) -> dict[str, Any]:
+    return {"iteration_ns": timeline.time_ns, "startup_ns": timeline.startup_ns, "bubble": timeline.bubble}
