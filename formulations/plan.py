@@ -43,8 +43,18 @@ class Batch(Record):
     shares: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2)] | None = None
 
 
+class StageTimes(Record):
+    """What the planner expects of one stage: its passes of one micro-batch, a message of it to the next stage (either way; 0 of
+    the last stage), and what it adds to the end of the step (gradients, optimizer)."""
+
+    forward_ns: Annotated[int, Field(ge=0)]
+    backward_ns: Annotated[int, Field(ge=0)]
+    transfer_ns: Annotated[int, Field(ge=0)]
+    sync_ns: Annotated[int, Field(ge=0)]
+
+
 class Predicted(Record):
-    """What the planner expects of a step, and how good the plan is proven to be."""
+    """What the planner expects of a step, and how good the plan is proven to be. stages: for simulating the plan."""
 
     step_ns: int
     peak_bytes: int
@@ -54,6 +64,7 @@ class Predicted(Record):
     status: str
     profile_origin: str
     versions: Annotated[dict[str, str], Field(default_factory=dict)]
+    stages: list[StageTimes] | None = None
 
 
 class Plan(Record):
@@ -122,7 +133,14 @@ class Plan(Record):
             self._check_shares(self.batch.shares)
         if self.sliced:
             self._check_sliced()
+        if (times := self.stage_times) is not None and len(times) != len(self.stages):
+            told = f"has {len(times)} entries"
+            raise InputError("", "predicted.stages", told, f"give {len(self.stages)}, one for each stage, or none")
         return self
+
+    @property
+    def stage_times(self) -> list[StageTimes] | None:
+        return None if self.predicted is None else self.predicted.stages
 
     def _check_placement(self) -> None:
         if self.placement is None:

@@ -58,6 +58,11 @@ def _in_thousands(size: float, units: Sequence[str]) -> str:
     return f"{size:.4g}{units[-1]}"
 
 
+def span(first: str, last: str) -> str:
+    """``block0 .. block3``, or ``head`` alone."""
+    return first if first == last else f"{first} .. {last}"
+
+
 def plural(count: int, word: str) -> str:
     """``1 row``, ``2 rows``, ``3 batches``."""
     return f"{count} {word}" + ("" if count == 1 else "es" if word.endswith("ch") else "s")

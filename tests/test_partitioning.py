@@ -11,7 +11,7 @@ from trainplan.formulations.pipeline_partition.costs import Degrees, planned_wor
 from trainplan.formulations.pipeline_partition.problem import Solution, load_solution
 from trainplan.formulations.pipeline_partition.sliced import least_sliced_ns
 from trainplan.formulations.pipeline_partition.timeline import simulate
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.schedules import most_sliced, one_f_one_b
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.clusters import load_cluster
@@ -285,10 +285,29 @@ def plan_of(**options: Any) -> Plan:
     return found
 
 
+def test_plans_carry_their_stages_times() -> None:
+    """Of every command that makes plans: simulated without a cluster, they take what was planned."""
+    made = plan_of()
+    assert made.predicted is not None
+    assert tp.simulate(made).step_ns == tp.simulate(made, cluster=SMALL["cluster"]).step_ns == made.predicted.step_ns
+    placed = tp.place(model="gpt2", cluster="amp-heterogeneous-16", batch=16).plan
+    assert placed is not None
+    alone, anew = tp.simulate(placed), tp.simulate(placed, cluster="amp-heterogeneous-16")
+    assert alone.timeline == anew.timeline and alone.syncs_ns == anew.syncs_ns
+    planned = tp.plan(model="gpt2", cluster="cpu-4", batch=8, sequence=64, pipeline=2, micro_batches=4).plan
+    assert planned is not None
+    assert tp.simulate(planned).timeline == tp.simulate(planned, cluster="cpu-4").timeline
+
+
 def test_bad_input_of_simulating_a_plan() -> None:
     plan = plan_of()
+    assert plan.predicted is not None
+    old = plan.changed(predicted=plan.predicted.changed(stages=None))
+    with pytest.raises(InputError, match="--cluster is missing; give it, or a --profile: the plan has no stage times"):
+        tp.simulate(old)
+    with pytest.raises(InputError, match=r"predicted.stages has 1 entries; give 2, one for each stage, or none"):
+        load_plan(plan.model_dump() | {"predicted": plan.predicted.model_dump() | {"stages": plan.predicted.stages[:1]}})
     for options, told in (
-        ({}, "--cluster is missing; give it, or a --profile"),
         ({"cluster": "cpu-4", "solution": [3]}, "--solution is given"),
         ({"cluster": "cpu-4", "method": "exact"}, "--method is given"),
         ({"cluster": "cpu-4", "schedule": "interleaved-1f1b"}, "give 1f1b or gpipe"),

@@ -15,7 +15,7 @@ from trainplan.formulations.pipeline_partition.sliced import least_sliced_ns
 from trainplan.formulations.pipeline_partition.timeline import Timeline
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.schedules import most_sliced
-from trainplan.planning import checked_walk, make_profile
+from trainplan.planning import checked_walk, make_profile, stage_times
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
@@ -325,5 +325,6 @@ def plan_of(model: Model, best: Candidate, tried: Sequence[Candidate], memory_by
             status="optimal" if gap == 0 else "feasible",
             profile_origin=best.profile.origin,
             versions=versions(),
+            stages=stage_times(best.instance.work(solution.cuts), syncs_ns(best.profile, best.instance, solution.cuts)),
         ),
     )

@@ -21,7 +21,7 @@ from trainplan.formulations.pipeline.spaces import stage_powers
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.formulations.strategies import Paradigm, Strategy
-from trainplan.planning import checked_walk, make_profile, micro_batch_counts
+from trainplan.planning import checked_walk, make_profile, micro_batch_counts, timed
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
@@ -149,8 +149,9 @@ def plan_of(
         ranks = list(range(number * size, (number + 1) * size))
         stages.append(Stage(ranks=ranks, first_unit=units[0], last_unit=units[-1]))
     even = len(set(shares)) == 1
+    kinds = [instance.kinds[kind].name for kind in instance.device_kinds]
     gap = None if result.bound is None or not objective else (objective - result.bound) / objective
-    return Plan(
+    made = Plan(
         model=model.shape(),
         model_digest=model.digest,
         world=instance.devices,
@@ -170,6 +171,7 @@ def plan_of(
             versions=versions(),
         ),
     )
+    return timed(made, profile, kinds)
 
 
 def peak_bytes(instance: Instance, solution: Solution) -> int:

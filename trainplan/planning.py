@@ -14,7 +14,9 @@ from trainplan.formulations.layer_strategies.costs import COST_MODELS
 from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
 from trainplan.formulations.pipeline.problem import Instance, Schedule, Solution, load_solution
 from trainplan.formulations.pipeline.spaces import space, stage_powers
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
+from trainplan.formulations.pipeline_partition.costs import PlannedWork, planned_work
+from trainplan.formulations.pipeline_partition.timeline import Work
+from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage, StageTimes
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.complete import for_shapes
 from trainplan.profiling.errors import InputError
@@ -220,7 +222,7 @@ def plan_of(model: Model, devices: int, instance: Instance, solution: Solution, 
         profile_origin=profile.origin,
         versions=versions(),
     )
-    return Plan(
+    made = Plan(
         model=model.shape(),
         model_digest=model.digest,
         world=devices,
@@ -231,6 +233,34 @@ def plan_of(model: Model, devices: int, instance: Instance, solution: Solution, 
         units=[PlannedUnit(name=unit.name, strategy=names[layer]) for unit, layer in zip(model.units, layer_of, strict=True)],
         predicted=predicted,
     )
+    return timed(made, profile)
+
+
+def timed(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> Plan:
+    """The plan with the times of its stages, by which it can be simulated. kinds: of the devices, where there are several."""
+    assert plan.predicted is not None
+    found = work_of(plan, profile, kinds)
+    return plan.changed(predicted=plan.predicted.changed(stages=stage_times(found.work, found.syncs_ns)))
+
+
+def work_of(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> PlannedWork:
+    """What the stages of a plan take. kinds: as of `timed`. Raises InputError."""
+    return planned_work(plan, [_of_stage(profile, plan, stage, kinds) for stage in plan.stages])
+
+
+def stage_times(work: Work, syncs_ns: Sequence[int]) -> list[StageTimes]:
+    """In the plan's form."""
+    rows = zip(work.forward_ns, work.backward_ns, (*work.transfer_ns, 0), syncs_ns, strict=True)
+    return [StageTimes(forward_ns=f, backward_ns=b, transfer_ns=c, sync_ns=d) for f, b, c, d in rows]
+
+
+def _of_stage(profile: Profile, plan: Plan, stage: Stage, kinds: Sequence[str] | None) -> Profile:
+    """What the profile knows of the kinds of device that a stage is on."""
+    if kinds is None or len(set(kinds)) == 1:
+        return profile
+    devices = plan.placement or range(plan.world)
+    own = {kinds[devices[rank]] for rank in stage.ranks}
+    return profile.changed(costs=[entry for entry in profile.costs if entry.device in own])
 
 
 def checked_walk(plan: Plan) -> tuple[int, ...]:

@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trainplan.formulations.pipeline_partition.costs import planned_work, samples_of, step_ns
+from trainplan.formulations.pipeline_partition.costs import samples_of, step_ns
 from trainplan.formulations.pipeline_partition.critical import Critical, critical_path
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
 from trainplan.formulations.pipeline_partition.timeline import Timeline, Work, simulate
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Plan, StageTimes
 from trainplan.formulations.schedules import Pass, gpipe, in_flight, interleaved, most_sliced, one_f_one_b
-from trainplan.planning import make_profile
+from trainplan.planning import make_profile, work_of
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.processes import Report
 from trainplan.profiling.profiles import Profile
+from trainplan.profiling.quantities import span
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
 
@@ -146,8 +147,7 @@ def simulated_instance(instance: Instance, solution: Solution, **options: Any) -
     if broken := [text for text in violations(instance, solution) if text.startswith("cuts")]:
         raise InputError("solution", "", broken[0], "give the first sub-layer of every stage but the first")
     names = [
-        instance.name_of(first) if first == end - 1 else f"{instance.name_of(first)} .. {instance.name_of(end - 1)}"
-        for first, end in zip((0, *solution.cuts), bounds, strict=True)
+        span(instance.name_of(first), instance.name_of(end - 1)) for first, end in zip((0, *solution.cuts), bounds, strict=True)
     ]
     return simulated(instance.name, instance.work(solution.cuts), instance.micro_batches, names, **options)
 
@@ -162,40 +162,38 @@ def simulated_plan(
     schedule: str | None = None,
     sliced: int | None = None,
 ) -> Simulation:
-    """A plan on the cluster that it is for, or by a profile of its model; its own schedule unless another is given.
+    """A plan by the stage times that it carries, or on a cluster, or by a profile of its model; its own schedule unless another
+    is given.
 
     Of pipelines side by side, one is simulated: they do the same. Raises InputError.
     """
     if schedule == "interleaved-1f1b":
         fix = "give 1f1b or gpipe: a plan has one stage on each device; instances have chunks"
         raise InputError("command line", "--schedule", "is 'interleaved-1f1b'", fix)
-    origin = cluster or profile
-    if origin is None:
-        raise InputError("command line", "--cluster", "is missing", "give it, or a --profile")
-    if plan.world > origin.devices:
-        raise InputError("command line", "--cluster", f"has {origin.devices} devices", f"give one of at least {plan.world}")
-    model = plan.planned_model()
-    if profile is not None and profile.model is None:
-        raise InputError("profile", "name", f"is {profile.name!r}, imported", f"give a profile of {model.name!r}")
-    options: dict[str, Any] = {"given": profile, "measured": measured, "progress": measuring}
-    devices = cluster.devices if cluster else plan.world
-    found = make_profile(model, cluster, [samples_of(plan)], [plan.stage_size], devices=devices, **options)
-    kinds = _kinds_of_stages(plan, cluster)
-    planned = planned_work(plan, [found if kind is None else _of_kinds(found, kind) for kind in kinds])
-    name = f"{model.name} on {found.cluster}"
+    model, stages = plan.planned_model(), plan.stage_times
     chosen = schedule or plan.schedule
     count = sliced if sliced is not None else plan.sliced if chosen == plan.schedule else 0
-    return simulated(name, planned.work, planned.micro_batches, planned.names, planned.syncs_ns, schedule=chosen, sliced=count)
+    options: dict[str, Any] = {"schedule": chosen, "sliced": count}
+    if cluster is None and profile is None and not measured and stages is not None:
+        forward, backward, moves, syncs = (tuple(getattr(stage, name) for stage in stages) for name in StageTimes.model_fields)
+        names = [span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in plan.stages]
+        work = Work(forward, backward, moves[:-1])
+        return simulated(f"{model.name}, as planned", work, plan.batch.micro_batches, names, syncs, **options)
+    origin = cluster or profile
+    if origin is None:
+        raise InputError("command line", "--cluster", "is missing", "give it, or a --profile: the plan has no stage times")
+    if plan.world > origin.devices:
+        raise InputError("command line", "--cluster", f"has {origin.devices} devices", f"give one of at least {plan.world}")
+    if profile is not None and profile.model is None:
+        raise InputError("profile", "name", f"is {profile.name!r}, imported", f"give a profile of {model.name!r}")
+    devices = cluster.devices if cluster else plan.world
+    sources: dict[str, Any] = {"given": profile, "measured": measured, "progress": measuring}
+    found = make_profile(model, cluster, [samples_of(plan)], [plan.stage_size], devices=devices, **sources)
+    planned = work_of(plan, found, None if cluster is None else _kinds(cluster))
+    name = f"{model.name} on {found.cluster}"
+    return simulated(name, planned.work, planned.micro_batches, planned.names, planned.syncs_ns, **options)
 
 
-def _kinds_of_stages(plan: Plan, cluster: Cluster | None) -> list[frozenset[str] | None]:
-    """Kinds of the devices of every stage; None where all devices are of one kind, or the cluster is not known."""
-    if cluster is None or len(cluster.used_kinds) == 1:
-        return [None] * len(plan.stages)
-    kinds = [node.kind for node in cluster.nodes for _ in range(node.count * node.devices)]
-    devices = plan.placement or range(plan.world)
-    return [frozenset(kinds[devices[rank]] for rank in stage.ranks) for stage in plan.stages]
-
-
-def _of_kinds(profile: Profile, kinds: frozenset[str]) -> Profile:
-    return profile.changed(costs=[entry for entry in profile.costs if entry.device in kinds])
+def _kinds(cluster: Cluster) -> list[str]:
+    """Of every device."""
+    return [node.kind for node in cluster.nodes for _ in range(node.count * node.devices)]

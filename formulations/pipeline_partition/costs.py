@@ -33,6 +33,7 @@ from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.profiles import Profile
+from trainplan.profiling.quantities import span
 
 EXECUTED = COST_MODELS["executed"]
 
@@ -208,7 +209,7 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
         forward.append(sum(time.forward_ns for time in times) + round(there))
         backward.append(sum(time.backward_ns for time in times) + round(back))
         syncs.append(sum(time.sync_ns for time in times))
-        names.append(units[first].name if first == last else f"{units[first].name} .. {units[last].name}")
+        names.append(span(units[first].name, units[last].name))
         if number:
             message = samples // strategies[first].data_degree * moved_bytes(profile, units[first - 1].sublayer)[1]
             ranks = zip(plan.stages[number - 1].ranks, stage.ranks, strict=True)

@@ -171,7 +171,6 @@ def test_bad_input_gets_one_line(words: list[str], parts: tuple[str, ...]) -> No
 
 
 def test_bad_input_of_simulate(instance: Path, plan: Path, folder: Path) -> None:
-    told(call("simulate", plan), "--cluster is missing", "--profile")
     told(call("simulate", plan, "--cluster", "cpu-4"), "has 4 devices")
     told(call("simulate", instance, "--schedule", "zigzag"), "--schedule is 'zigzag'", "interleaved-1f1b")
     told(call("simulate", instance, "--sliced", "7"), "--sliced is 7", "give 0 to 3")

@@ -41,7 +41,7 @@ PARTITION_EXAMPLE = (
     "Example: trainplan partition --model gpt2-345m --cluster autopipe-3090-16 --batch 128 --pipeline 4 --micro-batches 8 "
     "-o plan.json --picture timeline.png"
 )
-SIMULATE_EXAMPLE = "Example: trainplan simulate plan.json --cluster autopipe-3090-16 --trace trace.json --picture timeline.png"
+SIMULATE_EXAMPLE = "Example: trainplan simulate plan.json --trace trace.json --picture timeline.png"
 
 PartitionMethod = Annotated[str, Option("--method", help="A name from `trainplan methods pipeline-partition`.")]
 Measure = Annotated[bool, Option("--measure", help="Measure the model on this machine, on as many processes.")]
@@ -135,7 +135,9 @@ def simulate(
     ] = None,
     chunks: Annotated[int, Option("--chunks", help="interleaved-1f1b: stages on each device of an instance.")] = 1,
     sliced: Annotated[int | None, Option("--sliced", help="Micro-batches cut in two. [default: the plan's; none]")] = None,
-    cluster: Annotated[str | None, Option("--cluster", help="Of a plan: the cluster whose times are estimated.")] = None,
+    cluster: Annotated[
+        str | None, Option("--cluster", help="Of a plan: times estimated anew on this cluster. [default: the plan's own]")
+    ] = None,
     profile: Annotated[Path | None, Option("--profile", help="Of a plan: a profile with its times.")] = None,
     measure: Measure = False,
     method: Annotated[

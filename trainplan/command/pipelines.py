@@ -10,7 +10,7 @@ from rich.table import Table
 from trainplan.command.render import out, pairs, result
 from trainplan.formulations.pipeline_partition.problem import Instance
 from trainplan.partitioning import PartitionPlan
-from trainplan.profiling.quantities import format_bytes, format_time, plural
+from trainplan.profiling.quantities import format_bytes, format_time, plural, span
 from trainplan.simulating import Simulation
 from trainplan.solvers.result import Result
 
@@ -41,7 +41,7 @@ def stages(instance: Instance, seen: dict[str, Any]) -> None:
 
 
 def _span(instance: Instance, first: int, last: int) -> str:
-    return instance.name_of(first) if first == last else f"{instance.name_of(first)} .. {instance.name_of(last)}"
+    return span(instance.name_of(first), instance.name_of(last))
 
 
 def partitioned(found: PartitionPlan) -> None:

@@ -19,7 +19,7 @@ from trainplan.formulations.pipeline_partition.problem import Instance as Partit
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.planning import Planned
-from trainplan.profiling.quantities import format_bytes, format_time, plural
+from trainplan.profiling.quantities import format_bytes, format_time, plural, span
 from trainplan.solvers.registry import Entry
 from trainplan.solvers.result import Point, Result
 
@@ -164,7 +164,7 @@ def strategy(instance: StrategyInstance, found: Result) -> None:
             str(number),
             _runs(sorted(placement[number * size : (number + 1) * size])),
             ", ".join(f"{count} x {name}" for name, count in stage["kinds"]),
-            first if first == last else f"{first} .. {last}",
+            span(first, last),
             str(stage["last"] - stage["first"] + 1),
             *(format_time(stage[name]) for name in ("time_ns", "transfer_ns", "sync_ns")),
             *(format_bytes(stage[name]) for name in ("peak_bytes", "limit_bytes")),
@@ -195,7 +195,7 @@ def plan_table(plan: Plan) -> None:
             names = [unit.name for unit in group]
             ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
             place = (str(number), ranks) if first else ("", "")
-            table.add_row(*place, names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}", str(len(names)), strategy)
+            table.add_row(*place, span(names[0], names[-1]), str(len(names)), strategy)
             first = False
     out.print(table)
     batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
