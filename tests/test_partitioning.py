@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from trainplan.formulations.layer_strategies.costs import COST_MODELS, unit_costs
 from trainplan.formulations.pipeline_partition.costs import Degrees, planned_work, samples_of, step_ns, syncs_ns
 from trainplan.formulations.pipeline_partition.problem import Solution, load_solution
-from trainplan.formulations.pipeline_partition.sliced import least_sliced_ns
+from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
 from trainplan.formulations.pipeline_partition.timeline import simulate
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.schedules import most_sliced, one_f_one_b
@@ -112,16 +114,25 @@ def test_models_that_do_not_run_are_cut_all_the_same() -> None:
 def test_no_sliced_partition_goes_below_its_bound(seed: int) -> None:
     instance = random_partition(seed, sublayers=7, stages=4, micro_batches=8)
     p, m, counts = instance.stages, instance.micro_batches, range(most_sliced(instance.stages, instance.micro_batches) + 1)
-    works = [instance.work(cuts) for cuts in combinations(range(1, instance.sublayers), p - 1)]
-    best = min(simulate(work, one_f_one_b(p, m, count)).time_ns for work in works for count in counts)
-    assert least_sliced_ns(instance) <= best
+    rng = random.Random(seed)
+    ends = np.cumsum(
+        [rng.randint(0, int(instance.forward_ns.max()) * rng.choice([0, m])) for _ in range(instance.sublayers + 1)]
+    )
+    best = {True: 2**62, False: 2**62}
+    for cuts in combinations(range(1, instance.sublayers), p - 1):
+        more = int(ends[cuts[0] if cuts else instance.sublayers])
+        steps = [simulate(instance.work(cuts), one_f_one_b(p, m, count)).time_ns + more for count in counts]
+        best = {True: min(best[True], *steps), False: min(best[False], steps[0])}
+    assert all(least_step_ns(instance, ends, sliced) <= least for sliced, least in best.items())
 
 
 def test_the_bound_is_met_by_equal_stages() -> None:
     even = {"forward_ns": [100] * 8, "backward_ns": [200] * 8, "transfer_ns": 0, "stages": 4, "micro_batches": 8}
     instance = tp.load({"problem": "pipeline-partition", "version": 1, **even})
     timeline = simulate(instance.work((2, 4, 6)), one_f_one_b(4, 8, 1))
-    assert least_sliced_ns(instance) == timeline.time_ns == 6300
+    nothing = np.zeros(9, np.int64)
+    assert least_step_ns(instance, nothing, sliced=True) == timeline.time_ns == 6300
+    assert least_step_ns(instance, nothing, sliced=False) == tp.solve(instance).objective
 
 
 @pytest.mark.parametrize(

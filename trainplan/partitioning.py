@@ -9,9 +9,9 @@ from typing import Any
 
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.pipeline.costs import divisors
-from trainplan.formulations.pipeline_partition.costs import Degrees, build, step_ns, syncs_ns
+from trainplan.formulations.pipeline_partition.costs import Degrees, build, first_syncs_ns, step_ns, syncs_ns
 from trainplan.formulations.pipeline_partition.problem import Instance, evaluate, load_solution
-from trainplan.formulations.pipeline_partition.sliced import least_sliced_ns
+from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
 from trainplan.formulations.pipeline_partition.timeline import Timeline
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.schedules import most_sliced
@@ -276,9 +276,10 @@ def _candidate(
     solution = load_solution(result.solution)
     work, m = instance.work(solution.cuts), degrees.micro_batches
     slices = bool(sliced) and _most_sliced(degrees, instance.provenance["mbs"]) > 0
-    least = least_sliced_ns(instance) if slices else result.bound
-    # The first stage holds at least the first sub-layer, and ends its step as late as that one does.
-    bound = None if least is None else least + syncs_ns(profile, instance, range(1, degrees.pp))[0]
+    ends = first_syncs_ns(profile, instance)
+    bound = least_step_ns(instance, ends, slices)
+    if not slices and result.bound is not None:
+        bound = max(bound, result.bound + int(ends[1 if degrees.pp > 1 else -1]))
     count = 0
     if slices:
         hopeless = known_ns is not None and bound is not None and bound >= known_ns

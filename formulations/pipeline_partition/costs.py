@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from trainplan.formulations.layer_strategies.costs import (
     COST_MODELS,
     grouped_units,
@@ -26,6 +27,7 @@ from trainplan.formulations.layer_strategies.costs import (
     slice_gather_ns,
     unit_costs,
 )
+from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import NAME, Instance, load
 from trainplan.formulations.pipeline_partition.timeline import Timeline, Work
 from trainplan.formulations.plan import Plan
@@ -148,13 +150,24 @@ def build(
 
 def syncs_ns(profile: Profile, instance: Instance, cuts: Sequence[int]) -> tuple[int, ...]:
     """What every stage of a partition adds to the end of a step. instance: as `build` makes it from this profile."""
+    strategy, own = _own_syncs(profile, instance)
+    bounds = pairwise((0, *cuts, instance.sublayers))
+    return tuple(_with_tied(profile, strategy, [sum(own[first:end]) for first, end in bounds]))
+
+
+def first_syncs_ns(profile: Profile, instance: Instance) -> Integers:
+    """(n+1,): what the first stage adds to the end of a step, by the place where it ends."""
+    strategy, own = _own_syncs(profile, instance)
+    return np.cumsum([_with_tied(profile, strategy, [0] * instance.stages)[0], *own])
+
+
+def _own_syncs(profile: Profile, instance: Instance) -> tuple[Strategy, list[int]]:
+    """How sub-layers are laid out, and what each adds by itself."""
     given = instance.provenance
     strategy = Degrees(instance.stages, given["dp"], given["tp"]).strategy(given["recompute"])
     samples = given["mbs"] * given["dp"]
     known = {name: times_of(profile, name, strategy, samples).sync_ns for name in profile.shapes}
-    bounds = pairwise((0, *cuts, instance.sublayers))
-    own = [sum(known[unit.sublayer] for unit in profile.units[first:end]) for first, end in bounds]
-    return tuple(_with_tied(profile, strategy, own))
+    return strategy, [known[unit.sublayer] for unit in profile.units]
 
 
 def _with_tied(profile: Profile, strategy: Strategy, own: list[int]) -> list[int]:
