@@ -2,8 +2,8 @@
 
 The first stage ends its step with what its sub-layers add (gradients, optimizer), d(e) where it ends at the place e. So the
 step is at least T + d(e), with T the iteration, on which three paths through any stage x are bounds. g is f, or its first half
-where micro-batches may be sliced; c the least transfer of any cut, and r = c, or its first half; a_x = max(0, m - (p - x)) are the
-forward passes of x after its first backward pass. [..] is 1 where it holds.
+where micro-batches may be sliced; c the least transfer of any cut, and r = c, or its first half; a_x = max(0, m - (p - x))
+are the forward passes of x after its first backward pass. [..] is 1 where it holds.
 
     one micro-batch to x, all m passes of x, and one back
         T >= sum_{l before x} (g_l + b_l) + x (r + c) + m (f_x + b_x) + [x > 0] (m - 1) c + [x < p - 1] m c
