@@ -285,6 +285,18 @@ def test_bad_input_of_simulate(options: dict[str, Any], told: str) -> None:
     assert told in str(caught.value)
 
 
+def test_the_slicer_says_how_many() -> None:
+    instance = instance_of(micro_batches=8)
+    least, whole = tp.simulate(instance, sliced="least"), tp.simulate(instance)
+    most = tp.simulate(instance, sliced=instance.stages - 1)
+    assert least.sliced > 0 and least.timeline.time_ns == most.timeline.time_ns < whole.timeline.time_ns
+    assert least.timeline.time_ns < tp.simulate(instance, sliced=least.sliced - 1).timeline.time_ns
+    assert tp.simulate(instance, sliced="algorithm-2").sliced >= least.sliced
+    assert tp.simulate(instance, sliced="2").sliced == 2
+    with pytest.raises(InputError, match="--sliced is 'some'; give a number, 'least' or 'algorithm-2'"):
+        tp.simulate(instance, sliced="some")
+
+
 def test_interleaving_needs_groups_of_micro_batches() -> None:
     with pytest.raises(InputError, match="with 6 micro-batches; give a multiple of the 4 devices"):
         tp.simulate(instance_of(micro_batches=6), schedule="interleaved-1f1b", chunks=2)

@@ -188,7 +188,7 @@ def test_stages_are_named_beside_their_devices() -> None:
 def test_a_step_of_no_time_is_drawn() -> None:
     figure = draw_timeline(simulate(Work((0, 0), (0, 0), (0,)), one_f_one_b(2, 2)))
     figure.draw_without_rendering()
-    assert not boxes(figure, "forward") and "step 0 ns" in figure.axes[0].get_title(loc="left")
+    assert not boxes(figure, "forward") and "iteration 0 ns" in figure.axes[0].get_title(loc="left")
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,7 @@ def simulate(
     solution: Result | Source | Sequence[int] | None = None,
     schedule: str | None = None,
     chunks: int = 1,
-    sliced: int | None = None,
+    sliced: int | str | None = None,
     cluster: str | os.PathLike[str] | Cluster | None = None,
     profile: str | os.PathLike[str] | Profile | None = None,
     measure: bool = False,
@@ -341,7 +341,8 @@ def simulate(
     """A step of a plan, or of a partition of a pipeline-partition instance, pass by pass, with its critical path.
 
     schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's own, 1f1b for an instance). sliced: micro-batches whose first
-    passes come in halves (default: the plan's, or none). cluster, profile, measure: where a plan's times come from.
+    passes come in halves, or 'least', the fewest with all of the gain, or 'algorithm-2', AutoPipe's count (default: the plan's,
+    or none). cluster, profile, measure: where a plan's times come from (default: the plan's own).
     An instance: solution: its cuts (default: those that `method` finds); chunks: stages on each of its devices, for
     interleaved-1f1b; then they are cut for the least largest stage unless a method is named. Raises InputError.
     """

@@ -19,7 +19,9 @@ from trainplan.profiling.errors import InputError
 from trainplan.profiling.processes import Report
 from trainplan.profiling.profiles import Profile
 from trainplan.profiling.quantities import span
+from trainplan.solvers.slicer import algorithm_2, least_sliced
 
+SLICERS = {"least": least_sliced, "algorithm-2": algorithm_2}
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
 
 
@@ -91,13 +93,23 @@ def simulated(
     syncs_ns: Sequence[int] | None = None,
     *,
     schedule: str = "1f1b",
-    sliced: int = 0,
+    sliced: int | str = 0,
     chunks: int = 1,
 ) -> Simulation:
-    """These stages under a schedule. chunks: stages on each device, for interleaved-1f1b. Raises InputError."""
+    """These stages under a schedule. sliced: how many micro-batches, or a name of SLICERS; chunks: stages on each device, for
+    interleaved-1f1b. Raises InputError."""
+    if isinstance(sliced, str):
+        sliced = SLICERS[sliced](work, micro_batches) if sliced in SLICERS else _number(sliced)
     orders = _orders(work.stages // chunks, micro_batches, schedule, sliced, chunks)
     syncs = tuple(syncs_ns or [0] * len(orders))
     return Simulation(name, schedule, micro_batches, sliced, chunks, tuple(stages), simulate(work, orders), syncs)
+
+
+def _number(sliced: str) -> int:
+    if not sliced.isdecimal():
+        known = " or ".join(map(repr, SLICERS))
+        raise InputError("command line", "--sliced", f"is {sliced!r}", f"give a number, {known}")
+    return int(sliced)
 
 
 def _orders(devices: int, micro_batches: int, schedule: str, sliced: int, chunks: int) -> list[list[Pass]]:
@@ -160,7 +172,7 @@ def simulated_plan(
     measured: bool = False,
     measuring: Report | None = None,
     schedule: str | None = None,
-    sliced: int | None = None,
+    sliced: int | str | None = None,
 ) -> Simulation:
     """A plan by the stage times that it carries, or on a cluster, or by a profile of its model; its own schedule unless another
     is given.

@@ -24,7 +24,7 @@ CHARACTER, AROUND = 0.062, 0.04  # inches of a number: of each character, and ar
 
 def draw_timeline(timeline: Timeline, *, title: str | None = None, stages: Sequence[str] | None = None) -> Any:
     """A matplotlib Figure: when every device runs which pass, forward and backward apart, numbered by micro-batch where there
-    is space; what it receives as thin bars before; the critical path outlined; step, start-up and bubble in the title.
+    is space; what it receives as thin bars before; the critical path outlined; iteration, start-up and bubble in the title.
 
     stages: names of what every stage holds, to stand beside its device. Raises MissingExtra.
     """
@@ -32,12 +32,13 @@ def draw_timeline(timeline: Timeline, *, title: str | None = None, stages: Seque
     return _drawn([(title, timeline, stages)])
 
 
-def draw_timelines(timelines: Mapping[str, Timeline]) -> Any:
-    """A matplotlib Figure: several timelines, each under its name, on one axis of time. Raises MissingExtra, InputError."""
+def draw_timelines(timelines: Mapping[str, Timeline], *, width_inches: float | None = None) -> Any:
+    """A matplotlib Figure: several timelines, each under its name, on one axis of time. width_inches: of all (default: so that
+    numbers fit). Raises MissingExtra, InputError."""
     _check_extra()
     if not timelines:
         raise InputError("timelines", "", "are none", "give at least one, under its name")
-    return _drawn([(name, timeline, None) for name, timeline in timelines.items()])
+    return _drawn([(name, timeline, None) for name, timeline in timelines.items()], width_inches)
 
 
 def _check_extra() -> None:
@@ -45,14 +46,16 @@ def _check_extra() -> None:
         raise MissingExtra("matplotlib", "plot", "drawing a timeline")
 
 
-def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]]) -> Any:
+def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], width_inches: float | None = None) -> Any:
     from matplotlib.figure import Figure
 
     timelines = [timeline for _, timeline, _ in parts]
     end = max(timeline.time_ns for timeline in timelines)
     rows = [len(timeline.devices) for timeline in timelines]
     beside = 0.9 + CHARACTER * max((len(name) for _, _, stages in parts for name in stages or []), default=0)
-    width = min(LARGEST[0] - beside, max(9.0, *(_width(timeline, end) for timeline in timelines)))
+    width = (width_inches or LARGEST[0]) - beside
+    if width_inches is None:
+        width = min(width, max(9.0, *(_width(timeline, end) for timeline in timelines)))
     heads = 0.75 * len(parts) + 1.1
     row = min(ROW, (LARGEST[1] - heads) / sum(rows))
     figure: Any = Figure(figsize=(width + beside, heads + row * sum(rows)), layout="constrained")
@@ -106,7 +109,7 @@ def _inches(characters: int) -> float:
 def _summary(timeline: Timeline) -> str:
     critical = critical_path(timeline)
     told = [
-        f"step {format_time(timeline.time_ns)}",
+        f"iteration {format_time(timeline.time_ns)}",
         f"start-up {format_time(timeline.startup_ns)}",
         f"bubble {timeline.bubble:.1%}",
         f"master stage {critical.master}",

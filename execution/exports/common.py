@@ -104,7 +104,7 @@ def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
     """What no runtime has a word for."""
     found = []
     if plan.sliced:
-        found.append(f"sliced: {runtime} runs the first {plan.sliced} forward passes whole; its start-up takes longer")
+        found.append(f"sliced: {runtime} runs all forward passes whole, so that its start-up takes longer")
     if plan.placement is not None and plan.placement != sorted(plan.placement):
         found.append("placement: launch rank r on the device placement[r] of the plan yourself")
     return found

@@ -24,11 +24,12 @@ class Critical:
 
 
 def critical_path(timeline: Timeline) -> Critical:
-    """Of the passes of a schedule, followed back from the one that ends last."""
+    """Of the passes of a schedule, followed back from the first device's last one, with which the step ends."""
     stages = timeline.work.stages
     events = {event.task: event for own in timeline.devices for event in own}
     before = {event.task: earlier for own in timeline.devices for earlier, event in pairwise(own)}
-    current = max((own[-1] for own in timeline.devices), key=lambda event: (event.end_ns, event.task.stage))
+    current = timeline.devices[0][-1]
+    assert current.end_ns == timeline.time_ns
     path = [current]
     while True:
         source = source_of(current.task, events.keys(), stages)

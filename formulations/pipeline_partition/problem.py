@@ -76,8 +76,9 @@ class InstanceRecord(Record):
         for name in ("names", "layers"):
             if (given := getattr(self, name)) is not None:
                 check_length(name, given, count, each)
-        if self.layers is not None and any(a > b for a, b in pairwise(self.layers)):
-            raise InputError("", "layers", "falls", "give numbers in the order of the sub-layers")
+        for place, (before, layer) in enumerate(pairwise(self.layers or []), 1):
+            if layer < before:
+                raise InputError("", f"layers[{place}]", f"is {layer}, after {before}", f"give at least {before}")
         slowest = max(self.transfer_ns, default=0) if isinstance(self.transfer_ns, list) else self.transfer_ns
         whole = sum(self.forward_ns) + sum(self.backward_ns) + 2 * self.stages * slowest
         most = [("ns", self.micro_batches * whole, LARGEST_NS)]

@@ -194,7 +194,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "names": (lambda d: d["names"].pop(), "names has 3 entries; give 4"),
     "a name": (lambda d: d["names"].__setitem__(1, 5), "names[1] is 5"),
     "layers": (lambda d: d["layers"].pop(), "layers has 3 entries; give 4"),
-    "falling layers": (lambda d: d.update(layers=[0, 1, 0, 2]), "layers falls; give numbers in the order"),
+    "falling layers": (lambda d: d.update(layers=[0, 1, 0, 2]), "layers[2] is 0, after 1; give at least 1"),
     "a layer": (lambda d: d["layers"].__setitem__(0, -1), "layers[0] is -1"),
     "too long": (
         lambda d: d.update(micro_batches=10**5, backward_ns=[10**12] * 4),

@@ -134,7 +134,10 @@ def simulate(
         str | None, Option("--schedule", help="1f1b, gpipe or interleaved-1f1b. [default: the plan's; 1f1b]")
     ] = None,
     chunks: Annotated[int, Option("--chunks", help="interleaved-1f1b: stages on each device of an instance.")] = 1,
-    sliced: Annotated[int | None, Option("--sliced", help="Micro-batches cut in two. [default: the plan's; none]")] = None,
+    sliced: Annotated[
+        str | None,
+        Option("--sliced", help="Micro-batches cut in two: a number, least, or algorithm-2. [default: the plan's; none]"),
+    ] = None,
     cluster: Annotated[
         str | None, Option("--cluster", help="Of a plan: times estimated anew on this cluster. [default: the plan's own]")
     ] = None,
