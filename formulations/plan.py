@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from trainplan.formulations.layer_strategies.problem import TimeNs
 from trainplan.formulations.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.errors import InputError, shown
@@ -47,10 +48,10 @@ class StageTimes(Record):
     """What the planner expects of one stage: its passes of one micro-batch, a message of it to the next stage (either way; 0 of
     the last stage), and what it adds to the end of the step (gradients, optimizer)."""
 
-    forward_ns: Annotated[int, Field(ge=0)]
-    backward_ns: Annotated[int, Field(ge=0)]
-    transfer_ns: Annotated[int, Field(ge=0)]
-    sync_ns: Annotated[int, Field(ge=0)]
+    forward_ns: TimeNs
+    backward_ns: TimeNs
+    transfer_ns: TimeNs
+    sync_ns: TimeNs
 
 
 class Predicted(Record):

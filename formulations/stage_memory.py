@@ -70,6 +70,11 @@ class Memory:
     def with_limits(self, limit_bytes: Integers) -> Memory:
         return replace(self, limit_bytes=limit_bytes)
 
+    def grouped(self, starts: Integers) -> Memory:
+        """With one layer in place of those from each start to the next: stages need the same."""
+        states, kept = (np.add.reduceat(column, starts) for column in (self.state_bytes, self.kept_bytes))
+        return Memory(self.limit_bytes, states, kept, np.maximum.reduceat(self.workspace_bytes, starts))
+
     def to_dict(self) -> dict[str, Any]:
         """In its file format: one limit where all stages have the same."""
         limits = self.limit_bytes.tolist()

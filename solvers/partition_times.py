@@ -18,7 +18,13 @@ Truths = NDArray[np.bool_]
 
 
 def iterations_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> Integers:
-    """(N,) of N pipelines. forward_ns, backward_ns: (p, N), of each stage, the message that the pass receives included.
+    """(N,) of N pipelines, as of `ends_ns`."""
+    return ends_ns(forward_ns, backward_ns, micro_batches)[0]
+
+
+def ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> Integers:
+    """(p, N): when each stage of N pipelines ends. forward_ns, backward_ns: (p, N), of each stage, the message that the pass
+    receives included.
 
     The last stages of a longer pipeline are a pipeline themselves, in the same order of passes.
     """
@@ -37,7 +43,7 @@ def iterations_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: in
             free -= later
             np.maximum.accumulate(free[::-1], axis=0, out=free[::-1])
             free += back
-    return free[0]
+    return free
 
 
 class Chain:
@@ -71,3 +77,8 @@ class Chain:
         """(N,): the simulated iterations of pipelines of the last stages. firsts: (N, stages), the first place of each."""
         forward, backward = self.passes_ns(firsts.T, self.ends(firsts).T)
         return iterations_ns(forward, backward, self.micro_batches)
+
+    def ends_ns(self, firsts: Integers) -> Integers:
+        """(N, stages): when each stage of these pipelines ends."""
+        forward, backward = self.passes_ns(firsts.T, self.ends(firsts).T)
+        return ends_ns(forward, backward, self.micro_batches).T

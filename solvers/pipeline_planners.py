@@ -31,7 +31,7 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
 from trainplan.solvers.autopipe import best_fitting
-from trainplan.solvers.replicated import FAR, Chain, starts_of
+from trainplan.solvers.replicated import FAR, Chain
 from trainplan.solvers.search import Outcome, Search, Unsuited
 
 MOST_STEPS = 10**10
@@ -97,7 +97,7 @@ def _planned(
         least[:-1, first] = found.min(axis=1)
     if least[0, 0] >= FAR:
         return Outcome(message=f"{who} finds no stages of whole layers that fit")
-    starts, cuts, first = starts_of(instance), [], 0
+    starts, cuts, first = instance.layer_starts, [], 0
     for x in range(stages - 1):
         first = int(ends[x, first])
         cuts.append(int(starts[first]))

@@ -55,7 +55,7 @@ class Chain:
         """The chain of an instance; by_layer: of its whole layers. gradient_ns: of each sub-layer, none without."""
         gradients = np.zeros(instance.sublayers, np.int64) if gradient_ns is None else gradient_ns
         chain = cls(instance.forward_ns, instance.backward_ns, instance.transfer_ns, gradients, instance.memory)
-        return chain.grouped(starts_of(instance)) if by_layer else chain
+        return chain.grouped(instance.layer_starts) if by_layer else chain
 
     def grouped(self, starts: Integers) -> Chain:
         """Of the spans that begin at these layers, the first at 0."""
@@ -113,11 +113,6 @@ class Run:
     work: Work
     peak_bytes: tuple[int, ...] | None
     fits: bool
-
-
-def starts_of(instance: Instance) -> Integers:
-    """The first sub-layer of every layer."""
-    return np.unique(instance.layers, return_index=True)[1]
 
 
 def run(chain: Chain, plan: Replicated, micro_batches: int, rows: int) -> Run:

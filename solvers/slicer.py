@@ -32,6 +32,7 @@ doubt; all times are doubled, to stay whole.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -62,13 +63,15 @@ def sliced_timeline(work: Work, micro_batches: int, count: int) -> Timeline:
     return simulate(work, one_f_one_b(work.stages, micro_batches, count))
 
 
-def least_sliced(work: Work, micro_batches: int) -> int:
-    """The least count with which no half blocks: none shortens the simulated step further."""
+def least_sliced(work: Work, micro_batches: int, syncs_ns: Sequence[int] = ()) -> int:
+    """The least count with which no half blocks: none shortens the iteration further, or the step where stages add something
+    to their ends (syncs_ns): as no pass ends later, neither does it."""
     most = most_sliced(work.stages, micro_batches)
+    syncs = syncs_ns or [0] * work.stages
 
     @cache
     def time_ns(count: int) -> int:
-        return sliced_timeline(work, micro_batches, count).time_ns
+        return sliced_timeline(work, micro_batches, count).step_ns(syncs)
 
     return bisect_left(range(most), True, key=lambda count: time_ns(count) <= time_ns(most))
 

@@ -51,7 +51,7 @@ def solve(
     Raises InputError for a method, limit or option that does not exist.
     """
     entry = problem(instance.problem).entry(method)
-    _check_arguments(time_limit, gap, seed)
+    check_arguments(time_limit, gap, seed)
     _check_options(entry, options)
     definition = problem(instance.problem).definition()
 
@@ -70,7 +70,8 @@ def solve(
     return _result(instance, entry, definition, search, outcome, explained)
 
 
-def _check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
+def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
+    """Raises InputError."""
     if time_limit is not None and not 0 < time_limit < float("inf"):
         raise InputError("command line", "--time-limit", f"is {time_limit}", "give seconds above 0, such as 10")
     if not 0 <= gap < 1:
@@ -178,7 +179,7 @@ def compare(
     """
     entries = problem(instance.problem).methods
     names = list(methods) if methods else [entry.name for entry in entries]
-    _check_arguments(time_limit, 0.0, seed)
+    check_arguments(time_limit, 0.0, seed)
     results = []
     for name in names:
         try:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 from trainplan.formulations.layer_strategies.costs import COST_MODELS, unit_costs
-from trainplan.formulations.pipeline_partition.costs import Degrees, planned_work, samples_of, step_ns, syncs_ns
-from trainplan.formulations.pipeline_partition.problem import Solution, load_solution
+from trainplan.formulations.pipeline_partition.costs import Degrees, planned_work, samples_of, syncs_ns
+from trainplan.formulations.pipeline_partition.problem import Solution, evaluate, load_solution, violations
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
 from trainplan.formulations.pipeline_partition.timeline import simulate
 from trainplan.formulations.plan import Plan, load_plan
@@ -207,7 +208,7 @@ def test_the_step_ends_with_its_slowest_stage() -> None:
     syncs = syncs_ns(found.profile, found.instance, (10, 20, 30))
     assert len(syncs) == 4 and min(syncs) > 0
     ends = [events[-1].end_ns + sync for events, sync in zip(found.timeline.devices, syncs, strict=True)]
-    assert step_ns(found.timeline, syncs) == max(ends) > found.timeline.time_ns
+    assert found.timeline.step_ns(syncs) == max(ends) > found.timeline.time_ns
 
 
 def test_exact_cuts_are_certified() -> None:
@@ -273,7 +274,7 @@ def test_simulating_an_instance() -> None:
         ({"sliced": 4}, "--sliced is 4; give 0 to 3"),
         ({"sliced": -1}, "--sliced is -1; give 0 to 3"),
         ({"sliced": 1, "schedule": "gpipe"}, "--sliced is 1; leave it out: gpipe has no halves"),
-        ({"solution": [1, 2]}, "cuts has 2 entries; give 3"),
+        ({"solution": [1, 2]}, "cuts is [1, 2]; give 3, strictly increasing"),
         ({"solution": [3, 2, 1]}, "strictly increasing"),
         ({"solution": [1, 2, 3], "method": "exact"}, "--method is 'exact'; leave it out: the solution is given"),
         ({"cluster": "cpu-4"}, "--cluster is given; leave it out: an instance has its times"),
@@ -283,6 +284,41 @@ def test_bad_input_of_simulate(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError) as caught:
         tp.simulate(instance_of(), **({} if "solution" in options else {"solution": [2, 4, 6]}) | options)
     assert told in str(caught.value)
+
+
+def test_cuts_between_layers_only() -> None:
+    options = {**PAPER, "batch": 64, "micro_batches": 8, "sliced": False, "objective": "iteration"}
+    free, whole = (tp.partition(**options, pipeline=6, dp=2, by_unit=by_unit) for by_unit in (True, False))
+    assert free.plan is not None and whole.plan is not None
+    layers = [unit.layer for unit in whole.plan.planned_model().units]
+    within = [[layers[s.first_unit - 1] == layers[s.first_unit] for s in found.plan.stages[1:]] for found in (free, whole)]
+    assert any(within[0]) and not any(within[1])
+    assert free.best.result.objective < whole.best.result.objective == tp.simulate(whole.plan).timeline.time_ns
+    whole = tp.partition(**options, pipeline=4, by_unit=False)
+    instance = whole.best.instance
+    least = min(
+        evaluate(instance, Solution(cuts)).time_ns
+        for cuts in combinations(instance.layer_starts[1:].tolist(), 3)
+        if not violations(instance, Solution(cuts))
+    )
+    assert whole.best.result.objective == least
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"batch": -4}, "--batch is -4; give at least 1 sample"),
+        ({"batch": 0}, "--batch is 0; give at least 1 sample"),
+        ({"time_limit": -1}, "--time-limit is -1; give seconds above 0"),
+        ({"dp": 5}, "--dp is 5; give at most 4: 4 stages of 1 device each, of 16"),
+        ({"dp": 3}, "--dp is 3; give a power of two, such as 2"),
+        ({"batch": 6}, "--batch is 6; give a multiple of 4, the pipelines side by side"),
+        ({"pipeline": 30, "by_unit": False, "dp": 1}, "--pipeline is 30; give at most 16"),
+    ],
+)
+def test_what_cannot_be_partitioned_is_told(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=re.escape(told)):
+        tp.partition(**{**PAPER, "batch": 64, "pipeline": 4, **changed})
 
 
 def test_the_slicer_says_how_many() -> None:
@@ -358,9 +394,9 @@ def test_a_plan_keeps_its_schedule_unless_another_is_asked_for() -> None:
         ({"model": "t5-large-32"}, "which does not run; give a model of gpt2, bert, llama"),
         ({"dtype": "float16"}, "which does not run; give a model of gpt2"),
         ({"pipeline": 3}, "--pipeline is 3; give one of: 1, 2, 4, 8, 16; or --dp"),
-        ({"pipeline": 40}, "--pipeline is 40; give less"),
-        ({"batch": 63}, "--pipeline is 4"),
-        ({"micro_batches": 3}, "--micro-batches is 3; give a divisor of the 16 samples of a pipeline"),
+        ({"pipeline": 40}, "--pipeline is 40; give at most 16"),
+        ({"batch": 63}, "--batch is 63; give a multiple of 4"),
+        ({"micro_batches": 3}, "--micro-batches is 3; give a divisor of the samples of a pipeline: 16"),
         ({"tp": 3}, "--tp is 3"),
         ({"sliced": 9}, "--sliced is 9; give at most 3"),
         ({"sliced": 1, "micro_batches": 16}, "an even number of samples a micro-batch"),

@@ -335,16 +335,16 @@ def simulate(
     profile: str | os.PathLike[str] | Profile | None = None,
     measure: bool = False,
     method: str | None = None,
-    time_limit: float | None = None,
     measuring: Any = None,
+    **chosen: Any,
 ) -> Simulation:
     """A step of a plan, or of a partition of a pipeline-partition instance, pass by pass, with its critical path.
 
     schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's own, 1f1b for an instance). sliced: micro-batches whose first
     passes come in halves, or 'least', the fewest with all of the gain, or 'algorithm-2', AutoPipe's count (default: the plan's,
     or none). cluster, profile, measure: where a plan's times come from (default: the plan's own).
-    An instance: solution: its cuts (default: those that `method` finds); chunks: stages on each of its devices, for
-    interleaved-1f1b; then they are cut for the least largest stage unless a method is named. Raises InputError.
+    An instance: solution: its cuts (default: those that `method` finds; chosen: as of `solve`); chunks: stages on each of its
+    devices, for interleaved-1f1b; then they are cut for the least largest stage unless a method is named. Raises InputError.
     """
     check_schedule(schedule or "1f1b", chunks)
     found = source if isinstance(source, Plan | Instance) else _plan_or_instance(source)
@@ -353,9 +353,9 @@ def simulate(
         for option, value in (("--solution", solution), ("--chunks", None if chunks == 1 else chunks), ("--method", method)):
             if value is not None:
                 raise InputError("command line", option, "is given", "leave it out: a plan says how it is cut")
-        where = None if cluster is None else cluster_of(cluster)
-        chosen = {"measured": measure, "measuring": measuring, "schedule": schedule, "sliced": sliced}
-        return simulated_plan(found, where, given, **chosen)
+        on = None if cluster is None else cluster_of(cluster)
+        source_of_times = {"measured": measure, "measuring": measuring}
+        return simulated_plan(found, on, given, schedule=schedule, sliced=sliced, **source_of_times)
     if not isinstance(found, pipeline_partition.Instance):
         fix = f"give a plan, or an instance of {pipeline_partition.NAME}"
         raise InputError("instance", "problem", f"is {found.problem!r}", fix)
@@ -363,8 +363,9 @@ def simulate(
         if is_given is not None:
             raise InputError("command line", option, "is given", "leave it out: an instance has its times")
     instance = in_chunks(found, chunks)
-    options = {"schedule": schedule or "1f1b", "sliced": sliced or 0, "chunks": chunks}
-    return simulated_instance(instance, _cuts(instance, solution, method, chunks, time_limit), **options)
+    where = os.fspath(solution) if isinstance(solution, str | os.PathLike) else "solution"
+    cuts = _cuts(instance, solution, method, chunks, chosen)
+    return simulated_instance(instance, cuts, where, schedule=schedule or "1f1b", sliced=sliced or 0, chunks=chunks)
 
 
 def _plan_or_instance(source: Source) -> Plan | Instance:
@@ -382,12 +383,12 @@ def _cuts(
     solution: Result | Source | Sequence[int] | None,
     method: str | None,
     chunks: int,
-    time_limit: float | None,
+    chosen: Mapping[str, Any],
 ) -> pipeline_partition.Solution:
     """Those given, or those that a method finds. Raises InputError."""
     if solution is None:
         method = method or ("exact" if chunks == 1 else "algorithm-1")
-        result = solve_instance(instance, method, time_limit=time_limit)
+        result = solve_instance(instance, method, **chosen)
         if result.solution is None:
             raise InputError("instance", "memory", str(result.reason or result.message or result.status), "give a --solution")
         return pipeline_partition.load_solution(result.solution)

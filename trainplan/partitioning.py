@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.pipeline.costs import divisors
-from trainplan.formulations.pipeline_partition.costs import Degrees, build, first_syncs_ns, step_ns, syncs_ns
-from trainplan.formulations.pipeline_partition.problem import Instance, evaluate, load_solution
+from trainplan.formulations.pipeline_partition.costs import Degrees, added_ns, build, syncs_ns
+from trainplan.formulations.pipeline_partition.problem import LARGEST_STEP, Instance, Solution, evaluate, load_solution
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
 from trainplan.formulations.pipeline_partition.timeline import Timeline
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
@@ -21,15 +23,20 @@ from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report
 from trainplan.profiling.profiles import Profile
+from trainplan.profiling.quantities import plural
 from trainplan.solvers.result import Result
 from trainplan.solvers.search import Progress, Unsuited
 from trainplan.solvers.slicer import least_sliced, sliced_timeline
-from trainplan.solvers.solve import solve, versions
+from trainplan.solvers.solve import check_arguments, solve, versions
+from trainplan.solvers.whole_step import shortest_step
+
+OBJECTIVES = ("step", "iteration")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A depth and a number of micro-batches, cut by the method. step_ns: of the whole step, gradients and optimizer included;
+    """A depth and a number of micro-batches. result: of the method, whose objective is the iteration before slicing; cuts: with
+    the exact method, those of a shorter step where there is one. step_ns: of the whole step, gradients and optimizer included;
     bound_ns: no cuts at this depth, sliced or not where slicing was allowed, take a shorter step. Not sliced where that cannot
     make it the best."""
 
@@ -37,6 +44,7 @@ class Candidate:
     instance: Instance
     profile: Profile
     result: Result
+    cuts: tuple[int, ...] | None
     sliced: int
     timeline: Timeline | None
     step_ns: int | None
@@ -50,7 +58,7 @@ class Candidate:
             "tp": found.tp,
             "micro_batches": found.micro_batches,
             "status": self.result.status,
-            "cuts": None if self.result.solution is None else self.result.solution["cuts"],
+            "cuts": None if self.cuts is None else list(self.cuts),
             "sliced": self.sliced,
             "iteration_ns": None if self.timeline is None else self.timeline.time_ns,
             "step_ns": self.step_ns,
@@ -60,7 +68,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """A pipeline cut at sub-layers, with its certificate. plan is None where `best.result` has no solution.
+    """A pipeline cut at sub-layers, with its certificate. plan is None where nothing fits, or no cuts were found.
 
     candidates: all depths and numbers of micro-batches that were tried, shortest step first. walk_bytes: the peak of every rank
     by the memory walk over its program.
@@ -73,7 +81,7 @@ class PartitionPlan:
 
     @property
     def result(self) -> Result:
-        """Of the cuts, before slicing."""
+        """Of the method, at the best depth: the iteration before slicing."""
         return self.best.result
 
     @property
@@ -100,9 +108,12 @@ def degrees_of(
         if value is not None and value < 1:
             raise InputError("command line", option, f"is {value}", "give at least 1")
     whole = pp * tp * (dp or 1)
-    if whole > devices:
-        fix = f"give less: {pp} stages of {(dp or 1) * tp} devices need {whole} of {devices}"
+    if pp * tp > devices:
+        fix = f"give at most {devices // tp}: a stage has {plural(tp, 'device')} of {devices}"
         raise InputError("command line", "--pipeline", f"is {pp}", fix)
+    if whole > devices:
+        fix = f"give at most {devices // (pp * tp)}: {pp} stages of {plural(tp, 'device')} each, of {devices}"
+        raise InputError("command line", "--dp", f"is {dp}", fix)
     if dp is None and devices % tp:
         raise InputError("command line", "--tp", f"is {tp}", f"give a divisor of the {devices} devices")
     if dp is None and devices % whole:
@@ -159,17 +170,25 @@ def possible_degrees(
         degrees_of(devices, 1, None, dp, tp)
         counts = divisors(devices // tp) if dp is None else range(1, devices // (tp * dp) + 1)
         depths = [Degrees(pp, dp or devices // (tp * pp), tp) for pp in counts if pp <= units]
-    fitting = [one for one in depths if one.dp & (one.dp - 1) == 0 and batch % one.dp == 0]
+    powers = [one for one in depths if one.dp & (one.dp - 1) == 0]
+    if not powers:
+        fix = f"give a power of two, such as {1 << depths[0].dp.bit_length() - 1}: plans have no others"
+        raise InputError("command line", "--dp", f"is {depths[0].dp}", fix)
+    fitting = [one for one in powers if batch % one.dp == 0]
     if not fitting:
-        told = ", ".join(str(one.pp) for one in depths)
-        fix = f"give a batch that dp divides, and a dp that is a power of two (now {depths[0].dp})"
-        raise InputError("command line", "--pipeline", f"is {told}", fix)
+        fix = f"give a multiple of {min(one.dp for one in powers)}, the pipelines side by side"
+        raise InputError("command line", "--batch", f"is {batch}", fix)
     found = []
     for one in fitting:
         numbers = divisors(batch // one.dp) if micro_batches is None else [micro_batches]
-        found += [Degrees(one.pp, one.dp, tp, m) for m in numbers if m >= 1 and batch // one.dp % m == 0]
+        found += [
+            Degrees(one.pp, one.dp, tp, m)
+            for m in numbers
+            if m >= 1 and batch // one.dp % m == 0 and m * one.pp <= LARGEST_STEP
+        ]
     if not found:
-        fix = f"give a divisor of the {batch // fitting[0].dp} samples of a pipeline"
+        samples = sorted({batch // one.dp for one in fitting})
+        fix = f"give a divisor of the samples of a pipeline: {' or '.join(map(str, samples))}"
         raise InputError("command line", "--micro-batches", f"is {micro_batches}", fix)
     return found
 
@@ -187,6 +206,8 @@ def partition(
     recompute: bool = False,
     ignore_memory: bool = False,
     sliced: bool | int = True,
+    by_unit: bool = True,
+    objective: str = OBJECTIVES[0],
     method: str = "exact",
     profile: Profile | None = None,
     measured: bool = False,
@@ -199,8 +220,10 @@ def partition(
 ) -> PartitionPlan:
     """Cut the model for every depth and number of micro-batches that is possible (or asked for), and take the shortest step.
 
-    dp: pipelines side by side (default: as many as there are devices for). sliced: whether the first micro-batches are cut in
-    two (as few as do, see `solvers.slicer`), or how many. time_limit: seconds in all. Raises InputError.
+    dp: pipelines side by side (default: as many as there are devices for). by_unit: cut within layers, too. objective: of the
+    exact method, `step` (gradients and optimizer included; by moves, with a bound) or `iteration` (proven). sliced: whether the
+    first micro-batches are cut in two (as few as do, see `solvers.slicer`), or how many. time_limit: seconds in all. Raises
+    InputError.
     """
     if model.family not in EXECUTED_FAMILIES or model.dtype not in EXECUTED_DTYPES:
         fix = (
@@ -210,6 +233,11 @@ def partition(
         raise InputError(
             "command line", "--model", f"is {model.name!r} ({model.family}, {model.dtype}), which does not run", fix
         )
+    check_arguments(time_limit, gap, seed)
+    if objective not in OBJECTIVES:
+        raise InputError("command line", "--objective", f"is {objective!r}", f"give {' or '.join(OBJECTIVES)}")
+    if batch < 1:
+        raise InputError("command line", "--batch", f"is {batch}", "give at least 1 sample")
     model = model.fused()  # as it will run
     started = time.perf_counter()
     tried = possible_degrees(cluster.devices, len(model.units), batch, pipeline, micro_batches, dp, tp)
@@ -227,24 +255,23 @@ def partition(
         measured=measured,
         measuring=measuring,
     )
-    found: list[Candidate] = []
+    choices = {"gap": gap, "seed": seed, "progress": progress, **options}
+    search, found = _Search(method, choices, by_unit, objective, sliced), list[Candidate]()
     for place, (degrees, (instance, used)) in enumerate(zip(tried, made, strict=True)):
         left = None
         if time_limit is not None:
             left = max(0.01, (time_limit - (time.perf_counter() - started)) / (len(tried) - place))
+        known = min((one.step_ns for one in found if one.step_ns is not None), default=None)
         try:
-            result = solve(instance, method, time_limit=left, gap=gap, seed=seed, progress=progress, **options)
+            found.append(search.candidate(degrees, instance, used, left, known))
         except Unsuited:
             if len(tried) == 1:
                 raise
-            continue
-        known = min((one.step_ns for one in found if one.step_ns is not None), default=None)
-        found.append(_candidate(degrees, instance, used, result, sliced, known))
     if not found:
         raise InputError("command line", "--method", f"is {method!r}, which suits no depth", "give another method")
     found.sort(key=_rank)
     best = found[0]
-    if best.result.solution is None:
+    if best.cuts is None:
         return PartitionPlan(None, best, tuple(found), ())
     limit = memory_bytes or cluster.memory_bytes
     plan = plan_of(model, best, found, limit, batch, recompute)
@@ -267,26 +294,46 @@ def _rank(one: Candidate) -> tuple[bool, int]:
     return True, one.result.reason.least_memory_bytes if one.result.reason else 2**62
 
 
-def _candidate(
-    degrees: Degrees, instance: Instance, profile: Profile, result: Result, sliced: bool | int, known_ns: int | None
-) -> Candidate:
-    """known_ns: a step that is already known; what cannot be shorter is not sliced unless it is told how often."""
-    if result.solution is None:
-        return Candidate(degrees, instance, profile, result, 0, None, None, None)
-    solution = load_solution(result.solution)
-    work, m = instance.work(solution.cuts), degrees.micro_batches
-    slices = bool(sliced) and _most_sliced(degrees, instance.provenance["mbs"]) > 0
-    ends = first_syncs_ns(profile, instance)
-    bound = least_step_ns(instance, ends, slices)
-    if not slices and result.bound is not None:
-        bound = max(bound, result.bound + int(ends[1 if degrees.pp > 1 else -1]))
-    count = 0
-    if slices:
-        hopeless = known_ns is not None and bound is not None and bound >= known_ns
-        count = int(sliced) if sliced is not True else 0 if hopeless else least_sliced(work, m)
-    timeline = sliced_timeline(work, m, count)
-    step = step_ns(timeline, syncs_ns(profile, instance, solution.cuts))
-    return Candidate(degrees, instance, profile, result, count, timeline, step, bound)
+@dataclass(frozen=True)
+class _Search:
+    """How depths are cut. objective: of the exact method's cuts; other planners' are taken as they are."""
+
+    method: str
+    options: dict[str, Any]
+    by_unit: bool
+    objective: str
+    sliced: bool | int
+
+    def candidate(
+        self, degrees: Degrees, instance: Instance, profile: Profile, seconds: float | None, known_ns: int | None
+    ) -> Candidate:
+        """seconds: to search in. known_ns: a step that is already known; what cannot be shorter is not worked on any more."""
+        started = time.perf_counter()
+        given, starts = (instance, np.arange(instance.sublayers)) if self.by_unit else instance.between_layers()
+        if given.stages > given.sublayers:
+            fix = f"give at most {given.sublayers}, one layer a stage, or --granularity unit"
+            raise InputError("command line", "--pipeline", f"is {given.stages}", fix)
+        result = solve(given, self.method, time_limit=seconds, **self.options)
+        if result.solution is None:
+            return Candidate(degrees, instance, profile, result, None, 0, None, None, None)
+        own, shared = added_ns(profile, instance)
+        slices = bool(self.sliced) and _most_sliced(degrees, instance.provenance["mbs"]) > 0
+        bound = least_step_ns(instance, np.cumsum([shared, *own]), slices)
+        if not slices and result.bound is not None:
+            bound = max(bound, result.bound + shared + int(own[: 1 if degrees.pp > 1 else None].sum()))
+        hopeless = known_ns is not None and bound >= known_ns
+        chosen = load_solution(result.solution).cuts
+        if self.method == "exact" and self.objective == "step" and not hopeless:
+            left = None if seconds is None else started + seconds
+            added = np.add.reduceat(own, starts)
+            chosen = shortest_step(given, added, shared, chosen, lambda: left is not None and time.perf_counter() > left)
+        cuts = tuple(int(starts[cut]) for cut in chosen)
+        work, syncs, count = instance.work(cuts), syncs_ns(profile, instance, cuts), 0
+        if slices:
+            most = 0 if hopeless else least_sliced(work, degrees.micro_batches, syncs)
+            count = most if self.sliced is True else int(self.sliced)
+        timeline = sliced_timeline(work, degrees.micro_batches, count)
+        return Candidate(degrees, instance, profile, result, cuts, count, timeline, timeline.step_ns(syncs), bound)
 
 
 def _most_sliced(degrees: Degrees, rows: int) -> int:
@@ -297,8 +344,8 @@ def _most_sliced(degrees: Degrees, rows: int) -> int:
 def plan_of(model: Model, best: Candidate, tried: Sequence[Candidate], memory_bytes: int, batch: int, recompute: bool) -> Plan:
     """The plan of the best candidate; its bound is the least of all that were tried."""
     degrees, result = best.degrees, best.result
-    assert result.solution is not None and best.step_ns is not None
-    solution = load_solution(result.solution)
+    assert best.cuts is not None and best.step_ns is not None
+    solution = Solution(best.cuts)
     size, strategy = degrees.stage_size, str(degrees.strategy(recompute))
     stages = [
         Stage(ranks=list(range(x * size, (x + 1) * size)), first_unit=first, last_unit=last)

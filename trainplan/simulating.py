@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trainplan.formulations.pipeline_partition.costs import samples_of, step_ns
+from trainplan.formulations.pipeline_partition.costs import samples_of
 from trainplan.formulations.pipeline_partition.critical import Critical, critical_path
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
 from trainplan.formulations.pipeline_partition.timeline import Timeline, Work, simulate
@@ -47,7 +47,7 @@ class Simulation:
     @property
     def step_ns(self) -> int:
         """The iteration and what the stages add to its end."""
-        return step_ns(self.timeline, self.syncs_ns)
+        return self.timeline.step_ns(self.syncs_ns)
 
     @property
     def in_flight(self) -> tuple[int, ...]:
@@ -150,14 +150,12 @@ def in_chunks(instance: Instance, chunks: int) -> Instance:
     return instance if chunks == 1 else replace(instance, stages=stages, memory=None)
 
 
-def simulated_instance(instance: Instance, solution: Solution, **options: Any) -> Simulation:
-    """A partition of an instance, as of `in_chunks`; options as of `simulated`. Raises InputError."""
+def simulated_instance(instance: Instance, solution: Solution, where: str = "solution", **options: Any) -> Simulation:
+    """A partition of an instance, as of `in_chunks`; options as of `simulated`. Raises InputError, which names `where`."""
     bounds = (*solution.cuts, instance.sublayers)
-    if len(solution.cuts) != instance.stages - 1:
-        fix = f"give {instance.stages - 1}, one less than stages"
-        raise InputError("solution", "cuts", f"has {len(solution.cuts)} entries", fix)
     if broken := [text for text in violations(instance, solution) if text.startswith("cuts")]:
-        raise InputError("solution", "", broken[0], "give the first sub-layer of every stage but the first")
+        told, fix = broken[0].removeprefix("cuts ").split("; ", 1)
+        raise InputError(where, "cuts", told, fix)
     names = [
         span(instance.name_of(first), instance.name_of(end - 1)) for first, end in zip((0, *solution.cuts), bounds, strict=True)
     ]

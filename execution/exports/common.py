@@ -74,7 +74,7 @@ def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
     if (index := half_cut(plan)) is not None:
         unit = plan.stages[index].first_unit
         told = f"is {unit} ({plan.units[unit].name}), within a layer"
-        fix = f"cut between layers (as `plan --granularity layer` does): {runtime} keeps them whole; or {other}"
+        fix = f"cut between layers (with `--granularity layer`): {runtime} keeps them whole; or {other}"
         raise InputError(where, f"stages[{index}].first_unit", told, fix)
 
 

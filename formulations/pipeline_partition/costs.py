@@ -29,7 +29,7 @@ from trainplan.formulations.layer_strategies.costs import (
 )
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import NAME, Instance, load
-from trainplan.formulations.pipeline_partition.timeline import Timeline, Work
+from trainplan.formulations.pipeline_partition.timeline import Work
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.profiling.costs import collective_ns
@@ -155,10 +155,10 @@ def syncs_ns(profile: Profile, instance: Instance, cuts: Sequence[int]) -> tuple
     return tuple(_with_tied(profile, strategy, [sum(own[first:end]) for first, end in bounds]))
 
 
-def first_syncs_ns(profile: Profile, instance: Instance) -> Integers:
-    """(n+1,): what the first stage adds to the end of a step, by the place where it ends."""
+def added_ns(profile: Profile, instance: Instance) -> tuple[Integers, int]:
+    """What each sub-layer adds to the end of its stage's step, (n,), and what the first and the last stage add beside."""
     strategy, own = _own_syncs(profile, instance)
-    return np.cumsum([_with_tied(profile, strategy, [0] * instance.stages)[0], *own])
+    return np.array(own, np.int64), _with_tied(profile, strategy, [0] * instance.stages)[0]
 
 
 def _own_syncs(profile: Profile, instance: Instance) -> tuple[Strategy, list[int]]:
@@ -177,11 +177,6 @@ def _with_tied(profile: Profile, strategy: Strategy, own: list[int]) -> list[int
     table = -(-profile.tied_parameters // strategy.degree("tp")) * profile.parameter_bytes
     shared = round(collective_ns(profile.network, "all-reduce", table, (0, (len(own) - 1) * strategy.group)))
     return [own[0] + shared, *own[1:-1], own[-1] + shared]
-
-
-def step_ns(timeline: Timeline, syncs: Sequence[int]) -> int:
-    """The whole step: until the last stage has ended what it adds. syncs: of every stage, each on the device of its place."""
-    return max(events[-1].end_ns + sync for events, sync in zip(timeline.devices, syncs, strict=True))
 
 
 @dataclass(frozen=True)

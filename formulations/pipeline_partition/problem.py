@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -32,10 +32,11 @@ from trainplan.formulations.schedules import one_f_one_b
 from trainplan.formulations.stage_memory import Memory, MemoryRecord, check_length
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.files import Record, Source, parse
-from trainplan.profiling.quantities import format_bytes
+from trainplan.profiling.quantities import format_bytes, span
 
 NAME = "pipeline-partition"
 LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
+LARGEST_STEP = 100_000  # stages x micro-batches: every pass is simulated
 
 Transfer = Annotated[
     Annotated[TimeNs, Tag("list[one]")] | Annotated[list[TimeNs], Tag("list[each]")],
@@ -89,6 +90,10 @@ class InstanceRecord(Record):
             if total >= limit:
                 told = f"is {self.micro_batches}, with which {count} sub-layers may take {total:.3g} {unit}"
                 raise InputError("", "micro_batches", told, f"give numbers that stay below {limit:.3g}")
+        if self.stages * self.micro_batches > LARGEST_STEP:
+            told = f"is {self.micro_batches}, with {self.stages} stages"
+            fix = f"give at most {LARGEST_STEP // self.stages}: every pass is simulated"
+            raise InputError("", "micro_batches", told, fix)
         return self
 
 
@@ -138,6 +143,28 @@ class Instance:
         starts = [0, *cuts]
         forward, backward = (np.add.reduceat(times, starts).tolist() for times in (self.forward_ns, self.backward_ns))
         return Work(tuple(forward), tuple(backward), tuple(int(self.transfer_ns[cut - 1]) for cut in cuts))
+
+    @property
+    def layer_starts(self) -> Integers:
+        """The first sub-layer of every layer."""
+        return np.unique(self.layers, return_index=True)[1]
+
+    def between_layers(self) -> tuple[Instance, Integers]:
+        """The same with whole layers for sub-layers, and the first sub-layer of each."""
+        starts = self.layer_starts
+        ends = [*(starts[1:] - 1), self.sublayers - 1]
+        names = [span(self.name_of(first), self.name_of(last)) for first, last in zip(starts, ends, strict=True)]
+        memory = None if self.memory is None else self.memory.grouped(starts)
+        merged = replace(
+            self,
+            forward_ns=np.add.reduceat(self.forward_ns, starts),
+            backward_ns=np.add.reduceat(self.backward_ns, starts),
+            transfer_ns=self.transfer_ns[starts[1:] - 1],
+            layers=self.layers[starts],
+            names=tuple(names),
+            memory=memory,
+        )
+        return merged, starts
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""

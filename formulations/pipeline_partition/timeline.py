@@ -54,6 +54,10 @@ class Timeline:
         """The step, from its first pass to the end of its last one."""
         return max(events[-1].end_ns for events in self.devices)
 
+    def step_ns(self, syncs_ns: Sequence[int]) -> int:
+        """Until the last device has ended what it adds behind its last pass. syncs_ns: of every device."""
+        return max(events[-1].end_ns + sync for events, sync in zip(self.devices, syncs_ns, strict=True))
+
     @property
     def startup_ns(self) -> int:
         """Until the last device begins with the first micro-batch, or the first half of it (AutoPipe's startup overhead)."""

@@ -152,7 +152,7 @@ def test_help_has_an_example(command: str) -> None:
         (["build", "pipeline-partition", *PAPER, "--batch", "63", *FOUR], ("--batch is 63", "give a multiple of 32")),
         (
             ["build", "pipeline-partition", *PAPER, "--batch", "64", *FOUR, "--tp", "4", "--dp", "2"],
-            ("--pipeline is 4", "need 32"),
+            ("--dp is 2", "give at most 1"),
         ),
         (["build", "pipeline-partition", *PAPER, "--batch", "64", "--space", "full"], ("--space is 'full'", "leave it out")),
         (["build", "pipeline-partition", *PAPER, "--batch", "64", "--micro-batches", "0"], ("--micro-batches is 0",)),

@@ -194,6 +194,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "names": (lambda d: d["names"].pop(), "names has 3 entries; give 4"),
     "a name": (lambda d: d["names"].__setitem__(1, 5), "names[1] is 5"),
     "layers": (lambda d: d["layers"].pop(), "layers has 3 entries; give 4"),
+    "too many passes": (lambda d: d.update(micro_batches=10**5), "is 100000, with"),
     "falling layers": (lambda d: d.update(layers=[0, 1, 0, 2]), "layers[2] is 0, after 1; give at least 1"),
     "a layer": (lambda d: d["layers"].__setitem__(0, -1), "layers[0] is -1"),
     "too long": (

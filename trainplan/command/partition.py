@@ -28,6 +28,7 @@ from trainplan.command.options import (
     Seed,
     Sequence,
     TimeLimit,
+    by_unit_of,
     check_picture,
     exit_code,
     method_options,
@@ -69,6 +70,10 @@ def partition(
     ] = True,
     recompute: Recompute = False,
     ignore_memory: IgnoreMemory = False,
+    granularity: Annotated[str, Option("--granularity", help="Cut between any 'unit' (sub-layer) or each 'layer'.")] = "unit",
+    objective: Annotated[
+        str, Option("--objective", help="Of the exact method: the whole 'step', or the 'iteration' alone, which is proven.")
+    ] = "step",
     method: PartitionMethod = "exact",
     option: MethodOptions = None,
     picture: PictureFile = None,
@@ -106,6 +111,8 @@ def partition(
             sliced=slicing if sliced is None else sliced,
             recompute=recompute,
             ignore_memory=ignore_memory,
+            by_unit=by_unit_of(granularity),
+            objective=objective,
             method=method,
             time_limit=time_limit,
             gap=gap,
@@ -146,6 +153,7 @@ def simulate(
     method: Annotated[
         str | None, Option("--method", help="Without --solution. [default: exact; algorithm-1 for --chunks]")
     ] = None,
+    option: MethodOptions = None,
     time_limit: Annotated[float | None, Option("--time-limit", help="Seconds of the method.")] = None,
     trace: Annotated[Path | None, Option("--trace", help="Write a Chrome trace here, which Perfetto opens.")] = None,
     picture: PictureFile = None,
@@ -173,6 +181,7 @@ def simulate(
             method=method,
             time_limit=time_limit,
             measuring=measuring if measure else None,
+            **method_options(option),
         )
     if trace:
         write_whole(trace, json.dumps(api.chrome_trace(found.timeline, name=found.name, stages=found.stages)) + "\n")

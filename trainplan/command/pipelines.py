@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from trainplan.command.render import out, pairs, result
-from trainplan.formulations.pipeline_partition.problem import Instance
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution, describe
 from trainplan.partitioning import PartitionPlan
 from trainplan.profiling.quantities import format_bytes, format_time, plural, span
 from trainplan.simulating import Simulation
@@ -46,22 +46,25 @@ def _span(instance: Instance, first: int, last: int) -> str:
 
 def partitioned(found: PartitionPlan) -> None:
     """The depths that were tried, the stages of the best, what slicing does to it, and its certificate."""
-    best, seen = found.best, found.result.evaluation
+    best, proven = found.best, found.result
     if len(found.candidates) > 1:
         _candidates(found)
-    if seen is None or best.timeline is None or best.step_ns is None or found.plan is None or found.plan.predicted is None:
-        pairs([row for row in found.result.summary() if row[0] != "problem"])
+    if best.cuts is None or best.timeline is None or best.step_ns is None or found.plan is None or found.plan.predicted is None:
+        pairs([row for row in proven.summary() if row[0] != "problem"])
         return
+    seen = describe(best.instance, Solution(best.cuts))
     stages(best.instance, seen)
     degrees, timeline, predicted = best.degrees, best.timeline, found.plan.predicted
     each = plural(best.instance.provenance["mbs"], "sample")
     told = f"{plural(degrees.dp, 'pipeline')} of {plural(degrees.pp, 'stage')}"
     tensor = f" of {degrees.tp} tensor-parallel devices" if degrees.tp > 1 else ""
     rows = [("pipelines", f"{told}{tensor}; {plural(degrees.micro_batches, 'micro-batch')} of {each} each")]
-    cuts = f"{format_time(seen['time_ns'])} ({seen['time_ns']} ns), {found.result.status}"
-    if found.result.bound is not None:
-        cuts += f", lower bound {format_time(found.result.bound)} by {found.result.bound_source}"
-    rows.append(("iteration", f"{cuts}; {found.result.method}"))
+    told = f"{format_time(seen['time_ns'])} ({seen['time_ns']} ns)"
+    if seen["time_ns"] != proven.objective and proven.objective is not None:
+        told += f" for a shorter step; the least is {format_time(proven.objective)}"
+    if proven.bound is not None:
+        told += f", {proven.status}, lower bound {format_time(proven.bound)} by {proven.bound_source}"
+    rows.append(("iteration", f"{told}; {proven.method}"))
     if best.sliced:
         saved, startup = seen["time_ns"] - timeline.time_ns, timeline.startup_ns
         told = f"{plural(best.sliced, 'micro-batch')}: {format_time(timeline.time_ns)}, {format_time(saved)} less"
@@ -74,7 +77,7 @@ def partitioned(found: PartitionPlan) -> None:
         rows.append(("predicted memory", f"{format_bytes(predicted.peak_bytes)} at most on any device"))
     rows.append(("memory walk", f"{format_bytes(max(found.walk_bytes))} at most on any rank compiled, by its program"))
     rows.append(("seconds", f"{sum(one.result.build_seconds + one.result.solve_seconds for one in found.candidates):.3f}"))
-    rows += [("message", found.result.message)] if found.result.message else []
+    rows += [("message", proven.message)] if proven.message else []
     pairs(rows)
 
 

@@ -199,7 +199,8 @@ def plan_table(plan: Plan) -> None:
             first = False
     out.print(table)
     batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
-    stages = f"{len(plan.stages)} stages, {schedule}" if len(plan.stages) > 1 else "1 stage"
+    halves = f", {plan.sliced} sliced" if plan.sliced else ""
+    stages = f"{len(plan.stages)} stages, {schedule}{halves}" if len(plan.stages) > 1 else "1 stage"
     rows = [("step", f"{batch.global_samples} samples in {plural(batch.micro_batches, 'micro-batch')}, {stages}")]
     if batch.shares is not None:
         each = ", ".join(map(str, batch.shares))
