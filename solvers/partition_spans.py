@@ -42,6 +42,7 @@ from trainplan.solvers.partition_times import Chain, Truths
 
 FAR = 2**60  # more than any path; three of them can be added
 KEPT = 2**24  # numbers of `need` that are kept
+COMPARED = 64  # suffixes that others of the same first sub-layer are compared to
 
 
 class Spans(Chain):
@@ -194,7 +195,9 @@ def undominated(known: Suffixes, slowest: int, out_of_time: Callable[[], bool]) 
     order = np.lexsort((values.sum(axis=1, dtype=float), first))
     for group in np.split(order, np.flatnonzero(np.diff(first[order])) + 1):
         left = group
-        while len(left) and not out_of_time():
+        for _ in range(COMPARED):
+            if not len(left) or out_of_time():
+                break
             best, left = left[:1], left[1:]
             kept.append(best)
             left = left[(values[left] < values[best]).any(axis=1)]

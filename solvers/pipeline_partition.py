@@ -6,7 +6,8 @@
     paths        all suffixes that may be better than the best partition known; of two that begin at one sub-layer, one is
                  enough if neither its S nor its K is larger
     moves        cuts moved by a few sub-layers, as long as that helps
-    turns        as `paths`, by those with a turn, too; at first none whose bound is above a share of the gap
+    turns        as `paths`, by those with a turn, too, and by the fronts of `partition_prefixes`: few suffixes at first, with
+                 rough fronts, then more with finer ones
     search       the suffixes that are left, by depth, those of least bounds first; many at once are simulated before
 
 What suffixes are, and what they tell, see `partition_spans`. Where a step leaves nothing, the best partition known is proven;
@@ -23,6 +24,7 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, fullest_stage
 from trainplan.formulations.stage_memory import Memory
+from trainplan.solvers.partition_prefixes import Prefixes
 from trainplan.solvers.partition_spans import FAR, Spans, Suffixes, in_order, longer, no_suffix, undominated
 from trainplan.solvers.partition_times import Chain
 from trainplan.solvers.result import Infeasibility
@@ -34,7 +36,7 @@ SOURCE = "micro-batches followed through one stage"
 SEARCHED = "micro-batches followed through one stage, the rest simulated"
 BEAM, CHUNK = 64, 2048  # suffixes kept in the beam; suffixes branched on, or simulated, at once
 MOST = 20_000  # suffixes kept by S and K
-SHARES = (0.0, 0.25, 1.0)  # of the gap, up to which partitions are looked for
+STEPS = ((256, 4, 7), (1024, 8, 2), (10_000, 32, 2), (60_000, 48, 2))  # suffixes with turns kept; classes, every: of prefixes
 SIMULATED = 256  # suffixes that are worth simulating
 SHIFTS = (-3, -2, -1, 1, 2, 3)
 LARGEST, MOST_WORK = 2**22, 10**8  # spans in tables; passes to simulate for cuts moved once
@@ -66,14 +68,14 @@ def partition_exact(instance: Instance, search: Search) -> Outcome:
     if _closed(search):
         return ended(SOURCE)
     steps["moves"] = _moved(spans, search)
-    for share in SHARES:
-        least, most = search.bound or 0, _limit(search)
-        if least <= most and not search.out_of_time():
-            limit = least + floor(share * (most - least))
-            count = _by_stage(spans, search, limit, MOST, slowest=spans.slowest(limit), turning=True)
+    for width, classes, every in STEPS:
+        if not _closed(search) and not search.out_of_time():
+            prefixes = Prefixes(spans, limit := _limit(search), classes, every, search.out_of_time)
+            count = _by_stage(spans, search, limit, width, spans.slowest(limit), prefixes)
             steps["turns"] = steps.get("turns", 0) + count
+            steps["moves"] += _moved(spans, search)
     if not _closed(search) and not search.out_of_time():
-        steps["search"] = _searched(spans, search)
+        steps["search"] = _searched(spans, search, Prefixes(spans, _limit(search), *STEPS[-1][1:], search.out_of_time))
     return ended(SEARCHED)
 
 
@@ -110,7 +112,7 @@ def _closed(search: Search) -> bool:
 
 
 def _by_stage(
-    spans: Spans, search: Search, limit: int, width: int, slowest: Sequence[int] | None = None, turning: bool = False
+    spans: Spans, search: Search, limit: int, width: int, slowest: Sequence[int] | None = None, prefixes: Prefixes | None = None
 ) -> int:
     """Suffixes up to a bound, a stage more at a time, those of least bounds where there are more than `width`: their number.
     Reports the best partition and the least bound of all. slowest: without what others are as good as."""
@@ -120,7 +122,9 @@ def _by_stage(
             left.append(known.bound.min())
             known = known.at(slice(0))
             break
-        known = longer(spans, known, limit, turning)
+        known = longer(spans, known, limit, turning=prefixes is not None)
+        if prefixes is not None:
+            known = prefixes.bounded(known)
         if slowest is not None:
             known = undominated(known, slowest[known.stage], search.out_of_time)
         if known.count > width:
@@ -178,7 +182,7 @@ def _moved(chain: Chain, search: Search) -> int:
     return rounds
 
 
-def _searched(spans: Spans, search: Search) -> int:
+def _searched(spans: Spans, search: Search, prefixes: Prefixes) -> int:
     """Branch on every suffix that may be better than the best partition known: their number."""
     waiting, count = [no_suffix(spans)], 0
     while waiting and not search.out_of_time():
@@ -191,7 +195,7 @@ def _searched(spans: Spans, search: Search) -> int:
         if known.count and known.stage == 0:
             _report_best(spans, known.firsts, search)
         elif known.count:
-            waiting.append(_bounded(spans, longer(spans, known, limit, turning=True), search))
+            waiting.append(_bounded(spans, prefixes.bounded(longer(spans, known, limit, turning=True)), search))
         _report_bound(min([int(known.bound[0]) for known in waiting if known.count], default=FAR), search)
     return count
 
@@ -232,7 +236,7 @@ def explain(instance: Instance) -> Infeasibility | None:
     assert stage.peak_bytes is not None
     held, many = int(memory.state_bytes[stage.first : stage.last + 1].sum()), instance.in_flight(worst)
     alike = bool((memory.limit_bytes == memory.limit_bytes[0]).all())
-    advice = [f"give limit_bytes of at least {stage.peak_bytes}" if alike else f"give every stage {high} bytes more"]
+    advice = [f"give every stage {stage.peak_bytes} bytes or more" if alike else f"give every stage {high} bytes more"]
     if many > 1 and held <= limit:
         advice.append(f"take smaller micro-batches: stage {worst} holds {many} at once")
     if instance.stages < instance.sublayers:

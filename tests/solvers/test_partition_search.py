@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load, violations
+from trainplan.solvers import partition_prefixes
+from trainplan.solvers.partition_prefixes import Prefixes
 from trainplan.solvers.partition_spans import FAR, Spans, longer, no_suffix, undominated
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare, solve
@@ -47,7 +49,7 @@ def test_the_search_finds_and_proves_the_best_of_all_partitions(memory: bool) ->
         seen[[*result.statistics][-1]] += 1
     assert seen["beam"] > 100, seen
     assert seen["turns"] > 2, seen
-    assert seen["search"] > 1, seen
+    assert seen["search"] > 0, seen
     assert memory == (seen["infeasible"] > 10), seen
 
 
@@ -107,6 +109,47 @@ def test_what_others_are_as_good_as_is_not_missed(turning: bool) -> None:
     assert fewer > 500
 
 
+@pytest.mark.parametrize("memory", [False, True])
+def test_no_partition_is_below_what_its_suffixes_need_with_any_prefix(memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_prefixes, "LEFT", 32)
+    seen: Counter[str] = Counter()
+    for seed in range(2000, 2150):
+        instance = random_partition(seed, 8, 6, memory=memory)
+        spans, times = Spans(instance, lambda: False), all_partitions(instance)
+        if not times:
+            continue
+        limit = sorted(times.values())[len(times) // 2]
+        prefixes = Prefixes(spans, limit, 1 + seed % 4, 1, lambda: False)
+        for cuts in (cuts for cuts, time in times.items() if time <= limit):
+            known, firsts = no_suffix(spans), (0, *cuts)
+            while known.stage:
+                known = longer(spans, known, FAR - 1, turning=True)
+                known = known.at(known.firsts[:, 0] == firsts[known.stage])
+                bound = prefixes.bounded(known).bound
+                assert known.bound <= bound <= times[cuts], (seed, cuts)
+                size = "m < p" if instance.micro_batches < instance.stages else "m >= p"
+                seen[size] += 1
+                seen[size + ", more"] += int(bound[0] > known.bound[0])
+    assert min(seen[size] for size in ("m < p", "m >= p")) > 200, seen
+    assert min(seen[size + ", more"] for size in ("m < p", "m >= p")) > 5, seen
+
+
+def test_suffixes_left_out_for_others_lead_to_no_better_partition() -> None:
+    """With all bounds and as good ones left out, the least bound of what is left is not above the least iteration."""
+    fewer = 0
+    for seed in range(3000, 3300):
+        instance = random_partition(seed, 10, 7)
+        spans, best = Spans(instance, lambda: False), min(all_partitions(instance).values())
+        slowest, prefixes, known = spans.slowest(best), Prefixes(spans, best, 3, 2, lambda: False), no_suffix(spans)
+        while known.stage:
+            every = prefixes.bounded(longer(spans, known, best, turning=True))
+            known = undominated(every, slowest[every.stage], lambda: False)
+            fewer += known.count < every.count
+        assert known.count, seed
+        assert known.bound.min() <= best, seed
+    assert fewer > 100
+
+
 def test_a_bound_found_without_any_search_holds() -> None:
     """Where time is out at once, the answer is still a partition and a bound."""
     seen = 0
@@ -155,6 +198,8 @@ def limited(sublayers: int) -> dict[str, Any]:
         pytest.param(large(50, 16, 16), id="m = p"),
         pytest.param(large(50, 8, 16, **limited(50)), id="memory"),
         pytest.param(large(194, 32, 64), id="194 sub-layers"),
+        pytest.param(large(194, 64, 64, unequal=False), id="194 sub-layers, m = p"),
+        pytest.param(large(194, 48, 64), id="194 sub-layers, unequal transfers"),
         pytest.param(large(400, 32, 128, unequal=False), id="400 sub-layers"),
     ],
 )
