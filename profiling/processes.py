@@ -6,15 +6,19 @@ import importlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+ENDED = b"ended"
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -38,59 +42,96 @@ def run_workers(
     The job and the results are pickled. What rank 0 reports reaches `progress` while the work goes on. Raises WorkerError.
     """
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
-        Path(folder, "job").write_bytes(pickle.dumps((target, job, backend)))
+        Path(folder, "job").write_bytes(pickle.dumps((job, backend)))
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
             **os.environ,
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)),
             "PYTHONUNBUFFERED": "1",
         }
-        children, threads = [], list[threading.Thread]()
+        command = [sys.executable, "-P", "-m", "trainplan.profiling.worker", folder, str(world), target]
+        with Path(folder, "log").open("wb") as log:
+            launcher = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True
+            )
+        codes: dict[int, int] = {}
+        relay = threading.Thread(target=_relay, args=(launcher, codes, progress), daemon=True)
         try:
-            for rank in range(world):
-                command = [sys.executable, "-P", "-m", "trainplan.profiling.worker", folder, str(rank), str(world)]
-                with Path(folder, f"log.{rank}").open("wb") as log:
-                    children.append(
-                        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
-                    )
-            for child in children:
-                thread = threading.Thread(target=_relay, args=(child, progress), daemon=True)
-                thread.start()
-                threads.append(thread)  # an interrupt may come at any time: only what has begun can be joined
-            _await(children, folder, time.monotonic() + timeout)
+            relay.start()
+            _await(launcher, codes, world, folder, time.monotonic() + timeout)
         finally:
-            for child in children:
-                child.kill()
-                child.wait()
-            for thread in threads:  # what was reported last counts as well
-                thread.join(timeout=5)
+            with suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)  # the launcher's and all ranks'
+            launcher.wait()
+            if relay.ident is not None:  # an interrupt may come at any time: only what has begun can be joined
+                relay.join(timeout=5)  # what was reported last counts as well
         return [pickle.loads(Path(folder, f"result.{rank}").read_bytes()) for rank in range(world)]
 
 
-def _relay(child: subprocess.Popen[bytes], progress: Report | None) -> None:
-    assert child.stdout is not None
-    for line in child.stdout:
+def _relay(launcher: subprocess.Popen[bytes], codes: dict[int, int], progress: Report | None) -> None:
+    """Pass on what rank 0 reports, and note which rank ended with which code."""
+    assert launcher.stdout is not None
+    for line in launcher.stdout:
         if progress and line.startswith(b"{"):
             progress(json.loads(line))
+        elif line.startswith(ENDED):
+            rank, code = map(int, line.split()[1:])
+            codes[rank] = code
 
 
-def _await(children: list[subprocess.Popen[bytes]], folder: str, deadline: float) -> None:
+def _await(launcher: subprocess.Popen[bytes], codes: dict[int, int], world: int, folder: str, deadline: float) -> None:
     while True:
-        codes = [child.poll() for child in children]
-        for rank, code in enumerate(codes):
+        gone = launcher.poll()
+        for rank, code in sorted(codes.items()):
             if code:
                 # The first to fail is often not the cause: give the others a moment to write theirs.
                 time.sleep(0.5)
-                log = Path(folder, f"log.{rank}").read_text(errors="replace").strip().splitlines()
-                told = f"process {rank} of {len(children)} ended with code {code}: " + (" | ".join(log[-3:]) or "no message")
-                error = WorkerError(told)
-                error.code = code
-                raise error
-        if all(code == 0 for code in codes):
+                raise _failed(f"process {rank} of {world}", code, Path(folder, f"log.{rank}"))
+        if len(codes) == world:
             return
+        if gone is not None and gone != 0:
+            raise _failed("the process that starts the others", gone, Path(folder, "log"))
         if time.monotonic() > deadline:
-            raise WorkerError(f"the {len(children)} processes did not finish in time and were ended")
+            raise WorkerError(f"the {world} processes did not finish in time and were ended")
         time.sleep(0.02)
+
+
+def _failed(who: str, code: int, log: Path) -> WorkerError:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    error = WorkerError(f"{who} ended with code {code}: " + (" | ".join(lines[-3:]) or "no message"))
+    error.code = code
+    return error
+
+
+def launch(folder: str, world: int, target: str) -> None:
+    """Body of the process that starts the ranks: it imports what they need once, and forks them."""
+    import torch.distributed  # noqa: F401
+
+    importlib.import_module(target.split(":")[0])
+    ranks = {}
+    for rank in range(world):
+        if (process := os.fork()) == 0:
+            _run(folder, rank, world, target)
+        ranks[process] = rank
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for _ in range(world):
+        process, status = os.wait()
+        print(ENDED.decode(), ranks[process], os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _run(folder: str, rank: int, world: int, target: str) -> NoReturn:
+    """A forked rank, to its end."""
+    code = 1
+    try:
+        os.dup2(os.open(Path(folder, f"log.{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+        work(folder, rank, world, target)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _end_with_parent() -> None:
@@ -98,8 +139,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def work(folder: str, rank: int, world: int) -> None:
-    """Body of one worker process. It ends when its parent does, however that ends: then its standard input closes."""
+def work(folder: str, rank: int, world: int, target: str) -> None:
+    """Body of one rank. It ends when the caller's process does, however that ends: then its standard input closes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
     import torch.distributed as dist
@@ -112,7 +153,7 @@ def work(folder: str, rank: int, world: int) -> None:
         if rank == 0:
             print(json.dumps(event), file=answers, flush=True)
 
-    target, job, backend = pickle.loads(Path(folder, "job").read_bytes())
+    job, backend = pickle.loads(Path(folder, "job").read_bytes())
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)
     dist.init_process_group(backend, store=dist.FileStore(str(Path(folder, "store")), world), rank=rank, world_size=world)

@@ -1,10 +1,10 @@
-"""`python -m trainplan.profiling.worker FOLDER RANK WORLD`: one of the processes of `run_workers`."""
+"""`python -m trainplan.profiling.worker FOLDER WORLD TARGET`: starts the processes of `run_workers`."""
 
 from __future__ import annotations
 
 import sys
 
-from trainplan.profiling.processes import work
+from trainplan.profiling.processes import launch
 
 if __name__ == "__main__":
-    work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    launch(sys.argv[1], int(sys.argv[2]), sys.argv[3])
