@@ -86,6 +86,11 @@ class Memory:
         state, kept = int(self.state_bytes[first:end].sum()), int(self.kept_bytes[first:end].sum())
         return state + in_flight * kept + int(self.workspace_bytes[first:end].max())
 
+    def fullest_stage(self, peaks_bytes: Sequence[int | None]) -> int:
+        """The stage that comes nearest to its limit, or goes furthest past it. peaks_bytes: of every stage."""
+        spare = [int(limit) - (peak or 0) for limit, peak in zip(self.limit_bytes, peaks_bytes, strict=True)]
+        return spare.index(min(spare))
+
     def peak_layer(self, first: int, end: int) -> int:
         """The layer during which such a stage needs most."""
         return first + int(self.workspace_bytes[first:end].argmax())

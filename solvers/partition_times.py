@@ -9,10 +9,14 @@ of free_z + b_z + .. + b_x over the stages z >= x.
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
+
+SHIFTS = (-3, -2, -1, 1, 2, 3)
 
 Truths = NDArray[np.bool_]
 
@@ -72,6 +76,19 @@ class Chain:
         if self.windows is None:
             return first < end
         return (first < end) & (first >= self.windows[stage, np.maximum(end - 1, 0)])
+
+    def fitting(self, firsts: Integers) -> Integers:
+        """Those of whole partitions whose stages are neither empty nor too large. firsts: (N, p)."""
+        ends = self.ends(firsts)
+        inside = np.flatnonzero((firsts < ends).all(axis=1))
+        return firsts[inside[self.fits(np.arange(self.stages), firsts[inside], ends[inside]).all(axis=1)]]
+
+    def neighbours(self, firsts: Integers) -> Integers:
+        """(N, p): a whole partition with one cut moved a little, where stages fit."""
+        moves = np.array(list(product(range(1, self.stages), SHIFTS)), np.int64).reshape(-1, 2)
+        found = np.tile(firsts, (len(moves), 1))
+        found[np.arange(len(moves)), moves[:, 0]] += moves[:, 1]
+        return self.fitting(found)
 
     def times_ns(self, firsts: Integers) -> Integers:
         """(N,): the simulated iterations of pipelines of the last stages. firsts: (N, stages), the first place of each."""

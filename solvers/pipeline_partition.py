@@ -22,12 +22,10 @@ from math import floor
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, fullest_stage
-from trainplan.formulations.stage_memory import Memory
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.solvers.partition_prefixes import Prefixes
 from trainplan.solvers.partition_spans import FAR, Spans, Suffixes, in_order, longer, no_suffix, undominated
 from trainplan.solvers.partition_times import Chain
-from trainplan.solvers.result import Infeasibility
 from trainplan.solvers.search import Outcome, Search
 from trainplan.solvers.stage_assignment import assign
 
@@ -38,7 +36,6 @@ BEAM, CHUNK = 64, 2048  # suffixes kept in the beam; suffixes branched on, or si
 MOST = 20_000  # suffixes kept by S and K
 STEPS = ((256, 4, 7), (1024, 8, 2), (10_000, 32, 2), (60_000, 48, 2))  # suffixes with turns kept; classes, every: of prefixes
 SIMULATED = 256  # suffixes that are worth simulating
-SHIFTS = (-3, -2, -1, 1, 2, 3)
 LARGEST, MOST_WORK = 2**22, 10**8  # spans in tables; passes to simulate for cuts moved once
 
 
@@ -167,17 +164,12 @@ def _report_best(chain: Chain, firsts: Integers, search: Search) -> bool:
 def _moved(chain: Chain, search: Search) -> int:
     """Move one cut of the best partition a little, the one that helps most, until none does: the number of rounds."""
     stages, rounds = chain.stages, 0
-    moves = np.array([(x, by) for x in range(1, stages) for by in SHIFTS], np.int64).reshape(-1, 2)
-    if not len(moves) or stages**2 * (stages + chain.micro_batches) > MOST_WORK:
+    if stages == 1 or stages**2 * (stages + chain.micro_batches) > MOST_WORK:
         return 0
     while not search.out_of_time():
         rounds += 1
-        firsts = np.tile(np.array([0, *search.best.cuts], np.int64), (len(moves), 1))
-        firsts[np.arange(len(moves)), moves[:, 0]] += moves[:, 1]
-        ends = chain.ends(firsts)
-        inside = np.flatnonzero((firsts < ends).all(axis=1))
-        inside = inside[chain.fits(np.arange(stages), firsts[inside], ends[inside]).all(axis=1)]
-        if not len(inside) or not _report_best(chain, firsts[inside], search):
+        firsts = chain.neighbours(np.array([0, *search.best.cuts], np.int64))
+        if not len(firsts) or not _report_best(chain, firsts, search):
             break
     return rounds
 
@@ -212,43 +204,3 @@ def _bounded(spans: Spans, known: Suffixes, search: Search) -> Suffixes:
             bound[start : start + CHUNK] = np.maximum(bound[start : start + CHUNK], own)
         known = replace(known, bound=bound)
     return known.at(in_order(spans, known))
-
-
-def explain(instance: Instance) -> Infeasibility | None:
-    """Why no partition fits, in the user's terms; None where one does.
-
-    The stage told of is the fullest one of the partition that goes past its limits by as little as possible.
-    """
-    if (memory := instance.memory) is None or _fitting(instance, memory, 0) is not None:
-        return None
-    low, high = 0, 1
-    while (solution := _fitting(instance, memory, high)) is None:
-        low, high = high, 2 * high
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if (found := _fitting(instance, memory, middle)) is None:
-            low = middle
-        else:
-            high, solution = middle, found
-    result = evaluate(instance, solution)
-    worst = fullest_stage(memory, result)
-    stage, limit = result.stages[worst], int(memory.limit_bytes[worst])
-    assert stage.peak_bytes is not None
-    held, many = int(memory.state_bytes[stage.first : stage.last + 1].sum()), instance.in_flight(worst)
-    alike = bool((memory.limit_bytes == memory.limit_bytes[0]).all())
-    advice = [f"give every stage {stage.peak_bytes} bytes or more" if alike else f"give every stage {high} bytes more"]
-    if many > 1 and held <= limit:
-        advice.append(f"take smaller micro-batches: stage {worst} holds {many} at once")
-    if instance.stages < instance.sublayers:
-        advice.append("use more stages")
-    place = memory.peak_layer(stage.first, stage.last + 1)
-    name = f"{instance.name_of(place)} in stage {worst}"
-    return Infeasibility(limit, stage.peak_bytes, place, name, held, stage.peak_bytes - held, tuple(advice))
-
-
-def _fitting(instance: Instance, memory: Memory, more: int) -> Solution | None:
-    """A partition where every stage has so many bytes more; None where there is none."""
-    p, n = instance.stages, instance.sublayers
-    windows = memory.with_limits(memory.limit_bytes + more).first_layers([instance.in_flight(x) for x in range(p)])
-    found = assign(np.zeros((p, n), np.int64), np.zeros((p - 1, n - 1), np.int64), 1, windows)
-    return None if found is None else Solution(found[1])

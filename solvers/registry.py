@@ -146,7 +146,7 @@ PROBLEMS = {
         Problem(
             "stage-assignment",
             "trainplan.formulations.stage_assignment.problem",
-            "trainplan.solvers.stage_assignment:explain",
+            "trainplan.solvers.stage_memory:explain",
             exact="sweep",
             methods=(
                 Entry(
@@ -176,7 +176,7 @@ PROBLEMS = {
         Problem(
             "pipeline-partition",
             "trainplan.formulations.pipeline_partition.problem",
-            "trainplan.solvers.pipeline_partition:explain",
+            "trainplan.solvers.stage_memory:explain",
             exact="branch-and-bound",
             methods=(
                 Entry(

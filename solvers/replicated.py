@@ -23,7 +23,7 @@ stage are all-reduced after its last backward pass, in 2 (d-1)/d times what send
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
@@ -59,14 +59,7 @@ class Chain:
 
     def grouped(self, starts: Integers) -> Chain:
         """Of the spans that begin at these layers, the first at 0."""
-        memory = self.memory
-        if memory is not None:
-            memory = replace(
-                memory,
-                state_bytes=np.add.reduceat(memory.state_bytes, starts),
-                kept_bytes=np.add.reduceat(memory.kept_bytes, starts),
-                workspace_bytes=np.maximum.reduceat(memory.workspace_bytes, starts),
-            )
+        memory = None if self.memory is None else self.memory.grouped(starts)
         forward, backward, gradient = (
             np.add.reduceat(times, starts) for times in (self.forward_ns, self.backward_ns, self.gradient_ns)
         )

@@ -28,13 +28,9 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.stage_assignment.problem import (
     Instance,
     Solution,
-    evaluate,
     first_layers,
-    fullest_stage,
-    peak_layer,
     violations,
 )
-from trainplan.solvers.result import Infeasibility
 from trainplan.solvers.search import Outcome, Search
 
 FAR = np.int64(2**60)  # half of it is more than any sum of times
@@ -73,46 +69,6 @@ def blind(instance: Instance, solution: Solution, search: Search, who: str) -> O
     search.report(solution)
     broken = violations(instance, solution)
     return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}" if broken else None)
-
-
-def explain(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits, in the user's terms; None where one does.
-
-    The stage told of is the fullest one of the assignment that goes past its limits by as little as possible.
-    """
-    if instance.memory is None or _fitting(instance, 0) is not None:
-        return None
-    limits, low, high = instance.memory.limit_bytes, 0, 1
-    while (solution := _fitting(instance, high)) is None:
-        low, high = high, 2 * high
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if (found := _fitting(instance, middle)) is None:
-            low = middle
-        else:
-            high, solution = middle, found
-    result = evaluate(instance, solution)
-    worst = fullest_stage(instance, result)
-    stage, limit = result.stages[worst], int(limits[worst])
-    assert stage.peak_bytes is not None
-    held = int(instance.memory.state_bytes[stage.first : stage.last + 1].sum())
-    alike = bool((limits == limits[0]).all())
-    advice = [f"give limit_bytes of at least {stage.peak_bytes}" if alike else f"give every stage {high} bytes more"]
-    if instance.in_flight(worst) > 1 and held <= limit:
-        advice.append(f"take smaller micro-batches: stage {worst} holds {instance.in_flight(worst)} at once")
-    if instance.stages < instance.layers:
-        advice.append("use more stages")
-    place = peak_layer(instance, stage)
-    name = f"layer {place} in stage {worst}"
-    return Infeasibility(limit, stage.peak_bytes, place, name, held, stage.peak_bytes - held, tuple(advice))
-
-
-def _fitting(instance: Instance, more: int) -> Solution | None:
-    """A solution where every stage has so many bytes more; None where there is none."""
-    assert instance.memory is not None
-    larger = instance.with_limits(instance.memory.limit_bytes + more)
-    found = assign(0 * instance.layer_ns, 0 * instance.transfer_ns, 1, first_layers(larger))
-    return None if found is None else Solution(found[1])
 
 
 def assign(

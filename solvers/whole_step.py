@@ -10,7 +10,6 @@ after the other is moved a little, as long as that helps. Nothing is proven here
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
@@ -19,7 +18,6 @@ from trainplan.solvers.autopipe import Table
 from trainplan.solvers.partition_times import Chain
 
 STARTS = 4
-SHIFTS = (-3, -2, -1, 1, 2, 3)
 
 Cuts = tuple[int, ...]
 
@@ -39,15 +37,12 @@ def shortest_step(
         added[:, [0, -1]] += shared_ns
         return (chain.ends_ns(firsts) + added).max(axis=1)
 
-    found = _fitting(chain, np.array([[0, *cuts], *_starts(instance)], np.int64))
+    found = chain.fitting(np.array([[0, *cuts], *_starts(instance)], np.int64))
     times = steps_ns(found)
     best = [(int(times[place]), found[place]) for place in np.argsort(times, kind="stable")[:STARTS]]
-    moves = np.array(list(product(range(1, instance.stages), SHIFTS)), np.int64)
     for number, (time, firsts) in enumerate(best):
         while not stop():
-            tried = np.tile(firsts, (len(moves), 1))
-            tried[np.arange(len(moves)), moves[:, 0]] += moves[:, 1]
-            tried = _fitting(chain, tried)
+            tried = chain.neighbours(firsts)
             own = steps_ns(tried) if len(tried) else np.array([time])
             if own.min() >= time:
                 break
@@ -65,9 +60,3 @@ def _starts(instance: Instance) -> list[list[int]]:
         bounds = table.bounds(n - end, p - 1)
         found.append([0, *(n - bound for bound in reversed(bounds[1:]))])
     return found
-
-
-def _fitting(chain: Chain, firsts: Integers) -> Integers:
-    ends = chain.ends(firsts)
-    inside = firsts[(firsts < ends).all(axis=1)]
-    return inside[chain.fits(np.arange(chain.stages), inside, chain.ends(inside)).all(axis=1)]

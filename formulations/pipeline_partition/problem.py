@@ -290,18 +290,12 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
         "stages": [asdict(stage) for stage in result.stages],
     }
     if (memory := instance.memory) is not None:
-        fullest = fullest_stage(memory, result)
+        fullest = memory.fullest_stage([stage.peak_bytes for stage in result.stages])
         stage = result.stages[fullest]
         told |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest}
         told["peak_layer"] = memory.peak_layer(stage.first, stage.last + 1)
         told["peak_layer_name"] = f"{instance.name_of(told['peak_layer'])} in stage {fullest}"
     return told
-
-
-def fullest_stage(memory: Memory, result: Evaluation) -> int:
-    """The stage that comes nearest to its limit, or goes furthest past it."""
-    spare = [int(limit) - (stage.peak_bytes or 0) for limit, stage in zip(memory.limit_bytes, result.stages, strict=True)]
-    return spare.index(min(spare))
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -140,10 +140,8 @@ class Instance:
         """Micro-batches whose activations a stage holds at once, under 1F1B."""
         return min(self.micro_batches, self.stages - stage)
 
-    def with_limits(self, limit_bytes: Integers) -> Instance:
-        """The same instance under other limits of memory."""
-        assert self.memory is not None
-        return replace(self, memory=self.memory.with_limits(limit_bytes))
+    def name_of(self, layer: int) -> str:
+        return f"layer {layer}"
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format: one list where all stages have the same."""
@@ -254,27 +252,13 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
         "transfers_ns": sum(stage.transfer_ns for stage in result.stages),
         "stages": [asdict(stage) for stage in result.stages],
     }
-    if instance.memory is not None:
-        fullest = fullest_stage(instance, result)
+    if (memory := instance.memory) is not None:
+        fullest = memory.fullest_stage([stage.peak_bytes for stage in result.stages])
         stage = result.stages[fullest]
-        told |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest, "peak_layer": peak_layer(instance, stage)}
-        told["peak_layer_name"] = f"layer {told['peak_layer']} in stage {fullest}"
+        told |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest}
+        told["peak_layer"] = memory.peak_layer(stage.first, stage.last + 1)
+        told["peak_layer_name"] = f"{instance.name_of(told['peak_layer'])} in stage {fullest}"
     return told
-
-
-def fullest_stage(instance: Instance, result: Evaluation) -> int:
-    """The stage that comes nearest to its limit, or goes furthest past it."""
-    assert instance.memory is not None
-    spare = [
-        int(limit) - (stage.peak_bytes or 0) for limit, stage in zip(instance.memory.limit_bytes, result.stages, strict=True)
-    ]
-    return spare.index(min(spare))
-
-
-def peak_layer(instance: Instance, stage: StageCosts) -> int:
-    """The layer during which a stage needs most."""
-    assert instance.memory is not None
-    return instance.memory.peak_layer(stage.first, stage.last + 1)
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
