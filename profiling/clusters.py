@@ -116,6 +116,11 @@ class Cluster(Record):
         """Kinds that some node has, in the order of the nodes."""
         return tuple(self._kinds[name] for name in dict.fromkeys(node.kind for node in self.nodes))
 
+    @property
+    def device_kinds(self) -> list[str]:
+        """Name of the kind of every device."""
+        return [node.kind for node in self.nodes for _ in range(node.count * node.devices)]
+
     def node_of(self, rank: int) -> Nodes:
         """The node (one of equal ones) that holds a device. Raises IndexError."""
         for node in self.nodes:

@@ -19,8 +19,8 @@ from trainplan.formulations.pipeline.spaces import space as space_of
 from trainplan.formulations.pipeline_partition import problem as pipeline_partition
 from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.partitioning import degrees_of, partition_instance
-from trainplan.placing import assignment_instance, runs, strategy_instance
-from trainplan.planning import make_profile, micro_batch_counts, stage_counts
+from trainplan.placing import assignment_instance, strategy_instance
+from trainplan.planning import make_profile, micro_batch_counts, runs, stage_counts
 from trainplan.profiling.clusters import Cluster, load_cluster
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.imports.galvatron_engine import read_engine_profile

@@ -17,7 +17,7 @@ from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
 from trainplan.formulations.pipeline_partition.timeline import Timeline
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.schedules import most_sliced
-from trainplan.planning import checked_walk, make_profile, stage_times
+from trainplan.planning import checked_walk, make_profile, runs, stage_times
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
@@ -225,7 +225,7 @@ def partition(
     first micro-batches are cut in two (as few as do, see `solvers.slicer`), or how many. time_limit: seconds in all. Raises
     InputError.
     """
-    if model.family not in EXECUTED_FAMILIES or model.dtype not in EXECUTED_DTYPES:
+    if not runs(model):
         fix = (
             f"give a model of {', '.join(EXECUTED_FAMILIES)} in {' or '.join(EXECUTED_DTYPES)}; "
             "`build pipeline-partition` and `solve` take any"

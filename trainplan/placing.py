@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.cluster_strategy import costs
 from trainplan.formulations.cluster_strategy.problem import (
     Degrees,
@@ -21,7 +20,7 @@ from trainplan.formulations.pipeline.spaces import stage_powers
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.formulations.strategies import Paradigm, Strategy
-from trainplan.planning import checked_walk, make_profile, micro_batch_counts, timed
+from trainplan.planning import checked_walk, make_profile, micro_batch_counts, runs, timed
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError
 from trainplan.profiling.models import Model
@@ -51,11 +50,6 @@ class PlacedPlan:
             "result": self.result.to_dict(),
             "walk_bytes": list(self.walk_bytes),
         }
-
-
-def runs(model: Model) -> bool:
-    """Whether plans of the model run."""
-    return model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
 
 
 def strategy_instance(

@@ -59,6 +59,11 @@ class Planned:
         }
 
 
+def runs(model: Model) -> bool:
+    """Whether plans of the model run."""
+    return model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
+
+
 def make_profile(
     model: Model | None,
     cluster: Cluster | None,
@@ -149,7 +154,7 @@ def make_plan(
     memory_bytes = cluster.memory_bytes if memory_bytes is None else memory_bytes
     if not 0 < memory_bytes <= LARGEST_MEMORY:
         raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
-    executable = model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
+    executable = runs(model)
     if executable:
         model = model.fused()  # as it will run
     counts, numbers = stage_counts(cluster.devices, pipeline), micro_batch_counts(batch, micro_batches)

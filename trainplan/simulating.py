@@ -199,11 +199,6 @@ def simulated_plan(
     devices = cluster.devices if cluster else plan.world
     sources: dict[str, Any] = {"given": profile, "measured": measured, "progress": measuring}
     found = make_profile(model, cluster, [samples_of(plan)], [plan.stage_size], devices=devices, **sources)
-    planned = work_of(plan, found, None if cluster is None else _kinds(cluster))
+    planned = work_of(plan, found, None if cluster is None else cluster.device_kinds)
     name = f"{model.name} on {found.cluster}"
     return simulated(name, planned.work, planned.micro_batches, planned.names, planned.syncs_ns, **options)
-
-
-def _kinds(cluster: Cluster) -> list[str]:
-    """Of every device."""
-    return [node.kind for node in cluster.nodes for _ in range(node.count * node.devices)]

@@ -64,7 +64,7 @@ def build(
         batch=batch,
         layer_names=tuple(map(layer_name, layers)),
         kinds=tuple(Kind(kind.name, memory_bytes or kind.memory_bytes) for kind in kinds),
-        device_kinds=tuple(numbers[node.kind] for node in cluster.nodes for _ in range(node.count * node.devices)),
+        device_kinds=tuple(numbers[kind] for kind in cluster.device_kinds),
         network=cluster.network,
         reductions=_array(sum(count for count, _ in layer) for layer in reductions),
         reduced_bytes=_array(sum(size for _, size in layer) for layer in reductions),
