@@ -1,0 +1,1 @@
+"""Memory switches for each layer (H3T)."""

@@ -1,0 +1,266 @@
+"""memory-switches: choose memory switches for every layer of a chain (H3T, Eq. 3).
+
+    minimise    Runtime(s)                                     nanoseconds of one training step
+    subject to  Memory(s) <= M                                 bytes of one device at the fullest moment
+    over        s = (s_1, ..., s_N), s_i one of the legal combinations of seven switches (see `switches`)
+
+Runtime and Memory are those of the step simulated on its lanes (see `simulation`), for forward and backward pass and the
+optimizer on the host. Where synchronisation is `forced`, every layer has `segment_sync` on, as the paper's dynamic program
+demands; `free` leaves it to the solver. All numbers are integers; `evaluate` and `violations` know no solver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.simulation import Evaluation, simulate_one
+from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, SwitchName, combinations
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.files import Record, Source, parse
+from trainplan.profiling.quantities import format_bytes
+
+NAME = "memory-switches"
+MOST_LAYERS = 10_000
+LARGEST_NS, LARGEST_BYTES = 2**53, 2**53
+Synchronisation = Literal["forced", "free"]
+
+TimeNs = Annotated[int, Field(ge=0, le=10**14, description="nanoseconds")]
+Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
+
+
+class LayerRecord(Record):
+    """A layer, as it runs on one device. What computations leave is given once: a forward pass without graph leaves its
+    output, one with graph the output and what the graph holds, and a backward pass gives all of it back."""
+
+    name: str | None = None
+    forward_without_graph_ns: TimeNs
+    forward_ns: Annotated[TimeNs, Field(description="with graph; recomputation takes as long")]
+    backward_ns: TimeNs
+    all_gather_ns: Annotated[TimeNs, Field(description="of the parameters, from their shards on all devices")]
+    reduce_scatter_ns: Annotated[TimeNs, Field(description="of the parameters' gradients")]
+    prefetch_parameter_ns: Annotated[TimeNs, Field(description="copy of the parameters' shard, host to device")]
+    offload_gradient_ns: Annotated[TimeNs, Field(description="copy of the gradients' shard, device to host")]
+    prefetch_hidden_ns: Annotated[TimeNs, Field(description="copy of the layer's input, host to device")]
+    offload_hidden_ns: Annotated[TimeNs, Field(description="copy of the layer's input, device to host")]
+    optimizer_ns: Annotated[TimeNs, Field(description="optimizer step on the host, of the device's shard")]
+    input_bytes: Annotated[Bytes, Field(description="H: the hidden states that the layer reads")]
+    output_bytes: Annotated[Bytes, Field(description="what the layer gives; the input of the next one")]
+    graph_bytes: Annotated[Bytes, Field(description="A: intermediate activations kept for the backward pass")]
+    gathered_parameter_bytes: Bytes
+    partitioned_parameter_bytes: Annotated[Bytes, Field(description="the shard of one device")]
+    gathered_gradient_bytes: Bytes
+    partitioned_gradient_bytes: Annotated[Bytes, Field(description="the shard of one device")]
+    forward_without_graph_peak_bytes: Annotated[Bytes, Field(description="most above the start, the output included")]
+    forward_peak_bytes: Annotated[Bytes, Field(description="most above the start, output and graph included")]
+    backward_peak_bytes: Annotated[Bytes, Field(description="most above the start, the input's gradient included")]
+
+
+class InstanceRecord(Record):
+    """The file format of a memory-switches instance, version 1."""
+
+    problem: Literal["memory-switches"]
+    version: Literal[1]
+    name: str | None = None
+    provenance: dict[str, Any] | None = None
+    nvlink: Annotated[bool, Field(description="whether collectives have a lane of their own, beside the copies to the host")]
+    synchronisation: Annotated[Synchronisation, Field(description="of segments: forced in every layer, or free")] = "forced"
+    offload_needs_ckpt: Annotated[
+        bool, Field(description="offload_hidden only with ckpt, as in the published code; false: the paper's 128 combinations")
+    ] = True
+    memory_bytes: Annotated[int, Field(gt=0, le=2**48, description="M: memory of one device")]
+    layers: Annotated[list[LayerRecord], Field(min_length=1, max_length=MOST_LAYERS)]
+
+    @model_validator(mode="after")
+    def _shapes(self) -> InstanceRecord:
+        for i, layer in enumerate(self.layers):
+            where = f"layers[{i}]"
+            if i + 1 < len(self.layers) and layer.output_bytes != self.layers[i + 1].input_bytes:
+                told = f"is {layer.output_bytes}"
+                raise InputError(
+                    "", f"{where}.output_bytes", told, f"give {self.layers[i + 1].input_bytes}, as layer {i + 1} reads"
+                )
+            for name, least, what in (
+                ("forward_without_graph_peak_bytes", layer.output_bytes, "output_bytes"),
+                ("forward_peak_bytes", layer.output_bytes + layer.graph_bytes, "output_bytes and graph_bytes"),
+                ("backward_peak_bytes", layer.input_bytes if i else 0, "input_bytes"),
+            ):
+                if (value := getattr(layer, name)) < least:
+                    raise InputError("", f"{where}.{name}", f"is {value}", f"give at least {least}, its {what}")
+        numbers = [layer.model_dump(exclude={"name"}) for layer in self.layers]
+        for unit, limit in (("_ns", LARGEST_NS), ("_bytes", LARGEST_BYTES)):
+            total = 4 * sum(value for layer in numbers for name, value in layer.items() if name.endswith(unit))
+            if total >= limit:
+                told = f"add up to {total:.3g} {unit[1:]} or more in a step"
+                raise InputError("", "layers", told, f"give numbers that stay below {limit:.3g}")
+        return self
+
+
+class SolutionRecord(Record):
+    """The file format of a solution: of every layer, the switches that are on."""
+
+    switches: Annotated[list[list[SwitchName]], Field(min_length=1, max_length=MOST_LAYERS)]
+
+
+COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """The problem in arrays. columns: of every number of `LayerRecord`, by its name, one for each layer, (N,)."""
+
+    nvlink: bool
+    synchronisation: Synchronisation
+    memory_bytes: int
+    columns: Mapping[str, Integers]
+    offload_needs_ckpt: bool = True
+    layer_names: tuple[str, ...] = ()
+    name: str = NAME
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    problem = NAME
+
+    def __getitem__(self, name: str) -> Integers:
+        return self.columns[name]
+
+    @property
+    def layers(self) -> int:
+        return len(self.columns["forward_ns"])
+
+    @property
+    def forced(self) -> bool:
+        return self.synchronisation == "forced"
+
+    @cached_property
+    def options(self) -> tuple[Switches, ...]:
+        """The legal combinations of switches, of any layer."""
+        return combinations(self.forced, self.offload_needs_ckpt)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what the answer depends on (not of names or provenance)."""
+        content = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
+        content["layers"] = [{key: value for key, value in layer.items() if key != "name"} for layer in content["layers"]]
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+    def name_of(self, layer: int) -> str:
+        return self.layer_names[layer] if self.layer_names else f"layer {layer}"
+
+    def part(self, first: int, end: int) -> Instance:
+        """The layers from `first` up to `end`, as an instance of their own."""
+        columns = {name: column[first:end] for name, column in self.columns.items()}
+        return Instance(self.nvlink, self.synchronisation, self.memory_bytes, columns, self.offload_needs_ckpt)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The instance in its file format."""
+        rows = [{name: int(column[i]) for name, column in self.columns.items()} for i in range(self.layers)]
+        names = [{"name": self.layer_names[i]} if self.layer_names else {} for i in range(self.layers)]
+        return {
+            "problem": NAME,
+            "version": 1,
+            "name": self.name,
+            "provenance": self.provenance,
+            "nvlink": self.nvlink,
+            "synchronisation": self.synchronisation,
+            "offload_needs_ckpt": self.offload_needs_ckpt,
+            "memory_bytes": self.memory_bytes,
+            "layers": [named | row for named, row in zip(names, rows, strict=True)],
+        }
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The switches of every layer."""
+
+    switches: tuple[Switches, ...]
+
+
+def matrix(solutions: Sequence[Solution]) -> NDArray[np.bool_]:
+    """(K, N, 7): switches of many solutions, for `simulate`."""
+    return np.array([[astuple(switches) for switches in solution.switches] for solution in solutions], bool)
+
+
+def load(source: Source, where: str = "instance") -> Instance:
+    """An instance from a file or a dict. Raises InputError."""
+    record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
+    columns = {name: np.array([getattr(layer, name) for layer in record.layers], np.int64) for name in COLUMNS}
+    named = any(layer.name for layer in record.layers)
+    return Instance(
+        nvlink=record.nvlink,
+        synchronisation=record.synchronisation,
+        memory_bytes=record.memory_bytes,
+        columns=columns,
+        offload_needs_ckpt=record.offload_needs_ckpt,
+        layer_names=tuple(layer.name or f"layer {i}" for i, layer in enumerate(record.layers)) if named else (),
+        name=record.name or NAME,
+        provenance=record.provenance or {},
+    )
+
+
+def load_solution(source: Source) -> Solution:
+    """A solution from a file or a dict. Raises InputError."""
+    record = parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None)
+    return Solution(tuple(Switches.of(names) for names in record.switches))
+
+
+def solution_dict(solution: Solution) -> dict[str, Any]:
+    """A solution in its file format."""
+    return {"switches": [list(switches.names) for switches in solution.switches]}
+
+
+def evaluate(instance: Instance, solution: Solution) -> Evaluation:
+    """The step, simulated. Raises ValueError where the solution is none of the instance."""
+    if wrong := _malformed(instance, solution):
+        raise ValueError(wrong[0])
+    return simulate_one(instance.columns, instance.nvlink, matrix([solution]))
+
+
+def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
+    """What users see of a solution's costs."""
+    result = evaluate(instance, solution)
+    busy: dict[str, int] = {}
+    for operation in result.timeline:
+        busy[operation.lane] = busy.get(operation.lane, 0) + operation.end_ns - operation.start_ns
+    forward, backward, optimizer = result.phases_ns
+    return {
+        "time_ns": result.time_ns,
+        "peak_bytes": result.peak_bytes,
+        "peak_ns": result.peak_ns,
+        "resident_bytes": result.resident_bytes,
+        "forward_ns": forward,
+        "backward_ns": backward - forward,
+        "optimizer_ns": optimizer - backward,
+        "busy_ns": busy,
+        "layers_on": {name: sum(getattr(s, name) for s in solution.switches) for name in SWITCHES},
+        "layers": instance.layers,
+    }
+
+
+def violations(instance: Instance, solution: Solution) -> list[str]:
+    """Every constraint that a solution breaks, in words; empty where it is feasible."""
+    if wrong := _malformed(instance, solution):
+        return wrong
+    peak, limit = evaluate(instance, solution).peak_bytes, instance.memory_bytes
+    if peak > limit:
+        return [f"the step needs {peak} bytes ({format_bytes(peak)}), {peak - limit} more than the limit of {limit}"]
+    return []
+
+
+def _malformed(instance: Instance, solution: Solution) -> list[str]:
+    if len(solution.switches) != instance.layers:
+        return [f"switches has {len(solution.switches)} layers; give {instance.layers}"]
+    allowed, found = set(instance.options), []
+    for i, switches in enumerate(solution.switches):
+        if switches not in allowed:
+            lacking = "segment_sync" if instance.forced and not switches.segment_sync else "ckpt"
+            why = "synchronisation is forced" if lacking == "segment_sync" else "offload_hidden needs it"
+            found.append(f"switches[{i}] is {switches}; switch {lacking} on: {why}")
+    return found

@@ -1,0 +1,176 @@
+"""The synchronised step as a chain of segments (H3T, Section 3.3.2): what layer i costs, given its neighbours' part in it.
+
+Where every segment begins with a synchronisation, the step's time is the sum of its segments' times, and the memory beside a
+segment's own is what earlier layers keep from their forward to their backward pass. Of the layer before, layer i's segments
+depend on its r = (offload_hidden, partition, lazy_prefetch); of the layer after, on lazy_prefetch alone, in the forward pass. With
+
+    curr_i = sum_{k<=i} delta_k          delta: input unless offloaded, graph unless recomputed, parameters unless partitioned
+    Memory(s) = max_i ( curr_{i-1} + peak_i ) + sum_k resident_k          resident: the shard unless prefetched lazily
+
+as in Algorithm 4 (whose mem_curr and mem_peak include the resident ones of the layers so far). Head, turn and tail of the step
+are parts of the first, last and first layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
+from trainplan.formulations.memory_switches.simulation import Booleans, Step
+from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, SwitchName
+
+# r, as a number of three bits in this order.
+SHARED: tuple[SwitchName, ...] = ("offload_hidden", "partition", "lazy_prefetch")
+BLOCK = 128
+NEIGHBOURS = tuple(Switches(segment_sync=True, **dict(zip(SHARED, r, strict=True))) for r in product((False, True), repeat=3))
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Of every layer i, by r of the layer before (8), the layer's option (S) and lazy_prefetch of the layer after (2).
+
+    time_ns: (N, 8, S, 2), forward and backward segment and the optimizer's; peak_bytes: (N, 8, S, 2), above curr_{i-1} and the
+    resident shards; delta_bytes, resident_bytes: (N, S). r: (S,), of each option, from 0 to 7; lazy: (S,), 0 or 1.
+    The first layer has nothing before it and the last nothing after it: their numbers are equal along that axis.
+    """
+
+    options: tuple[Switches, ...]
+    time_ns: Integers
+    peak_bytes: Integers
+    delta_bytes: Integers
+    resident_bytes: Integers
+    r: Integers
+    lazy: Integers
+
+
+def segments(instance: Instance) -> Segments:
+    """The chain of an instance whose synchronisation is forced."""
+    assert instance.forced
+    options, count = instance.options, instance.layers
+    on = matrix([Solution(options)])[0]  # (S, 7)
+    time = np.zeros((count, 8, len(options), 2), np.int64)
+    peak = np.zeros((count, 8, len(options), 2), np.int64)
+    for layers in _alike(count):
+        forward, backward = _forward(instance, layers, on), _backward(instance, layers, on)
+        time[layers] = forward[0][:, None] + backward[0][..., None]
+        peak[layers] = np.maximum(forward[1][:, None], backward[1][..., None])
+
+    def column(name: str) -> Integers:
+        return instance[name][:, None]
+
+    def off(name: SwitchName) -> Booleans:
+        found: Booleans = ~on[:, SWITCHES.index(name)]
+        return found
+
+    delta = column("input_bytes") * off("offload_hidden") + column("graph_bytes") * off("ckpt")
+    delta = delta + column("gathered_parameter_bytes") * off("partition")
+    shared = [on[:, SWITCHES.index(name)] for name in SHARED]
+    return Segments(
+        options,
+        time,
+        peak,
+        delta,
+        column("partitioned_parameter_bytes") * off("lazy_prefetch"),
+        4 * shared[0] + 2 * shared[1] + shared[2],
+        shared[2].astype(np.int64),
+    )
+
+
+def _alike(count: int) -> list[Integers]:
+    """Layers by what stands beside them: first, inner ones (in blocks, for their arrays to stay small) and last."""
+    if count == 1:
+        return [np.array([0])]
+    inner = [np.arange(first, min(first + BLOCK, count - 1)) for first in range(1, count - 1, BLOCK)]
+    return [np.array([0]), *inner, np.array([count - 1])]
+
+
+def _simulate(
+    instance: Instance,
+    layers: Integers,
+    before: Booleans | None,
+    own: Booleans,
+    after: Booleans | None,
+    run: Callable[[Step, int], None],
+) -> tuple[Integers, Integers]:
+    """Time and most memory of segments, (layers, choices): of each of the layers, with each choice (choices, 7) of its own
+    switches and of its neighbours', which are None where there are none."""
+    beside = [given for given in (before, own, after) if given is not None]
+    place = int(before is not None)
+    rows = layers + np.arange(-place, len(beside) - place)[:, None]  # (neighbours, layers)
+    choices = len(own)
+    columns = {name: np.repeat(column[rows], choices, axis=1) for name, column in instance.columns.items()}
+    step = Step(columns, instance.nvlink, np.tile(np.stack(beside, axis=1), (len(layers), 1, 1)))
+    run(step, place)
+    shape = (len(layers), choices)
+    return step.time_ns.reshape(shape), step.most_held()[0].reshape(shape)
+
+
+def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
+    """(layers, S, 2): head and forward segment."""
+    first, last = layers[0] == 0, layers[-1] == instance.layers - 1
+    own = np.repeat(on, 2, axis=0)
+    after = np.tile(matrix([Solution((NEIGHBOURS[0], NEIGHBOURS[1]))])[0], (len(on), 1))
+    before = None if first else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(own), 1))
+
+    def forward(step: Step, i: int) -> None:
+        _hold(step, step.number("input_bytes", i) + step.number("gathered_parameter_bytes", i))
+        step.forward(i)
+
+    def head(step: Step, i: int) -> None:
+        _hold(step, step.number("input_bytes", i))
+        step.head()
+
+    time, peak = _simulate(instance, layers, before, own, None if last else after, forward)
+    if first:
+        more, high = _simulate(instance, layers, before, own, None if last else after, head)
+        time, peak = time + more, np.maximum(peak, high)
+    shape = (len(layers), len(on), 2)
+    return time.reshape(shape), peak.reshape(shape)
+
+
+def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
+    """(layers, 8, S): turn, backward segment, tail and the optimizer's segment."""
+    first, last = layers[0] == 0, layers[-1] == instance.layers - 1
+    own = np.tile(on, (8, 1))
+    before = None if first else np.repeat(matrix([Solution(NEIGHBOURS)])[0], len(on), axis=0)
+    after = None if last else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(own), 1))
+
+    def turn(step: Step, i: int) -> None:
+        kept = step.number("graph_bytes", i) * ~step.on(i, "ckpt")
+        _hold(step, step.number("input_bytes", i) + kept + step.number("gathered_parameter_bytes", i))
+        _hold(step, step.number("output_bytes", i))
+        step.turn()
+
+    def backward(step: Step, i: int) -> None:
+        kept = step.number("graph_bytes", i) * ~step.on(i, "ckpt")
+        _hold(step, step.number("input_bytes", i) + kept + step.number("gathered_parameter_bytes", i))
+        _hold(step, step.number("output_bytes", i))  # its gradient
+        if not last:
+            _hold(step, step.number("gathered_parameter_bytes", i + 1) + step.number("gathered_gradient_bytes", i + 1))
+        step.backward(i)
+
+    def tail(step: Step, i: int) -> None:
+        _hold(step, step.number("gathered_parameter_bytes", i) + step.number("gathered_gradient_bytes", i))
+        step.tail()
+
+    def optimizer(step: Step, i: int) -> None:
+        _hold(step, 0)
+        step.optimizer(i)
+        if last:
+            step.copy_back(i)
+
+    runs = [backward, optimizer, *([turn] if last else []), *([tail] if first else [])]
+    found = [_simulate(instance, layers, before, own, after, run) for run in runs]
+    time, peak = np.sum([time for time, _ in found], axis=0), np.max([peak for _, peak in found], axis=0)
+    shape = (len(layers), 8, len(on))
+    return time.reshape(shape), peak.reshape(shape)
+
+
+def _hold(step: Step, size: Any) -> None:
+    """Bytes that are there when the segment begins."""
+    step.change(step.clocks["compute"], size)

@@ -1,0 +1,337 @@
+"""The step of a chain of layers with memory switches, simulated on its lanes; many choices of switches at once.
+
+Lanes: `compute`; `communication` (all-gather and reduce-scatter); `copy` (to and from the host, one after the other, as the
+published simulator makes prefetches and offloads wait for each other); `host` (the optimizer). Without NVLink communication
+and copies share one lane. An operation starts when its lane is free and what it waits for is done. Once a computation starts
+at t, no operation issued after it starts before t. The order of issue is that of the authors' published simulator; P(j): copy
+in the shard of layer j (where it is prefetched lazily), then all-gather its parameters.
+
+    forward i     [synchronise], reshard i-1, drop hidden i-1; unless economical P(i+1); offload hidden i;
+                  if economical P(i+1); compute i
+    turn          [synchronise], reshard N-1, drop hidden N-1; P(N-1) if partitioned; prefetch hidden N-1
+    backward i    [synchronise], reshard i+1; reduce-scatter i+1; then
+      NVLink      prefetch shard i-1; unless economical: prefetch hidden i-1, all-gather i-1, offload gradient i+1;
+                  recompute and backward i; if economical: all-gather i-1, offload gradient i+1, prefetch hidden i-1
+      without     offload gradient i+1; unless economical: prefetch hidden i-1, prefetch shard i-1, all-gather i-1;
+                  recompute and backward i; if economical: those three
+    tail          [synchronise], reshard 0, reduce-scatter 0, offload gradient 0
+    optimizer i   [synchronise], copy shard i-1 back to the device (unless lazy), host step i; at the end that of N-1
+
+Before all, P(0). No communication of a segment starts before the computation of the one before has ended. Brackets: where
+the layer's `segment_sync` is on, all lanes wait for all; turn and tail take it from layers N-1 and 0.
+
+Memory holds, from the start of what allocates to the end of what is last to need it: shards (the whole step, or lazily from
+their copy to the end of the all-gather), gathered parameters (until resharded: at the next segment where partitioned, else
+after the backward pass), hidden states (offloaded ones until dropped, and again from their prefetch), graphs, gradients of
+hidden states, whole gradients (until scattered), their shards (until offloaded), and the workspace of each computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.switches import SWITCHES, SwitchName
+
+LANES = ("compute", "communication", "copy", "host")
+Booleans = NDArray[np.bool_]
+Columns = Mapping[str, Integers]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a lane does from one moment to another."""
+
+    lane: str
+    what: str
+    layer: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A simulated step. phases_ns: when forward pass, backward pass and optimizer end. memory: (time in ns, bytes held from
+    then on), by time. peak_ns: when the peak is first reached. resident_bytes: shards that stay for the whole step."""
+
+    time_ns: int
+    peak_bytes: int
+    peak_ns: int
+    resident_bytes: int
+    phases_ns: tuple[int, int, int]
+    timeline: tuple[Operation, ...]
+    memory: tuple[tuple[int, int], ...]
+
+    @property
+    def objective(self) -> int:
+        return self.time_ns
+
+
+def simulate(columns: Columns, nvlink: bool, switches: Booleans) -> tuple[Integers, Integers]:
+    """Time in ns and peak in bytes of many choices, each (K,). switches: (K, N, 7), in the order of `SWITCHES`."""
+    step = Step(columns, nvlink, switches)
+    step.whole()
+    return step.time_ns, step.resident_bytes + step.most_held()[0]
+
+
+def simulate_one(columns: Columns, nvlink: bool, switches: Booleans) -> Evaluation:
+    """One choice, (1, N, 7), with its timeline and memory over time."""
+    step = Step(columns, nvlink, switches)
+    forward, backward, optimizer = (int(moment[0]) for moment in step.whole())
+    timeline = [
+        Operation(lane, what, layer, int(start[0]), int(end[0])) for lane, what, layer, start, end, on in step.done if on[0]
+    ]
+    (most,), (moment,) = step.most_held()
+    resident = int(step.resident_bytes[0])
+    return Evaluation(
+        time_ns=optimizer,
+        peak_bytes=resident + int(most),
+        peak_ns=int(moment),
+        resident_bytes=resident,
+        phases_ns=(forward, backward, optimizer),
+        timeline=tuple(timeline),
+        memory=step.memory(),
+    )
+
+
+@dataclass
+class Step:
+    """K simulations at once, with switches (K, N, 7): of whole steps, or of segments from a moment at which all lanes are done.
+
+    columns: numbers of the layers, each (N,), or (N, K) where the simulations are of different layers.
+    """
+
+    columns: Columns
+    nvlink: bool
+    switches: Booleans
+    done: list[tuple[str, str, int, Integers, Integers, Booleans]] = field(default_factory=list)
+    changes: list[tuple[Integers, Integers]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.count, self.layers = self.switches.shape[:2]
+        self.clocks = {lane: np.zeros(self.count, np.int64) for lane in LANES}
+        self.lane_of = dict(zip(LANES, LANES, strict=True)) | ({} if self.nvlink else {"copy": "communication"})
+        zero, self.always = np.zeros(self.count, np.int64), np.ones(self.count, bool)
+        # When a shard, whole parameters or hidden states are there, a gradient is scattered, a shard has made its step.
+        self.shard, self.gathered, self.hidden, self.scattered, self.stepped = ([zero] * self.layers for _ in range(5))
+
+    def on(self, layer: int, name: SwitchName) -> Booleans:
+        found: Booleans = self.switches[:, layer, SWITCHES.index(name)]
+        return found
+
+    def number(self, name: str, layer: int) -> Any:
+        return self.columns[name][layer]
+
+    @property
+    def time_ns(self) -> Integers:
+        found: Integers = np.max(list(self.clocks.values()), axis=0)
+        return found
+
+    def whole(self) -> tuple[Integers, Integers, Integers]:
+        """All of the step. When forward pass, backward pass and optimizer end."""
+        self.change(self.clocks["compute"], self.number("input_bytes", 0))
+        self.head()
+        for i in range(self.layers):
+            self.forward(i)
+        forward = self.time_ns
+        self.turn()
+        for i in reversed(range(self.layers)):
+            self.backward(i)
+        self.tail()
+        backward = self.time_ns
+        self.finish(backward)
+        for i in range(self.layers):
+            self.optimizer(i)
+        self.copy_back(self.layers - 1)
+        return forward, backward, self.time_ns
+
+    # Segments
+
+    def head(self) -> None:
+        self._prefetch_shard(0, self.always)
+        self._all_gather(0, self.always)
+
+    def forward(self, i: int) -> None:
+        self._begin(i)
+        if i:
+            self._release(i - 1)
+        eco, ckpt = self.on(i, "eco_forward"), self.on(i, "ckpt")
+        if i + 1 < self.layers:
+            self._fetch(i + 1, ~eco)
+        self._run("copy", "offload hidden", i, "offload_hidden_ns", self.on(i, "offload_hidden"))
+        if i + 1 < self.layers:
+            self._fetch(i + 1, eco)
+        output, graph = self.number("output_bytes", i), self.number("graph_bytes", i)
+        self._compute("forward without graph", i, "forward_without_graph", output, ckpt)
+        self._compute("forward", i, "forward", output + graph, ~ckpt)
+
+    def turn(self) -> None:
+        last = self.layers - 1
+        self._begin(last)
+        self._release(last)
+        self._fetch(last, self.on(last, "partition"))
+        self._prefetch_hidden(last, self.always)
+
+    def backward(self, i: int) -> None:
+        self._begin(i)
+        eco, ckpt = self.on(i, "eco_backward"), self.on(i, "ckpt")
+        if i + 1 < self.layers:
+            self._reshard(i + 1, self.always)
+            self._reduce_scatter(i + 1)
+        self._prepare_early(i, ~eco)
+        output, graph = self.number("output_bytes", i), self.number("graph_bytes", i)
+        self._compute("recompute", i, "forward", output + graph, ckpt)
+        gradient = self.number("input_bytes", i) * (i > 0)
+        left = gradient - graph - self.number("input_bytes", i) - output
+        start, end = self._compute("backward", i, "backward", left, self.always)
+        self.change(start, self.number("gathered_gradient_bytes", i))
+        self.change(end, -output, ckpt)
+        self._prepare_late(i, eco)
+
+    def tail(self) -> None:
+        self._begin(0)
+        self._reshard(0, self.always)
+        self._reduce_scatter(0)
+        self._offload_gradient(0, self.always)
+
+    def optimizer(self, i: int) -> None:
+        self._synchronise(self.on(i, "segment_sync"))
+        if i:
+            self.copy_back(i - 1)
+        _, self.stepped[i], _ = self._run("host", "optimizer", i, "optimizer_ns", self.always)
+
+    def copy_back(self, i: int) -> None:
+        self._run("copy", "prefetch shard", i, "prefetch_parameter_ns", ~self.on(i, "lazy_prefetch"), self.stepped[i])
+
+    def finish(self, moment: Integers) -> None:
+        """All lanes wait for all."""
+        self.clocks = {lane: np.maximum(clock, moment) for lane, clock in self.clocks.items()}
+
+    def _begin(self, i: int) -> None:
+        self._synchronise(self.on(i, "segment_sync"))
+        for lane in ("communication", "copy"):
+            self.clocks[lane] = np.maximum(self.clocks[lane], self.clocks["compute"])
+
+    def _synchronise(self, on: Booleans) -> None:
+        self.finish(np.where(on, self.time_ns, 0))
+
+    def _release(self, i: int) -> None:
+        self._reshard(i, self.on(i, "partition"))
+        self.change(self.clocks[self.lane_of["copy"]], -self.number("input_bytes", i), self.on(i, "offload_hidden"))
+
+    def _prepare_early(self, i: int, now: Booleans) -> None:
+        """What backward i issues before it computes; `now`: where it is not economical."""
+        if self.nvlink and i:
+            self._prefetch_shard(i - 1, self.on(i - 1, "partition"))
+            self._prefetch_hidden(i - 1, now)
+            self._all_gather(i - 1, now & self.on(i - 1, "partition"))
+        if i + 1 < self.layers:
+            self._offload_gradient(i + 1, now if self.nvlink else self.always)
+        if not self.nvlink and i:
+            self._prefetch_hidden(i - 1, now)
+            self._fetch(i - 1, now & self.on(i - 1, "partition"))
+
+    def _prepare_late(self, i: int, now: Booleans) -> None:
+        """What backward i issues after its computation; `now`: where it is economical."""
+        if self.nvlink:
+            if i:
+                self._all_gather(i - 1, now & self.on(i - 1, "partition"))
+            if i + 1 < self.layers:
+                self._offload_gradient(i + 1, now)
+        if i:
+            self._prefetch_hidden(i - 1, now)
+        if not self.nvlink and i:
+            self._fetch(i - 1, now & self.on(i - 1, "partition"))
+
+    # Operations
+
+    def _fetch(self, i: int, on: Booleans) -> None:
+        self._prefetch_shard(i, on)
+        self._all_gather(i, on)
+
+    def _prefetch_shard(self, i: int, on: Booleans) -> None:
+        on = on & self.on(i, "lazy_prefetch")
+        start, end, on = self._run("copy", "prefetch shard", i, "prefetch_parameter_ns", on)
+        self.change(start, self.number("partitioned_parameter_bytes", i), on)
+        self.shard[i] = np.where(on, end, self.shard[i])
+
+    def _all_gather(self, i: int, on: Booleans) -> None:
+        start, end, on = self._run("communication", "all-gather", i, "all_gather_ns", on, self.shard[i])
+        self.change(start, self.number("gathered_parameter_bytes", i), on)
+        self.change(end, -self.number("partitioned_parameter_bytes", i), on & self.on(i, "lazy_prefetch"))
+        self.gathered[i] = np.where(on, end, self.gathered[i])
+
+    def _reshard(self, i: int, on: Booleans) -> None:
+        self.change(self.clocks["communication"], -self.number("gathered_parameter_bytes", i), on)
+
+    def _prefetch_hidden(self, i: int, on: Booleans) -> None:
+        start, end, on = self._run("copy", "prefetch hidden", i, "prefetch_hidden_ns", on & self.on(i, "offload_hidden"))
+        self.change(start, self.number("input_bytes", i), on)
+        self.hidden[i] = np.where(on, end, self.hidden[i])
+
+    def _reduce_scatter(self, i: int) -> None:
+        start, end, _ = self._run("communication", "reduce-scatter", i, "reduce_scatter_ns", self.always)
+        self.change(start, self.number("partitioned_gradient_bytes", i))
+        self.change(end, -self.number("gathered_gradient_bytes", i))
+        self.scattered[i] = end
+
+    def _offload_gradient(self, i: int, on: Booleans) -> None:
+        _, end, on = self._run("copy", "offload gradient", i, "offload_gradient_ns", on, self.scattered[i])
+        self.change(end, -self.number("partitioned_gradient_bytes", i), on)
+
+    def _compute(self, what: str, i: int, kind: str, left: Any, on: Booleans) -> tuple[Integers, Integers]:
+        """Start and end of a computation that leaves `left` bytes more than there were."""
+        ready = np.maximum(self.gathered[i], self.hidden[i])
+        start, end, on = self._run("compute", what, i, f"{kind}_ns", on, ready)
+        peak = self.number(f"{kind}_peak_bytes", i)
+        self.change(start, peak, on)
+        self.change(end, left - peak, on)
+        return start, end
+
+    def _run(
+        self, lane: str, what: str, layer: int, time: str, on: Booleans, after: Integers | int = 0
+    ) -> tuple[Integers, Integers, Booleans]:
+        """Start and end of an operation of `columns[time]` nanoseconds, in the simulations that have it."""
+        lane = self.lane_of[lane]
+        start = np.maximum(self.clocks[lane], after)
+        end = start + self.number(time, layer)
+        self.clocks[lane] = np.where(on, end, self.clocks[lane])
+        if lane == "compute":
+            for other in LANES:
+                self.clocks[other] = np.maximum(self.clocks[other], np.where(on, start, 0))
+        self.done.append((lane, what, layer, start, end, on))
+        return start, end, on
+
+    # Memory
+
+    def change(self, time: Integers, size: Any, on: Booleans | None = None) -> None:
+        """From `time` on, `size` bytes more are held."""
+        sizes = np.broadcast_to(np.asarray(size, np.int64), (self.count,))
+        self.changes.append((time, sizes if on is None else sizes * on))
+
+    @property
+    def resident_bytes(self) -> Integers:
+        """Of the shards that are not prefetched lazily."""
+        kept = ~self.switches[:, :, SWITCHES.index("lazy_prefetch")]
+        found: Integers = (kept * self.columns["partitioned_parameter_bytes"]).sum(axis=1)
+        return found
+
+    def most_held(self) -> tuple[Integers, Integers]:
+        """Most bytes at once beside the resident ones, and when first. What ends at a moment is gone before another begins."""
+        times, sizes = (np.stack(values) for values in zip(*self.changes, strict=True))
+        order = np.argsort(2 * times + (sizes > 0), axis=0, kind="stable")
+        held = np.cumsum(np.take_along_axis(sizes, order, axis=0), axis=0)
+        place = held.argmax(axis=0)[None]
+        return np.take_along_axis(held, place, axis=0)[0], np.take_along_axis(np.take_along_axis(times, order, 0), place, 0)[0]
+
+    def memory(self) -> tuple[tuple[int, int], ...]:
+        """Of the first simulation: (time, bytes held from then on), by time."""
+        held, found = int(self.resident_bytes[0]), dict[int, int]()
+        for time, size in sorted((int(time[0]), int(size[0])) for time, size in self.changes):
+            held += size
+            found[time] = held
+        return tuple(found.items())
