@@ -41,11 +41,15 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/stage_assignment.py
 	$(BIN)/python benchmarks/cluster_strategies.py
 	$(BIN)/python benchmarks/pipeline_partition.py
+	$(BIN)/python -m benchmarks.memory_switches
+	$(BIN)/python -m benchmarks.h3t_planners
+	$(BIN)/python -m benchmarks.free_switches
 
 study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.study
 	$(BIN)/python -m tests.papers.amp_study
 	$(BIN)/python -m tests.papers.autopipe_study
+	$(BIN)/python -m tests.papers.h3t_study
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m benchmarks.fuzz

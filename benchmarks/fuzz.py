@@ -30,6 +30,7 @@ from tests.assignments import random_assignment_dict
 from tests.cluster_instances import random_cluster_dict
 from tests.instances import random_pipeline_dict
 from tests.partition_instances import random_partition_dict
+from tests.switch_instances import random_instance as random_switches_instance
 
 JUDGE = "brute-force"
 SECONDS = 60.0
@@ -87,12 +88,21 @@ def random_partition(rng: random.Random) -> dict[str, Any]:
     return random_partition_dict(rng, memory=rng.random() < 0.5)
 
 
+def random_switches(rng: random.Random) -> dict[str, Any]:
+    """Up to 4 layers whose synchronisation is forced, or up to 2 where it is free: ties, small numbers, or large ones."""
+    scale, free = rng.choice((2, 100, 10**9)), rng.random() < 0.25
+    fields = {"offload_needs_ckpt": rng.random() < 0.75, "synchronisation": "free" if free else "forced"}
+    layers = rng.randint(1, 2 if free else 4)
+    return random_switches_instance(np.random.default_rng(rng.randrange(2**32)), layers, scale, **fields).to_dict()
+
+
 GENERATORS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "layer-strategies": lambda rng: random_instance(rng, layers=6, options=5),
     "pipeline": random_pipeline_dict,
     "stage-assignment": random_assignment,
     "cluster-strategy": random_cluster_dict,
     "pipeline-partition": random_partition,
+    "memory-switches": random_switches,
 }
 
 

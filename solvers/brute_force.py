@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, count, pairwise, product
 from math import comb, factorial, prod
+from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.problem import Degrees
@@ -13,6 +14,11 @@ from trainplan.formulations.cluster_strategy.problem import Instance as ClusterI
 from trainplan.formulations.cluster_strategy.problem import Solution as Strategy
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import evaluate
+from trainplan.formulations.memory_switches.problem import Instance as SwitchesInstance
+from trainplan.formulations.memory_switches.problem import Solution as AllSwitches
+from trainplan.formulations.memory_switches.problem import matrix
+from trainplan.formulations.memory_switches.segments import segments
+from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.pipeline.problem import Configuration, Solution, even_partition, iteration_ns, stage_costs
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
@@ -22,20 +28,22 @@ from trainplan.formulations.stage_assignment.problem import Solution as Assignme
 from trainplan.solvers.search import Outcome, Search, Unsuited
 
 LARGEST = 2_000_000
+LARGEST_FORCED = 20_000_000  # switches of a synchronised step, which are looked at thousands at once: 4 layers
+LARGEST_FREE = 128**3  # where the whole step is simulated: 3 layers
 EVERY = 4096  # solutions between two looks at the clock
 
 Stages = list[tuple[int, int, tuple[int, ...]]]
-Instance = StageInstance | PipelineInstance | AssignmentInstance | PartitionInstance | ClusterInstance
+Instance = StageInstance | PipelineInstance | AssignmentInstance | PartitionInstance | ClusterInstance | SwitchesInstance
 
 
 def brute_force(instance: Instance, search: Search) -> Outcome:
-    """The optimum of an instance with at most two million solutions. Raises Unsuited for a larger one."""
-    known = _solutions(instance)
-    if known > LARGEST:
+    """The optimum of an instance with at most two million solutions (memory-switches: twenty million where synchronisation is
+    forced, else 128^3). Raises Unsuited for a larger one."""
+    known, largest = _solutions(instance), _largest(instance)
+    if known > largest:
         shown = f"{known:.3g}" if known < 10**300 else "over 1e300"
-        raise Unsuited(
-            "command line", "--method", f"is 'brute-force' for {shown} choices", "give 'exact'; brute force takes 2e6"
-        )
+        fix = f"give 'exact'; brute force takes {largest / 1e6:.0f}e6"
+        raise Unsuited("command line", "--method", f"is 'brute-force' for {shown} choices", fix)
     try:
         if isinstance(instance, ClusterInstance):
             _each_strategy(instance, search)
@@ -45,6 +53,8 @@ def brute_force(instance: Instance, search: Search) -> Outcome:
             _each_cuts(Assignment, instance.layers, instance.stages, search)
         elif isinstance(instance, PartitionInstance):
             _each_cuts(Partition, instance.sublayers, instance.stages, search)
+        elif isinstance(instance, SwitchesInstance):
+            (_each_forced if instance.forced else _each_free)(instance, search)
         else:
             _each_choice(instance, search)
     except TimeoutError:
@@ -55,7 +65,15 @@ def brute_force(instance: Instance, search: Search) -> Outcome:
     return Outcome(bound=search.objective, bound_source="enumeration of all choices")
 
 
+def _largest(instance: Instance) -> int:
+    if isinstance(instance, SwitchesInstance):
+        return LARGEST_FORCED if instance.forced else LARGEST_FREE
+    return LARGEST
+
+
 def _solutions(instance: Instance) -> int:
+    if isinstance(instance, SwitchesInstance):
+        return len(instance.options) ** instance.layers
     if isinstance(instance, AssignmentInstance):
         return comb(instance.layers - 1, instance.stages - 1)
     if isinstance(instance, PartitionInstance):
@@ -172,6 +190,53 @@ def _placements(instance: ClusterInstance, given: Degrees) -> Iterator[tuple[int
     for classes in continued(tuple(map(len, members)), ()):
         waiting = [iter(own) for own in members]
         yield tuple(next(waiting[c]) for c in classes)
+
+
+def _each_forced(instance: SwitchesInstance, search: Search) -> None:
+    """From the tables of the segments, all switches of the layers but the first at once; what is best is simulated."""
+    chain, layers, options = segments(instance), instance.layers, range(len(instance.options))
+    others = np.ix_(*[options] * (layers - 1))
+
+    def costs(i: int, choice: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Time, peak, delta and resident bytes of layer i, over the options of layers i - 1 to i + 1."""
+        own = choice[i]
+        place = (i, chain.r[choice[i - 1]] if i else 0, own, chain.lazy[choice[i + 1]] if i + 1 < layers else 0)
+        return chain.time_ns[place], chain.peak_bytes[place], chain.delta_bytes[i, own], chain.resident_bytes[i, own]
+
+    of_later = [costs(i, (0, *others)) for i in range(2, layers)]
+    best = None
+    for first in options:
+        _look(0, search)
+        near = [costs(i, (first, *others)) for i in range(min(2, layers))]
+        time: Any = 0
+        peak: Any = 0
+        held = resident = 0
+        for own_time, own_peak, delta, own_resident in near + of_later:
+            peak = np.maximum(peak, held + own_peak)
+            time, held, resident = time + own_time, held + delta, resident + own_resident
+        time, fits = np.broadcast_arrays(time, peak + resident <= instance.memory_bytes)
+        if fits.any():
+            found = np.where(fits, time, time.max() + 1)
+            place = np.unravel_index(found.argmin(), found.shape)
+            if best is None or found[place] < best:
+                best = int(found[place])
+                search.report(AllSwitches(tuple(instance.options[int(s)] for s in (first, *place))))
+                assert search.objective == best  # the whole step takes as long as its segments
+
+
+def _each_free(instance: SwitchesInstance, search: Search) -> None:
+    """The whole step of every choice, simulated thousands at once."""
+    on = matrix([AllSwitches(instance.options)])[0]
+    shape = (len(on),) * instance.layers
+    for begin in range(0, len(on) ** instance.layers, EVERY):
+        _look(0, search)
+        places = np.unravel_index(np.arange(begin, min(begin + EVERY, len(on) ** instance.layers)), shape)
+        time, peak = simulate(instance.columns, instance.nvlink, np.stack([on[own] for own in places], axis=1))
+        fits = np.flatnonzero(peak <= instance.memory_bytes)
+        if len(fits):
+            best = fits[time[fits].argmin()]
+            if search.objective is None or time[best] < search.objective:
+                search.report(AllSwitches(tuple(instance.options[int(own[best])] for own in places)))
 
 
 def _look(number: int, search: Search) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
+from trainplan.formulations.memory_switches.problem import Instance as SwitchesInstance
 from trainplan.formulations.pipeline.layouts import least_ns, parts
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.formulations.pipeline.problem import Solution
@@ -47,6 +48,9 @@ def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
             raise Unsuited("command line", "--method", told, "give 'exact'")
         known = [Part(*bounded) for bounded in bounded_cases(instance, search.out_of_time)]
         return by_parts(method, known, search)
+    if isinstance(instance, SwitchesInstance) and not instance.forced:
+        fix = "give synchronisation forced, or --method exact"
+        raise Unsuited("command line", "--method", "states the synchronised step only", fix)
     return method(instance, search)
 
 

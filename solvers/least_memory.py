@@ -1,8 +1,8 @@
-"""The least memory that any choice of a layer-strategies instance needs: exact, and the reason when nothing fits.
+"""The least memory that any choice of a chain needs: exact, and the reason when nothing fits.
 
 Labels run from the last layer to the first: H the peak of the suffix with everything in it resident, M its model states.
-Adding a layer gives M' = M + ms and H' = ms + f + max(b + M, H). Of two labels the one with smaller H and M is as good;
-where M + b cannot exceed H for any earlier layer, M no longer counts.
+Adding a layer gives M' = M + ms and H' = ms + f + max(b + M, H). Of two labels that can follow the same options the one with
+smaller H and M is as good; where M + b cannot exceed H for any earlier layer, M no longer counts.
 """
 
 from __future__ import annotations
@@ -10,46 +10,70 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.layer_strategies.problem import Instance, evaluate
+from trainplan.formulations.layer_strategies.problem import Instance, Integers, evaluate
+from trainplan.solvers.chain import LOWEST, Chain, Places, Table, chain_of
 from trainplan.solvers.result import Infeasibility
 
 
-def least_memory(instance: Instance) -> tuple[int, tuple[int, ...]]:
-    """Smallest peak of Eq. 2 over all choices, in bytes, and a choice that has it."""
-    layers = instance.layers
-    added = [f + ms for f, ms in zip(instance.forward_bytes, instance.state_bytes, strict=True)]
-    before = np.concatenate(([0], np.cumsum([int(a.min()) for a in added])))
-    largest_backward = np.concatenate(([0], np.maximum.accumulate([int(b.max()) for b in instance.backward_bytes])))
-    greedy = [tuple(int(v) for v in choice) for choice in (
-        [a.argmin() for a in added],
-        [(a + b).argmin() for a, b in zip(added, instance.backward_bytes, strict=True)],
-        [(a + b / layers).argmin() for a, b in zip(added, instance.backward_bytes, strict=True)],
-    )]  # fmt: skip
-    best = min(greedy, key=lambda choice: evaluate(instance, choice).peak_bytes)
-    upper = evaluate(instance, best).peak_bytes
-
-    held, states = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    trail: list[tuple[np.ndarray, np.ndarray]] = []
-    for l in range(layers - 1, -1, -1):
-        f, b, ms = instance.forward_bytes[l], instance.backward_bytes[l], instance.state_bytes[l]
-        peak = (ms + f)[:, None] + np.maximum(b[:, None] + states, held)
-        total = ms[:, None] + states
-        total = np.maximum(total, peak - largest_backward[l])
-        option, parent = np.nonzero(peak + before[l] < upper)
-        peak, total = peak[option, parent], total[option, parent]
-        order = np.lexsort((total, peak))
-        sorted_total = total[order]
-        lowest = np.minimum.accumulate(np.concatenate(([np.iinfo(np.int64).max], sorted_total[:-1])))
-        keep = order[sorted_total < lowest]
-        held, states = peak[keep], total[keep]
-        trail.append((option[keep], parent[keep]))
-        if not keep.size:
+def least_memory(instance: Instance | Chain) -> tuple[int, tuple[int, ...]]:
+    """Smallest peak over all choices, in bytes, and a choice that has it."""
+    chain = chain_of(instance)
+    upper, best = _greedy(chain)
+    peak, states, option = np.full(1, LOWEST), np.zeros(1, np.int64), np.zeros(1, np.intp)
+    trail: list[tuple[Places, Places]] = []
+    for l in range(chain.layers - 1, -1, -1):
+        f, b, ms = chain.forward_bytes[l], chain.backward_bytes[l], chain.state_bytes[l]
+        pairs = chain.links[l].pairs(option) if trail else [(np.arange(len(f)), np.zeros(1, np.intp))]
+        parts = []
+        for options, places in pairs:
+            own, m = ms[options][:, None], states[places]
+            h = own + f[options][:, None] + np.maximum(b[options][:, None] + m, peak[places])
+            row, column = np.nonzero(h + chain.least.added[l][options][:, None] < upper)
+            parts.append((options[row], places[column], h[row, column], own[row, 0] + m[column]))
+        option, parent, peak, states = (np.concatenate(values) for values in zip(*parts, strict=True))
+        if not option.size:
             return upper, best  # no choice is below the greedy one
-    place, choice = 0, []  # sorted by peak: the first is the least
-    for option, parent in reversed(trail):
-        choice.append(int(option[place]))
-        place = int(parent[place])
-    return int(held[0]), tuple(choice)
+        states = np.maximum(states, peak - chain.least.reach[l][option])
+        keep = _undominated(peak, states, _kinds(chain, l)[option])
+        option, peak, states = option[keep], peak[keep], states[keep]
+        trail.append((option, parent[keep]))
+    place, choice = int(peak.argmin()), []
+    lowest = int(peak[place])
+    for options, parents in reversed(trail):
+        choice.append(int(options[place]))
+        place = int(parents[place])
+    return lowest, tuple(choice)
+
+
+def _greedy(chain: Chain) -> tuple[int, tuple[int, ...]]:
+    """The least peak of choices that keep little, and one that has it."""
+    added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
+    choices = [
+        chain.cheapest([a + weight * b for a, b in zip(added, chain.backward_bytes, strict=True)])
+        for weight in (0, 1, 1 / chain.layers)
+    ]
+    peaks = chain.peaks(np.array(choices))
+    place = int(peaks.argmin())
+    return int(peaks[place]), choices[place]
+
+
+def _kinds(chain: Chain, l: int) -> Integers:
+    """Kinds of a layer's options, among which costs do not count here: those that can follow the same ones."""
+    link = chain.links[l - 1] if l else None
+    return np.zeros(chain.options[l], np.int64) if link is None or isinstance(link, Table) else link.kinds
+
+
+def _undominated(peak: Integers, states: Integers, kind: Integers) -> Places:
+    """Places of labels of which no other of their kind has as small a peak and as small states."""
+    order = np.lexsort((states, peak, kind))
+    kept, starts = [], np.flatnonzero(np.diff(kind[order], prepend=-1))
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        group = order[start:end]
+        height = states[group]
+        first = np.ones(len(group), bool)
+        first[1:] = height[1:] < np.minimum.accumulate(height)[:-1]
+        kept.append(group[first])
+    return np.concatenate(kept)
 
 
 def explain(instance: Instance) -> Infeasibility | None:

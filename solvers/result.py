@@ -23,7 +23,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why nothing fits: the least memory of any choice, the layer whose backward pass needs it, and what to change."""
+    """Why nothing fits: the least memory of any choice, the layer whose pass needs it, and what to change."""
 
     memory_bytes: int
     least_memory_bytes: int
@@ -32,11 +32,12 @@ class Infeasibility:
     state_bytes: int
     activation_bytes: int
     advice: tuple[str, ...]
+    peak_pass: Literal["forward", "backward"] = "backward"
 
     def __str__(self) -> str:
         return (
             f"no choice fits into {format_bytes(self.memory_bytes)}: the least that would do is "
-            f"{self.least_memory_bytes} bytes ({format_bytes(self.least_memory_bytes)}), at the backward pass of "
+            f"{self.least_memory_bytes} bytes ({format_bytes(self.least_memory_bytes)}), at the {self.peak_pass} pass of "
             f"{self.peak_layer_name} ({format_bytes(self.state_bytes)} model states, "
             f"{format_bytes(self.activation_bytes)} activations); " + "; or ".join(self.advice)
         )
@@ -90,9 +91,10 @@ class Result:
             rows.append(("lower bound", f"{format_time(self.bound)} ({self.bound} ns), by {self.bound_source}"))
         if self.gap is not None:
             rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
-        if self.evaluation and "peak_bytes" in self.evaluation:
-            peak, layer = self.evaluation["peak_bytes"], self.evaluation["peak_layer_name"]
-            rows.append(("peak memory", f"{format_bytes(peak)} ({peak} bytes), backward pass of {layer}"))
+        if (told := self.evaluation) and "peak_bytes" in told:
+            peak, layer = told["peak_bytes"], told.get("peak_layer_name")
+            place = f"backward pass of {layer}" if layer else f"{format_time(told['peak_ns'])} into the step"
+            rows.append(("peak memory", f"{format_bytes(peak)} ({peak} bytes), {place}"))
         rows.append(("seconds", f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve"))
         rows += [("reason", str(self.reason))] if self.reason else []
         rows += [("message", self.message)] if self.message else []

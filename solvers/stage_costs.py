@@ -23,7 +23,9 @@ from trainplan.formulations.layer_strategies.problem import Instance as StageIns
 from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
 from trainplan.formulations.layer_strategies.problem import violations as stage_violations
 from trainplan.formulations.pipeline.problem import Configuration, Instance, Tables
-from trainplan.solvers.label_setting import Cap, label_setting
+from trainplan.solvers.chain import chain_of
+from trainplan.solvers.chain_bounds import Cap
+from trainplan.solvers.label_setting import label_setting
 from trainplan.solvers.search import Search
 from trainplan.solvers.spans import Spans, spans_of
 
@@ -214,7 +216,7 @@ class StageCosts:
         self, first: int, last: int, depth: int, limit_ns: int, known: Solved, slope: float, time_limit: float
     ) -> Solved:
         stage, capped = self.stage_instance(first, last, depth, (1, 1)), self.stage_instance(first, last, depth, (1, 0))
-        cap = Cap(limit_ns, capped.time_ns, capped.transitions_ns, (slope, slope / 2, 2 * slope))
+        cap = Cap(limit_ns, chain_of(capped), (slope, slope / 2, 2 * slope))
 
         def objective(choice: Sequence[int]) -> int | None:
             if evaluate_stage(capped, choice).objective > limit_ns or stage_violations(stage, choice):

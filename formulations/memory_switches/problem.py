@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -158,6 +158,10 @@ class Instance:
         """The layers from `first` up to `end`, as an instance of their own."""
         columns = {name: column[first:end] for name, column in self.columns.items()}
         return Instance(self.nvlink, self.synchronisation, self.memory_bytes, columns, self.offload_needs_ckpt)
+
+    def with_memory(self, memory_bytes: int) -> Instance:
+        """The same instance under another memory limit."""
+        return replace(self, memory_bytes=memory_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""

@@ -1,8 +1,8 @@
 """The synchronised step as a chain of segments (H3T, Section 3.3.2): what layer i costs, given its neighbours' part in it.
 
 Where every segment begins with a synchronisation, the step's time is the sum of its segments' times, and the memory beside a
-segment's own is what earlier layers keep from their forward to their backward pass. Of the layer before, layer i's segments
-depend on its r = (offload_hidden, partition, lazy_prefetch); of the layer after, on lazy_prefetch alone, in the forward pass. With
+segment's own is what earlier layers keep from their forward to their backward pass. A layer's segments depend on the layer
+before by its r = (offload_hidden, partition, lazy_prefetch), and on the one after by lazy_prefetch alone (forward). With
 
     curr_i = sum_{k<=i} delta_k          delta: input unless offloaded, graph unless recomputed, parameters unless partitioned
     Memory(s) = max_i ( curr_{i-1} + peak_i ) + sum_k resident_k          resident: the shard unless prefetched lazily

@@ -102,14 +102,16 @@ def simulate_one(columns: Columns, nvlink: bool, switches: Booleans) -> Evaluati
 class Step:
     """K simulations at once, with switches (K, N, 7): of whole steps, or of segments from a moment at which all lanes are done.
 
-    columns: numbers of the layers, each (N,), or (N, K) where the simulations are of different layers.
+    columns: numbers of the layers, each (N,), or (N, K) where the simulations are of different layers. segment: the number of
+    the one that is issued, for changes of memory at one moment.
     """
 
     columns: Columns
     nvlink: bool
     switches: Booleans
     done: list[tuple[str, str, int, Integers, Integers, Booleans]] = field(default_factory=list)
-    changes: list[tuple[Integers, Integers]] = field(default_factory=list)
+    changes: list[tuple[int, Integers, Integers]] = field(default_factory=list)
+    segment: int = 0
 
     def __post_init__(self) -> None:
         self.count, self.layers = self.switches.shape[:2]
@@ -136,11 +138,15 @@ class Step:
         self.change(self.clocks["compute"], self.number("input_bytes", 0))
         self.head()
         for i in range(self.layers):
+            self.segment += 1
             self.forward(i)
         forward = self.time_ns
+        self.segment += 1
         self.turn()
         for i in reversed(range(self.layers)):
+            self.segment += 1
             self.backward(i)
+        self.segment += 1
         self.tail()
         backward = self.time_ns
         self.finish(backward)
@@ -184,12 +190,11 @@ class Step:
             self._reduce_scatter(i + 1)
         self._prepare_early(i, ~eco)
         output, graph = self.number("output_bytes", i), self.number("graph_bytes", i)
-        self._compute("recompute", i, "forward", output + graph, ckpt)
+        self._compute("recompute", i, "forward", graph, ckpt)  # its output is not needed, and goes at once
         gradient = self.number("input_bytes", i) * (i > 0)
         left = gradient - graph - self.number("input_bytes", i) - output
-        start, end = self._compute("backward", i, "backward", left, self.always)
+        start = self._compute("backward", i, "backward", left, self.always)
         self.change(start, self.number("gathered_gradient_bytes", i))
-        self.change(end, -output, ckpt)
         self._prepare_late(i, eco)
 
     def tail(self) -> None:
@@ -283,14 +288,14 @@ class Step:
         _, end, on = self._run("copy", "offload gradient", i, "offload_gradient_ns", on, self.scattered[i])
         self.change(end, -self.number("partitioned_gradient_bytes", i), on)
 
-    def _compute(self, what: str, i: int, kind: str, left: Any, on: Booleans) -> tuple[Integers, Integers]:
-        """Start and end of a computation that leaves `left` bytes more than there were."""
+    def _compute(self, what: str, i: int, kind: str, left: Any, on: Booleans) -> Integers:
+        """Start of a computation that leaves `left` bytes more than there were."""
         ready = np.maximum(self.gathered[i], self.hidden[i])
         start, end, on = self._run("compute", what, i, f"{kind}_ns", on, ready)
         peak = self.number(f"{kind}_peak_bytes", i)
         self.change(start, peak, on)
         self.change(end, left - peak, on)
-        return start, end
+        return start
 
     def _run(
         self, lane: str, what: str, layer: int, time: str, on: Booleans, after: Integers | int = 0
@@ -311,7 +316,7 @@ class Step:
     def change(self, time: Integers, size: Any, on: Booleans | None = None) -> None:
         """From `time` on, `size` bytes more are held."""
         sizes = np.broadcast_to(np.asarray(size, np.int64), (self.count,))
-        self.changes.append((time, sizes if on is None else sizes * on))
+        self.changes.append((self.segment, time, sizes if on is None else sizes * on))
 
     @property
     def resident_bytes(self) -> Integers:
@@ -321,17 +326,20 @@ class Step:
         return found
 
     def most_held(self) -> tuple[Integers, Integers]:
-        """Most bytes at once beside the resident ones, and when first. What ends at a moment is gone before another begins."""
-        times, sizes = (np.stack(values) for values in zip(*self.changes, strict=True))
-        order = np.argsort(2 * times + (sizes > 0), axis=0, kind="stable")
+        """Most bytes at once beside the resident ones, and when first. Of what changes at one moment the changes of earlier
+        segments come first (or a segment without length would need no memory), and what ends before what begins."""
+        ordered = sorted(self.changes, key=lambda change: (change[0], bool((change[2] > 0).any())))
+        times, sizes = (np.stack(values) for values in list(zip(*ordered, strict=True))[1:])
+        order = np.argsort(times, axis=0, kind="stable")
         held = np.cumsum(np.take_along_axis(sizes, order, axis=0), axis=0)
         place = held.argmax(axis=0)[None]
         return np.take_along_axis(held, place, axis=0)[0], np.take_along_axis(np.take_along_axis(times, order, 0), place, 0)[0]
 
     def memory(self) -> tuple[tuple[int, int], ...]:
         """Of the first simulation: (time, bytes held from then on), by time."""
-        held, found = int(self.resident_bytes[0]), dict[int, int]()
-        for time, size in sorted((int(time[0]), int(size[0])) for time, size in self.changes):
+        held = int(self.resident_bytes[0])
+        found = {0: held}
+        for time, size in sorted((int(time[0]), int(size[0])) for _, time, size in self.changes if size[0]):
             held += size
             found[time] = held
         return tuple(found.items())

@@ -1,0 +1,134 @@
+"""What a layer may do in the synchronised step, as columns: its option, the part of its neighbours, and what both cost.
+
+A column of layer i is (r_{i-1}, s_i, lazy_{i+1}), for which `segments` gives time, peak, delta and resident bytes. Between two
+layers stands a state q = (r_i, lazy_{i+1}) that both must agree upon: a column enters in one state and leaves in another, and
+a solution is a chain of columns, one of each layer, each entering where the one before left. Of columns with the same two
+states one may take the place of another that needs no less time, peak or delta (their resident bytes are equal), so that
+only the undominated ones are given: some 192 of 768 where layers are as in the paper, and as few with noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.segments import Segments
+from trainplan.formulations.memory_switches.simulation import Booleans
+
+STATES = 16
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The columns of one layer; arrays are of equal length. option: place in `Segments.options`; enters, leaves: state before
+    and after, 2 r + lazy, or 0 where there is no neighbour; the others as in `Segments`."""
+
+    option: Integers
+    enters: Integers
+    leaves: Integers
+    time_ns: Integers
+    peak_bytes: Integers
+    delta_bytes: Integers
+    resident_bytes: Integers
+
+    def __len__(self) -> int:
+        return len(self.option)
+
+    def kept(self, which: Booleans) -> Columns:
+        """Those marked; itself where all are."""
+        return self if which.all() else Columns(*(values[which] for values in vars(self).values()))
+
+
+def undominated(chain: Segments) -> tuple[Columns, ...]:
+    """Of every layer, the columns that no other can replace; equal layers share theirs."""
+    count = len(chain.time_ns)
+    known: dict[bytes, Columns] = {}
+    found = []
+    for i in range(count):
+        numbers = (chain.time_ns[i], chain.peak_bytes[i], chain.delta_bytes[i], chain.resident_bytes[i])
+        key = bytes([i == 0, i == count - 1]) + b"".join(values.tobytes() for values in numbers)
+        if key not in known:
+            known[key] = _of_layer(chain, i, i == 0, i == count - 1)
+        found.append(known[key])
+    return tuple(found)
+
+
+def _of_layer(chain: Segments, i: int, first: bool, last: bool) -> Columns:
+    before, after = 1 if first else 8, 1 if last else 2
+    time, peak = chain.time_ns[i, :before, :, :after], chain.peak_bytes[i, :before, :, :after]
+    r_before, option, lazy_after = (places.ravel() for places in np.indices(time.shape))
+    own = Columns(
+        option,
+        np.zeros(time.size, np.int64) if first else 2 * r_before + chain.lazy[option],
+        np.zeros(time.size, np.int64) if last else 2 * chain.r[option] + lazy_after,
+        time.ravel(),
+        peak.ravel(),
+        chain.delta_bytes[i][option],
+        chain.resident_bytes[i][option],
+    )
+    return own.kept(~_replaceable(own))
+
+
+def _replaceable(own: Columns) -> Booleans:
+    """Columns that another one with the same states can replace; of equals all but one."""
+    between = np.unique(np.stack((own.enters, own.leaves, own.resident_bytes)), axis=1, return_inverse=True)[1].reshape(-1)
+    order = np.lexsort((own.delta_bytes, own.peak_bytes, own.time_ns, between))
+    found = np.zeros(len(own), bool)
+    for shift in range(1, np.bincount(between).max(initial=0)):
+        one, other = order[:-shift], order[shift:]  # the one takes no longer
+        replaces = between[one] == between[other]
+        for needed in (own.peak_bytes, own.delta_bytes):
+            replaces &= needed[one] <= needed[other]
+        found[other[replaces]] = True
+    return found
+
+
+def within(chain: Sequence[Columns], memory_bytes: int) -> tuple[Columns, ...]:
+    """The columns of every layer with which something may fit into the memory, as a constraint sees them best.
+
+    What the other layers keep is at least, and at most, what a chain through a column's states can: where even the least does
+    not fit the column goes; where even the most fits its peak binds nothing, and is raised until it just fits, so that columns
+    replace each other that differ in such peaks alone. No solution that fits is lost, none is gained; where nothing fits, a
+    layer may be left without columns, and then all are.
+    """
+    found = list(chain)
+    while True:
+        least, most = _beside(found)
+        kept = [low + own.peak_bytes <= memory_bytes for low, own in zip(least, found, strict=True)]
+        if all(which.all() for which in kept):
+            break
+        found = [own.kept(which) for own, which in zip(found, kept, strict=True)]
+    raised = [
+        replace(own, peak_bytes=np.maximum(own.peak_bytes, memory_bytes - high.astype(np.int64)))
+        for own, high in zip(found, most, strict=True)
+    ]
+    return tuple(own.kept(~_replaceable(own)) for own in raised)
+
+
+def _beside(chain: Sequence[Columns]) -> tuple[list[Floats], list[Floats]]:
+    """Least and most bytes that count beside each column's peak: deltas of earlier layers and resident ones of all; infinite
+    where no chain goes through the column. Floats are exact here, since no bytes of an instance reach 2^53."""
+    low, high = np.zeros(STATES), np.zeros(STATES)
+    before = []
+    for own in chain:
+        before.append((low[own.enters] + own.resident_bytes, high[own.enters] + own.resident_bytes))
+        low, high = _extremes(own.leaves, *(held + own.delta_bytes for held in before[-1]))
+    low, high = np.zeros(STATES), np.zeros(STATES)
+    least, most = [], []
+    for own, (low_before, high_before) in zip(reversed(chain), reversed(before), strict=True):
+        least.append(low_before + low[own.leaves])
+        most.append(high_before + high[own.leaves])
+        low, high = _extremes(own.enters, *(held[own.leaves] + own.resident_bytes for held in (low, high)))
+    return least[::-1], most[::-1]
+
+
+def _extremes(states: Integers, lows: Floats, highs: Floats) -> tuple[Floats, Floats]:
+    """Of each state the least of some values and the most of others; infinite, either way, where there are none."""
+    low, high = np.full(STATES, np.inf), np.full(STATES, -np.inf)
+    np.minimum.at(low, states, lows)
+    np.maximum.at(high, states, highs)
+    return low, high

@@ -1,0 +1,264 @@
+"""Switches without forced synchronisation: certainties hold, bounds are below every optimum, the search finds what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, matrix, violations
+from trainplan.formulations.memory_switches.simulation import Booleans, Step, simulate
+from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES, Switches
+from trainplan.solvers import free_switches
+from trainplan.solvers.free_bounds import SHARES, SOURCE, NothingFits, Relaxation, carried, free_bound
+from trainplan.solvers.free_segments import different
+from trainplan.solvers.free_switches import Walks
+from trainplan.solvers.search import Search
+from trainplan.solvers.solve import solve
+
+from tests.switch_instances import bert_instance, random_instance
+
+LANES = ("all_gather_ns", "reduce_scatter_ns", "prefetch_parameter_ns", "offload_gradient_ns", "offload_hidden_ns")
+
+
+def free_instances(seed: int, count: int, most_layers: int) -> Iterator[Instance]:
+    """Random ones; in every other one some of the communication is fast, so that lanes lag less."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        scale = int(rng.choice([3, 30, 1000]))
+        layers, needs = 1 + int(rng.integers(most_layers)), bool(rng.integers(2))
+        instance = random_instance(rng, layers, scale, synchronisation="free", offload_needs_ckpt=needs)
+        if number % 2:
+            columns = {name: instance[name] // int(rng.choice([1, 5, 25])) for name in LANES}
+            instance = replace(instance, columns=dict(instance.columns) | columns)
+        yield instance
+
+
+def search_of(instance: Instance, **fields: int) -> Search:
+    return Search(lambda s: None if violations(instance, s) else evaluate(instance, s).time_ns, **fields)
+
+
+def bare(switches: Switches) -> Switches:
+    """Without what does not count for the certainties."""
+    return replace(switches, segment_sync=False, eco_forward=switches.eco_forward and switches.offload_hidden)
+
+
+def random_choices(instance: Instance, rng: np.random.Generator, count: int) -> tuple[Booleans, Integers]:
+    """Switches (count, N, 7), a part of them without any synchronisation, and the options that stand for them."""
+    options = Relaxation(instance).segments.options
+    drawn = rng.integers(len(instance.options), size=(count, instance.layers))
+    without = np.array([instance.options.index(replace(s, segment_sync=False)) for s in instance.options])
+    drawn[: count // 2] = without[drawn[: count // 2]]
+    places = np.array([options.index(bare(s)) for s in instance.options])
+    return matrix([Solution(instance.options)])[0][drawn], places[drawn]
+
+
+def test_no_choice_takes_less_time_or_memory_than_is_certain() -> None:
+    """For any weights between the segments, and for the lags of the lanes as they come."""
+    rng, near = np.random.default_rng(0), []
+    for instance in free_instances(1, 40, 6):
+        relaxation = Relaxation(instance)
+        own, count = relaxation.segments, instance.layers
+        switches, options = random_choices(instance, rng, 150)
+        times, peaks = simulate(instance.columns, instance.nvlink, switches)
+        held, most, resident = (np.zeros(len(options), np.int64) for _ in range(3))
+        cost = np.zeros(len(options), np.int64)
+        w = np.array([rng.multinomial(SHARES, rng.dirichlet([0.5] * relaxation.moments)) for _ in range(2 * count + 1)])
+        for i in range(count):
+            before = own.r[options[:, i - 1]] if i else 0
+            after = own.lazy[options[:, i + 1]] if i + 1 < count else 0
+            most = np.maximum(most, held + own.peak_bytes[i, before, options[:, i], after])
+            held, resident = held + own.delta_bytes[i, options[:, i]], resident + own.resident_bytes[i, options[:, i]]
+            k = 2 * count - 1 - i
+            cost += carried(own.forward_ns[i : i + 1], w[i : i + 1], w[i + 1 : i + 2])[0][options[:, i], after]
+            cost += carried(own.backward_ns[i : i + 1], w[k : k + 1], w[k + 1 : k + 2])[0][before, options[:, i]]
+        assert (most + resident <= peaks).all()
+        assert (cost + SHARES * instance["optimizer_ns"].sum() <= SHARES * times).all()
+        near.append(float((most + resident).sum() / max(1, peaks.sum())))
+    assert np.mean(near) > 0.95, np.mean(near)  # certain bytes are nearly all
+
+
+def test_lanes_lag_no_more_than_they_may() -> None:
+    """In the simulator's own segments; a third of the choices synchronise in the first and last layer alone."""
+    rng, reached = np.random.default_rng(3), 0
+    for instance in free_instances(2, 60, 4):
+        lags, count = Relaxation(instance).segments.lag_ns, instance.layers
+        switches = random_choices(instance, rng, 150)[0]
+        switches[::3, :, SWITCHES.index("segment_sync")] = False
+        switches[::3, [0, -1], SWITCHES.index("segment_sync")] = True
+        step = Step(instance.columns, instance.nvlink, switches)
+
+        def check(i: int, number: int, step: Step = step, lags: Integers = lags) -> int:
+            ready, lanes = np.maximum(step.gathered[i], step.hidden[i]), (step.clocks["communication"], step.clocks["copy"])
+            moments = np.maximum(step.clocks["compute"], np.stack((ready, *lanes)))[: lags.shape[1]]
+            found = (moments[:, None] - moments[None]).max(axis=2)
+            assert (found <= lags[number]).all()
+            return int(((found == lags[number]) & (found > 0)).sum())
+
+        step.head()
+        for i in range(count):
+            reached += check(i, i) if i else 0
+            step.forward(i)
+        step.turn()
+        for i in reversed(range(count)):
+            reached += check(i, 2 * count - 1 - i)
+            step.backward(i)
+    assert reached > 50, reached
+
+
+def test_the_longest_path_of_a_choice_is_its_bound() -> None:
+    """All weight on it gives the time of the unsynchronised step until all lanes are done, which no weights exceed."""
+    rng = np.random.default_rng(5)
+    for instance in free_instances(6, 30, 6):
+        relaxation = Relaxation(instance)
+        own, count = relaxation.segments, instance.layers
+        choice = rng.integers(len(own.options), size=count)
+        path = relaxation.longest(choice.tolist())
+        w = np.eye(relaxation.moments, dtype=np.int64)[path] * SHARES
+        time = carried(own.forward_ns, w[:count], w[1 : count + 1]), carried(own.backward_ns[::-1], w[count:-1], w[count + 1 :])
+        found = 0
+        for i in range(count):
+            found += time[0][i, choice[i], own.lazy[choice[i + 1]] if i + 1 < count else 0]
+            found += time[1][count - 1 - i, own.r[choice[i - 1]] if i else 0, choice[i]]
+        phases = evaluate(instance, Solution(tuple(own.options[s] for s in choice))).phases_ns
+        assert found == SHARES * phases[1]
+
+
+def test_carried_is_the_best_plan_of_all() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(40):
+        moments = int(rng.integers(2, 4))
+        before, after = (rng.multinomial(4, [1 / moments] * moments) for _ in range(2))
+        paths = rng.integers(-20, 20, (1, moments, moments))
+        best = max(
+            int((np.array(plan).reshape(moments, moments) * paths[0]).sum())
+            for plan in product(range(5), repeat=moments * moments)
+            if sum(plan) == 4
+            and (np.array(plan).reshape(moments, moments).sum(axis=1) == before).all()
+            and (np.array(plan).reshape(moments, moments).sum(axis=0) == after).all()
+        ) if moments == 2 else _best_of_three(before, after, paths[0])  # fmt: skip
+        assert carried(paths, before[None], after[None])[0] == best
+
+
+def _best_of_three(before: Integers, after: Integers, paths: Integers) -> int:
+    """Of all whole 3 x 3 plans: four entries are free."""
+    best = []
+    for free in product(range(5), repeat=4):
+        plan = np.zeros((3, 3), np.int64)
+        plan[:2, :2] = np.reshape(free, (2, 2))
+        plan[:2, 2] = before[:2] - plan[:2].sum(axis=1)
+        plan[2] = after - plan[:2].sum(axis=0)
+        if (plan >= 0).all() and plan[2].sum() == before[2]:
+            best.append(int((plan * paths).sum()))
+    return max(best)
+
+
+def fastest_of_all(instance: Instance) -> Solution | None:
+    """The fastest choice that fits, by simulation of all that differ."""
+    options = different(instance.options)
+    on, shape = matrix([Solution(options)])[0], (len(options),) * instance.layers
+    best: tuple[int, tuple[int, ...]] | None = None
+    for first in range(0, len(on) ** instance.layers, 8192):
+        numbers = np.arange(first, min(first + 8192, len(on) ** instance.layers))
+        places = np.stack(np.unravel_index(numbers, shape), axis=1)
+        times, peaks = simulate(instance.columns, instance.nvlink, on[places])
+        if (fits := np.flatnonzero(peaks <= instance.memory_bytes)).size:
+            place = fits[times[fits].argmin()]
+            found = int(times[place]), tuple(map(int, places[place]))
+            best = found if best is None else min(best, found)
+    return None if best is None else Solution(tuple(options[place] for place in best[1]))
+
+
+def test_bounds_meet_most_optima_of_few_layers_and_exceed_none() -> None:
+    gaps, infeasible = [], 0
+    for instance in (*free_instances(3, 150, 2), *free_instances(12, 1, 3)):
+        fastest, search = fastest_of_all(instance), search_of(instance)
+        search.report(fastest)
+        try:
+            free_bound(Relaxation(instance), search, 10, lambda options: None)
+        except NothingFits:
+            assert fastest is None
+            infeasible += 1
+            continue
+        if search.objective is not None:
+            assert search.bound is not None and search.bound <= search.objective
+            gaps.append(search.objective / max(1, search.bound) - 1)
+    met = np.mean(np.array(gaps) == 0)
+    print(f"\nbounds of {len(gaps)}: {met:.0%} met, mean gap {np.mean(gaps):.2%}; {infeasible} proven infeasible")
+    assert len(gaps) > 120 and infeasible and met > 0.85 and np.mean(gaps) < 0.02
+
+
+def test_walks_alone_find_optima(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_switches, "BATCHES", 30)
+    found = []
+    for instance in free_instances(8, 10, 2):
+        fastest, search = fastest_of_all(instance), search_of(instance)
+        walks = Walks(instance, search)
+        walks.begin(Solution((ALL_ON,) * instance.layers))
+        walks.run()
+        found.append(search.objective == (fastest and evaluate(instance, fastest).time_ns))
+    assert np.mean(found) > 0.9
+
+
+def test_few_layers_are_proven() -> None:
+    for instance in free_instances(4, 6, 2):
+        result, fastest = solve(instance), fastest_of_all(instance)
+        assert result.status == ("infeasible" if fastest is None else "optimal")
+        assert result.objective == (fastest and evaluate(instance, fastest).time_ns)
+        forced = solve(replace(instance, synchronisation="forced"))
+        assert forced.objective is None or (result.objective is not None and result.objective <= forced.objective)
+
+
+def test_running_into_each_other_pays_and_is_nearly_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BERT-13B in small batches: shards prefetched while the lane before is busy. The same seed gives the same choice."""
+    monkeypatch.setattr(free_switches, "BATCHES", 40)
+    base = bert_instance("13b", 2**40, batch=16, layers=10, noise=0.03, synchronisation="free")
+    peak = evaluate(base, Solution((ALL_ON,) * 10)).peak_bytes
+    instance = base.with_memory(int(1.6 * peak))
+    forced = solve(replace(instance, synchronisation="forced"), gap=1e-4)
+    result, again = (solve(instance, gap=1e-3) for _ in range(2))
+    assert forced.objective is not None and result.objective is not None and result.bound is not None
+    assert result.objective < 0.995 * forced.objective and result.bound_source == SOURCE
+    assert result.gap is not None and result.gap < 0.004, result.gap
+    assert result.solution == again.solution
+
+
+def test_nothing_fits_is_proven() -> None:
+    instance = bert_instance("1.8b", 10**8, batch=32, layers=12, synchronisation="free")
+    result = solve(instance)
+    assert result.status == "infeasible" and result.reason is not None
+
+
+def test_a_time_limit_leaves_a_choice_and_a_bound() -> None:
+    base = bert_instance("1.8b", 2**40, batch=32, layers=24, nvlink=False, noise=0.03, synchronisation="free")
+    peak = evaluate(base, Solution((ALL_ON,) * 24)).peak_bytes
+    result = solve(base.with_memory(2 * peak), time_limit=1.0)
+    assert result.status in ("feasible", "optimal") and result.objective is not None and result.bound is not None
+    assert result.bound <= result.objective and result.solve_seconds < 15
+
+
+def test_without_a_limit_on_memory_the_fastest_step_is_proven() -> None:
+    for nvlink in (True, False):
+        result = solve(bert_instance("1.8b", 2**40, batch=128, layers=12, nvlink=nvlink, synchronisation="free"), gap=1e-6)
+        assert result.status == "optimal"
+
+
+def test_options_of_equal_effect_are_told_once() -> None:
+    for needs, count in ((True, 64), (False, 96)):
+        instance = next(free_instances(9, 1, 3))
+        instance = replace(instance, offload_needs_ckpt=needs)
+        options = different(instance.options)
+        assert len(options) == count
+        rng = np.random.default_rng(0)
+        choices = rng.integers(len(instance.options), size=(100, instance.layers))
+        alike = [
+            [replace(s, eco_forward=s.eco_forward and s.offload_hidden) for s in instance.options][k] for k in choices.flat
+        ]
+        assert set(alike) <= set(options)
+        own, other = matrix([Solution(instance.options)])[0][choices], matrix([Solution(tuple(alike))])[0]
+        found = simulate(instance.columns, instance.nvlink, own)
+        same = simulate(instance.columns, instance.nvlink, other.reshape(100, instance.layers, len(SWITCHES)))
+        assert (found[0] == same[0]).all() and (found[1] == same[1]).all()
