@@ -1,5 +1,7 @@
 """From a plan to one program per rank: pipeline stages; data, sharded-data and tensor parallelism and recomputation per unit.
 
+Plans with memory switches have a compiler of their own, `switch_passes`; this is that of all others.
+
 Between stages a rank talks to the one of its own place in the next or previous stage. Hidden states and gradients alike travel
 in the sender's layout, and the receiver re-lays them as it would those of a unit of its own.
 
@@ -13,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainplan.execution.program import Op, Part, Program, grouped, with_waits
+from trainplan.execution.program import Op, Part, Program, grouped
+from trainplan.execution.switch_passes import SwitchCompiler
 from trainplan.execution.unit_passes import UnitPasses
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.schedules import Pass, gpipe, one_f_one_b
@@ -24,14 +27,15 @@ def compile_plan(plan: Plan, model: Model | None = None, ranks: Sequence[int] | 
     """The programs of all ranks, or of some. model: run this one in the plan's place, scaled down, with the same units."""
     model = model or plan.planned_model()
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
+    wanted = range(plan.world) if ranks is None else ranks
+    placed = [(model, tuple(plan.strategies()), stages, plan.batch, rank, plan.sliced) for rank in wanted]
+    if (switches := plan.switches()) is not None:
+        return [SwitchCompiler(*each, switches=tuple(switches), nvlink=bool(plan.nvlink)).program() for each in placed]
     orders = {
         count: gpipe(len(stages), count) if plan.schedule == "gpipe" else one_f_one_b(len(stages), count, plan.sliced)
         for count in plan.batch.shares or [plan.batch.micro_batches]
     }
-    return [
-        _Compiler(model, tuple(plan.strategies()), stages, plan.batch, rank, plan.sliced, orders=orders).program()
-        for rank in (range(plan.world) if ranks is None else ranks)
-    ]
+    return [_Compiler(*each, orders=orders).program() for each in placed]
 
 
 @dataclass
@@ -61,19 +65,7 @@ class _Compiler(UnitPasses):
             )
         everyone = tuple(range(self.world))
         self.issue(Op.REDUCE_LOSS, reads=("loss",), writes=("loss",), group=everyone, message_bytes=8)
-        return Program(
-            self.rank,
-            self.world,
-            self.place,
-            self.units,
-            self.model,
-            self.strategies,
-            self.batch.global_samples,
-            self.micro_batches,
-            self.buffers,
-            frozenset(self.persistent),
-            with_waits(self.issued),
-        )
+        return self.finished()
 
     def _forward_pass(self, part: Part) -> None:
         first, after = self.units.start, self.units.stop

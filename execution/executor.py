@@ -1,12 +1,15 @@
-"""Runs a rank's program with torch.distributed, instruction by instruction, on one of two back-ends.
+"""Runs a rank's program with torch.distributed, instruction by instruction, on one of several back-ends.
 
 - serial: one thread; each instruction is done before the next begins.
-- fused: compute on the calling thread, all communication of the rank as one FIFO on a second one (NCCL's order), held
-  together by the program's waits alone.
+- fused: compute on the calling thread, everything else of the rank as one FIFO on a second one (NCCL's order), held together
+  by the program's waits alone.
+- threads: a thread for each lane, and pauses at random, so that an order that the waits do not force is seen broken.
+- streams: on a GPU, a CUDA stream for each lane, and events for the waits.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,12 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from trainplan.execution.copying import COPYING
+from trainplan.execution.cuda_streams import CudaStreams
 from trainplan.execution.fused import run_fused
 from trainplan.execution.memory import Backend
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
-from trainplan.execution.unit_state import UnitState, make_unit
+from trainplan.execution.sharding import SHARDING
+from trainplan.execution.threads import run_threads
+from trainplan.execution.unit_state import UnitState, empty_storage, host_tensor, make_unit
 from trainplan.profiling import torch_units
-from trainplan.profiling.sublayers import shard_bounds
 
 Groups = dict[tuple[int, ...], Any]
 
@@ -51,17 +57,28 @@ class Executor:
         self.model = self.program.model
         self.rank, self.place = self.program.rank, self.program.place
         self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
+        host = {name: size for name, size in self.program.buffers.items() if name.startswith(("host-hidden", "host-tied"))}
+        self.host = {name: host_tensor(size, torch.uint8, self.device) for name, size in host.items()}
         self.values: dict[str, Any] = {}
         self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
+        self.streams: CudaStreams | None = None
+        self.pauses = random.Random(self.seed * 1009 + self.rank)
 
     def step(self, backend: Backend = "serial") -> float:
         """Run the program once; the loss of the whole batch."""
         self.loss.zero_()
         if backend == "serial":
             for instruction in self.program.instructions:
-                self._run(instruction)
+                if instruction.by_processor and self.device.type == "cuda":
+                    torch.cuda.synchronize()  # copies to the host that it reads are issued, not done
+                self.run(instruction)
+        elif backend == "fused":
+            run_fused(self.program.instructions, self.run)
+        elif backend == "threads":
+            run_threads(self.program.instructions, self.run, self.pauses)
         else:
-            run_fused(self.program.instructions, self._run)
+            self.streams = self.streams or CudaStreams(self.program, self.device)
+            self.streams.step(self.execute, self.free)
         assert not self.values, f"left over: {sorted(self.values)}"
         return float(self.loss)
 
@@ -71,23 +88,30 @@ class Executor:
 
     def parameter_of(self, position: int) -> Tensor:
         """This rank's flat parameter shard of a unit."""
-        return self.units[position].own.detach()
+        return self.units[position].master.detach()
 
-    def _run(self, instruction: Instruction) -> None:
-        _HANDLERS[instruction.op](self, instruction)
+    def run(self, instruction: Instruction) -> None:
+        """An instruction, with what it frees."""
+        self.execute(instruction)
         for name in instruction.frees:
-            self._free(name)
+            self.free(name)
 
-    def _free(self, name: str) -> None:
+    def execute(self, instruction: Instruction) -> None:
+        """An instruction; what it frees stays for whoever runs the program to give back."""
+        _HANDLERS[instruction.op](self, instruction)
+
+    def free(self, name: str) -> None:
         kind, place = name.split(".")[:2]
         if kind == "gathered":
-            self.units[int(place)].whole.untyped_storage().resize_(0)
+            empty_storage(self.units[int(place)].whole)
+        elif kind == "parameter":
+            empty_storage(self.units[int(place)].own)
         elif kind == "whole-gradient":
             for view in self.units[int(place)].views.values():
                 view.grad = None
         self.values.pop(name, None)
 
-    def _collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
+    def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
         self._finish([function(*tensors, group=self.groups[instruction.group], async_op=True)])
 
     def _finish(self, works: list[Any]) -> None:
@@ -112,7 +136,7 @@ class Executor:
                 messages.append(dist.P2POp(dist.irecv, received, peer, group))
         self._finish(dist.batch_isend_irecv(messages))
 
-    def _unit(self, instruction: Instruction) -> UnitState:
+    def unit(self, instruction: Instruction) -> UnitState:
         assert instruction.unit is not None
         return self.units[instruction.unit]
 
@@ -149,12 +173,12 @@ class Executor:
         self.values[instruction.writes[0]] = (get_gradient_edge(y), x)
 
     def _backward(self, instruction: Instruction) -> None:
-        unit = self._unit(instruction)
+        unit = self.unit(instruction)
         graph, _, incoming = instruction.reads[:3]
         edge: GradientEdge
         edge, x = self.values.pop(graph)
         name = instruction.writes[-1]
-        if unit.sharded and name not in instruction.reads:
+        if unit.partitioned and name not in instruction.reads:
             gradient = torch.zeros_like(unit.whole)
             for parameter, start, end, shape in unit.layout:
                 unit.views[parameter].grad = gradient[start:end].view(shape)
@@ -169,33 +193,33 @@ class Executor:
 
     def _loss_statistics(self, instruction: Instruction) -> None:
         logits, targets = (self.values[name] for name in instruction.reads)
-        shard = self._unit(instruction).shard
+        shard = self.unit(instruction).shard
         found = torch_units.loss_statistics(logits, targets, self.model.vocabulary, shard)
         self.values[instruction.writes[1]] = found
 
     def _gather_statistics(self, instruction: Instruction) -> None:
         own = self.values[instruction.reads[0]]
         everyone = own.new_empty((len(instruction.group), *own.shape))
-        self._collective(dist.all_gather_into_tensor, instruction, everyone.view(-1), own.view(-1))
+        self.collective(dist.all_gather_into_tensor, instruction, everyone.view(-1), own.view(-1))
         self.values[instruction.writes[0]] = everyone
 
     def _loss(self, instruction: Instruction) -> None:
         names, scale = instruction.reads, instruction.args["scale"]
         logits, targets, own = (self.values[name] for name in names[:3])
         everyone = self.values[names[3]] if len(names) > 4 else own.unsqueeze(0)
-        shard = self._unit(instruction).shard
+        shard = self.unit(instruction).shard
         loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
         if shard.first:
             self.loss += loss
 
     def _optimizer_step(self, instruction: Instruction) -> None:
-        self._unit(instruction).optimizer.step()
+        self.unit(instruction).optimizer.step()
 
     def _zero_gradients(self, instruction: Instruction) -> None:
-        self._unit(instruction).gradient.zero_()
+        self.unit(instruction).gradient.zero_()
 
     def _all_reduce(self, instruction: Instruction) -> None:
-        self._collective(dist.all_reduce, instruction, self.values[instruction.writes[0]])
+        self.collective(dist.all_reduce, instruction, self.values[instruction.writes[0]])
 
     def _slice(self, instruction: Instruction) -> None:
         self._keep_rows(instruction, self.values[instruction.reads[0]])
@@ -203,7 +227,7 @@ class Executor:
     def _gather_slice(self, instruction: Instruction) -> None:
         own = self.values[instruction.reads[0]].contiguous()
         everyone = own.new_empty((len(instruction.group) * own.shape[0], *own.shape[1:]))
-        self._collective(dist.all_gather_into_tensor, instruction, everyone, own)
+        self.collective(dist.all_gather_into_tensor, instruction, everyone, own)
         self._keep_rows(instruction, everyone)
 
     def _keep_rows(self, instruction: Instruction, held: Tensor) -> None:
@@ -214,51 +238,12 @@ class Executor:
     def _join(self, instruction: Instruction) -> None:
         self.values[instruction.writes[0]] = torch.cat([self.values[name] for name in instruction.reads])
 
-    def _gather_parameters(self, instruction: Instruction) -> None:
-        unit = self._unit(instruction)
-        unit.whole.untyped_storage().resize_(unit.whole.numel() * unit.whole.element_size())
-        self._collective(dist.all_gather_into_tensor, instruction, unit.whole.data, unit.own.detach())
-
-    def _gradient_buffer(self, name: str) -> Tensor:
-        kind, place = name.split(".")
-        return self.units[int(place)].gradient if kind == "gradient" else self.values[name]
-
-    def _reduce_replicated(self, instruction: Instruction) -> None:
-        unit, buffer = self._unit(instruction), self._gradient_buffer(instruction.reads[0])
-        self._collective(dist.all_reduce, instruction, buffer[unit.replicated_start : unit.layout[-1][2]])
-
-    def _reduce_scatter_gradients(self, instruction: Instruction) -> None:
-        unit, whole = self._unit(instruction), self.values[instruction.reads[0]]
-        piece = torch.empty_like(unit.gradient)
-        self._collective(dist.reduce_scatter_tensor, instruction, piece, whole)
-        unit.gradient += piece
-
-    def _all_reduce_gradients(self, instruction: Instruction) -> None:
-        self._collective(dist.all_reduce, instruction, self._unit(instruction).gradient)
-
-    def _reduce_tied(self, instruction: Instruction) -> None:
-        """Sum the gradients of the two copies of one matrix: of each copy, one owner puts in each element."""
-        dtype = torch_units.DTYPES[self.model.dtype]
-        table = torch.zeros(self.model.tied_elements, dtype=dtype, device=self.device)
-        places, width = [], self.model.units[-1].sublayer.hidden
-        for position in (int(name.split(".")[1]) for name in instruction.reads):
-            strategy, unit = self.program.strategies[position], self.units[position]
-            low, high = shard_bounds(self.model.vocabulary, unit.shard.tp, unit.shard.index)
-            first = strategy.index(self.place, "sdp") * unit.gradient.numel()
-            # The matrix is the first in the flat buffer; this rank may hold a slice of it, or none.
-            length = max(0, min(unit.gradient.numel(), (high - low) * width - first))
-            start = low * width + first
-            places.append((unit.gradient[:length], start, start + length))
-            if strategy.index(self.place, "dp") == 0:
-                table[start : start + length] += unit.gradient[:length]
-        if len(instruction.group) > 1:
-            self._collective(dist.all_reduce, instruction, table)
-        for gradient, start, end in places:
-            gradient.copy_(table[start:end])
-
     def _reduce_loss(self, instruction: Instruction) -> None:
         if len(instruction.group) > 1:
-            self._collective(dist.all_reduce, instruction, self.loss)
+            self.collective(dist.all_reduce, instruction, self.loss)
+
+    def _nothing(self, instruction: Instruction) -> None:
+        """Order alone, or what it frees."""
 
 
 _HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
@@ -277,12 +262,11 @@ _HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
     Op.JOIN: Executor._join,
     Op.ALL_REDUCE: Executor._all_reduce,
     Op.GATHER_STATISTICS: Executor._gather_statistics,
-    Op.GATHER_PARAMETERS: Executor._gather_parameters,
-    Op.REDUCE_REPLICATED: Executor._reduce_replicated,
-    Op.REDUCE_SCATTER_GRADIENTS: Executor._reduce_scatter_gradients,
-    Op.ALL_REDUCE_GRADIENTS: Executor._all_reduce_gradients,
-    Op.REDUCE_TIED: Executor._reduce_tied,
     Op.REDUCE_LOSS: Executor._reduce_loss,
     **dict.fromkeys(POINT_TO_POINT, Executor._point_to_point),
+    **SHARDING,
+    **COPYING,
+    Op.HOST_OPTIMIZER_STEP: Executor._optimizer_step,
+    **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), Executor._nothing),
 }
 handles_all(_HANDLERS)

@@ -1,37 +1,15 @@
-"""The fused back-end: two threads, ordered by nothing but the program's waits."""
+"""The fused back-end: compute on the calling thread, everything else as one FIFO in issue order on a second (NCCL's order)."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainplan.execution.program import Instruction
+from trainplan.execution.threads import run_lanes
 
 
-def run_fused(instructions: tuple[Instruction, ...], run: Callable[[Instruction], None]) -> None:
-    """Compute here, communication in issue order on a second thread; each instruction waits for those that it names."""
-    done = [threading.Event() for _ in instructions]
-    failed: queue.Queue[BaseException] = queue.Queue()
-
-    def stream(name: str) -> None:
-        for place, instruction in enumerate(instructions):
-            if instruction.stream != name:
-                continue
-            for index in instruction.waits:
-                while not done[index].wait(timeout=1.0):
-                    if not failed.empty():
-                        return
-            try:
-                run(instruction)
-            except BaseException as error:
-                failed.put(error)
-                return
-            done[place].set()
-
-    thread = threading.Thread(target=stream, args=("communication",), daemon=True)
-    thread.start()
-    stream("compute")
-    thread.join()
-    if not failed.empty():
-        raise failed.get()
+def run_fused(instructions: Sequence[Instruction], run: Callable[[Instruction], None]) -> None:
+    """Run each instruction once those that it waits for are done, on the two threads."""
+    lanes = ["compute" if instruction.stream == "compute" else "beside" for instruction in instructions]
+    waits = [instruction.waits for instruction in instructions]
+    run_lanes(waits, lanes, lambda place: run(instructions[place]), here="compute")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
@@ -12,6 +13,36 @@ from trainplan.formulations.strategies import Paradigm, Strategy
 
 class Fault(Exception):
     """A meaning that does not fit; becomes a line of the report."""
+
+
+def fault_at(rank: int, instruction: Instruction, text: str) -> Fault:
+    return Fault(f"rank {rank}: {instruction} {text}")
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Hidden states, logits or their gradients: at which boundary, of which samples, summed over which tensor-parallel ranks.
+
+    parts: indices whose partial results are in the sum; `of`: how many there are. `stage` tells logits and their forms apart.
+    """
+
+    boundary: int
+    rows: tuple[int, ...]
+    parts: frozenset[int]
+    of: int
+    stage: str = "hidden"
+
+    def whole(self) -> bool:
+        return len(self.parts) == self.of
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Parameters of a unit: whole or a rank's shard; before the optimizer's step or after it."""
+
+    unit: int
+    whole: bool = False
+    stepped: bool = False
 
 
 class Interpreter:
@@ -23,10 +54,10 @@ class Interpreter:
         self.open: list[list[Instruction]] = [[] for _ in programs]  # messages of the instruction at hand not yet passed
         self.values: list[dict[str, Any]] = [{} for _ in programs]
         for program, values in zip(programs, self.values, strict=True):
-            for unit in program.units:
-                values[f"parameter.{unit}"] = "shard"
-                values[f"gradient.{unit}"] = None
-                values[f"moments.{unit}"] = "moments"
+            known: dict[str, Any] = {"parameter": Weights, "host-parameter": Weights}
+            for name in program.persistent - {"loss"}:
+                kind, _, unit = name.partition(".")
+                values[name] = known[kind](int(unit)) if kind in known else None
             values["loss"] = Counter()
         for rank in range(len(programs)):
             self._open(rank)
@@ -38,6 +69,9 @@ class Interpreter:
             if head := self._head(rank):
                 raise Fault(f"rank {rank}: {head} waits for ever: ranks {', '.join(map(str, head.group))} never come together")
             _check_done_once(program)
+            for name in sorted(program.persistent):
+                if isinstance(weights := self.value(rank, name), Weights) and not weights.stepped:
+                    raise Fault(f"rank {rank}: {name} ends without the optimizer's step")
 
     def _head(self, rank: int) -> Instruction | None:
         instructions = self.programs[rank].instructions
@@ -122,7 +156,8 @@ Rule = Callable[[Interpreter, Sequence[int], list[Instruction]], None]
 
 def _check_done_once(program: Program) -> None:
     once: list[tuple[Op, int | None]] = [(Op.REDUCE_LOSS, None)]
-    once += [(op, unit) for op in (Op.OPTIMIZER_STEP, Op.ZERO_GRADIENTS) for unit in program.units]
+    each = (Op.HOST_OPTIMIZER_STEP,) if program.optimizer_on_host else (Op.OPTIMIZER_STEP, Op.ZERO_GRADIENTS)
+    once += [(op, unit) for op in each for unit in program.units]
     if program.model.tied and {0, len(program.strategies) - 1} & set(program.units):
         once.append((Op.REDUCE_TIED, None))
     counts = Counter((instruction.op, instruction.unit) for instruction in program.instructions)

@@ -7,26 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.execution.interpreter import Fault, Interpreter, Rule
+from trainplan.execution.copy_meanings import COPIED
+from trainplan.execution.interpreter import Fault, Hidden, Interpreter, Rule, Weights, fault_at
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
 from trainplan.formulations.strategies import Paradigm
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """Hidden states, logits or their gradients: at which boundary, of which samples, summed over which tensor-parallel ranks.
-
-    parts: indices whose partial results are in the sum; `of`: how many there are. `stage` tells logits and their forms apart.
-    """
-
-    boundary: int
-    rows: tuple[int, ...]
-    parts: frozenset[int]
-    of: int
-    stage: str = "hidden"
-
-    def whole(self) -> bool:
-        return len(self.parts) == self.of
 
 
 @dataclass(frozen=True)
@@ -58,10 +42,6 @@ def _some(rows: Sequence[int]) -> str:
     return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
 
 
-def _fault(rank: int, instruction: Instruction, text: str) -> Fault:
-    return Fault(f"rank {rank}: {instruction} {text}")
-
-
 def _input(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (rank,), (head,) = ranks, heads
     run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], frozenset([0]), 1)
@@ -77,15 +57,16 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
     source, weights = head.reads[0], head.reads[1]
     x = run.value(rank, source)
     if not isinstance(x, Hidden) or x.stage != "hidden" or x.boundary != head.unit or not x.whole():
-        raise _fault(rank, head, f"reads {source}, which is not the whole input of its unit")
+        raise fault_at(rank, head, f"reads {source}, which is not the whole input of its unit")
     _need_parameters(run, rank, head, weights)
     return x
 
 
 def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str) -> None:
-    sharded = run.strategy(rank, head).degree("sdp") > 1
-    if run.value(rank, name) != ("whole" if sharded else "shard"):
-        raise _fault(rank, head, f"uses {name}, which is not whole")
+    assert head.unit is not None
+    one_has_all = run.strategy(rank, head).degree("sdp") == 1
+    if run.value(rank, name) not in (Weights(head.unit, True), *([Weights(head.unit)] if one_has_all else ())):
+        raise fault_at(rank, head, f"uses {name}, which is not whole")
 
 
 def _forward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -108,7 +89,7 @@ def _statistics(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]
     (rank,), (head,) = ranks, heads
     logits, targets = run.value(rank, head.reads[0]), run.value(rank, head.reads[1])
     if logits.stage != "logits" or logits.rows != targets:
-        raise _fault(rank, head, f"has logits of samples {_some(logits.rows)} and targets of {_some(targets)}")
+        raise fault_at(rank, head, f"has logits of samples {_some(logits.rows)} and targets of {_some(targets)}")
     run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, logits.parts, logits.of, "exponentials")
     run.values[rank][head.writes[1]] = Hidden(logits.boundary, logits.rows, logits.parts, logits.of, "statistics")
 
@@ -125,9 +106,9 @@ def _disjoint(ranks: Sequence[int], heads: list[Instruction], found: list[Hidden
     parts: set[int] = set()
     for rank, head, value in zip(ranks, heads, found, strict=True):
         if (value.rows, value.boundary, value.stage) != (found[0].rows, found[0].boundary, found[0].stage):
-            raise _fault(rank, head, f"sums samples {_some(value.rows)} with samples {_some(found[0].rows)}")
+            raise fault_at(rank, head, f"sums samples {_some(value.rows)} with samples {_some(found[0].rows)}")
         if parts & value.parts:
-            raise _fault(rank, head, "sums the same partial result twice")
+            raise fault_at(rank, head, "sums the same partial result twice")
         parts |= value.parts
     return frozenset(parts)
 
@@ -137,10 +118,10 @@ def _loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> N
     logits = run.value(rank, head.reads[0])
     known = [run.value(rank, name) for name in head.reads[2:-1]]
     if logits.stage != "exponentials" or not known[-1].whole():
-        raise _fault(rank, head, "lacks the statistics of some vocabulary shards")
+        raise fault_at(rank, head, "lacks the statistics of some vocabulary shards")
     program = run.programs[rank]
     if abs(head.args["scale"] * program.samples * program.model.tokens - 1) > 1e-12:
-        raise _fault(rank, head, "is not divided by the tokens of the whole step")
+        raise fault_at(rank, head, "is not divided by the tokens of the whole step")
     run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, frozenset([0]), 1, "gradient")
     if run.strategy(rank, head).index(run.programs[rank].place, "tp") == 0:
         run.values[rank]["loss"] = run.values[rank]["loss"] + Counter(logits.rows)
@@ -152,13 +133,13 @@ def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
     assert head.unit is not None
     _need_parameters(run, rank, head, head.reads[3])
     if incoming.stage != "gradient" or incoming.boundary != head.unit + 1 or not incoming.whole():
-        raise _fault(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of its output")
+        raise fault_at(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of its output")
     if blocks := head.args.get("blocks"):  # of both halves, of which this is one
         if incoming.rows != tuple(row for block in blocks for row in block):
-            raise _fault(rank, head, f"takes rows of {head.reads[2]}, which holds other samples than it was compiled for")
+            raise fault_at(rank, head, f"takes rows of {head.reads[2]}, which holds other samples than it was compiled for")
         incoming = replace(incoming, rows=blocks[head.half])
     if incoming.rows != graph.rows:
-        raise _fault(rank, head, f"has a graph of samples {_some(graph.rows)} and a gradient of {_some(incoming.rows)}")
+        raise fault_at(rank, head, f"has a graph of samples {_some(graph.rows)} and a gradient of {_some(incoming.rows)}")
     strategy = run.strategy(rank, head)
     place, of = strategy.index(run.programs[rank].place, "tp"), strategy.degree("tp")
     if head.unit > 0:
@@ -167,7 +148,7 @@ def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
     name = head.writes[-1]
     before = run.value(rank, name) if name in head.reads else EMPTY
     if before is None:
-        raise _fault(rank, head, f"adds to {name}, which was not zeroed")
+        raise fault_at(rank, head, f"adds to {name}, which was not zeroed")
     run.values[rank][name] = before + own
 
 
@@ -181,11 +162,11 @@ def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
     for rank, head in zip(ranks, heads, strict=True):
         blocks, wanted = head.args["blocks"], head.args["rows"]
         if tuple(value.rows for value in held) != tuple(blocks):
-            raise _fault(rank, head, "gathers other samples than it was compiled for")
+            raise fault_at(rank, head, "gathers other samples than it was compiled for")
         if any(not value.whole() or value.boundary != held[0].boundary or value.stage != held[0].stage for value in held):
-            raise _fault(rank, head, "moves a partial sum")
+            raise fault_at(rank, head, "moves a partial sum")
         if not set(wanted) <= {row for block in blocks for row in block}:
-            raise _fault(rank, head, "lacks some of the samples that it needs")
+            raise fault_at(rank, head, "lacks some of the samples that it needs")
         run.values[rank][head.writes[0]] = Hidden(held[0].boundary, wanted, frozenset([0]), 1, held[0].stage)
 
 
@@ -193,9 +174,9 @@ def _join(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> N
     (rank,), (head,) = ranks, heads
     halves = [run.value(rank, name) for name in head.reads]
     if tuple(half.rows for half in halves) != head.args["blocks"]:
-        raise _fault(rank, head, "joins other samples than it was compiled for")
+        raise fault_at(rank, head, "joins other samples than it was compiled for")
     if any(not half.whole() or half.boundary != head.unit or half.stage != halves[0].stage for half in halves):
-        raise _fault(rank, head, "joins what is not both halves of one boundary, whole")
+        raise fault_at(rank, head, "joins what is not both halves of one boundary, whole")
     rows = tuple(row for half in halves for row in half.rows)
     run.values[rank][head.writes[0]] = replace(halves[0], rows=rows)
 
@@ -211,8 +192,11 @@ def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]
 def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     for rank, head in zip(ranks, heads, strict=True):
         if tuple(ranks) != run.peers(rank, head, "sdp"):
-            raise _fault(rank, head, "gathers over other ranks than hold its shards")
-        run.values[rank][head.writes[0]] = "whole"
+            raise fault_at(rank, head, "gathers over other ranks than hold its shards")
+        assert head.unit is not None
+        if run.value(rank, head.reads[0]) != Weights(head.unit):
+            raise fault_at(rank, head, f"gathers {head.reads[0]}, which is not this step's shard of its unit")
+        run.values[rank][head.writes[0]] = Weights(head.unit, True)
 
 
 def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -231,10 +215,10 @@ def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instru
     paradigm: Paradigm = "sdp" if heads[0].op is Op.REDUCE_SCATTER_GRADIENTS else "dp"
     for rank, head in zip(ranks, heads, strict=True):
         if tuple(ranks) != run.peers(rank, head, paradigm):
-            raise _fault(rank, head, "sums over other ranks than share its shard")
-        before = EMPTY if head.reads[0] == head.writes[0] else run.value(rank, head.writes[0])
+            raise fault_at(rank, head, "sums over other ranks than share its shard")
+        before = run.value(rank, head.writes[0]) if head.writes[0] in head.reads[1:] else EMPTY
         if before is None:
-            raise _fault(rank, head, f"adds to {head.writes[0]}, which was not zeroed")
+            raise fault_at(rank, head, f"adds to {head.writes[0]}, which was not zeroed")
         run.values[rank][head.writes[0]] = before + total
 
 
@@ -248,41 +232,50 @@ def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
     for rank, head in zip(ranks, heads, strict=True):
         for name in head.reads:
             value, expected = run.value(rank, name), _expected(run.programs[rank], int(name.split(".")[1]))
-            if value.split != expected.split:
-                raise _fault(rank, head, f"ties {name} before it is summed")
+            if value is None or value.split != expected.split:
+                raise fault_at(rank, head, f"ties {name} before it is summed")
             run.values[rank][name] = Gradient(value.split, value.replicated, True)
 
 
 def _optimizer_step(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (rank,), (head,) = ranks, heads
     assert head.unit is not None
-    program, value = run.programs[rank], run.value(rank, head.reads[0])
+    program, value, weights = run.programs[rank], run.value(rank, head.reads[0]), head.writes[0]
+    if value is None:
+        raise fault_at(rank, head, f"uses {head.reads[0]}, which is of the step before")
+    if run.value(rank, weights) != Weights(head.unit):
+        raise fault_at(rank, head, f"changes {weights}, which has been stepped")
+    run.values[rank][weights] = Weights(head.unit, stepped=True)
     expected = _expected(program, head.unit)
     part = program.model.units[head.unit].sublayer
     if value.split != expected.split or (part.replicated_count and value.replicated != expected.replicated):
-        raise _fault(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
+        raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
     if program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
-        raise _fault(rank, head, "comes before the tied matrix is reduced")
+        raise fault_at(rank, head, "comes before the tied matrix is reduced")
+
+
+def _nothing(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """Order alone, or letting go."""
 
 
 def _reduce_loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     total: Counter[int] = sum((run.value(rank, "loss") for rank in ranks), Counter())
     if total != Counter(range(run.programs[0].samples)):
-        raise _fault(ranks[0], heads[0], "does not count each sample once")
+        raise fault_at(ranks[0], heads[0], "does not count each sample once")
 
 
 def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (sender, receiver), (send, receive) = ranks, heads
     (name,), (place,) = send.reads, receive.writes
     if name != place:
-        raise _fault(sender, send, f"of {name} meets the receive of {place} on rank {receiver}")
+        raise fault_at(sender, send, f"of {name} meets the receive of {place} on rank {receiver}")
     if send.message_bytes != receive.message_bytes:
-        raise _fault(sender, send, f"has {send.message_bytes} bytes, rank {receiver} receives {receive.message_bytes}")
+        raise fault_at(sender, send, f"has {send.message_bytes} bytes, rank {receiver} receives {receive.message_bytes}")
     value = run.value(sender, name)
     if not value.whole():
-        raise _fault(sender, send, "passes on a partial sum")
+        raise fault_at(sender, send, "passes on a partial sum")
     if value.rows != receive.args["rows"]:
-        raise _fault(receiver, receive, f"is of samples {_some(receive.args['rows'])} and gets {_some(value.rows)}")
+        raise fault_at(receiver, receive, f"is of samples {_some(receive.args['rows'])} and gets {_some(value.rows)}")
     run.values[receiver][place] = value
 
 
@@ -309,5 +302,8 @@ _RULES: dict[Op, Rule] = {
     Op.REDUCE_TIED: _reduce_tied,
     Op.REDUCE_LOSS: _reduce_loss,
     **dict.fromkeys(POINT_TO_POINT, _pass_on),
+    **COPIED,
+    Op.HOST_OPTIMIZER_STEP: _optimizer_step,
+    **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), _nothing),
 }
 handles_all(_RULES)

@@ -1,8 +1,20 @@
 """A program: what one rank does in one training step, instruction by instruction, in issue order.
 
-What is checked, walked and executed is this same object. Dependencies follow from the buffers: an instruction that reads a
-buffer comes after its last writer, one that writes or frees it after all its readers too. `waits` is their transitive
-reduction over the two streams, compute and communication, each of which runs in issue order.
+What is checked, walked and executed is this same object. Every instruction belongs to a lane, and each lane runs its own in
+issue order:
+
+| lane | what runs there |
+|---|---|
+| compute | all computations, and what they read |
+| communication | collectives and messages between devices |
+| copy | copies between device and host, both ways (on the communication lane where both share one link) |
+| host | the optimizer, where it works on the host |
+
+Dependencies between lanes follow from the buffers: an instruction that reads a buffer comes after its last writer, one that
+writes or frees it after all its readers too. Where order alone is wanted, an instruction comes `after` marks that earlier ones
+set: a mark is a buffer of no bytes. `waits` is the transitive reduction of all this.
+
+Buffers whose names begin in `host-` lie in the host's memory, all others in the device's.
 
 A send and its receive name their buffer alike. A send that is followed by a receive from the same rank is grouped with it, so
 that two neighbours that both have something to send do not wait for each other for ever.
@@ -13,12 +25,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models import Model
 
-Stream = Literal["compute", "communication"]
+Stream = Literal["compute", "communication", "copy", "host"]
+STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
 class Part(NamedTuple):
@@ -62,6 +75,15 @@ class Op(StrEnum):
     SEND = "send"  # hidden states to the next stage, or their gradients to the one before
     RECEIVE = "receive"  # in the sender's layout; re-laid here
     SEND_RECEIVE = "send-receive"  # both at once, with one neighbour
+    PREFETCH_SHARD = "prefetch-shard"  # of the parameters, from the host
+    RESHARD = "reshard"  # let go of gathered parameters
+    OFFLOAD_HIDDEN = "offload-hidden"  # a unit's input, to the host
+    DROP_HIDDEN = "drop-hidden"  # let go of it on the device
+    PREFETCH_HIDDEN = "prefetch-hidden"  # and back
+    OFFLOAD_GRADIENT = "offload-gradient"  # a shard of the gradient, to the host
+    HOST_OPTIMIZER_STEP = "host-optimizer-step"  # on the host's shards of parameters, gradients and moments
+    SYNCHRONISE = "synchronise"  # all lanes wait for all
+    MARK = "mark"  # does nothing, once what it reads is there
 
 
 COLLECTIVES = frozenset(
@@ -78,6 +100,18 @@ COLLECTIVES = frozenset(
     }
 )
 POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
+COPIES = frozenset({Op.PREFETCH_SHARD, Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.PREFETCH_HIDDEN, Op.OFFLOAD_GRADIENT})
+LANES: dict[Op, Stream] = {
+    **dict.fromkeys(Op, "compute"),
+    **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT, Op.RESHARD), "communication"),
+    **dict.fromkeys(COPIES, "copy"),
+    Op.HOST_OPTIMIZER_STEP: "host",
+}
+
+
+def on_host(name: str) -> bool:
+    """Whether a buffer lies in the host's memory."""
+    return name.startswith("host-")
 
 
 def handles_all(handlers: Iterable[Op]) -> None:
@@ -88,11 +122,12 @@ def handles_all(handlers: Iterable[Op]) -> None:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One step. `frees`: buffers gone once it is done. `waits`: indices of instructions of the other stream to wait for.
+    """One step. `frees`: buffers gone once it is done. `waits`: indices of instructions of other lanes to wait for.
 
-    message_bytes: what a collective gathers or reduces, whole, or what is sent or received. workspace_bytes: temporaries while
-    it runs. unit: of what passes between stages, the unit that reads the hidden states. grouped: the send and the receive.
-    half: 0 or 1 where it is about a half of its micro-batch.
+    message_bytes: what a collective gathers or reduces, whole, or what is sent, received or copied. workspace_bytes:
+    temporaries while it runs. unit: of what passes between stages, the unit that reads the hidden states. grouped: the send and
+    the receive. half: 0 or 1 where it is about a half of its micro-batch. lane: where it is not its operation's own. after:
+    marks of earlier instructions, which come first. marks: set once it is done.
     """
 
     op: Op
@@ -108,10 +143,28 @@ class Instruction:
     workspace_bytes: int = 0
     waits: tuple[int, ...] = ()
     grouped: tuple[Instruction, ...] = ()
+    lane: Stream | None = None
+    after: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
 
     @property
     def stream(self) -> Stream:
-        return "communication" if self.op in COLLECTIVES or self.op in POINT_TO_POINT else "compute"
+        return self.lane or LANES[self.op]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Buffers and marks whose last writer comes before it."""
+        return (*self.reads, *self.after)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Buffers and marks whose last writer and readers since come before it."""
+        return (*self.writes, *self.marks, *self.frees)
+
+    @property
+    def by_processor(self) -> bool:
+        """Whether the host's processor itself works on host buffers, so that copies to them must be done, not just issued."""
+        return self.op is Op.HOST_OPTIMIZER_STEP or (self.op is Op.REDUCE_TIED and any(map(on_host, self.reads)))
 
     @property
     def messages(self) -> tuple[Instruction, ...]:
@@ -127,7 +180,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """One rank's program. buffers: bytes by name; persistent: those that live from step to step.
+    """One rank's program. buffers: bytes by name; persistent: those that live from step to step, on device and host.
 
     units: those of the rank's stage. place: the rank's number in its stage, from 0; strategies speak of these. samples: of the
     whole step. micro_batches: those that the rank works on.
@@ -145,6 +198,21 @@ class Program:
     persistent: frozenset[str]
     instructions: tuple[Instruction, ...]
 
+    @property
+    def optimizer_on_host(self) -> bool:
+        """Whether parameters, gradients and moments live there; the device then has what memory switches leave on it."""
+        return f"host-parameter.{self.units.start}" in self.buffers
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Bytes of the device that live from step to step."""
+        return sum(self.buffers[name] for name in self.persistent if not on_host(name))
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host, all of which are set aside before the first step."""
+        return sum(size for name, size in self.buffers.items() if on_host(name))
+
 
 def grouped(send: Instruction, receive: Instruction) -> Instruction:
     """A send and a receive as one operation."""
@@ -152,28 +220,49 @@ def grouped(send: Instruction, receive: Instruction) -> Instruction:
     return Instruction(Op.SEND_RECEIVE, group=send.group, grouped=(send, receive), **both)
 
 
+class Clocks:
+    """What is surely done before an instruction begins, by lane order and waits: of every lane, its instructions up to one.
+
+    Instructions are issued one by one; each first waits for those that it has to.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[Stream, dict[Stream, int]] = {stream: {} for stream in STREAMS}
+        self._issued: list[tuple[Stream, dict[Stream, int]]] = []
+
+    def wait(self, stream: Stream, index: int) -> None:
+        """The next instruction of a lane begins once that with this index is done."""
+        clock = self._lanes[stream]
+        for lane, last in self._issued[index][1].items():
+            clock[lane] = max(clock.get(lane, -1), last)
+
+    def done(self, stream: Stream, index: int) -> bool:
+        """Whether that instruction is surely done before the next one of a lane begins."""
+        return self._lanes[stream].get(self._issued[index][0], -1) >= index
+
+    def issue(self, stream: Stream) -> None:
+        clock = self._lanes[stream]
+        clock[stream] = len(self._issued)
+        self._issued.append((stream, dict(clock)))
+
+
 def with_waits(instructions: list[Instruction]) -> tuple[Instruction, ...]:
-    """The same instructions with their `waits`, from the buffers that they touch."""
+    """The same instructions with their `waits`, from the buffers and marks that they touch."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    seen: dict[Stream, dict[Stream, int]] = {"compute": {"communication": -1}, "communication": {"compute": -1}}
-    result = []
+    clocks, result = Clocks(), []
     for place, instruction in enumerate(instructions):
-        before: set[int] = set()
-        for name in instruction.reads:
-            before.update([writer[name]] if name in writer else [])
-        for name in (*instruction.writes, *instruction.frees):
-            before.update([writer[name]] if name in writer else [])
-            before.update(readers.get(name, []))
-        own = instruction.stream
-        other: Stream = "communication" if own == "compute" else "compute"
-        last = max((i for i in before if i != place and instructions[i].stream == other), default=-1)
-        waits: tuple[int, ...] = ()
-        if last > seen[own][other]:
-            waits, seen[own][other] = (last,), last
-        for name in instruction.reads:
+        before = {writer[name] for name in (*instruction.needs, *instruction.changes) if name in writer}
+        before.update(index for name in instruction.changes for index in readers.get(name, ()))
+        own, waits = instruction.stream, []
+        for index in sorted(before, reverse=True):  # the last first: it may have waited for the others
+            if not clocks.done(own, index):
+                clocks.wait(own, index)
+                waits.append(index)
+        clocks.issue(own)
+        for name in instruction.needs:
             readers.setdefault(name, []).append(place)
-        for name in (*instruction.writes, *instruction.frees):
+        for name in instruction.changes:
             writer[name], readers[name] = place, []
-        result.append(replace(instruction, waits=waits))
+        result.append(replace(instruction, waits=tuple(waits)))
     return tuple(result)

@@ -19,6 +19,8 @@ from trainplan.profiling.processes import Report, run_workers
 MOST_PROCESSES = 64
 Device = Literal["cpu", "cuda"]
 COMMUNICATION: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # torch's names, for tensors there
+BACKENDS_ON: dict[Device, tuple[Backend, ...]] = {"cpu": ("serial", "fused", "threads"), "cuda": ("serial", "streams")}
+MEASURED_BACKENDS: tuple[Backend, ...] = ("serial", "streams")  # what torch allocates on the CPU is seen of one thread
 EXECUTED_DTYPES = ("float32", "float64")
 # Fields of a configuration that change results, and that torch_units does not follow.
 UNEXECUTED = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "rope_scaling")
@@ -70,7 +72,7 @@ def run_plans(
     first. Raises InputError for bad arguments, WorkerError when a process fails.
     """
     check_settings(plans, steps, backend, device, seed)
-    if measure_memory and backend != "serial":
+    if measure_memory and backend not in MEASURED_BACKENDS:
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
         )
@@ -128,15 +130,17 @@ def check_settings(plans: Sequence[Plan], steps: int, backend: Backend, device: 
         raise InputError("plan", "world", f"is {world}", fix)
     if device not in COMMUNICATION:
         raise InputError("command line", "--device", f"is {device!r}", f"give one of: {', '.join(get_args(Device))}")
+    if backend not in BACKENDS_ON[device]:
+        where, other = ("GPUs", "cpu") if device == "cuda" else ("the CPU", "cuda")
+        fix = f"give --backend {' or '.join(BACKENDS_ON[device])}, or --device {other}"
+        raise InputError("command line", "--backend", f"is {backend!r} on {where}", fix)
     if device == "cuda":
-        _check_gpus(world, backend)
+        _check_gpus(world)
 
 
-def _check_gpus(world: int, backend: Backend) -> None:
+def _check_gpus(world: int) -> None:
     import torch
 
-    if backend != "serial":  # CUDA's current device and stream belong to one thread
-        raise InputError("command line", "--backend", f"is {backend!r} on GPUs", "give --backend serial, or --device cpu")
     if (found := torch.cuda.device_count()) < world:
         told = f"is 'cuda', but torch finds {found} GPUs for {world} processes"
         raise InputError("command line", "--device", told, "give cpu, or run on a machine with a GPU for each")
@@ -183,8 +187,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
             differences = _differences(rank, world, everyone, plan["programs"], gradients, parameters, losses, job)
         peak = None
         if job["memory"]:
-            peak = sum(program.buffers[name] for name in program.persistent)
-            peak += _allocated(executor)
+            peak = program.persistent_bytes + _allocated(executor, job["backend"])
         results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, **differences})
     return results
 
@@ -222,7 +225,7 @@ def timed_step(executor: Any, backend: Backend, everyone: Any) -> tuple[float, f
     return loss, time.perf_counter() - started
 
 
-def _allocated(executor: Any) -> int:
+def _allocated(executor: Any, backend: Backend) -> int:
     """Bytes that a step allocates beyond those that stay, at most at once."""
     import torch
     from trainplan.profiling.allocations import PeakMemory
@@ -230,11 +233,11 @@ def _allocated(executor: Any) -> int:
     if executor.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        executor.step("serial")
+        executor.step(backend)
         return torch.cuda.max_memory_allocated() - before
     executor.release_s = RELEASE_S
     with PeakMemory() as memory:
-        executor.step("serial")
+        executor.step(backend)
     return memory.peak_bytes
 
 

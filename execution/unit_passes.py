@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.execution.placement import Placement
-from trainplan.execution.program import Instruction, Op, Part
+from trainplan.execution.program import Instruction, Op, Part, Program, with_waits
 from trainplan.formulations.strategies import gather_ranks
 
 OPTIMIZER_MOMENTS = 2
@@ -38,6 +38,22 @@ class UnitPasses(Placement):
             self.persistent.add(name)
         return name
 
+    def finished(self) -> Program:
+        """What has been issued, as the rank's program."""
+        return Program(
+            self.rank,
+            self.world,
+            self.place,
+            self.units,
+            self.model,
+            self.strategies,
+            self.batch.global_samples,
+            self.micro_batches,
+            self.buffers,
+            frozenset(self.persistent),
+            with_waits(self.issued),
+        )
+
     def place_states(self, unit: int) -> None:
         size = self.shard_elements(unit) * self.model.element_bytes
         for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
@@ -45,28 +61,36 @@ class UnitPasses(Placement):
         self.buffer("loss", 8, persistent=True)
 
     def forward(self, unit: int, part: Part) -> None:
-        layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
-        tp, rows = strategy.degree("tp"), self.rows(unit, part)
-        source = f"hidden.{unit}.{part}"
+        layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
         if unit == 0:
-            self.buffer(source, layer.input_bytes(len(rows)))
-            self.issue(Op.INPUT, unit, part, writes=(source,), args={"rows": rows})
+            source = self.input(part)
         else:
-            source = self._relaid(source, f"input.{unit}.{part}", unit - 1, unit, part)
+            source = self._relaid(f"hidden.{unit}.{part}", f"input.{unit}.{part}", unit - 1, unit, part)
         weights = self._gathered(unit, part, after=source)
-        result = self.buffer(f"hidden.{unit + 1}.{part}", layer.output_bytes(len(rows), tp))
-        graph = f"graph.{unit}.{part}"
-        kept = layer.kept_bytes(len(rows), tp)
-        workspace = layer.forward_workspace_bytes(len(rows), tp)
-        freed = self._freed_after_use(unit)
-        self.buffer(graph, kept)
+        result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit))
+        if tp > 1 and layer.kind != "head":
+            self._sum_partial(unit, part, result)
+
+    def compute_forward(self, unit: int, part: Part, source: str, weights: str, freed: tuple[str, ...] = ()) -> str:
+        """The computation, with graph or without; the buffer of its output."""
+        layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
+        tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
+        result = self.buffer(f"hidden.{unit + 1}.{part}", layer.output_bytes(rows, tp))
+        kept, workspace = layer.kept_bytes(rows, tp), layer.forward_workspace_bytes(rows, tp)
+        graph = self.buffer(f"graph.{unit}.{part}", kept)
         op = Op.FORWARD
         writes: tuple[str, ...] = (result, graph)
         if strategy.ckpt:
             op, writes, workspace = Op.FORWARD_WITHOUT_GRAPH, (result,), workspace + kept
         self.issue(op, unit, part, reads=(source, weights), writes=writes, frees=freed, workspace_bytes=workspace)
-        if tp > 1 and layer.kind != "head":
-            self._sum_partial(unit, part, result)
+        return result
+
+    def input(self, part: Part) -> str:
+        """The buffer of the first unit's input."""
+        rows = self.rows(0, part)
+        source = self.buffer(f"hidden.0.{part}", self.model.units[0].sublayer.input_bytes(len(rows)))
+        self.issue(Op.INPUT, 0, part, writes=(source,), args={"rows": rows})
+        return source
 
     def loss(self, part: Part) -> None:
         model, strategy, unit = self.model, self.strategies[self.last], self.last
@@ -106,7 +130,7 @@ class UnitPasses(Placement):
         whole = Part(micro_batch)
         parts = whole.halves if self.runs_in_halves(self.stage, micro_batch) else (whole,)
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
-        arrived = [self._output_gradient(unit, part) for part in (parts if apart else (whole,))]
+        arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
         weights = self._gathered(unit, whole, after=arrived[0])
         gradient, sdp = f"gradient.{unit}", self.strategies[unit].degree("sdp")
         if sdp > 1:
@@ -118,22 +142,40 @@ class UnitPasses(Placement):
             adds = (gradient,) if sdp == 1 or place else ()  # to a gradient that is there already
             freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
             blocks = {} if apart or len(parts) == 1 else {"blocks": tuple(self.rows(unit, half) for half in parts)}
-            self._backward_of(unit, part, (incoming, weights, *adds), gradient, freed, blocks)
+            self.recompute(unit, part, weights)
+            self.compute_backward(unit, part, (incoming, weights, *adds), gradient, freed, blocks)
+            if unit > 0 and self.strategies[unit].degree("tp") > 1:
+                self._sum_partial(unit, part, f"input-gradient.{unit}.{part}")
         self._reduce_gradients(unit, micro_batch, gradient)
 
-    def _backward_of(
-        self, unit: int, part: Part, reads: tuple[str, ...], gradient: str, freed: tuple[str, ...], args: dict[str, Any]
+    def recompute(self, unit: int, part: Part, weights: str) -> None:
+        """The graph again, from the kept input, where the unit's strategy says so."""
+        layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
+        if strategy.ckpt:
+            tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
+            output = layer.output_bytes(rows, tp) + layer.forward_workspace_bytes(rows, tp)
+            reads, graph = (self._input_of(unit, part), weights), f"graph.{unit}.{part}"
+            self.issue(Op.RECOMPUTE, unit, part, reads=reads, writes=(graph,), workspace_bytes=output)
+
+    def backward_reads(self, unit: int, part: Part) -> tuple[str, str]:
+        """Graph and input: what a part's backward pass reads, and is the last to need."""
+        return f"graph.{unit}.{part}", self._input_of(unit, part)
+
+    def compute_backward(
+        self,
+        unit: int,
+        part: Part,
+        reads: tuple[str, ...],
+        gradient: str,
+        freed: tuple[str, ...],
+        args: dict[str, Any] | None = None,
     ) -> None:
-        """A part's backward pass, after its recomputation if need be. reads, freed: besides graph and input.
+        """A part's backward pass, once its graph is there. reads, freed: besides graph and input.
 
         args: `blocks` where the gradient of the output holds the rows of both halves.
         """
-        layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
-        tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
-        source, graph = self._input_of(unit, part), f"graph.{unit}.{part}"
-        if strategy.ckpt:
-            output = layer.output_bytes(rows, tp) + layer.forward_workspace_bytes(rows, tp)
-            self.issue(Op.RECOMPUTE, unit, part, reads=(source, reads[1]), writes=(graph,), workspace_bytes=output)
+        layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
+        rows, own = len(self.rows(unit, part)), self.backward_reads(unit, part)
         writes: tuple[str, ...] = ()
         if unit > 0:
             writes = (self.buffer(f"input-gradient.{unit}.{part}", layer.input_bytes(rows)),)
@@ -141,14 +183,12 @@ class UnitPasses(Placement):
             Op.BACKWARD,
             unit,
             part,
-            reads=(graph, source, *reads),
+            reads=(*own, *reads),
             writes=(*writes, gradient),
-            frees=(graph, source, *freed),
-            args=args,
+            frees=(*own, *freed),
+            args=args or {},
             workspace_bytes=layer.backward_workspace_bytes(rows, tp),
         )
-        if unit > 0 and tp > 1:
-            self._sum_partial(unit, part, writes[0])
 
     def _gathered(self, unit: int, part: Part, after: str) -> str:
         """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
@@ -205,7 +245,7 @@ class UnitPasses(Placement):
         relaid = f"input.{unit}.{part}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
 
-    def _output_gradient(self, unit: int, part: Part) -> str:
+    def output_gradient(self, unit: int, part: Part) -> str:
         """The gradient of a unit's output: the logits', or the next one's input gradient, under this unit's layout."""
         if unit == self.last:
             return f"hidden.{unit + 1}.{part}"

@@ -5,22 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 from trainplan.formulations.layer_strategies.problem import TimeNs
+from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
 from trainplan.formulations.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.files import Record, parse
 from trainplan.profiling.models import Model, model_from_shape
 
+# H3T's memory switches but one: recomputation is part of a strategy, as `-ckpt`.
+UnitSwitch = Literal["offload_hidden", "partition", "lazy_prefetch", "eco_forward", "eco_backward", "segment_sync"]
+assert ("ckpt", *get_args(UnitSwitch)) == SWITCHES
+
 
 class PlannedUnit(Record):
-    """One sub-layer and its strategy over the ranks of its stage."""
+    """One sub-layer and its strategy over the ranks of its stage. switches: those of H3T's memory switches that are on, beside
+    `-ckpt` in the strategy; parameters, gradients and optimizer then live on the host (see `Plan`)."""
 
     name: str
     strategy: str
+    switches: list[UnitSwitch] | None = None
 
 
 class Stage(Record):
@@ -75,6 +82,10 @@ class Plan(Record):
     and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
     batch.shares, of each replica. placement: the cluster's device of each rank, for who launches it; left out, rank r goes on
     device r. What a rank does is the same on every device.
+
+    Memory switches are given for all units or for none. With them all ranks are one stage and one sharded-data group (`sdpN`,
+    or `single`), and the step has one micro-batch: that is what the switches' model speaks of. nvlink goes with them: whether
+    collectives have a lane of their own, beside the copies to the host.
     """
 
     format: Literal["trainplan-plan"] = "trainplan-plan"
@@ -87,6 +98,7 @@ class Plan(Record):
     schedule: Schedule = "1f1b"
     sliced: Annotated[int, Field(ge=0)] = 0
     placement: list[int] | None = None
+    nvlink: bool | None = None
     stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None
@@ -134,6 +146,7 @@ class Plan(Record):
             self._check_shares(self.batch.shares)
         if self.sliced:
             self._check_sliced()
+        self._check_switches()
         if (times := self.stage_times) is not None and len(times) != len(self.stages):
             told = f"has {len(times)} entries"
             raise InputError("", "predicted.stages", told, f"give {len(self.stages)}, one for each stage, or none")
@@ -194,6 +207,41 @@ class Plan(Record):
             fix = f"leave it out, or give micro-batches of {works} samples: each half is laid out over {apart} ranks by itself"
             raise InputError("", "sliced", f"{told}, with micro-batches of {samples} samples", fix)
 
+    def _check_switches(self) -> None:
+        """All units have memory switches or none has, and only where one sharded-data group works on one micro-batch."""
+        if self.units[0].switches is None:
+            for position, unit in enumerate(self.units):
+                if unit.switches is not None:
+                    fix = "leave it out, or give a list for each unit: units[0] has none"
+                    raise InputError("", f"units[{position}].switches", f"is {shown(unit.switches)}", fix)
+            if self.nvlink is not None:
+                raise InputError("", "nvlink", f"is {str(self.nvlink).lower()}", "leave it out: no unit has switches")
+            return
+        if self.nvlink is None:
+            raise InputError("", "nvlink", "is missing", "give true or false, with switches")
+        lacking = "or leave all switches out"
+        if len(self.stages) > 1:
+            raise InputError("", "stages", f"are {len(self.stages)}, with switches", f"give 1, {lacking}")
+        if self.batch.micro_batches > 1:
+            told = f"is {self.batch.micro_batches}, with switches"
+            raise InputError("", "batch.micro_batches", told, f"give 1, {lacking}")
+        if self.batch.shares is not None:
+            raise InputError("", "batch.shares", "is there, with switches", f"leave it out, {lacking}")
+        wanted = f"sdp{self.world}" if self.world > 1 else "single"
+        for position, (unit, strategy) in enumerate(zip(self.units, self.strategies(), strict=True)):
+            field = f"units[{position}]"
+            if unit.switches is None:
+                raise InputError("", f"{field}.switches", "is missing", "give a list, such as []: units[0] has one")
+            if len(set(unit.switches)) < len(unit.switches):
+                fix = f"give each once: {shown(list(dict.fromkeys(unit.switches)))}"
+                raise InputError("", f"{field}.switches", f"is {shown(unit.switches)}", fix)
+            if str(replace(strategy, ckpt=False)) != wanted:
+                fix = f"give {wanted} or {wanted}-ckpt, {lacking}"
+                raise InputError("", f"{field}.strategy", f"is {unit.strategy!r}, with switches", fix)
+            if "offload_hidden" in unit.switches and not strategy.ckpt:
+                fix = f"leave offload_hidden out, or give strategy {wanted}-ckpt: a graph holds the unit's input"
+                raise InputError("", f"{field}.switches", f"is {shown(unit.switches)}", fix)
+
     def _check_stages(self, units: int) -> None:
         count, begin = len(self.stages), 0
         if count > units or self.world % count:
@@ -223,6 +271,12 @@ class Plan(Record):
 
     def strategies(self) -> list[Strategy]:
         return [parse_strategy(unit.strategy) for unit in self.units]
+
+    def switches(self) -> list[Switches] | None:
+        """Of each unit, `ckpt` included; None for a plan without."""
+        found = zip(self.units, self.strategies(), strict=True)
+        each = [Switches(ckpt=s.ckpt, **dict.fromkeys(unit.switches or (), True)) for unit, s in found]
+        return None if self.units[0].switches is None else each
 
 
 def load_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:

@@ -117,6 +117,6 @@ def test_bad_arguments_are_told() -> None:
     with pytest.raises(InputError, match="--steps is 0"):
         run_plans([plan], steps=0)
     with pytest.raises(InputError, match="serial, fused"):
-        run_plans([plan], backend="threads")  # type: ignore[arg-type]
+        run_plans([plan], backend="magic")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="serial"):
         run_plans([plan], backend="fused", measure_memory=True)

@@ -1,0 +1,81 @@
+"""When the memory of a buffer may be given back where lanes are CUDA streams.
+
+There the host decides on memory while it issues, ahead of what the device does: once the allocator has a tensor's memory back,
+it hands it to whatever the host issues next on the stream that allocated it. So a tensor that lane A allocated and lane B
+reads last may only be given back once A waits, by lane order and waits, for that reader. Nothing needs `record_stream`, which
+would leave the moment to the device.
+
+Of an instruction f that frees a buffer, and the lane A of the buffer's first writer:
+
+- f is on A: right after f. Whatever A does next comes after f, and f after every other use of the buffer (see checks.races);
+- else: with the earliest k > f on A such that f is surely done before k begins: once A has been told to wait for what k waits
+  for, and before k runs, which may use that memory already;
+- without such a k: at the end of the step, when all lanes have ended.
+
+Where copies have a lane of their own, computations wait for their data alone, perhaps never again for the lane that offloads
+or reduces, and what it frees would stay for the whole step. So there k waits for f at the latest when, since f, the compute
+lane has gone on by LAG units: for memory's sake, and late enough to hold it up only where the other lane falls behind by a
+whole segment. (Elsewhere computations wait for the one other lane all the time.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainplan.execution.program import Clocks, Program, Stream
+
+LAG = 2
+
+
+@dataclass(frozen=True)
+class Frees:
+    """When the memory of names goes. By an instruction's place: once it has been told to wait, before it runs; and once it has
+    run. At the end of the step. waits: for memory's sake, what else each instruction waits for (empty: nothing)."""
+
+    before: tuple[tuple[str, ...], ...]
+    after: tuple[tuple[str, ...], ...]
+    at_end: tuple[str, ...]
+    waits: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass
+class _Held:
+    """A buffer that is free but not given back: the lane that allocated it, who freed it, and how far computing then was."""
+
+    lane: Stream
+    freed: int
+    computed: int
+
+
+def deferred_frees(program: Program) -> Frees:
+    """When each buffer that the program frees is given back on CUDA streams."""
+    clocks, allocated, held = Clocks(), dict[str, Stream](), dict[str, _Held]()
+    waits, before, after = list[tuple[int, ...]](), list[tuple[str, ...]](), list[tuple[str, ...]]()
+    unit, computed = None, 0
+    copies = any(instruction.stream == "copy" for instruction in program.instructions)
+    for place, instruction in enumerate(program.instructions):
+        own = instruction.stream
+        if own == "compute" and instruction.unit != unit:
+            unit, computed = instruction.unit, computed + 1
+        for index in instruction.waits:
+            clocks.wait(own, index)
+        late = []
+        if copies:
+            overdue = {each.freed for each in held.values() if each.lane == own and computed - each.computed >= LAG}
+            for index in sorted(overdue, reverse=True):
+                if not clocks.done(own, index):
+                    clocks.wait(own, index)
+                    late.append(index)
+        covered = [name for name, each in held.items() if each.lane == own and clocks.done(own, each.freed)]
+        for name in covered:
+            del held[name]
+        for name in instruction.writes:
+            assert name not in held, f"{instruction} writes {name} anew before its memory can be given back"
+            allocated.setdefault(name, own)
+        lanes = {name: allocated.pop(name) for name in instruction.frees}
+        held.update({name: _Held(lane, place, computed) for name, lane in lanes.items() if lane != own})
+        waits.append(tuple(late))
+        before.append(tuple(covered))
+        after.append(tuple(name for name, lane in lanes.items() if lane == own))
+        clocks.issue(own)
+    return Frees(tuple(before), tuple(after), tuple(held), tuple(waits))

@@ -1,0 +1,35 @@
+"""Ranks on the back-end `streams` without a GPU: CUDA's streams and events stand still, and torch works at once, on the CPU.
+
+What is left is the executor's part: handlers apart from what they free, the order of issue, the host's thread, and memory that
+is given back later than it is freed. For the processes of a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from trainplan.execution import cuda_streams
+from trainplan.execution.run import run_rank
+
+__all__ = ["run_rank"]
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+def _still(*_: Any) -> SimpleNamespace:
+    names = ("wait_stream", "wait_event", "synchronize", "record")
+    return SimpleNamespace(**dict.fromkeys(names, _nothing))
+
+
+@contextmanager
+def _stream(stream: Any) -> Iterator[None]:
+    yield
+
+
+cuda_streams.cuda = SimpleNamespace(  # type: ignore[assignment]
+    Stream=_still, Event=_still, current_stream=_still, stream=_stream, set_device=_nothing
+)

@@ -1,0 +1,51 @@
+"""Random programs on four lanes, of buffers that mean nothing: what back-ends must keep in order, whatever it is for."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from trainplan.execution.program import STREAMS, Instruction, Op, Program, with_waits
+
+from tests.execution.plans import GPT2
+
+
+def random_program(rng: random.Random, length: int = 60) -> Program:
+    """Lanes read, change, make and free buffers at random: the host its own, copies both its and the device's, others these."""
+    held = {"device": ["a", "b", "c"], "host": ["host-a", "host-b"]}
+    persistent = frozenset(name for names in held.values() for name in names)
+    issued: list[Instruction] = []
+    made = 0
+    for number in range(length):
+        lane = rng.choice(STREAMS)
+        seen = {"host": held["host"], "copy": [*held["host"], *held["device"]]}.get(lane, held["device"])
+        reads = tuple(rng.sample(seen, rng.randint(1, 2)))
+        writes = tuple(rng.sample(reads, rng.randint(0, 1)))
+        frees: tuple[str, ...] = ()
+        if lane != "host" and rng.random() < 0.5:
+            writes = (*writes, f"t{made}")
+            made += 1
+        temporary = [name for name in (*reads, *writes) if name in held["device"] and name not in persistent]
+        if temporary and rng.random() < 0.6:
+            frees = (rng.choice(temporary),)
+        held["device"] = [name for name in held["device"] if name not in frees]
+        held["device"] += [name for name in writes if name.startswith("t") and name not in (*held["device"], *frees)]
+        op = Op.HOST_OPTIMIZER_STEP if lane == "host" else Op.MARK
+        issued.append(Instruction(op, unit=number, reads=reads, writes=writes, frees=frees, lane=lane))
+    last = tuple(name for name in held["device"] if name not in persistent)
+    issued.append(Instruction(Op.MARK, unit=length, reads=last, frees=last, lane="compute"))
+    names = {name for i in issued for name in (*i.reads, *i.writes)} | persistent
+    buffers = {name: 8 * rng.randint(1, 9) for name in sorted(names)}
+    return Program(0, 1, 0, range(1), GPT2, (), 1, 1, buffers, persistent, with_waits(issued))
+
+
+def without_wait(program: Program, place: int, index: int) -> Program:
+    """The program with one wait less."""
+    rest = list(program.instructions)
+    rest[place] = replace(rest[place], waits=tuple(other for other in rest[place].waits if other != index))
+    return replace(program, instructions=tuple(rest))
+
+
+def all_waits(program: Program) -> list[tuple[int, int]]:
+    """Who waits for whom."""
+    return [(place, index) for place, instruction in enumerate(program.instructions) for index in instruction.waits]

@@ -1,0 +1,203 @@
+"""Back-ends of threads: lanes beside each other, held back by the program's waits alone; and what runs on which device."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from trainplan.execution import threads
+from trainplan.execution.checks import lifetimes, races
+from trainplan.execution.fused import run_fused
+from trainplan.execution.program import STREAMS, Instruction, Program
+from trainplan.execution.run import run_plans
+from trainplan.execution.threads import run_threads
+from trainplan.profiling.errors import InputError
+
+from tests.execution.laned_programs import all_waits, random_program, without_wait
+from tests.execution.plans import GPT2, plan_of, random_plan, random_sliced_plan, random_uneven_plan
+from tests.execution.switch_plans import random_switch_plan
+
+Run = Callable[[Instruction], None]
+
+
+class Record:
+    """Runs instructions on nothing: when each begins and ends, on which thread, and what it finds in the buffers it reads."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.began: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
+        self.threads: dict[int, int] = {}
+        self.wrong: list[str] = []
+        self._now = 0
+        self._lock = threading.Lock()
+        self._contents: dict[str, int] = {}
+        self._expected: list[dict[str, int]] = []
+        contents: dict[str, int] = {}
+        for place, instruction in enumerate(program.instructions):
+            self._expected.append({name: contents.get(name, -1) for name in instruction.reads})
+            contents.update(dict.fromkeys(instruction.writes, place))
+
+    def run(self, instruction: Instruction) -> None:
+        place = instruction.unit
+        assert place is not None
+        with self._lock:
+            self._now += 1
+            self.began[place], self.threads[place] = self._now, threading.get_ident()
+            found = {name: self._contents.get(name, -1) for name in instruction.reads}
+            if found != self._expected[place]:
+                self.wrong.append(f"{instruction} finds {found}")
+            self._contents.update(dict.fromkeys(instruction.writes, place))
+        with self._lock:
+            self._now += 1
+            self.ended[place] = self._now
+
+
+def _fused(program: Program, run: Run, seed: int) -> None:
+    run_fused(program.instructions, run)
+
+
+def _threads(program: Program, run: Run, seed: int) -> None:
+    run_threads(program.instructions, run, random.Random(seed), longest_pause_s=0.0005)
+
+
+@pytest.mark.parametrize(("backend", "lanes"), [(_fused, 2), (_threads, 4)])
+def test_lanes_keep_their_order_and_their_waits_and_nothing_else(
+    backend: Callable[[Program, Run, int], None], lanes: int
+) -> None:
+    rng, overtaken = random.Random(8), 0
+    for seed in range(20):
+        program = random_program(rng)
+        assert races(program) == lifetimes(program) == []
+        record = Record(program)
+        backend(program, record.run, seed)
+        assert record.wrong == []
+        assert sorted(record.ended) == list(range(len(program.instructions)))
+        for place, index in all_waits(program):
+            assert record.ended[index] < record.began[place]
+        ident = {place: record.threads[place] for place in record.threads}
+        assert len(set(ident.values())) == lanes
+        compute = [place for place, i in enumerate(program.instructions) if i.stream == "compute"]
+        assert {ident[place] for place in compute} == {threading.get_ident()}, "torch's backward pass stays on this thread"
+        for thread in set(ident.values()):
+            own = [place for place in range(len(ident)) if ident[place] == thread]
+            assert all(record.ended[one] < record.began[other] for one, other in pairwise(own)), "a lane in issue order"
+        overtaken += sum(record.began[a] > record.began[b] for a, b in pairwise(range(len(ident))))
+    assert overtaken > 20, "what no wait holds back goes ahead"
+
+
+def test_pauses_show_orders_that_no_wait_forces() -> None:
+    """Of the waits that the data need, most are missed within a few runs when they are left out."""
+    rng, seen, left_out = random.Random(2), 0, 0
+    for _ in range(4):
+        program = random_program(rng, 40)
+        for place, index in all_waits(program)[::3]:
+            changed = without_wait(program, place, index)
+            assert races(changed)
+            left_out += 1
+            for seed in range(8):
+                record = Record(changed)
+                run_threads(changed.instructions, record.run, random.Random(seed), longest_pause_s=0.0005)
+                if record.wrong or record.ended[index] > record.began[place]:
+                    seen += 1
+                    break
+    assert left_out > 20
+    assert seen / left_out > 0.6
+
+
+def test_pauses_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, slept = random_program(random.Random(0)), list[float]()
+    monkeypatch.setattr(threads.time, "sleep", slept.append)
+    paused = []
+    for seed in (1, 1, 2):
+        run_threads(program.instructions, Record(program).run, random.Random(seed), longest_pause_s=0.5)
+        paused.append(sorted(slept))
+        slept.clear()
+    assert paused[0] == paused[1] != paused[2]
+    assert 0 < len(paused[0]) < len(program.instructions)
+    assert 0 < max(paused[0]) <= 0.5
+
+
+@pytest.mark.parametrize("backend", [_fused, _threads])
+@pytest.mark.parametrize("lane", STREAMS)
+def test_an_error_of_any_lane_stops_all_of_them_and_is_raised(backend: Callable[[Program, Run, int], None], lane: str) -> None:
+    program = random_program(random.Random(4))
+    of_lane = [place for place, i in enumerate(program.instructions) if i.stream == lane]
+    threads_before = threading.active_count()
+    for failing in (of_lane[0], of_lane[len(of_lane) // 2], of_lane[-1]):
+        record, failed = Record(program), threading.Event()
+
+        def run(instruction: Instruction, failing: int = failing, record: Record = record, failed: object = failed) -> None:
+            if instruction.unit == failing:
+                failed.set()  # type: ignore[attr-defined]
+                raise ArithmeticError(f"in {instruction}")
+            record.run(instruction)
+
+        with pytest.raises(ArithmeticError, match=f"in .* unit {failing}$"):
+            backend(program, run, 0)
+        later = {place for place in range(len(program.instructions)) if failing in program.instructions[place].waits}
+        assert failing not in record.began
+        assert not later & set(record.began), "what waits for it never begins"
+        assert all(place < failing for place in record.began if program.instructions[place].stream == lane)
+    assert threading.active_count() == threads_before
+
+
+def test_a_lane_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective whose other ranks have failed may never end."""
+    monkeypatch.setattr(threads, "GRACE_S", 0.1)
+    never = threading.Event()
+    entered = threading.Event()
+
+    def run(place: int) -> None:
+        if place == 0:
+            entered.set()
+            never.wait()
+        else:
+            entered.wait()
+            raise MemoryError
+
+    started = time.monotonic()
+    with pytest.raises(MemoryError):
+        threads.run_lanes([(), ()], ["communication", "compute"], run, here="compute")
+    with pytest.raises(MemoryError):
+        threads.run_lanes([(), ()], ["communication", "host"], run, here="compute")
+    assert time.monotonic() - started < 5
+    never.set()
+
+
+def test_an_interrupt_is_an_error_too() -> None:
+    def run(place: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.run_lanes([(), (0,)], ["compute", "copy"], run, here="compute")
+
+
+def test_plans_on_threads_equal_one_process() -> None:
+    """Plans of every kind, each rank's lanes paused at random: gradients, parameters and losses are those of one process."""
+    rng = random.Random(6)
+    kinds = [random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan]
+    for world, each in ((4, 1), (1, 2)):
+        plans = [kind(rng, world) for kind in (kinds if world > 1 else [random_plan, random_switch_plan]) for _ in range(each)]
+        for report in run_plans(plans, backend="threads"):
+            assert report.backend == "threads"
+            assert report.gradient_difference is not None
+            assert report.parameter_difference is not None
+            assert report.loss_difference is not None
+            assert max(report.gradient_difference, report.parameter_difference, report.loss_difference) < 1e-12
+
+
+def test_each_device_has_its_back_ends() -> None:
+    plan = plan_of(GPT2, ["single"] * len(GPT2.units), 1)
+    for backend, device, told in (
+        ("streams", "cpu", "'streams' on the CPU; give --backend serial or fused or threads, or --device cuda"),
+        ("threads", "cuda", "'threads' on GPUs; give --backend serial or streams, or --device cpu"),
+        ("fused", "cuda", "'fused' on GPUs"),
+        ("magic", "cpu", "--backend is 'magic'; give one of: serial, fused, threads, streams"),
+    ):
+        with pytest.raises(InputError, match=told):
+            run_plans([plan], backend=backend, device=device)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="goes with 'threads'"):
+        run_plans([plan], backend="threads", measure_memory=True)

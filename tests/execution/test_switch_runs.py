@@ -1,0 +1,95 @@
+"""Plans with memory switches on real processes against one process, on every back-end, and their memory."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from trainplan.execution import run
+from trainplan.execution.compile import compile_plan
+from trainplan.execution.memory import Backend
+from trainplan.execution.program import Op, with_waits
+from trainplan.execution.run import run_plans
+from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
+from trainplan.formulations.plan import Plan
+
+from tests.execution.plans import UNTIED
+from tests.execution.switch_plans import FREE, LARGER, MODELS, random_switch_plan, switch_plan
+
+# Plans of each world and back-end, each in one start of the processes: 200.
+COUNTS: dict[tuple[int, Backend], int] = {
+    (1, "serial"): 24,
+    (2, "serial"): 70,
+    (2, "threads"): 70,
+    (4, "fused"): 20,
+    (4, "threads"): 16,
+}
+
+
+def _plans(world: int, backend: Backend) -> list[Plan]:
+    rng = random.Random(f"{world} {backend}")
+    return [random_switch_plan(rng, world) for _ in range(COUNTS[world, backend])]
+
+
+def test_the_plans_are_many_and_varied() -> None:
+    plans = [plan for world, backend in COUNTS for plan in _plans(world, backend)]
+    assert len(plans) >= 200
+    assert {plan.nvlink for plan in plans} == {True, False}
+    assert {switches for plan in plans for switches in plan.switches() or ()} == set(FREE)
+    assert {plan.planned_model().tied for plan in plans} == {True, False}
+    assert {plan.planned_model().family for plan in plans} == {model.family for model in MODELS}
+
+
+@pytest.mark.parametrize(("world", "backend"), COUNTS)
+def test_200_random_plans_agree_with_one_process(world: int, backend: Backend) -> None:
+    """Gradients of the first step, losses and parameters of three steps of AdamW, in double precision."""
+    plans = _plans(world, backend)
+    reports = run_plans(plans, steps=3, backend=backend)
+    assert len(reports) == COUNTS[world, backend]
+    for plan, report in zip(plans, reports, strict=True):
+        for found in (report.gradient_difference, report.parameter_difference, report.loss_difference):
+            assert found is not None
+            assert found < 1e-12, plan
+        assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
+
+
+def test_the_comparison_can_fail() -> None:
+    """A gradient that is scaled, and a unit that is never stepped, are seen: the check that all plans pass is no empty one."""
+    plan = switch_plan(UNTIED, 2, [replace(ALL_ON, segment_sync=False)] * len(UNTIED.units))
+    scaled, unstepped = [], []
+    for program in compile_plan(plan):
+        issued = program.instructions
+        half = [replace(i, args={"scale": i.args["scale"] / 2}) if i.op is Op.LOSS else i for i in issued]
+        scaled.append(replace(program, instructions=tuple(half)))
+        rest = [replace(i, after=()) for i in issued if (i.op, i.unit) != (Op.HOST_OPTIMIZER_STEP, 2)]
+        unstepped.append(replace(program, instructions=with_waits(rest)))
+    job = {
+        "jobs": [{"programs": scaled}, {"programs": unstepped}],
+        "steps": 2,
+        "backend": "serial",
+        "gpus": None,
+        "seed": 0,
+        "compare": True,
+        "memory": False,
+    }
+    first, second = run.run_workers("trainplan.execution.run:run_rank", 2, job)[0]
+    assert first["gradient_difference"] > 0.1
+    assert second["gradient_difference"] < 1e-12
+    assert second["parameter_difference"] > 1e-4
+
+
+def test_measured_memory_follows_the_walk() -> None:
+    """Against torch's own allocations, on 40 random plans and the two that switch nothing and everything on."""
+    rng = random.Random(3)
+    plans = [random_switch_plan(rng, 2, rng.choice(LARGER), 8) for _ in range(40)]
+    plans += [switch_plan(LARGER[0], 2, [each] * len(LARGER[0].units), True, 8) for each in (Switches(), ALL_ON)]
+    reports = run_plans(plans, steps=1, compare=False, measure_memory=True)
+    errors = []
+    for report in reports:
+        assert report.peak_bytes is not None
+        errors += [abs(a / b - 1) for a, b in zip(report.predicted_peak_bytes, report.peak_bytes, strict=True)]
+    errors.sort()
+    print(f"memory walk against torch: median error {errors[len(errors) // 2]:.2%}, worst {errors[-1]:.2%}")
+    assert errors[len(errors) // 2] < 0.01
+    assert errors[-1] < 0.05
+    most, least = (report.peak_bytes[0] for report in reports[-2:] if report.peak_bytes)
+    assert least < 0.75 * most, "what is measured, not only what is predicted"
