@@ -17,17 +17,19 @@ from trainplan.batches import (
     search_throughput,
     variant,
 )
-from trainplan.building import Instance, amp_instance, build, cluster_of, memory_of, model_of
+from trainplan.building import Instance, amp_instance, build
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED, run_plans
 from trainplan.exporting import export
 from trainplan.formulations.cluster_strategy import problem as cluster_strategy
 from trainplan.formulations.layer_strategies import problem as layer_strategies
+from trainplan.formulations.memory_switches import problem as memory_switches
 from trainplan.formulations.pipeline import problem as pipeline_problem
 from trainplan.formulations.pipeline import published
 from trainplan.formulations.pipeline.problem import Schedule
 from trainplan.formulations.pipeline_partition import problem as pipeline_partition
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.stage_assignment import problem as stage_assignment
+from trainplan.inputs import cluster_of, memory_of, model_of
 from trainplan.partitioning import PartitionPlan
 from trainplan.partitioning import partition as partition_model
 from trainplan.pictures import draw_profile, draw_throughput
@@ -49,6 +51,9 @@ from trainplan.solvers.registry import PROBLEMS, Entry, problem
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare as compare_methods
 from trainplan.solvers.solve import solve as solve_instance
+from trainplan.switch_pictures import draw_frontier, draw_switches
+from trainplan.switching import SwitchPlan, switch_frontier
+from trainplan.switching import switch as switch_model
 from trainplan.timelines import draw_timeline, draw_timelines
 from trainplan.trace import chrome_trace
 from trainplan.trials import Trials, try_best
@@ -60,9 +65,11 @@ __all__ = [
     "chrome_trace",
     "compare",
     "detect",
+    "draw_frontier",
     "draw_placement",
     "draw_placements",
     "draw_profile",
+    "draw_switches",
     "draw_throughput",
     "draw_timeline",
     "draw_timelines",
@@ -78,6 +85,8 @@ __all__ = [
     "schema",
     "simulate",
     "solve",
+    "switch",
+    "switch_frontier",
     "throughput",
     "trial",
 ]
@@ -88,12 +97,16 @@ MOST_TRIALS = 100
 
 @dataclass(frozen=True)
 class Checked:
-    """What `check` found: time and memory of a solution, and every constraint that it breaks, in words."""
+    """What `check` found: time and memory of a solution, and every constraint that it breaks, in words.
+
+    peak_layer_name, peak_ns: where in the model, or when in the step, the peak is, whichever the problem tells.
+    """
 
     problem: str
     objective: int | None
     peak_bytes: int | None
     peak_layer_name: str | None
+    peak_ns: int | None
     memory_bytes: int | None
     violations: tuple[str, ...]
 
@@ -164,7 +177,8 @@ def check(instance: Instance | Source, solution: Result | Source | Sequence[int]
         if solution.solution is None:
             raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
         solution = solution.solution
-    field = "cuts" if isinstance(instance, pipeline_partition.Instance) else "choice"
+    fields = {pipeline_partition.NAME: "cuts", memory_switches.NAME: "switches"}
+    field = fields.get(instance.problem, "choice")
     source = solution if isinstance(solution, str | os.PathLike | Mapping) else {field: list(solution)}
     content = source if isinstance(source, Mapping) else read_data(source)
     is_plan = isinstance(content, Mapping) and "pp_deg" in content
@@ -174,9 +188,9 @@ def check(instance: Instance | Source, solution: Result | Source | Sequence[int]
     try:
         found = definition.describe(instance, choice)
     except ValueError:
-        return Checked(instance.problem, None, None, None, limit, broken)
-    peak, layer = found.get("peak_bytes"), found.get("peak_layer_name")
-    return Checked(instance.problem, found["time_ns"], peak, layer, limit, broken)
+        return Checked(instance.problem, None, None, None, None, limit, broken)
+    peak = {name: found.get(name) for name in ("peak_bytes", "peak_layer_name", "peak_ns")}
+    return Checked(instance.problem, found["time_ns"], **peak, memory_bytes=limit, violations=broken)
 
 
 def _engine_plan(source: Source, instance: Instance) -> pipeline_problem.Solution:
@@ -227,6 +241,8 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
         "stage-assignment-solution": stage_assignment.SolutionRecord,
         "pipeline-partition": pipeline_partition.InstanceRecord,
         "pipeline-partition-solution": pipeline_partition.SolutionRecord,
+        "memory-switches": memory_switches.InstanceRecord,
+        "memory-switches-solution": memory_switches.SolutionRecord,
         "cluster-strategy": cluster_strategy.InstanceRecord,
         "cluster-strategy-solution": cluster_strategy.SolutionRecord,
         "plan": Plan,
@@ -324,6 +340,28 @@ def partition(
     return partition_model(the_model, the_cluster, batch, memory_bytes=limit, profile=given, measured=measure, **options)
 
 
+def switch(
+    *,
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    batch: int,
+    memory: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    profile: str | os.PathLike[str] | Profile | None = None,
+    measure: bool = False,
+    **options: Any,
+) -> SwitchPlan:
+    """Memory switches of every sub-layer (H3T), all devices one sharded-data group, and the plan of them.
+
+    options: as of `switching.switch`, and of the method. Raises InputError.
+    """
+    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    the_model, the_cluster = model_of(model, sequence, dtype, given), cluster_of(cluster)
+    limit = None if memory is None else memory_of(memory, 0)
+    return switch_model(the_model, the_cluster, batch, memory_bytes=limit, profile=given, measured=measure, **options)
+
+
 def simulate(
     source: Plan | Instance | Source,
     *,
@@ -350,6 +388,9 @@ def simulate(
     found = source if isinstance(source, Plan | Instance) else _plan_or_instance(source)
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
     if isinstance(found, Plan):
+        if found.switches() is not None:
+            fix = "`solve` its memory-switches instance: --picture draws the step on its lanes"
+            raise InputError("plan", "units[0].switches", "are given: its lanes are no pipeline's", fix)
         for option, value in (("--solution", solution), ("--chunks", None if chunks == 1 else chunks), ("--method", method)):
             if value is not None:
                 raise InputError("command line", option, "is given", "leave it out: a plan says how it is cut")

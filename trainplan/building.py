@@ -10,6 +10,7 @@ from typing import Any
 from trainplan.formulations.cluster_strategy import problem as cluster_strategy
 from trainplan.formulations.layer_strategies import costs as layer_costs
 from trainplan.formulations.layer_strategies import problem as layer_strategies
+from trainplan.formulations.memory_switches import problem as memory_switches
 from trainplan.formulations.pipeline import problem as pipeline_problem
 from trainplan.formulations.pipeline import published
 from trainplan.formulations.pipeline.costs import PipelineCosts
@@ -18,16 +19,18 @@ from trainplan.formulations.pipeline.published_costs import Options as EngineOpt
 from trainplan.formulations.pipeline.spaces import space as space_of
 from trainplan.formulations.pipeline_partition import problem as pipeline_partition
 from trainplan.formulations.stage_assignment import problem as stage_assignment
+from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_of, model_of, origin_of
 from trainplan.partitioning import degrees_of, partition_instance
 from trainplan.placing import assignment_instance, strategy_instance
 from trainplan.planning import make_profile, micro_batch_counts, runs, stage_counts
-from trainplan.profiling.clusters import Cluster, load_cluster
-from trainplan.profiling.errors import InputError, shown
+from trainplan.profiling.clusters import Cluster
+from trainplan.profiling.errors import InputError
 from trainplan.profiling.imports.galvatron_engine import read_engine_profile
-from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.models import Model
+from trainplan.profiling.processes import Report
 from trainplan.profiling.profiles import Profile, load_profile
-from trainplan.profiling.quantities import parse_bytes
 from trainplan.solvers.registry import problem
+from trainplan.switch_instances import switches_of
 
 Instance = (
     layer_strategies.Instance
@@ -35,8 +38,8 @@ Instance = (
     | stage_assignment.Instance
     | cluster_strategy.Instance
     | pipeline_partition.Instance
+    | memory_switches.Instance
 )
-FilePath = str | os.PathLike[str]
 ENGINE_DP_TYPES = ("zero2", "ddp")
 LARGEST_ENGINE_BATCH = 2**16
 
@@ -46,7 +49,7 @@ def build(
     *,
     model: str | os.PathLike[str] | Model | None = None,
     cluster: str | os.PathLike[str] | Cluster | None = None,
-    batch: int,
+    batch: int | None = None,
     memory: str | int | None = None,
     sequence: int | None = None,
     dtype: str | None = None,
@@ -69,6 +72,10 @@ def build(
     uneven_shares: bool = False,
     recompute: bool = False,
     ignore_memory: bool = False,
+    synchronisation: str = "forced",
+    paper_combinations: bool = False,
+    measure: bool = False,
+    measuring: Report | None = None,
 ) -> Instance:
     """An instance from a model (name, config.json or Model) and a cluster (name, file or Cluster). Raises InputError.
 
@@ -86,8 +93,54 @@ def build(
 
     pipeline-partition (AutoPipe): one of dp pipelines (default: as many as there are devices for) of `pipeline` stages of `tp`
     devices, cut at sub-layers; a profile may stand in for model and cluster.
+
+    memory-switches (H3T): all devices one sharded-data group. synchronisation: of segments, `forced` or `free`.
+    paper_combinations: offloading without recomputation, too. measure: the model, on this machine. profile: also a file of
+    H3T's published code, taken layer by layer; then nothing but memory is needed.
     """
     wanted = problem(problem_name)
+    if wanted.name == memory_switches.NAME:
+        foreign = {
+            "--cost-model": cost_model,
+            "--pipeline": pipeline,
+            "--stage": stage or None,
+            "--micro-batches": micro_batches,
+            "--schedule": None if schedule == "1f1b" else schedule,
+            "--space": space,
+            "--no-takeaway3": None if takeaway3 else True,
+            "--engine-files": engine_files,
+            "--tp": tp,
+            "--dp": dp,
+            "--uneven-shares": uneven_shares or None,
+            "--recompute": recompute or None,
+            "--ignore-memory": ignore_memory or None,
+            "--layers": layers,
+            "--hidden-size": hidden_size,
+            "--default-dp-type": None if default_dp_type == "zero2" else default_dp_type,
+            "--both-orders": both_orders or None,
+        }
+        leave_out(foreign, f"{wanted.name} has none, or decides it")
+        return switches_of(
+            model,
+            cluster,
+            batch,
+            memory,
+            sequence,
+            dtype,
+            profile,
+            synchronisation=synchronisation,
+            offload_needs_ckpt=not paper_combinations,
+            by_unit=by_unit,
+            measured=measure,
+            measuring=measuring,
+        )
+    switches_only = {
+        "--synchronisation": None if synchronisation == "forced" else synchronisation,
+        "--paper-combinations": paper_combinations or None,
+        "--measure": measure or None,
+    }
+    leave_out(switches_only, f"it belongs to {memory_switches.NAME}")
+    batch = batch_of(batch)
     if wanted.name == pipeline_partition.NAME:
         foreign = {
             "--cost-model": cost_model,
@@ -98,13 +151,13 @@ def build(
             "--engine-files": engine_files,
             "--uneven-shares": uneven_shares or None,
         }
-        _leave_out(foreign, f"{wanted.name} has none")
+        leave_out(foreign, f"{wanted.name} has none")
         given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
         the_model = None if model is None else model_of(model, sequence, dtype, given)
         if the_model is not None and runs(the_model):
             the_model = the_model.fused()
         the_cluster = None if cluster is None else cluster_of(cluster)
-        origin = _origin(the_model, the_cluster, given, sequence, dtype)
+        origin = origin_of(the_model, the_cluster, given, sequence, dtype)
         [(made, _)] = partition_instance(
             the_model,
             the_cluster,
@@ -116,7 +169,7 @@ def build(
             profile=given,
         )
         return made
-    _leave_out({"--dp": dp}, "it belongs to pipeline-partition")
+    leave_out({"--dp": dp}, "it belongs to pipeline-partition")
     amp_only = {
         "--tp": tp,
         "--uneven-shares": uneven_shares or None,
@@ -136,7 +189,7 @@ def build(
             "--micro-batches": None if alone else micro_batches,
             "--tp": None if alone else tp,
         }
-        _leave_out(foreign, f"{wanted.name} has none, or decides it")
+        leave_out(foreign, f"{wanted.name} has none, or decides it")
         given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
         instance, _, _ = amp_instance(
             model,
@@ -152,7 +205,7 @@ def build(
             ignore_memory=ignore_memory,
         )
         return assignment_instance(instance, pipeline or 1, micro_batches or 1, tp or 1) if alone else instance
-    _leave_out(amp_only, "it belongs to cluster-strategy and stage-assignment")
+    leave_out(amp_only, "it belongs to cluster-strategy and stage-assignment")
     if engine_files is not None:
         given_options = {
             "--model": model,
@@ -168,7 +221,7 @@ def build(
             "--granularity": "unit" if by_unit else None,
             "--no-takeaway3": None if takeaway3 else True,
         }
-        _leave_out(given_options, "--engine-files has what the engine searches")
+        leave_out(given_options, "--engine-files has what the engine searches")
         if wanted.name != pipeline_problem.NAME:
             raise InputError("command line", "problem", f"is {wanted.name!r}", "give 'pipeline' with --engine-files")
         shape = {"layers": layers, "sequence": sequence, "hidden_size": hidden_size}
@@ -179,14 +232,14 @@ def build(
         "--default-dp-type": None if default_dp_type == "zero2" else default_dp_type,
         "--both-orders": both_orders or None,
     }
-    _leave_out(engine_only, "it belongs to --engine-files")
+    leave_out(engine_only, "it belongs to --engine-files")
     if cost_model == published.NAME:
         raise InputError("command line", "--engine-files", "is missing", "give it: the cost model 'code' is the engine's")
     cost_model = cost_model or "paper"
     given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
     the_model = None if model is None else model_of(model, sequence, dtype, given)
     the_cluster = None if cluster is None else cluster_of(cluster)
-    origin = _origin(the_model, the_cluster, given, sequence, dtype)
+    origin = origin_of(the_model, the_cluster, given, sequence, dtype)
     if cost_model not in layer_costs.COST_MODELS:
         known = ", ".join([*layer_costs.COST_MODELS, published.NAME])
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", f"give one of: {known}")
@@ -256,30 +309,6 @@ def amp_instance(
     return instance, found, the_model
 
 
-def _origin(
-    model: Model | None, cluster: Cluster | None, given: Profile | None, sequence: int | None, dtype: str | None
-) -> Cluster | Profile:
-    """Where devices and memory come from. Raises InputError where neither model and cluster nor a profile are given."""
-    for option, value in (("--model", model), ("--cluster", cluster)):
-        if value is None and given is None:
-            raise InputError("command line", option, "is missing", "give it, or a --profile")
-    if model is None and given is not None:
-        if sequence is not None:
-            raise InputError("command line", "--sequence", f"is {sequence}", "leave it out: the profile has its own")
-        if dtype not in (None, given.dtype):
-            raise InputError("command line", "--dtype", f"is {dtype!r}", f"leave it out: the profile is of {given.dtype}")
-    origin = cluster or given
-    assert origin is not None
-    return origin
-
-
-def _leave_out(options: Mapping[str, Any], why: str) -> None:
-    """Raises InputError for the first option that is given."""
-    for option, value in options.items():
-        if value is not None:
-            raise InputError("command line", option, f"is {shown(value)}", f"leave it out: {why}")
-
-
 def _engine_instance(
     files: FilePath | Sequence[FilePath],
     batch: int,
@@ -315,30 +344,3 @@ def _engine_files(path: Path) -> list[Path]:
     if not found:
         raise InputError(str(path), "", "holds no profile of the engine (*.json)", "name its files, or their folder")
     return found
-
-
-def model_of(
-    model: str | os.PathLike[str] | Model, sequence: int | None, dtype: str | None, given: Profile | None = None
-) -> Model:
-    """As asked for; sequence and dtype left out are those of the profile, where one is given."""
-    if isinstance(model, Model):
-        return model
-    if given is not None:
-        dtype = dtype or given.dtype
-        sequence = (given.model or {}).get("sequence") if sequence is None else sequence
-    return load_model(model, sequence, dtype or "float32")
-
-
-def cluster_of(cluster: FilePath | Cluster) -> Cluster:
-    """A cluster by name or file. Raises InputError."""
-    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-
-
-def memory_of(memory: str | int | None, default: int) -> int:
-    """Bytes of one device. Raises InputError."""
-    if memory is None:
-        return default
-    size = parse_bytes(memory) if isinstance(memory, str) else memory
-    if not 0 < size <= 2**48:
-        raise InputError("command line", "--memory", f"is {size} bytes", "give more than 0 and at most 256TiB, such as 8GiB")
-    return size

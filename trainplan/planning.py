@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.execution.checks import check
 from trainplan.execution.compile import compile_plan
-from trainplan.execution.memory import memory_walk
+from trainplan.execution.memory import Backend, memory_walk
 from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, MOST_PROCESSES
 from trainplan.formulations.layer_strategies.costs import COST_MODELS
 from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
@@ -268,8 +268,8 @@ def _of_stage(profile: Profile, plan: Plan, stage: Stage, kinds: Sequence[str] |
     return profile.changed(costs=[entry for entry in profile.costs if entry.device in own])
 
 
-def checked_walk(plan: Plan) -> tuple[int, ...]:
-    """Compile a plan, check its programs, and walk them: the peak bytes of every rank.
+def checked_walk(plan: Plan, backends: Sequence[Backend] = ("serial",)) -> tuple[int, ...]:
+    """Compile a plan, check its programs, and walk them: the peak bytes of every rank, on whichever back-end needs the most.
 
     Beyond MOST_PROCESSES, which do not run here, of one rank of each stage alone, unchecked: of the pipeline with the most
     micro-batches.
@@ -282,4 +282,4 @@ def checked_walk(plan: Plan) -> tuple[int, ...]:
         programs = compile_plan(plan)
         faults = check(programs)
         assert not faults, faults[0]
-    return tuple(memory_walk(program).peak_bytes for program in programs)
+    return tuple(max(memory_walk(program, backend).peak_bytes for backend in backends) for program in programs)

@@ -128,17 +128,17 @@ def _draw(axes: Any, timeline: Timeline, scale: float, inches: float, row: float
     wide = [event for event in events if event.end_ns > event.start_ns]
     line = 0.4 if row > TEXT_HEIGHT else 0.15
     end = timeline.time_ns / scale
-    axes.add_collection(PolyCollection([_box(0, end, d, 0.8) for d in range(count)], facecolors=IDLE, gid="idle", zorder=0.5))
+    axes.add_collection(PolyCollection([box(0, end, d, 0.8) for d in range(count)], facecolors=IDLE, gid="idle", zorder=0.5))
     for kind in ("forward", "backward"):
         own = [event for event in wide if event.task.kind == kind]
-        boxes = [_box(event.start_ns / scale, event.end_ns / scale, event.device, 0.8) for event in own]
+        boxes = [box(event.start_ns / scale, event.end_ns / scale, event.device, 0.8) for event in own]
         colours = [_colour(event, count, timeline.work.stages // count) for event in own]
         axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="white", linewidths=line, gid=kind))
     messages = [event for event in events if event.start_ns > event.ready_ns]
-    boxes = [_box(event.ready_ns / scale, event.start_ns / scale, event.device, 0.22) for event in messages]
+    boxes = [box(event.ready_ns / scale, event.start_ns / scale, event.device, 0.22) for event in messages]
     axes.add_collection(PolyCollection(boxes, facecolors=MESSAGE, linewidths=0, gid="messages"))
     outlined = [event for event in wide if event.task in on_path]
-    boxes = [_box(event.start_ns / scale, event.end_ns / scale, event.device, 0.8) for event in outlined]
+    boxes = [box(event.start_ns / scale, event.end_ns / scale, event.device, 0.8) for event in outlined]
     lengths = sorted(event.end_ns - event.start_ns for event in outlined)
     points = 72 * inches * lengths[len(lengths) // 2] / scale if lengths else 1.0
     thick = min(1.3, max(0.35, 0.12 * points))
@@ -172,7 +172,7 @@ def _draw_path(axes: Any, critical: Critical, scale: float, thick: float) -> Non
             axes.plot([before.end_ns / scale, after.start_ns / scale], places, color=PATH, lw=0.6 * thick, zorder=2.9)
 
 
-def _box(start: float, end: float, row: int, height: float) -> list[tuple[float, float]]:
+def box(start: float, end: float, row: int, height: float) -> list[tuple[float, float]]:
     low, high = row - height / 2, row + height / 2
     return [(start, low), (end, low), (end, high), (start, high)]
 

@@ -67,9 +67,19 @@ class LayerProfile(Foreign):
     layer_runtime: Annotated[list[Runtime], Field(min_length=1, max_length=10_000)]
     layer_memory: Annotated[list[Memory], Field(min_length=1, max_length=10_000)]
 
+    @property
+    def layers(self) -> list[tuple[Runtime, Memory]]:
+        return list(zip(self.layer_runtime, self.layer_memory, strict=True))
+
 
 def recognises(data: dict[str, Any]) -> bool:
     return "layer_runtime" in data or "layer_memory" in data
+
+
+def checked(source: Source) -> tuple[LayerProfile, int]:
+    """The file as it is, and how many devices share a parameter. Raises InputError."""
+    found = parse(source.data, LayerProfile, where=source.path)
+    return found, _devices(source, found)
 
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
@@ -77,9 +87,8 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
     source = sources[0]
     if len(sources) > 1:
         raise InputError(sources[1].path, "", "is a second H3T file", "give one: it holds the whole profile")
-    found = parse(source.data, LayerProfile, where=source.path)
-    devices, rows = _devices(source, found), options.rows or 1
-    layers = list(zip(found.layer_runtime, found.layer_memory, strict=True))
+    found, devices = checked(source)
+    layers, rows = found.layers, options.rows or 1
     names: dict[tuple[Runtime, Memory], str] = {}
     units: list[dict[str, Any]] = []
     sublayers, costs = [], []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,7 +14,8 @@ from pydantic import ValidationError
 from typer import Argument, Option
 
 from trainplan import api
-from trainplan.command import catalogue, exporting, partition, pipelines, placing, profiles, render
+from trainplan.command import catalogue, exporting, partition, pipelines, placing, profiles, render, switches
+from trainplan.command import switch as switching
 from trainplan.command.options import (
     BAD_INPUT,
     FINE,
@@ -34,23 +36,30 @@ from trainplan.command.options import (
     ModelName,
     OptionalCluster,
     OptionalModel,
+    PictureFile,
     Pipeline,
     ProfileFile,
     Recompute,
+    RunBackend,
     RunDevice,
     ScheduleName,
     Seed,
     Sequence,
     Space,
+    Synchronisation,
     TimeLimit,
     UnevenShares,
     by_unit_of,
+    check_picture,
     exit_code,
     method_options,
     print_json,
     schedule_of,
+    write_picture,
 )
 from trainplan.command.throughput import EXAMPLE, throughput
+from trainplan.formulations.cluster_strategy import problem as cluster_strategy
+from trainplan.formulations.memory_switches import problem as memory_switches
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.plan import load_plan
 from trainplan.profiling.errors import InputError, MissingExtra
@@ -58,6 +67,7 @@ from trainplan.profiling.files import as_input_error, check_different, check_wri
 from trainplan.profiling.processes import WorkerError
 from trainplan.solvers.registry import PROBLEMS
 
+DRAWN: dict[str, Callable[..., Any]] = {memory_switches.NAME: api.draw_switches, cluster_strategy.NAME: api.draw_placement}
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 
 app = typer.Typer(
@@ -78,6 +88,7 @@ app.command(epilog=placing.PLACE_EXAMPLE)(placing.place)
 app.command(epilog=placing.TRIAL_EXAMPLE)(placing.trial)
 app.command(epilog=partition.PARTITION_EXAMPLE)(partition.partition)
 app.command(epilog=partition.SIMULATE_EXAMPLE)(partition.simulate)
+app.command(epilog=switching.EXAMPLE)(switching.switch)
 app.command(epilog=exporting.EXAMPLE)(exporting.export)
 
 
@@ -148,7 +159,9 @@ def plan(
 )
 def build(
     problem: Annotated[str, Argument(help=f"The problem: {', '.join(PROBLEMS)}.")],
-    batch: BatchSize,
+    batch: Annotated[
+        int | None, Option("--batch", help="Samples of one step, over all devices; only H3T's files have their own.")
+    ] = None,
     model: OptionalModel = None,
     cluster: OptionalCluster = None,
     memory: Memory = None,
@@ -188,39 +201,49 @@ def build(
     uneven_shares: UnevenShares = False,
     recompute: Recompute = False,
     ignore_memory: IgnoreMemory = False,
+    synchronisation: Synchronisation = "forced",
+    paper_combinations: Annotated[
+        bool, Option("--paper-combinations", help="memory-switches: offloading without recomputation, too.")
+    ] = False,
+    measure: Annotated[bool, Option("--measure", help="memory-switches: measure the model on this machine.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make an instance of a problem from a model and a cluster, from a profile alone, or as Galvatron's engine sees it."""
     if output:
         check_writable(output)
-    instance = api.build(
-        problem,
-        model=model,
-        cluster=cluster,
-        batch=batch,
-        memory=memory,
-        sequence=sequence,
-        dtype=dtype,
-        cost_model=cost_model,
-        pipeline=pipeline,
-        stage=stage,
-        micro_batches=micro_batches,
-        schedule=schedule_of(schedule),
-        space=space,
-        by_unit=by_unit_of(granularity),
-        takeaway3=takeaway3,
-        profile=profile,
-        engine_files=engine_files,
-        layers=layers,
-        hidden_size=hidden_size,
-        default_dp_type=default_dp_type,
-        both_orders=both_orders,
-        tp=tp,
-        dp=dp,
-        uneven_shares=uneven_shares,
-        recompute=recompute,
-        ignore_memory=ignore_memory,
-    )
+    with render.working("measuring") as measuring:
+        instance = api.build(
+            problem,
+            model=model,
+            cluster=cluster,
+            batch=batch,
+            memory=memory,
+            sequence=sequence,
+            dtype=dtype,
+            cost_model=cost_model,
+            pipeline=pipeline,
+            stage=stage,
+            micro_batches=micro_batches,
+            schedule=schedule_of(schedule),
+            space=space,
+            by_unit=by_unit_of(granularity),
+            takeaway3=takeaway3,
+            profile=profile,
+            engine_files=engine_files,
+            layers=layers,
+            hidden_size=hidden_size,
+            default_dp_type=default_dp_type,
+            both_orders=both_orders,
+            tp=tp,
+            dp=dp,
+            uneven_shares=uneven_shares,
+            recompute=recompute,
+            ignore_memory=ignore_memory,
+            synchronisation=synchronisation,
+            paper_combinations=paper_combinations,
+            measure=measure,
+            measuring=measuring if measure else None,
+        )
     text = json.dumps(instance.to_dict(), indent=None if output is None or as_json else 1)
     if output is None:
         print(text)
@@ -246,22 +269,36 @@ def solve(
     seed: Seed = 0,
     option: MethodOptions = None,
     output: Annotated[Path | None, Option("--output", "-o", help="Write the solution here.")] = None,
+    picture: PictureFile = None,
     as_json: Json = False,
 ) -> None:
-    """Solve an instance with one method; the answer is checked and its bound named."""
+    """Solve an instance with one method; the answer is checked and its bound named.
+
+    --picture draws solutions of memory-switches and of cluster-strategy.
+    """
+    check_different(output, picture)
     if output:
         check_writable(output)
+    if picture:
+        check_picture(picture)
     loaded = api.load(instance)
+    if picture and loaded.problem not in DRAWN:
+        fix = f"give an instance of {' or '.join(DRAWN)}; `simulate` draws pipelines"
+        raise InputError("command line", "--picture", f"is of a {loaded.problem} instance", fix)
     with render.searching(method) as progress:
         found = api.solve(
             loaded, method, time_limit=time_limit, gap=gap, seed=seed, progress=progress, **method_options(option)
         )
     if output and found.solution is not None:
         write_whole(output, json.dumps(found.solution) + "\n")
+    if picture and found.solution is not None:
+        write_picture(DRAWN[loaded.problem](loaded, found.solution), picture)
     if as_json:
         print_json(found.to_dict())
     elif isinstance(loaded, PartitionInstance):
         pipelines.solved(loaded, found)
+    elif isinstance(loaded, memory_switches.Instance):
+        switches.solved(loaded, found)
     else:
         render.result(found)
     raise typer.Exit(exit_code(found))
@@ -336,7 +373,7 @@ def run(
     steps: Annotated[int, Option("--steps", help="Training steps.")] = 3,
     scale_down: Annotated[int, Option("--scale-down", help="Run the same chain about this many times smaller.")] = 1,
     dtype: Annotated[str | None, Option("--dtype", help="float32 or float64. [default: the plan's]")] = None,
-    backend: Annotated[str, Option("--backend", help="serial, or fused: communication in a FIFO beside compute.")] = "serial",
+    backend: RunBackend = "serial",
     compare: Annotated[bool, Option("--compare/--no-compare", help="Also run on one process and compare gradients.")] = True,
     measure_memory: Annotated[bool, Option("--measure-memory", help="Measure what each rank allocates in a step.")] = False,
     device: RunDevice = "cpu",

@@ -46,7 +46,18 @@ UnevenShares = Annotated[
     bool, Option("--uneven-shares", help="Pipelines may take different numbers of micro-batches: fewer for slow devices.")
 ]
 Recompute = Annotated[bool, Option("--recompute", help="Recompute every layer in the backward pass.")]
+RunBackend = Annotated[
+    str,
+    Option(
+        "--backend",
+        help="serial; on CPUs also fused (all but compute in one FIFO beside it) or threads (one for each lane, pausing at "
+        "random); on GPUs also streams (one for each lane).",
+    ),
+]
 RunDevice = Annotated[str, Option("--device", help="cpu (gloo) or cuda (NCCL), a GPU for each process.")]
+Synchronisation = Annotated[
+    str, Option("--synchronisation", help="Of segments (H3T): 'forced' in every layer, as in the paper, or 'free'.")
+]
 IgnoreMemory = Annotated[bool, Option("--ignore-memory", help="Plan without memory limits, as AMP does.")]
 
 FINE, INFEASIBLE, BAD_INPUT, STOPPED = 0, 1, 2, 3

@@ -14,9 +14,10 @@ from rich.table import Table
 
 from trainplan.api import Checked, Instance
 from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
+from trainplan.formulations.memory_switches.problem import Instance as SwitchInstance
 from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Plan, PlannedUnit
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.planning import Planned
 from trainplan.profiling.quantities import format_bytes, format_time, plural, span
@@ -116,8 +117,9 @@ def checked(found: Checked) -> None:
     if found.objective is not None:
         rows.append(("time", f"{format_time(found.objective)} ({found.objective} ns)"))
     if found.peak_bytes is not None:
-        peak = f"{format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes), backward pass of {found.peak_layer_name}"
-        rows.append(("peak memory", peak))
+        moment = f"{format_time(found.peak_ns)} into the step" if found.peak_ns is not None else ""
+        place = f"backward pass of {found.peak_layer_name}" if found.peak_layer_name else moment
+        rows.append(("peak memory", f"{format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes), {place}"))
     if found.memory_bytes is not None:
         rows.append(("memory limit", f"{format_bytes(found.memory_bytes)} ({found.memory_bytes} bytes)"))
     rows += [("violation", text) for text in found.violations] or [("violations", "none")]
@@ -133,6 +135,8 @@ def size_of(instance: Instance) -> dict[str, int]:
         return found | {"stages": instance.stages}
     if isinstance(instance, StrategyInstance):
         found |= {"degrees": len(list(instance.degrees())), "devices": instance.devices}
+    elif isinstance(instance, SwitchInstance):
+        found |= {"options": len(instance.options)}
     elif isinstance(instance, PipelineInstance):
         found |= {"options": max(len(given.tables.strategies) for given in instance.configurations)}
     else:
@@ -185,13 +189,13 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def plan_table(plan: Plan) -> None:
-    """The strategy of every unit, stage by stage, runs of equal ones as one row."""
+    """The strategy of every unit, and the switches that are on, stage by stage, runs of equal ones as one row."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("stage", "ranks", "units", "count", "strategy"):
         table.add_column(name, justify="right" if name in ("stage", "count") else "left")
     for number, stage in enumerate(plan.stages):
         first = True
-        for strategy, group in groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=lambda unit: unit.strategy):
+        for strategy, group in groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=_strategy):
             names = [unit.name for unit in group]
             ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
             place = (str(number), ranks) if first else ("", "")
@@ -208,6 +212,10 @@ def plan_table(plan: Plan) -> None:
     if plan.placement is not None:
         rows.append(("placement", f"rank by rank on devices {', '.join(map(str, plan.placement))}"))
     pairs(rows)
+
+
+def _strategy(unit: PlannedUnit) -> str:
+    return ", ".join([unit.strategy, *(unit.switches or [])])
 
 
 def planned(found: Planned, cluster: str) -> None:

@@ -1,0 +1,181 @@
+"""From a profile to a memory-switches instance: what every layer costs on one of the devices that share it.
+
+All devices of the profile are one group of sharded data parallelism: each has batch / devices samples, and a part of every
+parameter and gradient. With P parameters of e bytes over d devices
+
+    shard = ceil(P / d) e        gathered = d shard        all-gather, reduce-scatter: of `gathered`, over all d devices
+    copies: shard, or the layer's input, through the link to the host        optimizer: on the host, of one shard
+
+and copies have a lane of their own unless they share the bus of the collectives (`shares_bus` of the profile's host).
+
+Bytes are those that trainplan's own programs allocate. The output of a layer is the input of the next one. The first layer's
+input are tokens or pixels, of which there is no gradient; beside the last one's output, the logits, the loss holds targets
+and statistics. Peaks are above what is there when a computation begins:
+
+    forward without graph   output + max(kept + workspace, loss)
+    forward                 output + kept + max(workspace, loss)
+    backward                gradient of the input + workspace
+
+A layer of several sub-layers, as the paper has them, goes through them one after the other: its graph also holds what they
+pass on, and its peaks are the largest of theirs, each beside what those before it have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name, moved_bytes
+from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
+from trainplan.profiling.costs import collective_ns, copy_ns
+from trainplan.profiling.errors import InputError
+from trainplan.profiling.network import Link, Operation
+from trainplan.profiling.profiles import HostCosts, Profile
+
+INDEX_BYTES = 8  # of a target of the loss
+STATISTICS = 3  # numbers of a token that the loss keeps: largest, sum, target's logit
+TIMES = ("forward_without_graph_ns", "forward_ns", "backward_ns", "optimizer_ns")
+PARAMETER_BYTES = (
+    "gathered_parameter_bytes",
+    "partitioned_parameter_bytes",
+    "gathered_gradient_bytes",
+    "partitioned_gradient_bytes",
+)
+
+Row = dict[str, Any]
+
+
+def rows_of(batch: int, devices: int) -> int:
+    """Samples of one device. Raises InputError."""
+    rows, rest = divmod(batch, devices)
+    if rest or rows < 1:
+        fix = f"give a multiple of the {devices} devices, such as {max(1, rows) * devices}"
+        raise InputError("command line", "--batch", f"is {batch}", fix)
+    return rows
+
+
+def build(
+    profile: Profile,
+    batch: int,
+    memory_bytes: int,
+    *,
+    synchronisation: Synchronisation = "forced",
+    offload_needs_ckpt: bool = True,
+    by_unit: bool = True,
+    name: str | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> Instance:
+    """The instance of a step of so many samples over all devices of the profile.
+
+    memory_bytes: of one device. offload_needs_ckpt: see `InstanceRecord`. by_unit: every sub-layer is a layer of its own, as
+    in a plan; else a Transformer layer is one, as in the paper. Raises InputError where the batch cannot be split, or the
+    profile lacks a shape or its host.
+    """
+    rows, host, group = rows_of(batch, profile.devices), _host(profile), range(profile.devices)
+
+    @cache
+    def collective(operation: Operation, message_bytes: int) -> int:
+        return round(collective_ns(profile.network, operation, message_bytes, group))
+
+    layers, begin = list[Row](), 0
+    for units in grouped_units(profile, by_unit):
+        row = _joined([_unit_row(profile, begin + place, rows) for place in range(len(units))])
+        row["all_gather_ns"] = collective("all-gather", row["gathered_parameter_bytes"])
+        row["reduce_scatter_ns"] = collective("reduce-scatter", row["gathered_gradient_bytes"])
+        layers.append({"name": layer_name(units)} | row | _copies(host, row))
+        begin += len(units)
+    return load(
+        {
+            "problem": NAME,
+            "version": 1,
+            "name": name or f"{profile.name} on {profile.devices} devices of {profile.cluster}",
+            "provenance": {
+                "model": profile.model or {"name": profile.name},
+                "profile": profile.origin,
+                "cluster": profile.cluster,
+                "devices": profile.devices,
+                "batch": batch,
+                **(provenance or {}),
+            },
+            "nvlink": not host.shares_bus,
+            "synchronisation": synchronisation,
+            "offload_needs_ckpt": offload_needs_ckpt,
+            "memory_bytes": memory_bytes,
+            "layers": layers,
+        }
+    )
+
+
+def _host(profile: Profile) -> HostCosts:
+    if profile.host is None:
+        fix = "measure the profile, or estimate it on a cluster whose nodes describe their `host`"
+        raise InputError("profile", "host", "is missing: parameters and optimizer are on the host", fix)
+    return profile.host
+
+
+def _unit_row(profile: Profile, place: int, rows: int) -> Row:
+    """Computations and bytes of the unit at a place of the chain."""
+    sublayer, last = profile.units[place].sublayer, len(profile.units) - 1
+    entry, shape, element = profile.cost(sublayer, 1, rows), profile.shapes[sublayer], profile.parameter_bytes
+    shard = -(-shape.shard(1).parameters // profile.devices)
+    before = shape.input_bytes if place == 0 else moved_bytes(profile, profile.units[place - 1].sublayer)[1]
+    after = shape.shard(1).output_bytes if place == last else moved_bytes(profile, sublayer)[1]
+    source, output, kept = rows * before, rows * after, entry.kept_bytes.value
+    loss = rows * shape.tokens * (INDEX_BYTES + STATISTICS * element) if shape.kind == "head" else 0
+    forward, backward = entry.forward_workspace_bytes.value, entry.backward_workspace_bytes.value
+    whole = shard * profile.devices * element
+    return {
+        "forward_without_graph_ns": entry.forward_without_graph_ns.value,
+        "forward_ns": entry.forward_ns.value,
+        "backward_ns": entry.backward_ns.value,
+        "optimizer_ns": round(shard * _host(profile).optimizer_ns_per_parameter.value),
+        "input_bytes": source,
+        "output_bytes": output,
+        "graph_bytes": kept,
+        **dict(zip(PARAMETER_BYTES, (whole, shard * element) * 2, strict=True)),
+        "forward_without_graph_peak_bytes": output + max(kept + forward, loss),
+        "forward_peak_bytes": output + kept + max(forward, loss),
+        "backward_peak_bytes": (source if place else 0) + backward,
+    }
+
+
+def _joined(parts: Sequence[Row]) -> Row:
+    """Consecutive units as one layer."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    first, last = parts[0], parts[-1]
+    row = {name: sum(part[name] for part in parts) for name in (*TIMES, *PARAMETER_BYTES)}
+    row |= {"input_bytes": first["input_bytes"], "output_bytes": last["output_bytes"]}
+    held = without = forward = 0  # by the units so far: their graphs, and all that they pass on but the layer's own input
+    for place, part in enumerate(parts):
+        passed = part["input_bytes"] if place else 0
+        without = max(without, passed + part["forward_without_graph_peak_bytes"])
+        held += passed
+        forward = max(forward, held + part["forward_peak_bytes"])
+        held += part["graph_bytes"]
+    # The layer's whole graph and the gradient of its output are there when its backward pass begins.
+    backward, left = 0, 0
+    for part in reversed(parts):
+        backward = max(backward, left + part["backward_peak_bytes"])
+        # In place of the unit's graph, of its input and of the gradient of its output there is the gradient of its input.
+        left -= part["graph_bytes"] + part["output_bytes"]
+    return row | {
+        "graph_bytes": held,
+        "forward_without_graph_peak_bytes": without,
+        "forward_peak_bytes": forward,
+        "backward_peak_bytes": max(backward, first["input_bytes"]),
+    }
+
+
+def _copies(host: HostCosts, row: Row) -> Row:
+    def copied(rate: float, size: str) -> int:
+        return round(copy_ns(row[size], Link(bandwidth_bytes_per_s=rate, latency_ns=host.latency_ns.value)))
+
+    there, back = host.to_device_bytes_per_s.value, host.to_host_bytes_per_s.value
+    return {
+        "prefetch_parameter_ns": copied(there, "partitioned_parameter_bytes"),
+        "offload_gradient_ns": copied(back, "partitioned_gradient_bytes"),
+        "prefetch_hidden_ns": copied(there, "input_bytes"),
+        "offload_hidden_ns": copied(back, "input_bytes"),
+    }

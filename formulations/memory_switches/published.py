@@ -1,0 +1,83 @@
+"""Instances from the layer profiles of H3T's published code, layer by layer, as they stand there.
+
+Readings taken, beside those of the reader (`profiling.imports.h3t`): what a layer gives is what the next one reads, its
+`input_tensor`; the last one gives the `delta` of a forward pass without graph. What the graph holds is the difference of the
+two deltas. A peak below what the layer leaves behind (its output, its graph, the gradient of its input) is lifted to that, and
+`provenance` names the layers where it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
+from trainplan.profiling.imports import h3t
+from trainplan.profiling.imports.source import Source
+
+SECONDS = {
+    "forward_without_graph_ns": "forward_no_grad",
+    "forward_ns": "forward_with_grad",
+    "backward_ns": "backward",
+    "all_gather_ns": "gather_parameter",
+    "reduce_scatter_ns": "scatter_gradient",
+    "prefetch_parameter_ns": "prefetch_parameter",
+    "offload_gradient_ns": "offload_gradient",
+    "prefetch_hidden_ns": "prefetch_hidden_state",
+    "offload_hidden_ns": "offload_hidden_state",
+    "optimizer_ns": "optimizer_step",
+}
+SIZES = {
+    "input_bytes": "input_tensor",
+    "gathered_parameter_bytes": "gathered_parameter",
+    "partitioned_parameter_bytes": "partitioned_parameter",
+    "gathered_gradient_bytes": "gathered_gradient",
+    "partitioned_gradient_bytes": "partitioned_gradient",
+}
+
+
+def build(
+    source: Source,
+    memory_bytes: int,
+    *,
+    synchronisation: Synchronisation = "forced",
+    offload_needs_ckpt: bool = True,
+    name: str | None = None,
+) -> Instance:
+    """The instance of a file of H3T's published code. memory_bytes: of one device. Raises InputError."""
+    found, devices = h3t.checked(source)
+    memories = [memory for _, memory in found.layers]
+    outputs = [memory.input_tensor for memory in memories[1:]] + [memories[-1].forward_no_grad_delta]
+    rows, lifted = [], dict[str, list[int]]()
+    for i, ((time, memory), output) in enumerate(zip(found.layers, outputs, strict=True)):
+        graph = memory.forward_with_grad_delta - memory.forward_no_grad_delta
+        row: dict[str, Any] = {name: round(getattr(time, own) * 1e9) for name, own in SECONDS.items()}
+        row |= {name: getattr(memory, own) for name, own in SIZES.items()}
+        row |= {"output_bytes": output, "graph_bytes": graph}
+        for pass_, peak, least in (
+            ("forward_without_graph", memory.forward_no_grad_peak, output),
+            ("forward", memory.forward_with_grad_peak, output + graph),
+            ("backward", memory.backward_peak, memory.input_tensor if i else 0),
+        ):
+            row[f"{pass_}_peak_bytes"] = max(peak, least)
+            if peak < least:
+                lifted.setdefault(f"{pass_}_peak_bytes", []).append(i)
+        rows.append(row)
+    return load(
+        {
+            "problem": NAME,
+            "version": 1,
+            "name": name or found.name or source.stem,
+            "provenance": {
+                "format": "H3T",
+                "file": source.stem,
+                "devices": devices,
+                **({"lifted": lifted} if lifted else {}),
+            },
+            "nvlink": found.nvlink_available,
+            "synchronisation": synchronisation,
+            "offload_needs_ckpt": offload_needs_ckpt,
+            "memory_bytes": memory_bytes,
+            "layers": rows,
+        },
+        source.path,
+    )

@@ -1,0 +1,168 @@
+"""The command on memory switches: the problem built from a model and from H3T's format, solved, checked, compared and drawn;
+`switch`, and its plan run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import trainplan as tp
+from tests.command.calls import call
+from tests.command.test_command import told
+from tests.test_switching import GPT2, published
+
+METHODS = {"label-setting", "milp", "cpsat", "h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3", "brute-force"}
+FAST = ("exact", "h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3")
+LIMIT = "300KB"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("switch")
+
+
+@pytest.fixture(scope="module")
+def words(folder: Path) -> list[str]:
+    """A model of three blocks, so that everything takes a moment only."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(GPT2))
+    return ["--model", str(path), "--cluster", "cpu-4", "--batch", "8"]
+
+
+@pytest.fixture(scope="module")
+def instance(folder: Path, words: list[str]) -> Path:
+    path = folder / "instance.json"
+    done = call("build", "memory-switches", *words, "--memory", LIMIT, "--granularity", "unit", "-o", path)
+    assert done.returncode == 0, done.stderr
+    for line in ("layers         8", "options        48", "memory_bytes   300000"):
+        assert line in done.stdout
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(folder: Path, words: list[str]) -> Path:
+    path, picture = folder / "plan.json", folder / "plan.png"
+    done = call("switch", *words, "--memory", LIMIT, "-o", path, "--picture", picture)
+    assert done.returncode == 0, done.stderr
+    for text in ("embedding", "head", "offload hidden", "share of layers", "●", "optimal", "lower bound", "compiled program"):
+        assert text in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"written  {picture}" in done.stdout
+    return path
+
+
+def test_solve_check_and_draw(instance: Path, folder: Path) -> None:
+    jsonschema.validate(json.loads(instance.read_text()), tp.schema("memory-switches"))
+    answer, picture = folder / "solution.json", folder / "step.svg"
+    solved = call("solve", instance, "-o", answer, "--picture", picture)
+    assert solved.returncode == 0, solved.stderr
+    for text in ("segment sync", "share of layers", "busy", "compute", "status       optimal", "into the step"):
+        assert text in solved.stdout
+    assert "<svg" in picture.read_text()
+    jsonschema.validate(json.loads(answer.read_text()), tp.schema("memory-switches-solution"))
+    result = json.loads(call("solve", instance, "--json").stdout)
+    assert (result["status"], result["gap"]) == ("optimal", 0.0)
+    assert result["solution"] == json.loads(answer.read_text())
+    checked = call("check", instance, answer)
+    assert checked.returncode == 0 and f"({result['objective']} ns)" in checked.stdout and "into the step" in checked.stdout
+    wrong = folder / "wrong.json"
+    wrong.write_text(json.dumps({"switches": [["offload_hidden", "segment_sync"]] * 8}))
+    done = call("check", instance, wrong)
+    assert done.returncode == 1 and "offload_hidden needs" in done.stdout
+
+
+def test_methods_agree(instance: Path) -> None:
+    listed = json.loads(call("methods", "memory-switches", "--json").stdout)
+    assert listed["exact"] == "label-setting" and {entry["name"] for entry in listed["methods"]} == METHODS
+    found = json.loads(call("compare", instance, *(word for name in FAST for word in ("--method", name)), "--json").stdout)
+    assert found["contradictions"] == []
+    times = {result["method"]: result["objective"] for result in found["results"] if result["objective"] is not None}
+    assert times["label-setting"] == min(times.values()) and {"h3t-dp", "h3t-greedy", "manual"} <= times.keys()
+    table = call("compare", instance, "--method", "exact", "--method", "manual").stdout
+    assert "label-setting" in table and "above best" in table
+
+
+def test_the_plan_is_valid_and_proven(plan: Path, words: list[str], instance: Path) -> None:
+    made = json.loads(plan.read_text())
+    jsonschema.validate(made, tp.schema("plan"))
+    assert made["nvlink"] is False and all("segment_sync" in unit["switches"] for unit in made["units"])
+    assert {unit["strategy"] for unit in made["units"]} <= {"sdp4", "sdp4-ckpt"}
+    proven = json.loads(call("solve", instance, "--json").stdout)
+    assert made["predicted"]["step_ns"] == proven["objective"] == made["predicted"]["lower_bound_ns"]
+    found = json.loads(call("switch", *words, "--memory", LIMIT, "--method", "manual", "--json").stdout)
+    assert found["result"]["method"] == "manual" and found["plan"]["predicted"]["step_ns"] >= made["predicted"]["step_ns"]
+    assert max(found["walk_bytes"]) <= 300_000
+    free = json.loads(
+        call("switch", *words, "--memory", LIMIT, "--synchronisation", "free", "--time-limit", "2", "--json").stdout
+    )
+    assert free["plan"]["predicted"]["step_ns"] <= made["predicted"]["step_ns"]
+
+
+def test_the_plan_runs(plan: Path) -> None:
+    done = call("run", plan, "--steps", "1", "--dtype", "float64")
+    assert done.returncode == 0, done.stderr
+    for text in ("segment_sync", "4 processes", "gradients", "memory walk"):
+        assert text in done.stdout
+    told(call("simulate", plan), "are given: its lanes are no pipeline's", "solve")
+
+
+def test_files_of_the_published_code(folder: Path) -> None:
+    path, made = published(folder), folder / "h3t-instance.json"
+    done = call("build", "memory-switches", "--profile", path, "--memory", "1KB", "-o", made)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(made.read_text())
+    assert (found["synchronisation"], found["memory_bytes"], len(found["layers"])) == ("forced", 1000, 3)
+    done = call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--synchronisation", "free",
+                "--paper-combinations", "--json")  # fmt: skip
+    assert json.loads(done.stdout)["offload_needs_ckpt"] is False
+    told(call("build", "memory-switches", "--profile", path), "--memory is missing")
+    told(call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--batch", "8"), "--batch is 8", "leave it out")
+    told(call("build", "layer-strategies", "--profile", path, "--memory", "1KB"), "--batch is missing")
+
+
+def test_what_does_not_fit_says_what_would_do(instance: Path, words: list[str]) -> None:
+    done = call("switch", *words, "--memory", "50KB")
+    assert done.returncode == 1 and "the least that would do" in done.stdout
+    least = int(done.stdout.split("the least that would do is ")[1].split()[0])
+    short = call("switch", *words, "--memory", str(least), "--backend", "serial")
+    told(short, "short for the compiled programs")
+    enough = re.search(r"give --memory of at least (\d+) bytes", short.stderr)
+    assert enough and int(enough[1]) < 1.1 * least
+    assert call("switch", *words, "--memory", enough[1], "--backend", "serial").returncode == 0
+
+
+def test_help_has_an_example() -> None:
+    done = call("switch", "--help")
+    assert done.returncode == 0 and "Example: trainplan switch" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "parts"),
+    [
+        (["--synchronisation", "off"], ("--synchronisation is 'off'", "give forced or free")),
+        (["--method", "magic"], ("--method is 'magic'", "h3t-greedy")),
+        (["--option", "levels=64"], ("option levels", "is not an option of label-setting")),
+        (["--backend", "cuda"], ("--backend is 'cuda'", "streams")),
+        (["--batch", "6"], ("--batch is 6", "multiple of the 4 devices")),
+        (["--cluster", "amp-heterogeneous-16", "--batch", "16"], ("--cluster is 'amp-heterogeneous-16'", "place")),
+        (["--dtype", "float16"], ("does not run", "float32")),
+        (["--picture", "p.gif"], ("--picture is 'p.gif'", ".png")),
+        (["-o", "/nowhere/p.json"], ("/nowhere/p.json", "cannot be written")),
+        (["--memory", "0"], ("--memory is 0 bytes",)),
+    ],
+)
+def test_bad_input_gets_one_line(words: list[str], more: list[str], parts: tuple[str, ...]) -> None:
+    told(call("switch", *words, *more), *parts)
+
+
+def test_bad_input_of_build_and_solve(words: list[str], folder: Path) -> None:
+    told(call("build", "memory-switches", *words, "--pipeline", "2"), "--pipeline is 2", "leave it out")
+    told(call("build", "memory-switches", *words, "--layers", "2"), "--layers is 2", "leave it out")
+    told(call("build", "pipeline", *words, "--synchronisation", "free"), "--synchronisation is 'free'", "memory-switches")
+    other = folder / "layers.json"
+    assert call("build", "layer-strategies", *words, "-o", other).returncode == 0
+    told(call("solve", other, "--picture", folder / "p.png"), "--picture is of a layer-strategies instance")

@@ -1,0 +1,273 @@
+"""The study of H3T as tables, and the scores that its tests hold.
+
+The DP plans with every segment synchronised. `own`: the paper's other methods without that, as in the paper; `alike`: they,
+too, with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tests.papers.h3t import CASE_SWITCHES, CASES, GB, GPT3_GB, SEARCHES, SETTINGS
+from tests.papers.h3t_study import EVERY, LAYERS, OTHER_READINGS, SHARED, SHARINGS, ZERO, Case
+
+Json = dict[str, Any]
+PAPERS = ("DP", "greedy", "manual", "random")
+NAMES = {"h3t-dp": "DP", "h3t-greedy": "greedy", "random, last": "random, published", "label-setting": "exact"}
+
+
+# Figure 6
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting under a limit: nanoseconds of each of the paper's methods, None where it finds nothing, and of the synchronised
+    optimum. rank: from 0, the tightest limit, to 5, under which nothing has to be saved."""
+
+    setting: str
+    rank: int
+    limit_bytes: int
+    times: dict[str, int | None]
+    optimum: int
+
+    @property
+    def best(self) -> int | None:
+        """The least of the paper's methods'."""
+        return min((time for time in self.times.values() if time), default=None)
+
+    def is_best(self, method: str) -> bool:
+        return self.times[method] is not None and self.times[method] == self.best
+
+    def is_worst(self, method: str) -> bool:
+        """Of those that find a plan, no one has a longer step, and some a shorter one."""
+        times = [time for time in self.times.values() if time]
+        return self.times[method] == max(times) > min(times)
+
+    def over(self, method: str, other: int | None) -> float | None:
+        """By which share a method's step is longer."""
+        time = self.times[method]
+        return None if time is None or other is None else time / other - 1
+
+
+def cells(study: Json, kind: str, cases: Sequence[Case] = EVERY, sampled: str = "random") -> list[Cell]:
+    """Of all limits of some cases. kind: own or alike. sampled: which answer of the random method is taken."""
+    found = []
+    for case in cases:
+        for rank, (limit, row) in enumerate(study["limits"][str(case)].items()):
+            times: dict[str, int | None] = {}
+            for name, method in zip(PAPERS, ("h3t-dp", "h3t-greedy", "manual", sampled), strict=True):
+                told = row["forced" if kind == "alike" or name == "DP" else "free"][method]
+                times[name] = None if told is None else told["time_ns"]
+            found.append(Cell(str(case), rank, int(limit), times, row["forced"]["label-setting"]["time_ns"]))
+    return found
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Of a method over cells. best, worst: shares of them; nothing: share in which it finds no plan. over_best, over_optimum:
+    median and largest share by which its step is longer than the best of the paper's methods, than the synchronised optimum."""
+
+    best: float
+    worst: float
+    nothing: float
+    over_best: tuple[float, float]
+    over_optimum: tuple[float, float]
+
+
+def standing(among: Sequence[Cell], method: str) -> Standing:
+    def share(which: Sequence[bool]) -> float:
+        return sum(which) / len(among)
+
+    def spread(overs: Sequence[float | None]) -> tuple[float, float]:
+        known = [over for over in overs if over is not None]
+        return (median(known), max(known)) if known else (float("nan"), float("nan"))
+
+    return Standing(
+        share([cell.is_best(method) for cell in among]),
+        share([cell.is_worst(method) for cell in among]),
+        share([cell.times[method] is None for cell in among]),
+        spread([cell.over(method, cell.best) for cell in among]),
+        spread([cell.over(method, cell.optimum) for cell in among]),
+    )
+
+
+# Table 1
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of a step, by method. None: finds nothing, or does not fit the device."""
+
+    case: Case
+    method: str
+    ours: float | None
+    printed: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.ours / self.printed if self.ours and self.printed else None
+
+
+def seconds(study: Json, cases: Sequence[Case]) -> list[Seconds]:
+    found = []
+    for case in cases:
+        setting, row = case.setting, study["steps"][str(case)]
+        printed: dict[str, float | None] = {"dp": setting.dp_s, "greedy": setting.greedy_s, "all on": setting.all_on_s}
+        printed |= {"zero-2": setting.zero_2_s, "zero-3": setting.zero_3_s}
+        for method, time in printed.items():
+            told = row[method]
+            if method in ZERO and told["peak_bytes"] > setting.device_bytes:
+                told = None
+            found.append(Seconds(case, method, None if told is None else told["time_ns"] / 1e9, time))
+    return found
+
+
+# Tables
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = ["  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def name_of(method: str) -> str:
+    return NAMES.get(method, method)
+
+
+def gb(size: int) -> str:
+    return f"{size / GB:.2f}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def of_data(study: Json) -> str:
+    """Gaps are to the optimum of the synchronised step; those of free synchronisation may be negative."""
+    rows = []
+    for name, limits in study["data"].items():
+        for kind, found in limits.items():
+            optimum = found["forced"]["label-setting"]["time_ns"]
+            for problem in ("forced", "free"):
+                for method, told in found[problem].items():
+                    where = (f"{name}, {kind}", gb(found["limit_bytes"]), problem, name_of(method))
+                    if told is None:
+                        rows.append((*where, "-", "-", "-", "finds nothing"))
+                    else:
+                        over = percent(told["time_ns"] / optimum - 1)
+                        rows.append((*where, f"{told['time_ns'] / 1e6:.2f}", gb(told["peak_bytes"]), over, told["status"]))
+    return table(("profile", "limit, GB", "problem", "method", "ms", "peak, GB", "gap", ""), rows)
+
+
+def of_cases(study: Json) -> str:
+    rows = []
+    for sharing in SHARINGS:
+        for name, printed in CASES.items():
+            found = study[f"cases, {sharing} on a link"][name]
+            for place, switch in enumerate(CASE_SWITCHES):
+                planned, exact, among = f"{found['planned']['on'][switch]:.0%}", "-", "-"
+                if best := found.get("optimum"):
+                    least, most = best["among optima"][switch]
+                    exact, among = f"{best['on'][switch]:.0%}", f"{least:.0%} to {most:.0%}"
+                rows.append((f"{sharing}", name, switch, f"{printed[place]:.0%}", planned, exact, among))
+    return table(("on a link", "case", "switch", "printed", "planned", "exact", "among all optima"), rows)
+
+
+def of_memory(study: Json) -> str:
+    """All switches on / the least of any choice, over the printed least."""
+    readings = [reading.name for reading in (LAYERS, *OTHER_READINGS)]
+    rows = []
+    for setting in SETTINGS:
+        found = study["memory"][str(setting)]
+        row = [str(setting), f"{setting.least_gb}"]
+        for name in readings:
+            row.append(" / ".join(f"{found[name][kind] / GB / setting.least_gb:.2f}" for kind in ("all on", "least")))
+        for method, printed in zip(ZERO, (setting.zero_2_gb, setting.zero_3_gb), strict=True):
+            peak = study["steps"][str(setting)][method]["peak_bytes"]
+            row.append(f"{peak / GB:.1f} ({printed or '-'})")
+        rows.append(row)
+    found = study["memory"]["gpt3"]
+    over = [" / ".join(f"{found[name][kind] / GB / GPT3_GB:.2f}" for kind in ("all on", "least")) for name in readings[:2]]
+    rows.append(["h3t-a100-64, gpt3-175b, batch 512", f"{GPT3_GB}", *over, *["-"] * 5])
+    return table(("setting", "printed, GB", *readings, "ZeRO-2, GB (printed)", "ZeRO-3, GB (printed)"), rows)
+
+
+RANKS = {"all": range(6), "tight": range(2), "medium": range(2, 3), "ample": range(3, 5), "nothing to save": range(5, 6)}
+
+
+def of_limits(study: Json) -> str:
+    rows = []
+    for label, cases in (("estimated", EVERY), ("8 on a link", SHARED)):
+        for kind, sampled in (("own", "random"), ("own", "random, last"), ("alike", "random")):
+            every = cells(study, kind, cases, sampled)
+            for name, ranks in RANKS.items():
+                among = [cell for cell in every if cell.rank in ranks]
+                for method in PAPERS:
+                    found = standing(among, method)
+                    told = [f"{share:.0%}" for share in (found.best, found.worst, found.nothing)]
+                    over = [" / ".join(percent(share) for share in pair) for pair in (found.over_best, found.over_optimum)]
+                    rows.append((f"{label}, {kind}, {sampled}", f"{name}, {len(among)}", method, *told, *over))
+    head = ("problems", "cells", "method", "best", "worst", "nothing", "over the best: median / most", "over the exact optimum")
+    return table(head, rows)
+
+
+def of_settings(study: Json) -> str:
+    """Under every limit, each method's step over the synchronised optimum."""
+    rows = []
+    for cell in cells(study, "own", (*EVERY, *SHARED)):
+        over = [percent(cell.over(method, cell.optimum)) for method in PAPERS]
+        rows.append((cell.setting, gb(cell.limit_bytes), f"{cell.optimum / 1e9:.3f}", *over))
+    return table(("setting", "limit, GB", "synchronised optimum, s", *PAPERS), rows)
+
+
+def of_steps(study: Json) -> str:
+    rows = []
+    for one in seconds(study, (*EVERY, *SHARED)):
+        numbers = [f"{value:.2f}" if value else "-" for value in (one.ours, one.printed, one.ratio)]
+        rows.append((str(one.case), one.method, *numbers))
+    return table(("setting", "method", "ours, s (estimated)", "printed, s", "ratio"), rows)
+
+
+def of_optima(study: Json) -> str:
+    """At the limits of Table 1: by which share the paper's methods' steps are longer than the synchronised optimum, and that
+    one than the best known without synchronisation, which is proven within the gap."""
+    rows = []
+    for case in (*EVERY, *SHARED):
+        found = study["steps"][str(case)]
+        best, free = found["optimum"]["time_ns"], found["free"]
+        times = [found[name]["time_ns"] if found[name] else None for name in ("dp", "greedy", "all on")]
+        over = [percent(time / best - 1 if time else None) for time in times]
+        gap = percent((free["time_ns"] - free["bound_ns"]) / free["time_ns"])
+        rows.append((str(case), f"{best / 1e9:.3f}", *over, percent(best / free["time_ns"] - 1), gap))
+    over_it = ("DP over it", "greedy over it", "all on over it")
+    return table(("setting", "synchronised optimum, s", *over_it, "it over free", "gap of free"), rows)
+
+
+def of_search(study: Json) -> str:
+    rows = []
+    for row in SEARCHES:
+        found = study["search"][str(row)]
+        printed = f"{row.dp} / {row.greedy} / {row.random} min"
+        own = [f"{found[m]['seconds']:.2f}" for m in ("h3t-dp", "h3t-greedy", "random", "label-setting")]
+        gap = found["h3t-dp"]["time_ns"] / found["label-setting"]["time_ns"] - 1
+        rows.append((str(row), printed, *own, f"{60 * row.dp / found['h3t-dp']['seconds']:.0f} x", percent(gap)))
+    solvers = ("DP, s", "greedy, s", "random, s", "exact, s")
+    return table(("setting", "printed: DP / greedy / random", *solvers, "DP faster", "DP over exact"), rows)
+
+
+def report(study: Json) -> str:
+    parts = {
+        "The two profiles under three limits": of_data,
+        "Table 6: switched-on share of the layers": of_cases,
+        "Table 3: least memory over the printed one": of_memory,
+        "Figure 6: the paper's methods under six limits": of_limits,
+        "Figure 6, by setting": of_settings,
+        "Table 1: seconds of a step": of_steps,
+        "Table 1: what is left": of_optima,
+        "Table 5: seconds of the solvers": of_search,
+    }
+    return "\n\n".join(f"{title}\n\n{part(study)}" for title, part in parts.items())

@@ -1,0 +1,386 @@
+"""From a profile, or a file of H3T's published code, to a memory-switches instance, a plan whose programs fit, and pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from trainplan.execution.compile import compile_plan
+from trainplan.execution.memory import memory_walk
+from trainplan.formulations.memory_switches import costs
+from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
+from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
+from trainplan.formulations.plan import load_plan
+from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.errors import InputError, MissingExtra
+from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.profiles import Profile
+
+import trainplan as tp
+from tests.switch_instances import random_instance
+from trainplan import switch_pictures, switching
+from trainplan.switch_instances import switch_instance
+from trainplan.switch_pictures import draw_frontier, draw_switches
+from trainplan.switching import memory_limits, plan_of, switch, switch_frontier
+
+H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"
+CLUSTER = load_cluster("cpu-4")
+GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 3, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 96}
+
+
+def small(folder: Path, **fields: Any) -> Model:
+    path = folder / "small.json"
+    path.write_text(json.dumps(GPT2 | fields))
+    return load_model(path).fused()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return small(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def made(model: Model) -> tuple[Instance, Profile]:
+    return switch_instance(model, CLUSTER, 8)
+
+
+def step_peak(instance: Instance, switches: Switches) -> int:
+    return evaluate(instance, Solution((switches,) * instance.layers)).peak_bytes
+
+
+def test_a_layer_is_what_the_profile_says_of_its_unit(made: tuple[Instance, Profile]) -> None:
+    instance, profile = made
+    assert instance.layer_names == tuple(unit.name for unit in profile.units)
+    assert instance.forced and not instance.nvlink, "copies share the machine's memory with the collectives"
+    assert (instance["input_bytes"][1:] == instance["output_bytes"][:-1]).all()
+    for place, unit in enumerate(profile.units):
+        entry, shape = profile.cost(unit.sublayer, 1, 2), profile.shapes[unit.sublayer]
+        shard = -(-shape.shard(1).parameters // 4)
+        found = {name: int(column[place]) for name, column in instance.columns.items()}
+        for name in ("forward_ns", "forward_without_graph_ns", "backward_ns"):
+            assert found[name] == getattr(entry, name).value
+        assert found["graph_bytes"] == entry.kept_bytes.value
+        for of in ("parameter", "gradient"):
+            assert found[f"partitioned_{of}_bytes"] == 4 * shard and found[f"gathered_{of}_bytes"] == 16 * shard
+        assert found["all_gather_ns"] == round(collective_ns(profile.network, "all-gather", 16 * shard, range(4)))
+        assert found["reduce_scatter_ns"] == round(collective_ns(profile.network, "reduce-scatter", 16 * shard, range(4)))
+        host = profile.host
+        assert host is not None
+        assert found["optimizer_ns"] == round(shard * host.optimizer_ns_per_parameter.value)
+        latency, rate = host.latency_ns.value, host.to_device_bytes_per_s.value
+        assert found["prefetch_hidden_ns"] == round(found["input_bytes"] / rate * 1e9 + latency)
+        assert found["prefetch_parameter_ns"] == round(4 * shard / rate * 1e9 + latency)
+
+
+def test_the_ends_of_the_chain(made: tuple[Instance, Profile]) -> None:
+    """Tokens have no gradient; the loss holds targets, and three numbers of each, beside the logits."""
+    instance, profile = made
+    tokens, hidden = 2 * 16, 2 * 16 * 32 * 4
+    first, last = (profile.cost(profile.units[place].sublayer, 1, 2) for place in (0, -1))
+    assert (instance["input_bytes"][0], instance["output_bytes"][0]) == (8 * tokens, hidden)
+    assert instance["backward_peak_bytes"][0] == first.backward_workspace_bytes.value
+    assert instance["backward_peak_bytes"][1] > hidden
+    logits, loss = tokens * 96 * 4, tokens * (8 + 3 * 4)
+    assert instance["output_bytes"][-1] == logits
+    workspace = last.forward_workspace_bytes.value
+    assert instance["forward_peak_bytes"][-1] == logits + last.kept_bytes.value + max(workspace, loss)
+    without = logits + max(last.kept_bytes.value + workspace, loss)
+    assert instance["forward_without_graph_peak_bytes"][-1] == without
+
+
+def walked(model: Model, instance: Instance, profile: Profile, solution: Solution) -> tuple[int, int]:
+    """Peak of the simulated step, with the number that programs keep the loss in, and of the program's walk."""
+    simulated = evaluate(instance, solution)
+    told: Any = SimpleNamespace(objective=simulated.time_ns, bound=None, gap=None, method="random", status="feasible")
+    told.evaluation = {"peak_bytes": simulated.peak_bytes}
+    [program] = compile_plan(plan_of(model, instance, solution, profile, told), ranks=[0])
+    return simulated.peak_bytes + 8, memory_walk(program).peak_bytes
+
+
+@pytest.mark.parametrize("synchronisation", ["forced", "free"])
+@pytest.mark.parametrize("nvlink", [True, False])
+def test_where_nothing_overlaps_peaks_are_those_of_the_programs(model: Model, synchronisation: Any, nvlink: bool) -> None:
+    """A program is walked in the order of issue. So is a step whose copies and collectives take no time and are issued before
+    the computation."""
+    instance, profile = switch_instance(model, CLUSTER, 16, synchronisation=synchronisation)
+    timeless = {name: 0 * column for name, column in instance.columns.items() if name.endswith("_ns") and "ward" not in name}
+    instance = replace(instance, nvlink=nvlink, columns=instance.columns | timeless)
+    options = [switches for switches in instance.options if not (switches.eco_forward or switches.eco_backward)]
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        chosen = tuple(options[place] for place in rng.integers(len(options), size=instance.layers))
+        simulated, found = walked(model, instance, profile, Solution(chosen))
+        assert simulated == found
+
+
+@pytest.mark.parametrize("synchronisation", ["forced", "free"])
+def test_simulated_peaks_are_close_to_those_of_the_programs(model: Model, synchronisation: Any) -> None:
+    """Also with what overlaps, on plans nothing was fitted to."""
+    instance, profile = switch_instance(model, CLUSTER, 16, synchronisation=synchronisation)
+    rng, ratios = np.random.default_rng(1), []
+    for _ in range(40):
+        chosen = tuple(instance.options[place] for place in rng.integers(len(instance.options), size=instance.layers))
+        simulated, found = walked(model, instance, profile, Solution(chosen))
+        ratios.append(found / simulated)
+    print(f"walk over simulation: {min(ratios):.4f} to {max(ratios):.4f}, median {np.median(ratios):.4f}")
+    assert max(ratios) < 1.02 and min(ratios) > 0.85 and np.median(ratios) > 0.93
+
+
+def test_units_in_one_layer_go_one_after_the_other() -> None:
+    """Two units by hand: (input 4, output 6, graph 10) and (input 6, output 2, graph 20), workspaces 3 and 5, 7 and 11."""
+
+    def row(source: int, output: int, graph: int, forward: int, backward: int) -> dict[str, int]:
+        times = dict.fromkeys(("forward_without_graph_ns", "forward_ns", "backward_ns", "optimizer_ns"), 1)
+        sizes = dict.fromkeys(costs.PARAMETER_BYTES, 8) | {"input_bytes": source, "output_bytes": output, "graph_bytes": graph}
+        peaks = (output + graph + forward, output + graph + forward, source + backward)
+        names = ("forward_without_graph_peak_bytes", "forward_peak_bytes", "backward_peak_bytes")
+        return times | sizes | dict(zip(names, peaks, strict=True))
+
+    found = costs._joined([row(4, 6, 10, 3, 7), row(6, 2, 20, 5, 11)])
+    assert (found["forward_ns"], found["gathered_parameter_bytes"]) == (2, 16)
+    assert (found["input_bytes"], found["output_bytes"]) == (4, 2)
+    assert found["graph_bytes"] == 10 + 6 + 20, "both graphs, and the second unit's input"
+    assert found["forward_without_graph_peak_bytes"] == max(6 + 10 + 3, 6 + 2 + 20 + 5)
+    assert found["forward_peak_bytes"] == max(6 + 10 + 3, 10 + 6 + 2 + 20 + 5)
+    # The second unit adds its input's gradient, 6, and 11; then its graph, 20, and the output's gradient, 2, are gone.
+    assert found["backward_peak_bytes"] == max(6 + 11, -22 + 4 + 7)
+
+
+def test_layers_are_those_of_the_paper(model: Model, made: tuple[Instance, Profile]) -> None:
+    units = made[0]
+    layers, _ = switch_instance(model, CLUSTER, 8, by_unit=False)
+    assert layers.layer_names == ("embedding", "block0", "block1", "block2", "head")
+    for name in ("forward_ns", "backward_ns", "optimizer_ns", "gathered_parameter_bytes"):
+        assert layers[name].sum() == pytest.approx(units[name].sum(), abs=layers.layers)
+    nothing = Switches(segment_sync=True)
+    least, most = (step_peak(layers, switches) / step_peak(units, switches) for switches in (ALL_ON, nothing))
+    assert least >= 1 and 1 <= most < 1.05, "a layer keeps and computes what its units do"
+
+
+def test_build_says_what_it_cannot_use(model: Model, made: tuple[Instance, Profile], tmp_path: Path) -> None:
+    profile = made[1]
+    for options, told in (
+        ({"batch": 6}, "--batch is 6; give a multiple of the 4 devices, such as 4"),
+        ({"batch": 0}, "--batch is 0"),
+        ({}, "--batch is missing"),
+        ({"batch": 8, "synchronisation": "none"}, "--synchronisation is 'none'; give forced or free"),
+        ({"batch": 8, "pipeline": 2}, "--pipeline is 2; leave it out"),
+        ({"batch": 8, "profile": profile.changed(host=None)}, "host is missing"),
+        ({"batch": 8, "cluster": None}, "--cluster is missing"),
+    ):
+        with pytest.raises(InputError) as error:
+            tp.build("memory-switches", **({"model": model, "cluster": CLUSTER} | options))
+        assert told in str(error.value)
+    for option, value in (("synchronisation", "free"), ("paper_combinations", True), ("measure", True)):
+        with pytest.raises(InputError, match="it belongs to memory-switches"):
+            tp.build("pipeline", model=model, cluster=CLUSTER, batch=8, **{option: value})
+    assert tp.build("memory-switches", profile=profile, batch=8, by_unit=True).columns.keys() == made[0].columns.keys()
+    free = tp.build("memory-switches", profile=profile, batch=8, synchronisation="free", paper_combinations=True)
+    assert len(free.options) == 128
+
+
+def published(folder: Path, layers: int = 3, **fields: Any) -> Path:
+    """A file in the format of H3T's published code; fields: of every layer's memory."""
+    names = ("forward_no_grad", "forward_with_grad", "backward", "gather_parameter", "scatter_gradient", "prefetch_parameter")
+    names += ("offload_gradient", "prefetch_hidden_state", "offload_hidden_state", "optimizer_step")
+    memory = {"input_tensor": 100, "gathered_parameter": 400, "partitioned_parameter": 100, "gathered_gradient": 400}
+    memory |= {"partitioned_gradient": 100, "forward_no_grad_peak": 150, "forward_no_grad_delta": 100}
+    memory |= {"forward_with_grad_peak": 500, "forward_with_grad_delta": 450, "backward_peak": 130, "backward_delta": -350}
+    times = [{name: (i + 1) * (k + 1) * 1e-6 for k, name in enumerate(names)} for i in range(layers)]
+    path = folder / "h3t.json"
+    path.write_text(json.dumps({"nvlink_available": True, "layer_runtime": times, "layer_memory": [memory | fields] * layers}))
+    return path
+
+
+def test_files_of_the_published_code_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    instance = tp.build("memory-switches", profile=path, memory="1KB")
+    assert (instance.name, instance.layers, instance.memory_bytes, instance.nvlink) == ("h3t", 3, 1000, True)
+    assert instance.forced and len(instance.options) == 48 and "lifted" not in instance.provenance
+    assert instance["forward_without_graph_ns"].tolist() == [1000, 2000, 3000]
+    assert instance["optimizer_ns"].tolist() == [10_000, 20_000, 30_000]
+    assert set(instance["graph_bytes"].tolist()) == {350} and set(instance["output_bytes"].tolist()) == {100}
+    assert instance.provenance["devices"] == 4
+    free = tp.build("memory-switches", profile=path, memory=1000, synchronisation="free", paper_combinations=True)
+    assert len(free.options) == 128
+    lifted = tp.build("memory-switches", profile=published(tmp_path, backward_peak=60), memory=1000)
+    assert lifted["backward_peak_bytes"].tolist() == [60, 100, 100]
+    assert lifted.provenance["lifted"] == {"backward_peak_bytes": [1, 2]}
+    for options, told in (
+        ({}, "--memory is missing; give it"),
+        ({"memory": 1000, "batch": 8}, "--batch is 8; leave it out"),
+        ({"memory": 1000, "model": "gpt2"}, "--model is 'gpt2'; leave it out"),
+    ):
+        with pytest.raises(InputError) as error:
+            tp.build("memory-switches", profile=path, **options)
+        assert told in str(error.value)
+    with pytest.raises(InputError, match=r"layer_memory\[0\].gathered_parameter"):
+        tp.build("memory-switches", profile=published(tmp_path, gathered_parameter=401), memory=1000)
+
+
+def test_the_least_memory_of_a_real_file() -> None:
+    path = H3T / "bert1.8b_n12_8x2080ti_bs128.json"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    instance = tp.build("memory-switches", profile=path, memory="3GB")
+    assert step_peak(instance, ALL_ON) == 1_678_770_176
+    assert not instance.nvlink and tp.solve(instance).status == "optimal"
+
+
+def test_a_plan_says_what_was_chosen(model: Model, made: tuple[Instance, Profile]) -> None:
+    instance = made[0]
+    low, high = step_peak(instance, ALL_ON), step_peak(instance, Switches(segment_sync=True))
+    found = switch(model, CLUSTER, 8, memory_bytes=(low + high) // 2)
+    assert found.plan is not None and found.plan.predicted is not None and found.result.solution is not None
+    chosen = load_solution(found.result.solution)
+    assert found.plan.switches() == list(chosen.switches) and len(set(chosen.switches)) > 1
+    assert found.plan.nvlink is False and found.plan.world == 4
+    assert {unit.strategy for unit in found.plan.units} <= {"sdp4", "sdp4-ckpt"}
+    predicted, simulated = found.plan.predicted, evaluate(found.instance, chosen)
+    assert (predicted.step_ns, predicted.peak_bytes) == (simulated.time_ns, simulated.peak_bytes)
+    assert (predicted.status, predicted.gap, predicted.lower_bound_ns) == ("optimal", 0.0, predicted.step_ns)
+    assert violations(found.instance, chosen) == [] and found.reserve_bytes == 0
+    assert len(found.walk_bytes) == 4 and max(found.walk_bytes) <= found.instance.memory_bytes
+    assert load_plan(json.loads(found.plan.model_dump_json())) == found.plan
+    with pytest.raises(InputError, match="lanes are no pipeline's"):
+        tp.simulate(found.plan)
+    assert json.loads(json.dumps(found.to_dict()))["plan"]["units"][0]["switches"]
+
+
+def test_one_device_has_nobody_to_share_with(model: Model) -> None:
+    one = CLUSTER.changed(name="one", nodes=[CLUSTER.nodes[0].changed(devices=1, islands=[])])
+    found = switch(model, one, 2)
+    assert found.plan is not None and {unit.strategy for unit in found.plan.units} <= {"single", "single-ckpt"}
+
+
+def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instance, Profile], monkeypatch: Any) -> None:
+    instance = made[0]
+    low, high = step_peak(instance, ALL_ON), step_peak(instance, Switches(segment_sync=True))
+    limit, more = (low + high) // 2, (high - low) // 10
+
+    def walk(plan: Any, backends: Any) -> tuple[int, ...]:
+        return (plan.predicted.peak_bytes + more,) * 4
+
+    alone = switch(model, CLUSTER, 8, memory_bytes=limit)
+    monkeypatch.setattr(switching, "checked_walk", walk)
+    found = switch(model, CLUSTER, 8, memory_bytes=limit)
+    assert found.plan is not None and found.plan.predicted is not None
+    assert 0 < found.reserve_bytes <= more and max(found.walk_bytes) <= limit
+    assert found.plan.predicted.peak_bytes <= limit - more and found.plan.memory_bytes == limit
+    assert found.result.bound == alone.result.bound, "the bound is that of the memory asked for"
+    assert found.result.objective is not None and alone.result.objective is not None
+    assert found.result.gap == (found.result.objective - alone.result.objective) / found.result.objective > 0
+    assert found.result.status == "feasible" and found.result.instance_hash == alone.result.instance_hash
+    with pytest.raises(InputError, match="bytes short for the compiled programs; give --memory of at least") as told:
+        switch(model, CLUSTER, 8, memory_bytes=low + more // 2)
+    works = int(re.findall(r"at least (\d+) bytes", str(told.value))[0])
+    assert switch(model, CLUSTER, 8, memory_bytes=works).plan is not None
+
+
+def test_what_has_no_plan_is_refused(model: Model) -> None:
+    mixed = load_cluster("amp-heterogeneous-16")
+    for options, told in (
+        ({"model": load_model("vit-huge-32")}, "does not run; give a model of gpt2"),
+        ({"model": model.in_dtype("float16")}, "float16), which does not run"),
+        ({"cluster": mixed}, "is 'amp-heterogeneous-16', of "),
+        ({"batch": 7}, "--batch is 7"),
+        ({"method": "best"}, "--method is 'best'"),
+    ):
+        with pytest.raises(InputError) as error:
+            tp.switch(**({"model": model, "cluster": CLUSTER, "batch": 8} | options))
+        assert told in str(error.value)
+    nothing = tp.switch(model=model, cluster=CLUSTER, batch=8, memory="1KiB")
+    assert nothing.plan is None and nothing.result.status == "infeasible" and nothing.walk_bytes == ()
+
+
+def frontier() -> list[Any]:
+    instance = random_instance(np.random.default_rng(5), 4)
+    return switch_frontier(instance, memory_limits(instance, 5), ["exact", "manual", "h3t-greedy"])
+
+
+def test_a_frontier_falls_and_starts_at_the_least_memory() -> None:
+    points = frontier()
+    assert len(points) == 15 and [point.result.method for point in points[:5]] == ["label-setting"] * 5
+    times = [point.result.objective for point in points[:5]]
+    assert None not in times and times == sorted(times, reverse=True) and times[0] > times[-1]
+    assert all(point.result.status == "optimal" for point in points[:5])
+    for point in points[5:]:
+        best = next(other for other in points if other.memory_bytes == point.memory_bytes).result.objective
+        assert point.result.objective is None or point.result.objective >= best
+    instance = random_instance(np.random.default_rng(5), 4)
+    assert tp.solve(replace(instance, memory_bytes=points[0].memory_bytes - 1)).status == "infeasible"
+    with pytest.raises(InputError, match="hold 0"):
+        switch_frontier(instance, [0])
+
+
+def gids(figure: Any, name: str) -> list[Any]:
+    return [artist for artist in figure.findobj() if artist.get_gid() == name]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pictures_show_what_was_simulated(seed: int) -> None:
+    instance = random_instance(np.random.default_rng(seed), 5, synchronisation="free")
+    rng = np.random.default_rng(seed)
+    solution = Solution(tuple(instance.options[place] for place in rng.integers(len(instance.options), size=5)))
+    step, figure = evaluate(instance, solution), draw_switches(instance, solution)
+    for what in switch_pictures.KINDS:
+        [bars] = gids(figure, what)
+        own = [one for one in step.timeline if one.what == what and one.end_ns > one.start_ns]
+        boxes = [(path.vertices[:, 0].min(), path.vertices[:, 0].max()) for path in bars.get_paths()]
+        scale = 1 if step.time_ns < 1000 else 1e3
+        assert boxes == [pytest.approx((one.start_ns / scale, one.end_ns / scale)) for one in own]
+    assert {one.what for one in step.timeline} <= switch_pictures.KINDS.keys()
+    [peak], [limit], [held] = gids(figure, "peak"), gids(figure, "limit"), gids(figure, "held")
+    size = next((s for s, _ in switch_pictures.SIZES if step.peak_bytes >= s), 1)
+    assert peak.get_ydata()[0] * size == pytest.approx(step.peak_bytes) == max(held.get_ydata()) * size
+    assert limit.get_ydata()[0] * size == pytest.approx(instance.memory_bytes)
+    [cells] = gids(figure, "switches")
+    assert cells.get_array().sum() == sum(len(switches.names) for switches in solution.switches)
+
+
+def test_a_window_shows_that_part_of_the_step_alone() -> None:
+    instance = random_instance(np.random.default_rng(2), 5)
+    solution = Solution((ALL_ON,) * 5)
+    step = evaluate(instance, solution)
+    begin, end = step.phases_ns[0] - 300, step.phases_ns[0] + 300
+    figure = draw_switches(instance, solution, window_ns=(begin, end))
+    streams, memory = figure.axes
+    assert streams.get_xlim() == memory.get_xlim() == (begin, end) and not gids(figure, "switches")
+    for what in switch_pictures.KINDS:
+        [bars] = gids(figure, what)
+        seen = [one for one in step.timeline if one.what == what and begin < one.end_ns and one.start_ns < end]
+        assert len(bars.get_paths()) == len([one for one in seen if one.end_ns > one.start_ns])
+    for text in streams.texts:
+        assert begin <= text.get_position()[0] <= end
+    for window in ((-1, 5), (5, 5), (0, step.time_ns + 1)):
+        with pytest.raises(InputError, match=f"two rising times from 0 to {step.time_ns}"):
+            draw_switches(instance, solution, window_ns=window)
+
+
+def test_pictures_name_methods_and_need_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = frontier()
+    figure = draw_frontier(points, title="small")
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels[0] == "label-setting (proven)" and labels[1].startswith("manual")
+    [line] = gids(figure, "gap label-setting")
+    assert not np.any(line.get_ydata())
+    instance = random_instance(np.random.default_rng(0), 3)
+    with pytest.raises(InputError, match="has 2 layers"):
+        draw_switches(instance, Solution((ALL_ON,) * 2))
+    with pytest.raises(InputError, match="are none"):
+        draw_frontier([])
+
+    def absent(name: str) -> ModuleSpec | None:
+        return None
+
+    monkeypatch.setattr(switch_pictures, "find_spec", absent)
+    with pytest.raises(MissingExtra, match="matplotlib"):
+        draw_switches(instance, Solution((ALL_ON,) * 3))
