@@ -45,8 +45,8 @@ def run_workers(
         Path(folder, "job").write_bytes(pickle.dumps((job, backend)))
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
-            **os.environ,
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)),
+            **os.environ,
             "PYTHONUNBUFFERED": "1",
         }
         command = [sys.executable, "-P", "-m", "trainplan.profiling.worker", folder, str(world), target]
