@@ -109,6 +109,13 @@ class SolutionRecord(Record):
 
     switches: Annotated[list[list[SwitchName]], Field(min_length=1, max_length=MOST_LAYERS)]
 
+    @model_validator(mode="after")
+    def _each_once(self) -> SolutionRecord:
+        for i, names in enumerate(self.switches):
+            if repeated := [name for name in names if names.count(name) > 1]:
+                raise InputError("", f"switches[{i}]", f"names {repeated[0]} twice", "name each switch that is on once")
+        return self
+
 
 COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
 

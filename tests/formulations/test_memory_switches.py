@@ -459,6 +459,8 @@ def test_malformed_solutions_are_refused() -> None:
         with pytest.raises(InputError) as caught:
             load_solution(record)
         assert told in str(caught.value)
+    with pytest.raises(InputError, match=r"switches\[1\] names ckpt twice"):
+        load_solution({"switches": [[], ["ckpt", "ckpt"]]})
     assert load_solution({"switches": [["partition", "ckpt"], []]}) == Solution(
         (Switches.of(["ckpt", "partition"]), Switches())
     )
