@@ -1,12 +1,14 @@
 """memory-switches whose segments need not be synchronised: local search over the simulated step, and a bound beside it.
 
-Segments run into each other, so no chain of costs gives the step. Starts are the proven optimum of the synchronised step, with
-its synchronisation and without, the best that manual and greedy planning find, and every choice that the bound meets (see
-`free_bounds`): the bound's chain is easier than the step by little. From the most promising starts, one after the other, a walk
-looks at a batch of changes at a time: another combination or another switch in one layer or in two neighbours, a switch in a
-run of layers, a run that takes one layer's combination, a run moved by one, an exchange of two layers; and what several that
-help give together. What needs less memory where too much is needed goes first, then what takes less time, then what leaves more
-memory. A walk that finds nothing for a while is thrown off its place, and returns to it unless it ends better.
+Segments run into each other, so no chain of costs gives the step. Starts are the answer of the paper's dynamic program and the
+proven optimum, both of the synchronised step, with its synchronisation and without; the best that manual and greedy planning
+find; and every choice that the bound meets (see `free_bounds`): the bound's chain is easier than the step by little.
+
+From the most promising starts, one after the other, a walk looks at a batch of changes at a time: another combination or
+another switch in one layer or in two neighbours, a switch in a run of layers, a run that takes one layer's combination, a run
+moved by one, an exchange of two layers; and what several that help give together. What needs less memory where too much is
+needed goes first, then what takes less time, then what leaves more memory. A walk that finds nothing for a while is thrown off
+its place, and returns to it unless it ends better.
 
 Where there are few layers, all choices are looked at. The walk is repeatable by its seed, time limit apart.
 """
@@ -25,10 +27,12 @@ from trainplan.solvers.brute_force import brute_force
 from trainplan.solvers.free_bounds import SOURCE, NothingFits, Relaxation, enough, free_bound
 from trainplan.solvers.free_segments import different
 from trainplan.solvers.h3t import greedy, manual
+from trainplan.solvers.h3t_dp import h3t_dp
 from trainplan.solvers.memory_switches import switches_exact
 from trainplan.solvers.search import Outcome, Search
 
 FORCED, BOUND, PLANNED = 0.2, 0.5, 0.6  # shares of the time limit, until these are done
+FORCED_S, MOST_FORCED = 2.0, 0.7  # planning the synchronised step gets these seconds, up to that share, where its own is less
 FEW = 1_000_000  # choices that are all looked at
 AT_ONCE, LAYERS_AT_ONCE = 256, 2**15  # choices of one batch, and layers in it
 BATCHES, LAYERS = 240, 48  # of all walks, where there is no limit; fewer in proportion for more layers
@@ -52,11 +56,16 @@ def free_exact(instance: Instance, search: Search) -> Outcome:
     """The best choice found and the bound; optimal where they meet. Option: none."""
     walks = Walks(instance, search)
     forced = replace(instance, synchronisation="forced")
+    planned = Search(search.evaluate, _synchronised_seconds(search))
+    h3t_dp(forced, planned)
     synchronised = Search(
-        search.evaluate, _seconds(search, FORCED), gap=search.gap, progress=lambda _: search.report(synchronised.best)
+        search.evaluate,
+        _synchronised_seconds(search),
+        gap=search.gap,
+        progress=lambda _: search.report(synchronised.best),
     )
     switches_exact(forced, synchronised)
-    for solution in (Solution((ALL_ON,) * instance.layers), synchronised.best):
+    for solution in (Solution((ALL_ON,) * instance.layers), planned.best, synchronised.best):
         if solution is not None:
             search.report(solution)
             walks.begin(solution)
@@ -78,6 +87,13 @@ def free_exact(instance: Instance, search: Search) -> Outcome:
             walks.begin(inner.best)
     statistics = walks.run()
     return Outcome(bound=search.bound, bound_source=SOURCE, statistics=statistics)
+
+
+def _synchronised_seconds(search: Search) -> float | None:
+    if search.time_limit is None:
+        return None
+    share = max(FORCED, min(MOST_FORCED, FORCED_S / search.time_limit))
+    return _seconds(search, share)
 
 
 def _seconds(search: Search, share: float) -> float | None:

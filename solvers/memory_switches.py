@@ -97,6 +97,7 @@ def explain(instance: Instance) -> Infeasibility | None:
         least - result.resident_bytes,
         tuple(advice),
         "forward" if forward else "backward",
+        ("shards that stay", "all that comes and goes"),
     )
 
 

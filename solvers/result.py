@@ -33,13 +33,15 @@ class Infeasibility:
     activation_bytes: int
     advice: tuple[str, ...]
     peak_pass: Literal["forward", "backward"] = "backward"
+    parts: tuple[str, str] = ("model states", "activations")  # what state_bytes and activation_bytes are
 
     def __str__(self) -> str:
+        states, others = self.parts
         return (
             f"no choice fits into {format_bytes(self.memory_bytes)}: the least that would do is "
             f"{self.least_memory_bytes} bytes ({format_bytes(self.least_memory_bytes)}), at the {self.peak_pass} pass of "
-            f"{self.peak_layer_name} ({format_bytes(self.state_bytes)} model states, "
-            f"{format_bytes(self.activation_bytes)} activations); " + "; or ".join(self.advice)
+            f"{self.peak_layer_name} ({format_bytes(self.state_bytes)} {states}, "
+            f"{format_bytes(self.activation_bytes)} {others}); " + "; or ".join(self.advice)
         )
 
 

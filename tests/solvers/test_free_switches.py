@@ -240,6 +240,21 @@ def test_a_time_limit_leaves_a_choice_and_a_bound() -> None:
     assert result.bound <= result.objective and result.solve_seconds < 15
 
 
+def test_the_papers_answer_is_known_before_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no time limit leaves a choice that is worse than that of the DP."""
+
+    def none(*_: object) -> None:
+        raise NothingFits
+
+    monkeypatch.setattr(free_switches, "switches_exact", lambda *_: None)
+    monkeypatch.setattr(free_switches, "free_bound", none)
+    instance = bert_instance("1.8b", 3 * 10**9, batch=128, layers=24, nvlink=False, noise=0.03, synchronisation="free")
+    search = search_of(instance)
+    free_switches.free_exact(instance, search)
+    planned = solve(instance, "h3t-dp")
+    assert planned.objective is not None and search.objective == planned.objective
+
+
 def test_without_a_limit_on_memory_the_fastest_step_is_proven() -> None:
     for nvlink in (True, False):
         result = solve(bert_instance("1.8b", 2**40, batch=128, layers=12, nvlink=nvlink, synchronisation="free"), gap=1e-6)
