@@ -77,11 +77,12 @@ def test_the_comparison_can_fail() -> None:
     assert second["parameter_difference"] > 1e-4
 
 
-def test_measured_memory_follows_the_walk() -> None:
-    """Against torch's own allocations, on 40 random plans and the two that switch nothing and everything on."""
+@pytest.mark.parametrize(("world", "count"), [(1, 14), (2, 20), (4, 8)])
+def test_measured_memory_follows_the_walk(world: int, count: int) -> None:
+    """Against torch's own allocations, on random plans and the two that switch nothing and everything on."""
     rng = random.Random(3)
-    plans = [random_switch_plan(rng, 2, rng.choice(LARGER), 8) for _ in range(40)]
-    plans += [switch_plan(LARGER[0], 2, [each] * len(LARGER[0].units), True, 8) for each in (Switches(), ALL_ON)]
+    plans = [random_switch_plan(rng, world, rng.choice(LARGER), 8) for _ in range(count)]
+    plans += [switch_plan(LARGER[0], world, [each] * len(LARGER[0].units), True, 8) for each in (Switches(), ALL_ON)]
     reports = run_plans(plans, steps=1, compare=False, measure_memory=True)
     errors = []
     for report in reports:
