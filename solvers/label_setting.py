@@ -34,7 +34,8 @@ from trainplan.solvers.chain_bounds import Cap, Completion, possible
 from trainplan.solvers.least_memory import least_memory
 from trainplan.solvers.search import Outcome, Search
 
-WIDTHS = (400, 20_000, 1_000_000, 5_000_000)
+COARSE = 5e-4
+SWEEPS = ((400, 0.0), (20_000, 0.0), (400_000, COARSE), (1_000_000, 0.0), (5_000_000, 0.0))  # width, coarseness of time
 BLOCK = 2_000_000
 SOURCE = "completion bounds of label-setting"
 Pairs = tuple[Places, Places]
@@ -81,10 +82,10 @@ def label_setting(instance: Instance | Chain, search: Search, cap: Cap | None = 
     if (path := problem.best_mixed_path()) is not None:
         search.report([int(options[s]) for options, s in zip(kept, path, strict=True)])
     statistics = {"labels": 0, "sweeps": 0}
-    for width in WIDTHS:
+    for width, coarse in SWEEPS:
         if _enough(search):
             break
-        finished = _sweep(problem, kept, search, width, statistics)
+        finished = _sweep(problem, kept, search, width, max(coarse, search.gap), statistics)
         statistics["sweeps"] += 1
         if not finished or search.out_of_time():
             break
@@ -108,11 +109,15 @@ def _target(search: Search) -> int:
     return min(target, search.options.get("worth_ns", target))
 
 
-def _sweep(problem: Completion, kept: list[Places], search: Search, width: int, statistics: dict[str, int]) -> bool:
-    """One pass over the layers. Reports a better choice and the bound it proves. False where time ran out."""
+def _sweep(
+    problem: Completion, kept: list[Places], search: Search, width: int, coarse: float, statistics: dict[str, int]
+) -> bool:
+    """One pass over the layers. Reports a better choice and the bound it proves. False where time ran out.
+
+    coarse: share of the objective; dominance may lose half of it (see 5.)."""
     chain, target = problem.chain, _target(search)
     assert search.objective is not None
-    grain = 1 + int(search.objective * search.gap / 2) // chain.layers
+    grain = 1 + int(search.objective * coarse / 2) // chain.layers
     dropped = np.inf
     zero = np.zeros(1, np.int64)
     labels = Labels(zero, zero, zero + LOWEST, zero, zero, zero)

@@ -28,8 +28,9 @@ import trainplan as tp
 from tests.switch_instances import random_instance
 from trainplan import switch_pictures, switching
 from trainplan.switch_instances import switch_instance
+from trainplan.switch_limits import memory_limits, switch_frontier
 from trainplan.switch_pictures import draw_frontier, draw_switches
-from trainplan.switching import memory_limits, plan_of, switch, switch_frontier
+from trainplan.switching import plan_of, switch
 
 H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"
 CLUSTER = load_cluster("cpu-4")
@@ -97,12 +98,12 @@ def test_the_ends_of_the_chain(made: tuple[Instance, Profile]) -> None:
 
 
 def walked(model: Model, instance: Instance, profile: Profile, solution: Solution) -> tuple[int, int]:
-    """Peak of the simulated step, with the number that programs keep the loss in, and of the program's walk."""
+    """Peak of the simulated step, and of the program's walk, without the number that programs keep the loss in."""
     simulated = evaluate(instance, solution)
     told: Any = SimpleNamespace(objective=simulated.time_ns, bound=None, gap=None, method="random", status="feasible")
     told.evaluation = {"peak_bytes": simulated.peak_bytes}
     [program] = compile_plan(plan_of(model, instance, solution, profile, told), ranks=[0])
-    return simulated.peak_bytes + 8, memory_walk(program).peak_bytes
+    return simulated.peak_bytes, memory_walk(program).peak_bytes - program.buffers["loss"]
 
 
 @pytest.mark.parametrize("synchronisation", ["forced", "free"])
@@ -222,6 +223,15 @@ def test_files_of_the_published_code_are_taken_as_they_are(tmp_path: Path) -> No
         with pytest.raises(InputError) as error:
             tp.build("memory-switches", profile=path, **options)
         assert told in str(error.value)
+    assert tp.build("memory-switches", profile=published(tmp_path, input_tensor=111), memory=1000)["output_bytes"][0] == 111
+    for size in (1, 10_000):
+        other = published(tmp_path, input_tensor=100 + 512 * size)
+        with pytest.raises(InputError) as error:
+            tp.build("memory-switches", profile=other, memory=1000)
+        assert str(error.value) == (
+            f"{other}: layer_memory[1].input_tensor is {100 + 512 * size}, but layer 0 leaves 100 (its forward_no_grad_delta); "
+            "give 100"
+        )
     with pytest.raises(InputError, match=r"layer_memory\[0\].gathered_parameter"):
         tp.build("memory-switches", profile=published(tmp_path, gathered_parameter=401), memory=1000)
 
@@ -279,10 +289,64 @@ def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instan
     assert found.result.objective is not None and alone.result.objective is not None
     assert found.result.gap == (found.result.objective - alone.result.objective) / found.result.objective > 0
     assert found.result.status == "feasible" and found.result.instance_hash == alone.result.instance_hash
-    with pytest.raises(InputError, match="bytes short for the compiled programs; give --memory of at least") as told:
-        switch(model, CLUSTER, 8, memory_bytes=low + more // 2)
-    works = int(re.findall(r"at least (\d+) bytes", str(told.value))[0])
-    assert switch(model, CLUSTER, 8, memory_bytes=works).plan is not None
+    short = switch(model, CLUSTER, 8, memory_bytes=low + more // 2)
+    assert (short.plan, short.result.status, short.result.solution, short.result.objective) == (None, "unknown", None, None)
+    assert short.needed_bytes == low + more and short.result.bound is not None
+    assert short.result.message == (
+        f"the compiled programs are {more - more // 2} bytes short; give --memory of at least {low + more} bytes"
+    )
+    assert switch(model, CLUSTER, 8, memory_bytes=low + more).plan is not None
+
+
+@pytest.mark.parametrize("backend", ["serial", "streams"])
+@pytest.mark.parametrize(("fields", "batch"), [({}, 16), ({"vocab_size": 1000}, 4), ({"n_embd": 64, "n_layer": 2}, 16)])
+def test_the_memory_that_is_named_does(tmp_path: Path, fields: Any, batch: int, backend: str) -> None:
+    model = small(tmp_path, **fields)
+    none = switch(model, CLUSTER, batch, memory_bytes=1000, backend=backend)
+    reason, needed = none.result.reason, none.needed_bytes
+    assert none.plan is None and none.result.status == "infeasible" and reason is not None and needed is not None
+    assert (reason.memory_bytes, reason.least_memory_bytes) == (1000, needed)
+    assert reason.state_bytes + reason.activation_bytes == needed
+    assert reason.advice[0] == f"give --memory of at least {needed} bytes" and "memory_bytes" not in str(reason)
+    other = re.findall(r"--backend serial, whose programs need (\d+) bytes", str(reason))
+    if backend == "serial":
+        assert not other
+    for size in map(int, other):
+        assert size < needed and switch(model, CLUSTER, batch, memory_bytes=size, backend="serial").plan is not None
+    enough = switch(model, CLUSTER, batch, memory_bytes=needed, backend=backend)
+    assert enough.plan is not None and max(enough.walk_bytes) <= needed and enough.needed_bytes is None
+    less = switch(model, CLUSTER, batch, memory_bytes=needed - 1, backend=backend)
+    assert less.plan is None and less.needed_bytes == needed
+
+
+def test_the_programs_of_both_back_ends_may_need_as_much(tmp_path: Path) -> None:
+    """Then the other back-end is no advice; where streams hold more, it is."""
+    alike, unlike = (switch(small(tmp_path, **fields), CLUSTER, 4, memory_bytes=1000) for fields in ({"vocab_size": 1000}, {}))
+    for found, advised in ((alike, False), (unlike, True)):
+        assert ("--backend serial" in str(found.result.reason)) is advised
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_later_round_that_finds_nothing_says_so(model: Model, made: Any, monkeypatch: Any, late: bool) -> None:
+    rounds = list[Any]()
+
+    def once(instance: Instance, method: str, **options: Any) -> Any:
+        rounds.append(instance.memory_bytes)
+        found = tp.solve(instance, method)
+        return found if len(rounds) == 1 else replace(found, solution=None, objective=None, status="unknown")
+
+    def walk(plan: Any, backends: Any) -> tuple[int, ...]:
+        return (limit + 7,) * 4
+
+    limit = step_peak(made[0], Switches(segment_sync=True))
+    monkeypatch.setattr(switching, "solve", once)
+    monkeypatch.setattr(switching, "checked_walk", walk)
+    found = switch(model, CLUSTER, 8, memory_bytes=limit, time_limit=1e-6 if late else None)
+    least = step_peak(made[0], ALL_ON)
+    assert rounds == ([limit, least] if late else [limit, limit - 7, least]), "at last the least that any step needs"
+    assert (found.plan, found.needed_bytes, found.result.status) == (None, None, "unknown")
+    told = "the compiled programs are 7 bytes short, and label-setting found nothing that needs less"
+    assert found.result.message == told + (" before time ran out" if late else "")
 
 
 def test_what_has_no_plan_is_refused(model: Model) -> None:

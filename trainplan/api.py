@@ -51,8 +51,9 @@ from trainplan.solvers.registry import PROBLEMS, Entry, problem
 from trainplan.solvers.result import Result
 from trainplan.solvers.solve import compare as compare_methods
 from trainplan.solvers.solve import solve as solve_instance
+from trainplan.switch_limits import switch_frontier
 from trainplan.switch_pictures import draw_frontier, draw_switches
-from trainplan.switching import SwitchPlan, switch_frontier
+from trainplan.switching import SwitchPlan
 from trainplan.switching import switch as switch_model
 from trainplan.timelines import draw_timeline, draw_timelines
 from trainplan.trace import chrome_trace

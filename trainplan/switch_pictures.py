@@ -14,7 +14,7 @@ from trainplan.formulations.memory_switches.simulation import LANES, Evaluation,
 from trainplan.formulations.memory_switches.switches import SWITCHES
 from trainplan.profiling.errors import InputError, MissingExtra
 from trainplan.profiling.quantities import format_bytes, format_time
-from trainplan.switching import FrontierPoint
+from trainplan.switch_limits import FrontierPoint
 from trainplan.timelines import AROUND, BACKWARD, CHARACTER, FORWARD, IDLE, LATER_FORWARD, PATH, box
 
 # What a lane does: name in the legend and colour, Okabe and Ito's palette and lighter ones of the same hue.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,13 @@ from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.memory_switches.problem import Instance, Solution, load_solution
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.strategies import Strategy
-from trainplan.planning import LARGEST_MEMORY, checked_walk, runs
+from trainplan.planning import checked_walk, runs
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report
 from trainplan.profiling.profiles import Profile
+from trainplan.profiling.quantities import plural
 from trainplan.solvers.registry import problem
 from trainplan.solvers.result import Result
 from trainplan.solvers.search import Progress
@@ -25,17 +26,16 @@ from trainplan.solvers.solve import check_arguments, solve, versions
 from trainplan.switch_instances import switch_instance
 
 MOST_ROUNDS = 8
-LIMITS = 12  # of a frontier
-SLOW = ("milp", "cpsat", "brute-force")
 
 
 @dataclass(frozen=True)
 class SwitchPlan:
-    """Memory switches of a model, with their certificate. plan is None where `result` has no solution (its reason says why).
+    """Memory switches of a model, with their certificate. plan is None where `result` has no solution: its reason says why, or
+    its message.
 
     instance: with the memory that was asked for. reserve_bytes: how much less the method was given, so that the compiled
     programs fit. walk_bytes: the peak of every rank by the memory walk over its program, on `backend` or `serial`, whichever is
-    higher.
+    higher. needed_bytes: where the memory is too little, one with which there is a plan.
     """
 
     plan: Plan | None
@@ -46,6 +46,7 @@ class SwitchPlan:
     reserve_bytes: int
     walk_bytes: tuple[int, ...]
     backend: str
+    needed_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -53,6 +54,7 @@ class SwitchPlan:
             "result": self.result.to_dict(),
             "reserve_bytes": self.reserve_bytes,
             "walk_bytes": list(self.walk_bytes),
+            "needed_bytes": self.needed_bytes,
         }
 
 
@@ -77,8 +79,9 @@ def switch(
     """Find the switches of every sub-layer for the shortest step within the memory, all devices one sharded-data group.
 
     What the method knows of memory is the simulated step. The plan's programs are compiled and walked; where they need more
-    than the limit, the method gets as much less, and the bound stays that of the limit asked for. backend: the programs fit on
-    this one, and on `serial`, which needs the least. options: of the method. Raises InputError.
+    than the limit, the method gets as much less, at last the least that any synchronised step needs, and the bound stays that
+    of the limit asked for. backend: the programs fit on this one, and on `serial`, which needs the least. options: of the
+    method. Raises InputError.
     """
     _check(model, cluster)
     backends: tuple[Backend, ...] = tuple(one for one in BACKENDS if one in ("serial", backend))
@@ -97,30 +100,89 @@ def switch(
         measuring=measuring,
     )
     choices: dict[str, Any] = {"gap": gap, "seed": seed, "progress": progress, **options}
-    limit, given, first = instance.memory_bytes, instance, None
-    shortest: int | None = None  # of the programs walked so far
-    for _ in range(MOST_ROUNDS):
+
+    def late() -> bool:
+        return time_limit is not None and time.perf_counter() - started >= time_limit
+
+    limit, tightest, tried = instance.memory_bytes, _tightest(instance), list[SwitchPlan]()
+    given = instance
+    while True:
         left = None if time_limit is None else max(0.01, time_limit - (time.perf_counter() - started))
         result = solve(given, method, time_limit=left, **choices)
-        first = first or result
-        if result.solution is None:
+        first = tried[0].result if tried else result
+        plan, walks = None, tuple[int, ...]()
+        if result.solution is not None:
+            solution, result = load_solution(result.solution), _certified(result, first)
+            plan = plan_of(model, instance, solution, found, result)
+            walks = checked_walk(plan, backends)
+        tried.append(SwitchPlan(plan, result, model, instance, found, limit - given.memory_bytes, walks, backend))
+        if plan is not None and max(walks) <= limit:
+            return tried[-1]
+        if tried[0].plan is None or given is tightest:
             break
-        solution, result = load_solution(result.solution), _certified(result, first)
-        plan = plan_of(model, instance, solution, found, result)
-        walks = checked_walk(plan, backends)
-        if max(walks) <= limit:
-            return SwitchPlan(plan, result, model, instance, found, limit - given.memory_bytes, walks, backend)
-        shortest = min(max(walks), shortest or max(walks))
-        tighter = given.memory_bytes - (max(walks) - limit)
-        if tighter <= 0:
-            break
-        given = replace(instance, memory_bytes=tighter)
-    assert first is not None
-    if shortest is None:
-        return SwitchPlan(None, first, model, instance, found, 0, (), backend)
-    told = f"is {shortest - limit} bytes short for the compiled programs"
-    other = "" if backend == "serial" else "; --backend serial needs less"
-    raise InputError("plan", "memory", told, f"give --memory of at least {shortest} bytes{other}")
+        tighter = given.memory_bytes - (max(walks) - limit) if plan else 0
+        more = tighter > tightest.memory_bytes and len(tried) < MOST_ROUNDS - 1 and not late()
+        given = replace(instance, memory_bytes=tighter) if more else tightest
+    if tried[0].plan is None:
+        return _explained(tried[0], tightest, backends)
+    return _short(tried, late())
+
+
+def _tightest(instance: Instance) -> Instance:
+    """The instance with just the memory that some synchronised step needs."""
+    forced = replace(instance, synchronisation="forced")
+    reason = problem(instance.problem).explainer()(replace(forced, memory_bytes=1))
+    assert reason is not None
+    return replace(forced, memory_bytes=reason.least_memory_bytes)
+
+
+def _explained(found: SwitchPlan, tightest: Instance, backends: Sequence[Backend]) -> SwitchPlan:
+    """Where no step fits: why, and the memory that does, of the programs too."""
+    reason = found.result.reason
+    if reason is None:
+        return found
+    least = solve(tightest, "exact")
+    assert least.solution is not None
+    plan = plan_of(found.model, found.instance, load_solution(least.solution), found.profile, least)
+    needed, serial = (max(tightest.memory_bytes, *checked_walk(plan, on)) for on in (backends, ("serial",)))
+    whole = sum(int(found.instance[f"gathered_{of}_bytes"][reason.peak_layer]) for of in ("parameter", "gradient"))
+    advice = [
+        *_advice(needed, serial),
+        f"take a smaller batch or shorter samples (the whole parameters and gradients of {reason.peak_layer_name} take "
+        f"{whole} bytes in any case)",
+    ]
+    told = replace(
+        reason,
+        memory_bytes=found.instance.memory_bytes,
+        least_memory_bytes=needed,
+        activation_bytes=needed - reason.state_bytes,
+        advice=tuple(advice),
+    )
+    return replace(found, result=replace(found.result, reason=told), needed_bytes=needed)
+
+
+def _short(tried: Sequence[SwitchPlan], late: bool) -> SwitchPlan:
+    """Where steps fit, but none whose programs do: by how much they are short, and what would do, if that is known.
+
+    tried: with less and less memory. late: time ran out meanwhile.
+    """
+    first, last = tried[0], tried[-1]
+    shortest = min(max(one.walk_bytes) for one in tried if one.plan)
+    told = f"the compiled programs are {plural(shortest - first.instance.memory_bytes, 'byte')} short"
+    needed = None
+    if last.plan is None:
+        told += f", and {first.result.method} found nothing that needs less" + (" before time ran out" if late else "")
+    else:
+        needed = max(last.walk_bytes)
+        told = "; ".join((told, " or ".join(_advice(needed, max(checked_walk(last.plan, ("serial",)))))))
+    result = replace(first.result, status="unknown", objective=None, gap=None, solution=None, evaluation=None, message=told)
+    return replace(first, plan=None, result=result, walk_bytes=(), needed_bytes=needed)
+
+
+def _advice(needed: int, serial: int) -> list[str]:
+    """serial: what the programs need on that back-end."""
+    other = [f"--backend serial, whose programs need {serial} bytes"] if serial < needed else []
+    return [f"give --memory of at least {needed} bytes", *other]
 
 
 def _check(model: Model, cluster: Cluster) -> None:
@@ -193,57 +255,3 @@ def plan_of(model: Model, instance: Instance, solution: Solution, profile: Profi
             versions=versions(),
         ),
     )
-
-
-@dataclass(frozen=True)
-class FrontierPoint:
-    """What one method found under one memory limit."""
-
-    memory_bytes: int
-    result: Result
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"memory_bytes": self.memory_bytes, "result": self.result.to_dict()}
-
-
-def switch_frontier(
-    instance: Instance,
-    limits: Sequence[int] | None = None,
-    methods: Sequence[str] | None = None,
-    *,
-    time_limit: float | None = 30,
-    seed: int = 0,
-    progress: Callable[[str, FrontierPoint], None] | None = None,
-) -> list[FrontierPoint]:
-    """Every method under every memory limit, method by method; the instance's own limit does not count.
-
-    limits: bytes of one device, rising (default: twelve, from the least that anything fits into to what the shortest step
-    needs). methods: names (default: all but the MILP, CP-SAT and brute force). time_limit: seconds for each. progress: called
-    with the method and what it found. Raises InputError.
-    """
-    names = list(methods) if methods is not None else [name for name in _names(instance) if name not in SLOW]
-    limits = memory_limits(instance) if limits is None else limits
-    for limit in limits:
-        if not 0 < limit <= LARGEST_MEMORY:
-            raise InputError("limits", "", f"hold {limit}", "give bytes of one device, above 0")
-    found = []
-    for name in names:
-        for limit in limits:
-            result = solve(replace(instance, memory_bytes=limit), name, time_limit=time_limit, seed=seed)
-            found.append(FrontierPoint(limit, result))
-            if progress:
-                progress(name, found[-1])
-    return found
-
-
-def _names(instance: Instance) -> list[str]:
-    return [entry.name for entry in problem(instance.problem).methods]
-
-
-def memory_limits(instance: Instance, count: int = LIMITS) -> list[int]:
-    """Bytes from the least that anything fits into to what the shortest of all steps needs, evenly spaced."""
-    reason = problem(instance.problem).explainer()(replace(instance, memory_bytes=1))
-    ample = solve(replace(instance, memory_bytes=LARGEST_MEMORY), "exact")
-    assert reason is not None and ample.evaluation is not None
-    least, most = reason.least_memory_bytes, ample.evaluation["peak_bytes"]
-    return [least + (most - least) * step // (count - 1) for step in range(count)]

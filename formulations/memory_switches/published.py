@@ -1,19 +1,24 @@
 """Instances from the layer profiles of H3T's published code, layer by layer, as they stand there.
 
 Readings taken, beside those of the reader (`profiling.imports.h3t`): what a layer gives is what the next one reads, its
-`input_tensor`; the last one gives the `delta` of a forward pass without graph. What the graph holds is the difference of the
-two deltas. A peak below what the layer leaves behind (its output, its graph, the gradient of its input) is lifted to that, and
-`provenance` names the layers where it was.
+`input_tensor`; the last one gives the `delta` of a forward pass without graph. A file in which the next one reads something
+else than that `delta` is refused. What the graph holds is the difference of the two deltas. `backward_delta` is read, and not
+used: what a backward pass leaves behind follows from the others. A peak below what the layer leaves behind (its output, its
+graph, the gradient of its input) is lifted to that, and `provenance` names the layers where it was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
+from trainplan.profiling.errors import InputError
 from trainplan.profiling.imports import h3t
 from trainplan.profiling.imports.source import Source
 
+ROUNDING_BYTES = 512  # sizes as tensors have them, or as an allocator hands them out, in blocks of this size
 SECONDS = {
     "forward_without_graph_ns": "forward_no_grad",
     "forward_ns": "forward_with_grad",
@@ -46,6 +51,7 @@ def build(
     """The instance of a file of H3T's published code. memory_bytes: of one device. Raises InputError."""
     found, devices = h3t.checked(source)
     memories = [memory for _, memory in found.layers]
+    _check_chain(source, memories)
     outputs = [memory.input_tensor for memory in memories[1:]] + [memories[-1].forward_no_grad_delta]
     rows, lifted = [], dict[str, list[int]]()
     for i, ((time, memory), output) in enumerate(zip(found.layers, outputs, strict=True)):
@@ -81,3 +87,12 @@ def build(
         },
         source.path,
     )
+
+
+def _check_chain(source: Source, memories: Sequence[h3t.Memory]) -> None:
+    """Raises InputError where a layer reads something else than what the one before it gives."""
+    for i, (before, memory) in enumerate(pairwise(memories), start=1):
+        given = before.forward_no_grad_delta
+        if abs(memory.input_tensor - given) >= ROUNDING_BYTES:
+            told = f"is {memory.input_tensor}, but layer {i - 1} leaves {given} (its forward_no_grad_delta)"
+            raise InputError(source.path, f"layer_memory[{i}].input_tensor", told, f"give {given}")

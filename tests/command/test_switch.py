@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+from trainplan.execution.run import RunReport
+from trainplan.formulations.plan import load_plan
 
 import trainplan as tp
 from tests.command.calls import call
 from tests.command.test_command import told
 from tests.test_switching import GPT2, published
+from trainplan.command.render import run_report
 
 METHODS = {"label-setting", "milp", "cpsat", "h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3", "brute-force"}
 FAST = ("exact", "h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3")
@@ -120,19 +123,62 @@ def test_files_of_the_published_code(folder: Path) -> None:
                 "--paper-combinations", "--json")  # fmt: skip
     assert json.loads(done.stdout)["offload_needs_ckpt"] is False
     told(call("build", "memory-switches", "--profile", path), "--memory is missing")
+    assert "lifted" not in done.stdout
+    low = published(folder, backward_peak=60)
+    arguments = ("build", "memory-switches", "--profile", low, "--memory", "1KB", "-o", made)
+    assert "backward_peak_bytes of 2 layers, from below to what the layer leaves behind" in call(*arguments).stdout
+    assert json.loads(call(*arguments, "--json").stdout)["lifted"] == {"backward_peak_bytes": [1, 2]}
     told(call("build", "memory-switches", "--profile", path, "--memory", "1KB", "--batch", "8"), "--batch is 8", "leave it out")
     told(call("build", "layer-strategies", "--profile", path, "--memory", "1KB"), "--batch is missing")
 
 
-def test_what_does_not_fit_says_what_would_do(instance: Path, words: list[str]) -> None:
+def test_what_does_not_fit_says_what_would_do(words: list[str]) -> None:
     done = call("switch", *words, "--memory", "50KB")
     assert done.returncode == 1 and "the least that would do" in done.stdout
-    least = int(done.stdout.split("the least that would do is ")[1].split()[0])
-    short = call("switch", *words, "--memory", str(least), "--backend", "serial")
-    told(short, "short for the compiled programs")
-    enough = re.search(r"give --memory of at least (\d+) bytes", short.stderr)
-    assert enough and int(enough[1]) < 1.1 * least
-    assert call("switch", *words, "--memory", enough[1], "--backend", "serial").returncode == 0
+    assert "give --memory of at least" in done.stdout and "memory_bytes" not in done.stdout
+    found = json.loads(call("switch", *words, "--memory", "50KB", "--backend", "serial", "--json").stdout)
+    least = found["needed_bytes"]
+    assert found["plan"] is None and found["result"]["reason"]["least_memory_bytes"] == least
+    assert call("switch", *words, "--memory", str(least), "--backend", "serial").returncode == 0
+    short = call("switch", *words, "--memory", str(least - 1), "--backend", "serial", "--json")
+    assert short.returncode == 1 and short.stderr == ""
+    found = json.loads(short.stdout)
+    assert (found["plan"], found["needed_bytes"]) == (None, least)
+    told = f"the compiled programs are 1 byte short; give --memory of at least {least} bytes"
+    assert found["result"]["message"] == told
+
+
+def test_a_run_is_held_against_its_plan(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = load_plan(json.loads(plan.read_text()))
+    assert made.predicted is not None
+    seconds = made.predicted.step_ns / 1e9
+
+    def shown(scale_down: int = 1, **fields: Any) -> str:
+        given: dict[str, Any] = {"dtype": "float32", "backend": "serial"} | fields
+        run_report(
+            made,
+            RunReport(
+                model=made.model["name"],
+                world=4,
+                device="cpu",
+                losses=[1.0, 1.0, 1.0],
+                step_seconds=[seconds, 5 * seconds, 2 * seconds],
+                predicted_peak_bytes=[300_000] * 4,
+                peak_bytes=None,
+                gradient_difference=None,
+                parameter_difference=None,
+                loss_difference=None,
+                **given,
+            ),
+            scale_down,
+        )
+        return capsys.readouterr().out
+
+    told, beside = "2 times the predicted time (profile estimated)", "lanes beside each other"
+    assert told in shown() and beside in shown()
+    assert told in shown(backend="threads") and beside not in shown(backend="threads")
+    for other in (shown(scale_down=8), shown(dtype="float64")):
+        assert "median step" not in other, "not the planned model"
 
 
 def test_help_has_an_example() -> None:

@@ -254,6 +254,8 @@ def build(
         **render.size_of(instance),
         "instance_hash": instance.digest,
     }
+    if isinstance(instance, memory_switches.Instance) and (lifted := instance.provenance.get("lifted")):
+        found["lifted"] = lifted if as_json else switches.lifted(lifted)
     if as_json:
         print_json(found)
     else:

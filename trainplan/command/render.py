@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 from rich import box
@@ -258,6 +259,8 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
         p = plan.predicted
         scaled = " (of the planned model)" if scale_down > 1 else ""
         rows.append(("predicted time", f"{format_time(p.step_ns)} a step{scaled}"))
+        if plan.switches() is not None and report.backend == "serial":
+            rows.append(("", "with lanes beside each other, as of threads or streams; serial runs one operation at a time"))
         rows.append(("predicted memory", f"{format_bytes(p.peak_bytes)} peak{scaled}"))
         if p.lower_bound_ns is not None and p.gap is not None:
             rows.append(("lower bound", f"{format_time(p.lower_bound_ns)}, gap {p.gap:.4%} ({p.status}, {p.method})"))
@@ -269,6 +272,10 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
         rows.append(("allocated", f"{format_bytes(max(report.peak_bytes))} at most on any rank, measured"))
     for number, (loss, seconds) in enumerate(zip(report.losses, report.step_seconds, strict=True), start=1):
         rows.append((f"step {number}", f"loss {loss:.9f}, {seconds:.3f} s"))
+    if plan.predicted and scale_down == 1 and report.dtype == plan.planned_model().dtype:
+        took, planned_ns = median(report.step_seconds), plan.predicted.step_ns
+        told = f"{took:.3f} s, {took * 1e9 / planned_ns:.3g} times the predicted time (profile {plan.predicted.profile_origin})"
+        rows.append(("median step", told))
     if report.gradient_difference is not None:
         rows.append(("gradients", f"largest relative difference to one process {report.gradient_difference:.2e}"))
         rows.append(("parameters", f"largest difference after step {len(report.losses)} {report.parameter_difference:.2e}"))

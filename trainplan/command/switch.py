@@ -10,6 +10,7 @@ from typer import Exit, Option
 from trainplan import api
 from trainplan.command import render, switches
 from trainplan.command.options import (
+    INFEASIBLE,
     BatchSize,
     ClusterName,
     Dtype,
@@ -101,4 +102,4 @@ def switch(
         switches.planned(found)
         if found.plan:
             render.pairs([("written", str(target)) for target in (output, picture) if target])
-    raise Exit(exit_code(found.result))
+    raise Exit(exit_code(found.result) if found.needed_bytes is None else INFEASIBLE)

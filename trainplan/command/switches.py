@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -97,3 +97,9 @@ def lanes(found: Result) -> None:
     parts = ", ".join(f"{name} {format_time(seen[f'{name}_ns'])}" for name in ("forward", "backward", "optimizer"))
     busy = ", ".join(f"{lane} {time / max(1, seen['time_ns']):.0%}" for lane, time in seen["busy_ns"].items())
     pairs([("parts", parts), ("busy", busy), ("on the device", f"{format_bytes(seen['resident_bytes'])} of shards that stay")])
+
+
+def lifted(layers: Mapping[str, Sequence[int]]) -> str:
+    """The peaks that an H3T file has below what its layers leave behind. layers: by peak, those where it is so."""
+    told = ", ".join(f"{name} of {plural(len(places), 'layer')}" for name, places in layers.items())
+    return f"{told}, from below to what the layer leaves behind"
