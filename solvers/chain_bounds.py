@@ -17,9 +17,10 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.solvers.chain import Chain, Floats, Link, Places, connected
 
-PRICE_FACTORS = (1.0, 0.85, 1.15, 0.65, 1.4, 0.4, 2.0, 0.15, 5.0, 0.0)
+PRICE_FACTORS = (1.0, 0.95, 1.05, 0.85, 1.15, 0.65, 1.4, 0.4, 2.0)
 CAPPED_FACTORS = (1.0, 0.5, 2.0, 0.0)
 MOST_CUTS = 128
+FEWER = 0.9  # labels are put together anew when no more than that share is left
 
 
 @dataclass(frozen=True)
@@ -170,13 +171,20 @@ class Completion:
 
         Prices are tried in turn, the best first."""
         keep, bound = np.arange(len(t)), np.full(len(t), -np.inf)
+        time, over = t.astype(np.float64), (h - self.chain.memory_bytes).astype(np.float64)
+        capped = None if self.cap is None else (u - self.cap.limit_ns).astype(np.float64)
         for price, multiplier, slack, sums in zip(self.prices, self.multipliers, self.slack, self.sums[l], strict=True):
-            value = t[keep] + sums[option[keep]] + price * (h[keep] - self.chain.memory_bytes)
-            if self.cap is not None:
-                value += multiplier * (u[keep] - self.cap.limit_ns)
-            bound = np.maximum(bound, value - slack)
+            value = price * over
+            value += time
+            value += (sums - slack)[option]
+            if capped is not None:
+                value += multiplier * capped
+            np.maximum(bound, value, out=bound)
             inside = bound <= limit
-            keep, bound = keep[inside], bound[inside]
-            if not len(keep):
+            if (count := np.count_nonzero(inside)) < FEWER * len(keep):
+                keep, bound, time, over, option = (array[inside] for array in (keep, bound, time, over, option))
+                capped = None if capped is None else capped[inside]
+            if not count:
                 break
-        return keep, bound
+        inside = bound <= limit
+        return keep[inside], bound[inside]

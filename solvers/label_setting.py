@@ -16,7 +16,8 @@ Why it is exact and small:
 4. Cap (on request): a second time u that must stay within a limit. It is one more entry of a label, of dominance, and, at
    multipliers of its own, of the completion bound.
 5. Beam: each sweep keeps the labels of best bound, up to a width; what it drops has a bound too, so every sweep gives both
-   an incumbent and a proven bound. A sweep that drops nothing proves optimality; else the next one is wider.
+   an incumbent and a proven bound. A sweep that drops nothing proves optimality; else the next one is wider. One of them
+   compares times coarsely, as if for a gap (see 6.), for its incumbent's sake.
 6. Gap (on request): half of it goes to the incumbent, which labels must beat by that much; half to dominance, which compares
    times in whole grains. A grain less one nanosecond is the most that a layer can lose by it, so the bound is lower by as many
    as there are layers.
@@ -34,8 +35,8 @@ from trainplan.solvers.chain_bounds import Cap, Completion, possible
 from trainplan.solvers.least_memory import least_memory
 from trainplan.solvers.search import Outcome, Search
 
-COARSE = 5e-4
-SWEEPS = ((400, 0.0), (20_000, 0.0), (400_000, COARSE), (1_000_000, 0.0), (5_000_000, 0.0))  # width, coarseness of time
+# Width, and a gap that dominance may take half of.
+SWEEPS = ((400, 0.0), (20_000, 0.0), (20_000, 5e-4), (1_000_000, 0.0), (5_000_000, 0.0))
 BLOCK = 2_000_000
 SOURCE = "completion bounds of label-setting"
 Pairs = tuple[Places, Places]
@@ -114,7 +115,7 @@ def _sweep(
 ) -> bool:
     """One pass over the layers. Reports a better choice and the bound it proves. False where time ran out.
 
-    coarse: share of the objective; dominance may lose half of it (see 5.)."""
+    coarse: a share of the objective, half of which dominance may lose (see 6.)."""
     chain, target = problem.chain, _target(search)
     assert search.objective is not None
     grain = 1 + int(search.objective * coarse / 2) // chain.layers
