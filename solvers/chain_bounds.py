@@ -182,7 +182,8 @@ class Completion:
             np.maximum(bound, value, out=bound)
             inside = bound <= limit
             if (count := np.count_nonzero(inside)) < FEWER * len(keep):
-                keep, bound, time, over, option = (array[inside] for array in (keep, bound, time, over, option))
+                keep, bound, option = keep[inside], bound[inside], option[inside]
+                time, over = time[inside], over[inside]
                 capped = None if capped is None else capped[inside]
             if not count:
                 break
