@@ -145,7 +145,7 @@ def test_a_killed_measurement_goes_on(tmp_path: Path) -> None:
     config.write_text(
         json.dumps({"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "n_positions": 32, "vocab_size": 99})
     )
-    words = ["profile", "measure", "--model", config, "--cluster", "cpu-4", "--rows", "1", "--tp", "1", "--budget", "20"]
+    words = ["profile", "measure", "--model", config, "--cluster", "cpu-4", "--rows", "1", "--tp", "1", "--budget", "8"]
     command = [str(Path(sys.executable).parent / "trainplan"), *map(str, words), "--resume", str(journal), "-o", str(output)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         deadline = time.monotonic() + 120
