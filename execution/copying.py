@@ -31,10 +31,6 @@ def _offload_hidden(executor: Executor, instruction: Instruction) -> None:
     executor.values[copy] = kept
 
 
-def _drop_hidden(executor: Executor, instruction: Instruction) -> None:
-    """What it frees goes."""
-
-
 def _prefetch_hidden(executor: Executor, instruction: Instruction) -> None:
     kept = executor.values[instruction.reads[0]]
     hidden = torch.empty(kept.shape, dtype=kept.dtype, device=executor.device)
@@ -49,7 +45,6 @@ def _offload_gradient(executor: Executor, instruction: Instruction) -> None:
 COPYING: dict[Op, Callable[[Executor, Instruction], None]] = {
     Op.PREFETCH_SHARD: _prefetch_shard,
     Op.OFFLOAD_HIDDEN: _offload_hidden,
-    Op.DROP_HIDDEN: _drop_hidden,
     Op.PREFETCH_HIDDEN: _prefetch_hidden,
     Op.OFFLOAD_GRADIENT: _offload_gradient,
 }

@@ -267,6 +267,6 @@ _HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
     **SHARDING,
     **COPYING,
     Op.HOST_OPTIMIZER_STEP: Executor._optimizer_step,
-    **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), Executor._nothing),
+    **dict.fromkeys((Op.RESHARD, Op.DROP_HIDDEN, Op.SYNCHRONISE, Op.MARK), Executor._nothing),
 }
 handles_all(_HANDLERS)

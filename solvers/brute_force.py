@@ -13,7 +13,7 @@ from trainplan.formulations.cluster_strategy.problem import Degrees
 from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
 from trainplan.formulations.cluster_strategy.problem import Solution as Strategy
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
-from trainplan.formulations.layer_strategies.problem import evaluate
+from trainplan.formulations.layer_strategies.problem import Integers, evaluate
 from trainplan.formulations.memory_switches.problem import Instance as SwitchesInstance
 from trainplan.formulations.memory_switches.problem import Solution as AllSwitches
 from trainplan.formulations.memory_switches.problem import matrix
@@ -224,19 +224,24 @@ def _each_forced(instance: SwitchesInstance, search: Search) -> None:
                 assert search.objective == best  # the whole step takes as long as its segments
 
 
+def whole_steps(instance: SwitchesInstance) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """Every choice, thousands at once: options of all layers (K, N), and time and peak of the whole step, simulated."""
+    on = matrix([AllSwitches(instance.options)])[0]
+    shape, count = (len(on),) * instance.layers, len(on) ** instance.layers
+    for begin in range(0, count, EVERY):
+        choices = np.stack(np.unravel_index(np.arange(begin, min(begin + EVERY, count)), shape), axis=1)
+        yield choices, *simulate(instance.columns, instance.nvlink, on[choices])
+
+
 def _each_free(instance: SwitchesInstance, search: Search) -> None:
     """The whole step of every choice, simulated thousands at once."""
-    on = matrix([AllSwitches(instance.options)])[0]
-    shape = (len(on),) * instance.layers
-    for begin in range(0, len(on) ** instance.layers, EVERY):
+    for choices, time, peak in whole_steps(instance):
         _look(0, search)
-        places = np.unravel_index(np.arange(begin, min(begin + EVERY, len(on) ** instance.layers)), shape)
-        time, peak = simulate(instance.columns, instance.nvlink, np.stack([on[own] for own in places], axis=1))
         fits = np.flatnonzero(peak <= instance.memory_bytes)
         if len(fits):
             best = fits[time[fits].argmin()]
             if search.objective is None or time[best] < search.objective:
-                search.report(AllSwitches(tuple(instance.options[int(own[best])] for own in places)))
+                search.report(AllSwitches(tuple(instance.options[int(own)] for own in choices[best])))
 
 
 def _look(number: int, search: Search) -> None:

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import numpy as np
 from trainplan.formulations.memory_switches.columns import Columns, undominated
-from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, matrix
+from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.segments import Segments, segments
-from trainplan.formulations.memory_switches.simulation import simulate
-from trainplan.solvers.brute_force import EVERY, LARGEST_FREE
+from trainplan.solvers.brute_force import LARGEST_FREE, whole_steps
 from trainplan.solvers.chain import Agreement, Chain
 from trainplan.solvers.free_segments import free_segments
 from trainplan.solvers.label_setting import label_setting
@@ -117,15 +115,9 @@ def _few(instance: Instance) -> bool:
 
 def _least_simulated(instance: Instance) -> tuple[int, Solution]:
     """The least peak of all choices, one after the other."""
-    on, shape = matrix([Solution(instance.options)])[0], (len(instance.options),) * instance.layers
-    best: tuple[int, int] | None = None
-    for start in range(0, prod(shape), EVERY):
-        places = np.arange(start, min(start + EVERY, prod(shape)))
-        peaks = simulate(instance.columns, instance.nvlink, on[np.stack(np.unravel_index(places, shape), axis=1)])[1]
-        found = int(peaks.min()), int(places[peaks.argmin()])
-        best = found if best is None else min(best, found)
-    assert best is not None
-    return best[0], Solution(tuple(instance.options[s] for s in np.unravel_index(best[1], shape)))
+    lowest = ((int(peaks.min()), choices[peaks.argmin()]) for choices, _, peaks in whole_steps(instance))
+    least, choice = min(lowest, key=lambda found: found[0])
+    return least, Solution(tuple(instance.options[int(s)] for s in choice))
 
 
 def _certainly_too_much(instance: Instance) -> bool:

@@ -78,6 +78,12 @@ PLANNER_OPTIONS = (
     Option("top"),
 )
 
+# Every problem is stated as both.
+MODELS = (
+    Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
+    Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+)
+
 PROBLEMS = {
     problem.name: problem
     for problem in (
@@ -93,8 +99,7 @@ PROBLEMS = {
                     True,
                     "exact DP with dominance and bounds",
                 ),
-                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
-                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                *MODELS,
                 Entry(
                     "galvatron-dp",
                     "trainplan.solvers.galvatron:galvatron_dp",
@@ -118,8 +123,7 @@ PROBLEMS = {
                     "bounds on all spans of layers, exact stages by label-setting",
                     (Option("cutoff_ns"),),
                 ),
-                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
-                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                *MODELS,
                 Entry(
                     "galvatron-bmw",
                     "trainplan.solvers.galvatron_bmw:galvatron_bmw",
@@ -155,8 +159,7 @@ PROBLEMS = {
                     True,
                     "shortest paths under falling caps on the largest stage",
                 ),
-                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
-                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                *MODELS,
                 Entry("amp-dp", "trainplan.solvers.amp_dp:amp_dp", False, "the paper's table of Eq. 6-8, blind to memory"),
                 Entry(
                     "uniform-layers",
@@ -185,8 +188,7 @@ PROBLEMS = {
                     True,
                     "bounds from micro-batches followed through one stage, the rest simulated",
                 ),
-                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
-                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                *MODELS,
                 Entry(
                     "autopipe",
                     "trainplan.solvers.autopipe:autopipe",
@@ -220,8 +222,7 @@ PROBLEMS = {
                     True,
                     "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free",
                 ),
-                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
-                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                *MODELS,
                 Entry(
                     "h3t-dp",
                     "trainplan.solvers.h3t_dp:h3t_dp",
@@ -256,8 +257,7 @@ PROBLEMS = {
                     "bounds from one pipeline followed through the cluster, CP-SAT for what they leave",
                     (Option("workers"),),
                 ),
-                Entry("milp", "trainplan.solvers.highs:milp", True, "Pyomo MILP on HiGHS"),
-                Entry("cpsat", "trainplan.solvers.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+                *MODELS,
                 Entry("amp", "trainplan.solvers.amp:amp", False, "AMP's Algorithm 1", PLANNER_OPTIONS),
                 Entry(
                     "megatron",

@@ -45,6 +45,12 @@ class Infeasibility:
         )
 
 
+def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:
+    """The peak and its place: the layer in whose backward pass it is, or when in the step, whichever the problem tells."""
+    moment = "" if peak_ns is None else f"{format_time(peak_ns)} into the step"
+    return f"{format_bytes(peak_bytes)} ({peak_bytes} bytes), " + (f"backward pass of {layer}" if layer else moment)
+
+
 @dataclass(frozen=True)
 class Result:
     """The outcome of one method on one instance.
@@ -94,9 +100,7 @@ class Result:
         if self.gap is not None:
             rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
         if (told := self.evaluation) and "peak_bytes" in told:
-            peak, layer = told["peak_bytes"], told.get("peak_layer_name")
-            place = f"backward pass of {layer}" if layer else f"{format_time(told['peak_ns'])} into the step"
-            rows.append(("peak memory", f"{format_bytes(peak)} ({peak} bytes), {place}"))
+            rows.append(("peak memory", peak_text(told["peak_bytes"], told.get("peak_layer_name"), told.get("peak_ns"))))
         rows.append(("seconds", f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve"))
         rows += [("reason", str(self.reason))] if self.reason else []
         rows += [("message", self.message)] if self.message else []

@@ -29,7 +29,7 @@ from trainplan.formulations.pipeline.problem import Schedule
 from trainplan.formulations.pipeline_partition import problem as pipeline_partition
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.stage_assignment import problem as stage_assignment
-from trainplan.inputs import cluster_of, memory_of, model_of
+from trainplan.inputs import cluster_of, memory_of, model_of, profile_of
 from trainplan.partitioning import PartitionPlan
 from trainplan.partitioning import partition as partition_model
 from trainplan.pictures import draw_profile, draw_throughput
@@ -45,7 +45,7 @@ from trainplan.profiling.files import Record, Source, read_data
 from trainplan.profiling.imports import import_profile
 from trainplan.profiling.measure import measure
 from trainplan.profiling.models import Model, load_model
-from trainplan.profiling.profiles import Profile, load_profile
+from trainplan.profiling.profiles import Profile
 from trainplan.simulating import Simulation, check_schedule, in_chunks, simulated_instance, simulated_plan
 from trainplan.solvers.registry import PROBLEMS, Entry, problem
 from trainplan.solvers.result import Result
@@ -268,7 +268,7 @@ def plan(
     **options: Any,
 ) -> Planned:
     """The fastest plan within the memory, with its certificate; options as of `planning.make_plan`. Raises InputError."""
-    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    given = profile_of(profile)
     the_model, the_cluster = model_of(model, sequence, dtype, given), cluster_of(cluster)
     memory_bytes = memory_of(memory, the_cluster.memory_bytes)
     return make_plan(the_model, the_cluster, batch, memory_bytes, profile=given, measured=measure, **options)
@@ -298,7 +298,7 @@ def place(
     uneven_shares: pipelines may take different numbers of micro-batches; recompute: every layer is; ignore_memory: as AMP does;
     options: as of `solve`. Raises InputError.
     """
-    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    given = profile_of(profile)
     instance, found, the_model = amp_instance(
         model,
         cluster,
@@ -335,7 +335,7 @@ def partition(
 
     options: as of `partitioning.partition`, and of the method. Raises InputError.
     """
-    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    given = profile_of(profile)
     the_model, the_cluster = model_of(model, sequence, dtype, given), cluster_of(cluster)
     limit = None if memory is None else memory_of(memory, 0)
     return partition_model(the_model, the_cluster, batch, memory_bytes=limit, profile=given, measured=measure, **options)
@@ -357,7 +357,7 @@ def switch(
 
     options: as of `switching.switch`, and of the method. Raises InputError.
     """
-    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    given = profile_of(profile)
     the_model, the_cluster = model_of(model, sequence, dtype, given), cluster_of(cluster)
     limit = None if memory is None else memory_of(memory, 0)
     return switch_model(the_model, the_cluster, batch, memory_bytes=limit, profile=given, measured=measure, **options)
@@ -387,7 +387,7 @@ def simulate(
     """
     check_schedule(schedule or "1f1b", chunks)
     found = source if isinstance(source, Plan | Instance) else _plan_or_instance(source)
-    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    given = profile_of(profile)
     if isinstance(found, Plan):
         if found.switches() is not None:
             fix = "`solve` its memory-switches instance: --picture draws the step on its lanes"

@@ -19,7 +19,7 @@ from trainplan.formulations.pipeline.published_costs import Options as EngineOpt
 from trainplan.formulations.pipeline.spaces import space as space_of
 from trainplan.formulations.pipeline_partition import problem as pipeline_partition
 from trainplan.formulations.stage_assignment import problem as stage_assignment
-from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_of, model_of, origin_of
+from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_of, model_of, origin_of, profile_of
 from trainplan.partitioning import degrees_of, partition_instance
 from trainplan.placing import assignment_instance, strategy_instance
 from trainplan.planning import make_profile, micro_batch_counts, runs, stage_counts
@@ -28,7 +28,7 @@ from trainplan.profiling.errors import InputError
 from trainplan.profiling.imports.galvatron_engine import read_engine_profile
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report
-from trainplan.profiling.profiles import Profile, load_profile
+from trainplan.profiling.profiles import Profile
 from trainplan.solvers.registry import problem
 from trainplan.switch_instances import switches_of
 
@@ -152,7 +152,7 @@ def build(
             "--uneven-shares": uneven_shares or None,
         }
         leave_out(foreign, f"{wanted.name} has none")
-        given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+        given = profile_of(profile)
         the_model = None if model is None else model_of(model, sequence, dtype, given)
         if the_model is not None and runs(the_model):
             the_model = the_model.fused()
@@ -190,7 +190,7 @@ def build(
             "--tp": None if alone else tp,
         }
         leave_out(foreign, f"{wanted.name} has none, or decides it")
-        given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+        given = profile_of(profile)
         instance, _, _ = amp_instance(
             model,
             cluster,
@@ -236,7 +236,7 @@ def build(
     if cost_model == published.NAME:
         raise InputError("command line", "--engine-files", "is missing", "give it: the cost model 'code' is the engine's")
     cost_model = cost_model or "paper"
-    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    given = profile_of(profile)
     the_model = None if model is None else model_of(model, sequence, dtype, given)
     the_cluster = None if cluster is None else cluster_of(cluster)
     origin = origin_of(the_model, the_cluster, given, sequence, dtype)

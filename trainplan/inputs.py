@@ -9,7 +9,7 @@ from typing import Any
 from trainplan.profiling.clusters import Cluster, load_cluster
 from trainplan.profiling.errors import InputError, shown
 from trainplan.profiling.models import Model, load_model
-from trainplan.profiling.profiles import Profile
+from trainplan.profiling.profiles import Profile, load_profile
 from trainplan.profiling.quantities import parse_bytes
 
 FilePath = str | os.PathLike[str]
@@ -30,6 +30,11 @@ def model_of(
 def cluster_of(cluster: FilePath | Cluster) -> Cluster:
     """A cluster by name or file. Raises InputError."""
     return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+
+
+def profile_of(profile: FilePath | Profile | None) -> Profile | None:
+    """A profile by file. Raises InputError."""
+    return load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
 
 
 def memory_of(memory: str | int | None, default: int) -> int:

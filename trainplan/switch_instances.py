@@ -7,7 +7,7 @@ from typing import get_args
 
 from trainplan.formulations.memory_switches import costs, published
 from trainplan.formulations.memory_switches.problem import Instance, Synchronisation
-from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_of, model_of, origin_of
+from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_of, model_of, origin_of, profile_of
 from trainplan.planning import make_profile, runs
 from trainplan.profiling.clusters import Cluster
 from trainplan.profiling.errors import InputError, shown
@@ -16,7 +16,7 @@ from trainplan.profiling.imports import h3t
 from trainplan.profiling.imports.source import Source
 from trainplan.profiling.models import Model
 from trainplan.profiling.processes import Report
-from trainplan.profiling.profiles import Profile, load_profile
+from trainplan.profiling.profiles import Profile
 
 
 def switches_of(
@@ -55,7 +55,7 @@ def switches_of(
             synchronisation=synchronisation_of(synchronisation),
             offload_needs_ckpt=offload_needs_ckpt,
         )
-    given = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    given = profile_of(profile)
     the_model = None if model is None else model_of(model, sequence, dtype, given)
     if the_model is not None and runs(the_model):
         the_model = the_model.fused()

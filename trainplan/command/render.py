@@ -23,7 +23,7 @@ from trainplan.formulations.stage_assignment.problem import Instance as Assignme
 from trainplan.planning import Planned
 from trainplan.profiling.quantities import format_bytes, format_time, plural, span
 from trainplan.solvers.registry import Entry
-from trainplan.solvers.result import Point, Result
+from trainplan.solvers.result import Point, Result, peak_text
 
 _plain = Console()
 out = Console(highlight=False, soft_wrap=True, width=None if _plain.is_terminal else 160)
@@ -118,9 +118,7 @@ def checked(found: Checked) -> None:
     if found.objective is not None:
         rows.append(("time", f"{format_time(found.objective)} ({found.objective} ns)"))
     if found.peak_bytes is not None:
-        moment = f"{format_time(found.peak_ns)} into the step" if found.peak_ns is not None else ""
-        place = f"backward pass of {found.peak_layer_name}" if found.peak_layer_name else moment
-        rows.append(("peak memory", f"{format_bytes(found.peak_bytes)} ({found.peak_bytes} bytes), {place}"))
+        rows.append(("peak memory", peak_text(found.peak_bytes, found.peak_layer_name, found.peak_ns)))
     if found.memory_bytes is not None:
         rows.append(("memory limit", f"{format_bytes(found.memory_bytes)} ({found.memory_bytes} bytes)"))
     rows += [("violation", text) for text in found.violations] or [("violations", "none")]
