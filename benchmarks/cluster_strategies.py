@@ -21,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.cluster_strategy.problem import Instance
-from trainplan.profiling.clusters import Cluster, load_cluster
-from trainplan.solvers.solve import solve
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
 

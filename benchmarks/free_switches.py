@@ -27,7 +27,7 @@ from rich.table import Table
 from trainplan.formulations.memory_switches.problem import Instance
 from trainplan.formulations.memory_switches.published import build
 from trainplan.profiling.imports.source import Source
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.solve import solve
 
 from benchmarks.memory_switches import AMPLE, SETTINGS, estimated, limited, noisy
 

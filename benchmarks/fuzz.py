@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.assignments import random_assignment_dict

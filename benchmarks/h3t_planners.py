@@ -26,7 +26,7 @@ from rich.progress import track
 from rich.table import Table
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.switches import ALL_ON
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.solve import solve
 
 from tests.switch_instances import bert_instance
 

@@ -25,9 +25,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.layer_strategies.problem import Instance
-from trainplan.profiling.clusters import Cluster, Island, load_cluster
-from trainplan.profiling.models import Model, load_model
-from trainplan.solvers.result import Result
+from trainplan.profiling.clusters.cluster import Cluster, Island, load_cluster
+from trainplan.profiling.models.model import Model, load_model
+from trainplan.solvers.core.result import Result
 
 import trainplan as tp
 

@@ -29,11 +29,11 @@ from rich.table import Table
 from trainplan.formulations.memory_switches.costs import build
 from trainplan.formulations.memory_switches.problem import Instance
 from trainplan.formulations.memory_switches.segments import segments
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.models import load_model
-from trainplan.solvers.memory_switches import least_switches
-from trainplan.solvers.solve import solve
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.switches.exact import least_switches
 
 SETTINGS = (
     *(("bert-1.8b", "h3t-2080ti-8", batch) for batch in (128, 512)),

@@ -25,9 +25,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.pipeline_partition.problem import Instance, load
-from trainplan.solvers.registry import problem
-from trainplan.solvers.search import Unsuited
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.registry import problem
+from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
 

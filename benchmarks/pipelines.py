@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.pipeline.problem import Instance
-from trainplan.profiling.clusters import load_cluster
-from trainplan.profiling.models import Model, load_model
-from trainplan.solvers.solve import solve
+from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.models.model import Model, load_model
+from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
 from trainplan.batches import Batches, search_throughput, variant

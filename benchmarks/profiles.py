@@ -18,12 +18,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from trainplan.profiling.clusters import Cluster, load_cluster
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.clusters.network import Island
 from trainplan.profiling.complete import complete
 from trainplan.profiling.estimate import Sample, calibrate, estimated_cost
-from trainplan.profiling.measure import measure
-from trainplan.profiling.models import Model, load_model
-from trainplan.profiling.network import Island
+from trainplan.profiling.measure.measure import measure
+from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile, UnitCost
 from trainplan.profiling.shipped import shipped
 

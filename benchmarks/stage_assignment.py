@@ -22,9 +22,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.stage_assignment.problem import Instance, load
-from trainplan.solvers.registry import problem
-from trainplan.solvers.search import Unsuited
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.registry import problem
+from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.solve import solve
 
 LAYER_NS = 10**7
 LAYERS = ("equal", "noisy", "random", "own devices")

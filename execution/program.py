@@ -28,7 +28,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple, get_args
 
 from trainplan.formulations.strategies import Strategy
-from trainplan.profiling.models import Model
+from trainplan.profiling.models.model import Model
 
 Stream = Literal["compute", "communication", "copy", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)

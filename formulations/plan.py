@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, model_validator
 from trainplan.formulations.layer_strategies.problem import TimeNs
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
-from trainplan.formulations.schedules import Schedule, most_sliced
+from trainplan.formulations.step.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
-from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.files import Record, parse
-from trainplan.profiling.models import Model, model_from_shape
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.models.model import Model, model_from_shape
 
 # H3T's memory switches but one: recomputation is part of a strategy, as `-ckpt`.
 UnitSwitch = Literal["offload_hidden", "partition", "lazy_prefetch", "eco_forward", "eco_backward", "segment_sync"]

@@ -15,7 +15,7 @@ from itertools import permutations
 from math import prod
 from typing import Literal, get_args
 
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 Paradigm = Literal["dp", "sdp", "tp"]
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)

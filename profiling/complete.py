@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from trainplan.profiling.clusters import DeviceKind, DtypeName
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.lines import relative_line
+from trainplan.profiling.clusters.cluster import DeviceKind, DtypeName
 from trainplan.profiling.estimate import estimated_cost
-from trainplan.profiling.lines import relative_line
-from trainplan.profiling.models import Model
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import NUMBERS, Number, Profile, UnitCost, needed_shapes, shapes_of
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainplan.profiling.network import Link, Network, Operation
+from trainplan.profiling.clusters.network import Link, Network, Operation
 
 PHASES: dict[Operation, int] = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
-from trainplan.profiling.clusters import Cluster, DeviceKind
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import Model
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster, DeviceKind
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import Operator, Sublayer
 from trainplan.profiling.profiles import (
     LONGEST_NS,
     MOST_BYTES,
@@ -32,7 +33,6 @@ from trainplan.profiling.profiles import (
     needed_shapes,
     shapes_of,
 )
-from trainplan.profiling.sublayers import Operator, Sublayer
 
 STATE_COPIES = 4
 

@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
-from trainplan.profiling.clusters import DeviceKind
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import Record, parse
-from trainplan.profiling.models import Model, model_from_shape
-from trainplan.profiling.network import Network, Origin, Share
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.clusters.network import Network, Origin, Share
+from trainplan.profiling.models.model import Model, model_from_shape
 
 LONGEST_NS = 10**13
 MOST_BYTES = 10**15

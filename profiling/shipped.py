@@ -8,7 +8,7 @@ from importlib.resources.abc import Traversable
 from pathlib import PurePath
 from typing import Any, Literal
 
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 SUFFIXES = (".yaml", ".json")
 

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from trainplan.formulations.pipeline_partition.problem import Instance, load
-from trainplan.formulations.pipeline_partition.timeline import Work
+from trainplan.formulations.step.timeline import Work
 
 
 def random_partition_dict(

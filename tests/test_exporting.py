@@ -22,8 +22,8 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules as torchs
 from trainplan.execution.exports import pipeline_script as script
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import load_model, model_from_config
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import load_model, model_from_config
 
 import trainplan as tp
 from trainplan.exporting import write

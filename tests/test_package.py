@@ -82,5 +82,5 @@ def test_problems_and_solvers_load_no_torch() -> None:
 
 def test_the_checkout_works_as_working_directory() -> None:
     """A REPL or notebook started in the checkout finds the sub-packages beside `trainplan/`."""
-    code = "import trainplan.profiling.models, trainplan.solvers.solve"
+    code = "import trainplan.profiling.models.model, trainplan.solvers.core.solve"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

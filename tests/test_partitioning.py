@@ -13,14 +13,14 @@ from trainplan.formulations.layer_strategies.costs import COST_MODELS, unit_cost
 from trainplan.formulations.pipeline_partition.costs import Degrees, planned_work, samples_of, syncs_ns
 from trainplan.formulations.pipeline_partition.problem import Solution, evaluate, load_solution, violations
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
-from trainplan.formulations.pipeline_partition.timeline import simulate
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.schedules import most_sliced, one_f_one_b
+from trainplan.formulations.step.schedules import most_sliced, one_f_one_b
+from trainplan.formulations.step.timeline import simulate
 from trainplan.formulations.strategies import Strategy
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import load_model
+from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile
 
 import trainplan as tp

@@ -18,12 +18,12 @@ from trainplan.formulations.cluster_strategy.problem import (
     evaluate,
     solution_dict,
 )
-from trainplan.profiling.errors import InputError, MissingExtra
-from trainplan.profiling.network import Network
-from trainplan.profiling.quantities import format_time
+from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.quantities import format_time
+from trainplan.profiling.clusters.network import Network
 
-from trainplan import placements
-from trainplan.placements import draw_placement, draw_placements
+from trainplan.pictures import placement as placements
+from trainplan.pictures.placement import draw_placement, draw_placements
 
 FAST, SLOW = Kind("Fast GPU", 2**34), Kind("Slow GPU", 2**33)
 MIXED = Solution(Degrees(4, 2, 2, 1), (*range(8, 16), *range(8)), (2, 5, 6), (5, 3))

@@ -6,14 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from trainplan.execution.checks import check
-from trainplan.execution.compile import compile_plan
-from trainplan.execution.memory import memory_walk
-from trainplan.execution.run import run_plans
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.plan import load_plan
-from trainplan.profiling.clusters import Cluster, load_cluster
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from tests.execution.plans import BERT, GPT2, LLAMA, SCHEDULES, UNTIED

@@ -12,24 +12,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainplan.execution.compile import compile_plan
-from trainplan.execution.memory import memory_walk
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.memory_switches import costs
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
 from trainplan.formulations.plan import load_plan
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.errors import InputError, MissingExtra
-from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
 
 import trainplan as tp
 from tests.switch_instances import random_instance
-from trainplan import switch_pictures, switching
+from trainplan import switching
+from trainplan.pictures import lanes as switch_pictures
+from trainplan.pictures.lanes import draw_frontier, draw_switches
 from trainplan.switch_instances import switch_instance
 from trainplan.switch_limits import memory_limits, switch_frontier
-from trainplan.switch_pictures import draw_frontier, draw_switches
 from trainplan.switching import plan_of, switch
 
 H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"

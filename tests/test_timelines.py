@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from trainplan.formulations.pipeline_partition.critical import critical_path
-from trainplan.formulations.pipeline_partition.timeline import Timeline, Work, simulate
-from trainplan.formulations.schedules import gpipe, interleaved, most_sliced, one_f_one_b
-from trainplan.profiling.errors import InputError, MissingExtra
-from trainplan.profiling.quantities import format_time
+from trainplan.formulations.step.critical import critical_path
+from trainplan.formulations.step.schedules import gpipe, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.step.timeline import Timeline, Work, simulate
+from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.quantities import format_time
 
 from tests.partition_instances import random_work
-from trainplan import timelines
-from trainplan.timelines import draw_timeline, draw_timelines
+from trainplan.pictures import timeline as timelines
+from trainplan.pictures.timeline import draw_timeline, draw_timelines
 from trainplan.trace import chrome_trace
 
 

@@ -18,7 +18,7 @@ from trainplan.batches import (
     variant,
 )
 from trainplan.building import Instance, amp_instance, build
-from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED, run_plans
+from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED, run_plans
 from trainplan.exporting import export
 from trainplan.formulations.cluster_strategy import problem as cluster_strategy
 from trainplan.formulations.layer_strategies import problem as layer_strategies
@@ -32,30 +32,30 @@ from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.inputs import cluster_of, memory_of, model_of, profile_of
 from trainplan.partitioning import PartitionPlan
 from trainplan.partitioning import partition as partition_model
-from trainplan.pictures import draw_profile, draw_throughput
-from trainplan.placements import draw_placement, draw_placements
+from trainplan.pictures.charts import draw_profile, draw_throughput
+from trainplan.pictures.lanes import draw_frontier, draw_switches
+from trainplan.pictures.placement import draw_placement, draw_placements
+from trainplan.pictures.timeline import draw_timeline, draw_timelines
 from trainplan.placing import PlacedPlan
 from trainplan.placing import place as place_strategy
 from trainplan.planning import Planned, make_plan
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.detect import detect
-from trainplan.profiling.errors import InputError, MissingExtra, shown
+from trainplan.profiling.base.errors import InputError, MissingExtra, shown
+from trainplan.profiling.base.files import Record, Source, read_data
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.detect import detect
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.files import Record, Source, read_data
 from trainplan.profiling.imports import import_profile
-from trainplan.profiling.measure import measure
-from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.measure.measure import measure
+from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
 from trainplan.simulating import Simulation, check_schedule, in_chunks, simulated_instance, simulated_plan
-from trainplan.solvers.registry import PROBLEMS, Entry, problem
-from trainplan.solvers.result import Result
-from trainplan.solvers.solve import compare as compare_methods
-from trainplan.solvers.solve import solve as solve_instance
+from trainplan.solvers.core.registry import PROBLEMS, Entry, problem
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import compare as compare_methods
+from trainplan.solvers.core.solve import solve as solve_instance
 from trainplan.switch_limits import switch_frontier
-from trainplan.switch_pictures import draw_frontier, draw_switches
 from trainplan.switching import SwitchPlan
 from trainplan.switching import switch as switch_model
-from trainplan.timelines import draw_timeline, draw_timelines
 from trainplan.trace import chrome_trace
 from trainplan.trials import Trials, try_best
 

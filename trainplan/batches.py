@@ -14,14 +14,14 @@ from trainplan.formulations.layer_strategies.costs import COST_MODELS, CostModel
 from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
 from trainplan.formulations.pipeline.problem import Instance, Schedule
 from trainplan.formulations.pipeline.spaces import space, stage_powers
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.models import Model
-from trainplan.solvers.galvatron_bmw import MOST_MICRO_BATCHES, ruled_micro_batches
-from trainplan.solvers.pipeline_memory import fits
-from trainplan.solvers.result import Result
-from trainplan.solvers.solve import solve
+from trainplan.profiling.models.model import Model
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.pipeline.galvatron_bmw import MOST_MICRO_BATCHES, ruled_micro_batches
+from trainplan.solvers.pipeline.memory import fits
 
 LARGEST_BATCH = 4096
 PATIENCE = 4

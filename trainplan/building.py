@@ -23,13 +23,13 @@ from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_o
 from trainplan.partitioning import degrees_of, partition_instance
 from trainplan.placing import assignment_instance, strategy_instance
 from trainplan.planning import make_profile, micro_batch_counts, runs, stage_counts
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.imports.galvatron_engine import read_engine_profile
-from trainplan.profiling.models import Model
-from trainplan.profiling.processes import Report
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.registry import problem
+from trainplan.solvers.core.registry import problem
 from trainplan.switch_instances import switches_of
 
 Instance = (

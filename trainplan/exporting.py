@@ -9,8 +9,8 @@ from pathlib import Path
 from trainplan.execution.exports import megatron, torch_pipelining, torchtitan
 from trainplan.execution.exports.common import Export
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import Source, check_writable, unwritable, write_whole
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Source, check_writable, unwritable, write_whole
 
 TARGETS: dict[str, Callable[[Plan, str], Export]] = {
     "torch": torch_pipelining.export,

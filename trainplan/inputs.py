@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainplan.profiling.clusters import Cluster, load_cluster
-from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
-from trainplan.profiling.quantities import parse_bytes
 
 FilePath = str | os.PathLike[str]
 

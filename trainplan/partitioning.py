@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.pipeline.costs import divisors
 from trainplan.formulations.pipeline_partition.costs import Degrees, added_ns, build, syncs_ns
 from trainplan.formulations.pipeline_partition.problem import LARGEST_STEP, Instance, Solution, evaluate, load_solution
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
-from trainplan.formulations.pipeline_partition.timeline import Timeline
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
-from trainplan.formulations.schedules import most_sliced
+from trainplan.formulations.step.schedules import most_sliced
+from trainplan.formulations.step.timeline import Timeline
 from trainplan.planning import checked_walk, make_profile, runs, stage_times
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import Model
-from trainplan.profiling.processes import Report
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.profiling.quantities import plural
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Progress, Unsuited
-from trainplan.solvers.slicer import least_sliced, sliced_timeline
-from trainplan.solvers.solve import check_arguments, solve, versions
-from trainplan.solvers.whole_step import shortest_step
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Progress, Unsuited
+from trainplan.solvers.core.solve import check_arguments, solve, versions
+from trainplan.solvers.partition.slicer import least_sliced, sliced_timeline
+from trainplan.solvers.partition.whole_step import shortest_step
 
 OBJECTIVES = ("step", "iteration")
 

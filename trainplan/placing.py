@@ -21,13 +21,13 @@ from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Sta
 from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.planning import checked_walk, make_profile, micro_batch_counts, runs, timed
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import Model
-from trainplan.profiling.processes import Report
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.result import Result
-from trainplan.solvers.solve import versions
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import versions
 
 
 @dataclass(frozen=True)

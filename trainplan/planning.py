@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainplan.execution.checks import check
-from trainplan.execution.compile import compile_plan
-from trainplan.execution.memory import Backend, memory_walk
-from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES, MOST_PROCESSES
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES, MOST_PROCESSES
+from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.formulations.layer_strategies.costs import COST_MODELS
 from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
 from trainplan.formulations.pipeline.problem import Instance, Schedule, Solution, load_solution
 from trainplan.formulations.pipeline.spaces import space, stage_powers
 from trainplan.formulations.pipeline_partition.costs import PlannedWork, planned_work
-from trainplan.formulations.pipeline_partition.timeline import Work
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage, StageTimes
-from trainplan.profiling.clusters import Cluster
+from trainplan.formulations.step.timeline import Work
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.complete import for_shapes
-from trainplan.profiling.errors import InputError
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.measure import measure
-from trainplan.profiling.models import Model
-from trainplan.profiling.processes import Report
+from trainplan.profiling.measure.measure import measure
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Progress
-from trainplan.solvers.solve import solve, versions
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Progress
+from trainplan.solvers.core.solve import solve, versions
 
 LARGEST_MEMORY = 2**48
 LARGEST_BATCH = 10**9

@@ -8,18 +8,18 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.formulations.pipeline_partition.costs import samples_of
-from trainplan.formulations.pipeline_partition.critical import Critical, critical_path
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
-from trainplan.formulations.pipeline_partition.timeline import Timeline, Work, simulate
 from trainplan.formulations.plan import Plan, StageTimes
-from trainplan.formulations.schedules import Pass, gpipe, in_flight, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.step.critical import Critical, critical_path
+from trainplan.formulations.step.schedules import Pass, gpipe, in_flight, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.step.timeline import Timeline, Work, simulate
 from trainplan.planning import make_profile, work_of
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.processes import Report
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.base.quantities import span
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
-from trainplan.profiling.quantities import span
-from trainplan.solvers.slicer import algorithm_2, least_sliced
+from trainplan.solvers.partition.slicer import algorithm_2, least_sliced
 
 SLICERS = {"least": least_sliced, "algorithm-2": algorithm_2}
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")

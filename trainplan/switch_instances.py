@@ -9,13 +9,13 @@ from trainplan.formulations.memory_switches import costs, published
 from trainplan.formulations.memory_switches.problem import Instance, Synchronisation
 from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_of, model_of, origin_of, profile_of
 from trainplan.planning import make_profile, runs
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.files import read_data
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.files import read_data
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.imports import h3t
 from trainplan.profiling.imports.source import Source
-from trainplan.profiling.models import Model
-from trainplan.profiling.processes import Report
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
 
 

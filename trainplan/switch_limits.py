@@ -8,10 +8,10 @@ from typing import Any
 
 from trainplan.formulations.memory_switches.problem import Instance
 from trainplan.planning import LARGEST_MEMORY
-from trainplan.profiling.errors import InputError
-from trainplan.solvers.registry import problem
-from trainplan.solvers.result import Result
-from trainplan.solvers.solve import solve
+from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.core.registry import problem
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import solve
 
 LIMITS = 12  # of a frontier
 SLOW = ("milp", "cpsat", "brute-force")

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.execution.memory import BACKENDS, Backend
-from trainplan.execution.run import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.execution.walk.memory import BACKENDS, Backend
 from trainplan.formulations.memory_switches.problem import Instance, Solution, load_solution
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.strategies import Strategy
 from trainplan.planning import checked_walk, runs
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.models import Model
-from trainplan.profiling.processes import Report
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.profiling.quantities import plural
-from trainplan.solvers.registry import problem
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Progress
-from trainplan.solvers.solve import check_arguments, solve, versions
+from trainplan.solvers.core.registry import problem
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Progress
+from trainplan.solvers.core.solve import check_arguments, solve, versions
 from trainplan.switch_instances import switch_instance
 
 MOST_ROUNDS = 8

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from math import inf, nextafter
 from typing import Any
 
-from trainplan.formulations.pipeline_partition.critical import critical_path
-from trainplan.formulations.pipeline_partition.timeline import Event, Timeline, source_of
-from trainplan.formulations.schedules import Pass
+from trainplan.formulations.step.critical import critical_path
+from trainplan.formulations.step.schedules import Pass
+from trainplan.formulations.step.timeline import Event, Timeline, source_of
 
 PROCESS = 1
 

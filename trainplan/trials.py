@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainplan.execution.trials import Trial, fastest, run_trials
+from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
 from trainplan.placing import PlacedPlan, candidates, plan_of
-from trainplan.profiling.models import Model
-from trainplan.solvers.result import Result
+from trainplan.profiling.models.model import Model
+from trainplan.solvers.core.result import Result
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy
-from trainplan.profiling.errors import InputError, shown
+from trainplan.profiling.base.errors import InputError, shown
 
 # A chain of sub-layers in letters: E embedding, a attention, f feed-forward, L head with the loss.
 LETTERS = {"embedding": "E", "attention": "a", "ffn": "f", "head": "L"}

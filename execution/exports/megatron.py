@@ -33,7 +33,7 @@ from trainplan.execution.exports.common import (
     refuse_half_cut,
 )
 from trainplan.formulations.plan import Plan
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 RUNTIME = "Megatron-LM"
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"

@@ -21,8 +21,8 @@ from typing import Any
 
 from trainplan.execution.exports.common import Export, check_pipeline, left_out_of_all, micro_batch_samples
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.schedules import gpipe, one_f_one_b
-from trainplan.profiling.errors import InputError
+from trainplan.formulations.step.schedules import gpipe, one_f_one_b
+from trainplan.profiling.base.errors import InputError
 
 RUNTIME = "torch.distributed.pipelining"
 # By family and kind of unit: its modules in the Hugging Face model, the first one where the unit begins. {i}: the block's

@@ -31,7 +31,7 @@ from trainplan.execution.exports.common import (
 )
 from trainplan.execution.exports.torch_pipelining import schedule_csv
 from trainplan.formulations.plan import Plan
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 RUNTIME = "torchtitan"
 CSV = "schedule.csv"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from trainplan.profiling.network import Matrix, Network
+from trainplan.profiling.clusters.network import Matrix, Network
 
 
 def device_classes(network: Network, kinds: Sequence[int]) -> tuple[int, ...]:

@@ -22,8 +22,8 @@ from trainplan.formulations.layer_strategies.costs import (
 )
 from trainplan.formulations.pipeline.costs import divisors
 from trainplan.formulations.strategies import Strategy
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import ChainUnit, Profile
 
 

@@ -15,7 +15,7 @@ from itertools import groupby, islice
 import numpy as np
 from trainplan.formulations.cluster_strategy.placed import Integers, group_layer_ns, group_sync_ns, pair_transfer_ns
 from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Instance, Solution
-from trainplan.profiling.network import Island, Link, Network
+from trainplan.profiling.clusters.network import Island, Link, Network
 
 Make = tuple[int, ...]
 MOST_MAKES = 20_000

@@ -32,11 +32,11 @@ import numpy as np
 from pydantic import Field, model_validator
 from trainplan.formulations.cluster_strategy.classes import device_classes
 from trainplan.formulations.cluster_strategy.placed import Placed
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.quantities import format_bytes, plural
+from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.files import Record, Source, parse
-from trainplan.profiling.network import Network
-from trainplan.profiling.quantities import format_bytes, plural
 
 NAME = "cluster-strategy"
 LARGEST = 2**53

@@ -24,9 +24,9 @@ from typing import Any
 
 from trainplan.formulations.layer_strategies.problem import NAME, Instance, load
 from trainplan.formulations.strategies import Strategy, decision_tree, gather_groups
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns, overlapped_ns
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.network import Operation
 from trainplan.profiling.profiles import ChainUnit, Profile
 
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from trainplan.formulations.strategies import parse_strategy
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import Record, Source, parse
-from trainplan.profiling.quantities import format_bytes
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "layer-strategies"
 Integers = NDArray[np.int64]

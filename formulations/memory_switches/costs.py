@@ -28,9 +28,9 @@ from typing import Any
 
 from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name, moved_bytes
 from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.network import Link, Operation
 from trainplan.profiling.costs import collective_ns, copy_ns
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.network import Link, Operation
 from trainplan.profiling.profiles import HostCosts, Profile
 
 INDEX_BYTES = 8  # of a target of the loss

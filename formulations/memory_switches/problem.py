@@ -24,9 +24,9 @@ from pydantic import Field, model_validator
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.simulation import Evaluation, simulate_one
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, SwitchName, combinations
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import Record, Source, parse
-from trainplan.profiling.quantities import format_bytes
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "memory-switches"
 MOST_LAYERS = 10_000

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.imports import h3t
 from trainplan.profiling.imports.source import Source
 

@@ -27,8 +27,8 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
 from trainplan.formulations.pipeline.spaces import SPACES, Space
 from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.errors import InputError
 from trainplan.profiling.profiles import Profile
 
 

@@ -38,9 +38,9 @@ from pydantic import Field, model_validator
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import Integers, OptionRecord, TimeNs
 from trainplan.formulations.strategies import parse_strategy
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import Record, Source, parse
-from trainplan.profiling.quantities import format_bytes
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "pipeline"
 Schedule = Literal["1f1b", "gpipe"]

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.costs import overlapped_ns
-from trainplan.profiling.errors import InputError
 from trainplan.profiling.imports.galvatron_blocks import FIRST, LAST, OFF
 from trainplan.profiling.imports.galvatron_engine import EngineProfile, Line
 from trainplan.profiling.imports.source import MIB

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainplan.formulations.strategies import Paradigm, Strategy, decision_tree
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 
 @dataclass(frozen=True)

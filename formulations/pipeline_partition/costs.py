@@ -29,13 +29,13 @@ from trainplan.formulations.layer_strategies.costs import (
 )
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import NAME, Instance, load
-from trainplan.formulations.pipeline_partition.timeline import Work
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.step.timeline import Work
 from trainplan.formulations.strategies import Paradigm, Strategy
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import span
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.errors import InputError
 from trainplan.profiling.profiles import Profile
-from trainplan.profiling.quantities import span
 
 EXECUTED = COST_MODELS["executed"]
 

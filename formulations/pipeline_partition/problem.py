@@ -25,14 +25,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 from trainplan.formulations.layer_strategies.problem import Integers, TimeNs
-from trainplan.formulations.pipeline_partition.critical import Critical, critical_path
-from trainplan.formulations.pipeline_partition.recurrences import iteration_ns
-from trainplan.formulations.pipeline_partition.timeline import Timeline, Work, simulate
-from trainplan.formulations.schedules import one_f_one_b
-from trainplan.formulations.stage_memory import Memory, MemoryRecord, check_length
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import Record, Source, parse
-from trainplan.profiling.quantities import format_bytes, span
+from trainplan.formulations.step.critical import Critical, critical_path
+from trainplan.formulations.step.recurrences import iteration_ns
+from trainplan.formulations.step.schedules import one_f_one_b
+from trainplan.formulations.step.stage_memory import Memory, MemoryRecord, check_length
+from trainplan.formulations.step.timeline import Timeline, Work, simulate
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.quantities import format_bytes, span
 
 NAME = "pipeline-partition"
 LARGEST_NS, LARGEST_BYTES = 2**53, 2**62

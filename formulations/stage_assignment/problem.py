@@ -26,10 +26,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 from trainplan.formulations.layer_strategies.problem import Integers, TimeNs
-from trainplan.formulations.stage_memory import Memory, MemoryRecord, check_length
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import Record, Source, parse
-from trainplan.profiling.quantities import format_bytes
+from trainplan.formulations.step.stage_memory import Memory, MemoryRecord, check_length
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "stage-assignment"
 LARGEST_NS, LARGEST_BYTES = 2**53, 2**62

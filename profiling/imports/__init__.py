@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.files import read_data
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.files import read_data
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.imports import galvatron, h3t, piper
 from trainplan.profiling.imports.source import Options, Source
 from trainplan.profiling.profiles import Profile

@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.imports.galvatron_blocks import BLOCK, STATE_COPIES
 from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, P2P, TIMES, islands
 from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, SUMMARY, Memory, read_memory, sequences

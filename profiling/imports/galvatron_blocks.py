@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.imports.source import Source, counted, number
 
 LAYER, OFF, FIRST, LAST = SUMMARIES = (

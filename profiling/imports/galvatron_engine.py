@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import read_data
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import read_data
 from trainplan.profiling.imports.galvatron import DTYPES, MOST_LAYERS, files_by_kind, hidden_size_of, sequence_of
 from trainplan.profiling.imports.galvatron_blocks import FIRST, LAST, OFF
 from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, MOST_GB_PER_S, P2P, TIMES, matched

@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from trainplan.profiling.clusters import Cluster
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.lines import fit_line
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import PHASES
-from trainplan.profiling.errors import InputError
 from trainplan.profiling.imports.source import LARGEST_COUNT, MIB, MOST_MS, SMALLEST, Source, number
-from trainplan.profiling.lines import fit_line
-from trainplan.profiling.network import Operation
 
 ALL_REDUCE = re.compile(r"allreduce_size_(\d+)_consec_([01])")
 P2P = re.compile(r"pp_size_(\d+)")

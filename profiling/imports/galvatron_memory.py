@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainplan.profiling.errors import InputError, shown
+from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.imports.galvatron_blocks import BLOCK, FIRST, LAST, LAYER, MOST_MIB, OFF, RAW, SUMMARIES, derived
 from trainplan.profiling.imports.source import AGREEMENT, LARGEST_COUNT, MIB, SMALLEST, Source, number
 

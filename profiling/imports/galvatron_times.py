@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.imports.source import AGREEMENT, MOST_MS, SMALLEST, Source, counted, number
 
 TIME = re.compile(r"layertype_(other|\d+)(?:_\d+)?(?:_bsz(\d+)_seq(\d+))?")

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import parse
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import parse
+from trainplan.profiling.base.lines import fit_line
 from trainplan.profiling.imports.source import LONGEST_S, MOST_BYTES, Foreign, Options, Source, cost, finished, imported, rate
-from trainplan.profiling.lines import fit_line
 from trainplan.profiling.profiles import Profile
 
 OPTIONS = ("rows", "memory_bytes")

@@ -22,8 +22,8 @@ from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
-from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.files import parse
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.files import parse
 from trainplan.profiling.imports.source import (
     LARGEST_COUNT,
     LONGEST_S,

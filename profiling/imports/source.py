@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.errors import InputError, shown
-from trainplan.profiling.files import Record, parse
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 
 LONGEST_S = 1e4

@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from trainplan.profiling.models import load_model
+from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.command.calls import call

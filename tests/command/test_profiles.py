@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.profiles import load_profile
 
 from tests.command.calls import call

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from trainplan.execution.run import RunReport
+from trainplan.execution.run.processes import RunReport
 from trainplan.formulations.plan import load_plan
 
 import trainplan as tp

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from trainplan.execution import cuda_streams
-from trainplan.execution.run import run_rank
+from trainplan.execution.run import cuda_streams
+from trainplan.execution.run.processes import run_rank
 
 __all__ = ["run_rank"]
 

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainplan.execution.cuda_streams import CudaStreams
 from trainplan.execution.program import Instruction, Op, Program, on_host
+from trainplan.execution.run.cuda_streams import CudaStreams
 
 Clock = dict[int, int]  # of each stream, how many of its operations are known to be done
 

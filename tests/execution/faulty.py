@@ -6,9 +6,9 @@ import os
 import signal
 import time
 
-from trainplan.execution.executor import Executor
-from trainplan.execution.memory import Backend
-from trainplan.execution.trials import try_rank
+from trainplan.execution.run.executor import Executor
+from trainplan.execution.run.trials import try_rank
+from trainplan.execution.walk.memory import Backend
 
 __all__ = ["try_rank"]
 KILLED, RAISING, HANGING, FULL, SPOILED = 12, 20, 28, 36, 44

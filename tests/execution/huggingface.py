@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from trainplan.execution.reference import Reference
-from trainplan.profiling import torch_units
-from trainplan.profiling.models import Model
+from trainplan.execution.run.reference import Reference
+from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.model import Model
 
 CLASSES = {
     "gpt2": "GPT2LMHeadModel",

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.schedules import Schedule, most_sliced
+from trainplan.formulations.step.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import decision_tree
-from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.models.model import Model, load_model
 
 # Vocabularies that no tensor-parallel degree divides; chains that are tied, not tied, with post-norm, with grouped queries.
 _GPT2 = {"n_embd": 32, "n_head": 4, "n_inner": 64, "n_positions": 16}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainplan.formulations.memory_switches.switches import Switches, combinations
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.profiling.models import Model
+from trainplan.profiling.models.model import Model
 
 from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED, plan_of
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from trainplan.execution import threads
-from trainplan.execution.checks import lifetimes, races
-from trainplan.execution.fused import run_fused
 from trainplan.execution.program import STREAMS, Instruction, Program
-from trainplan.execution.run import run_plans
-from trainplan.execution.threads import run_threads
-from trainplan.profiling.errors import InputError
+from trainplan.execution.run import threads
+from trainplan.execution.run.fused import run_fused
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.run.threads import run_threads
+from trainplan.execution.walk.checks import lifetimes, races
+from trainplan.profiling.base.errors import InputError
 
 from tests.execution.laned_programs import all_waits, random_program, without_wait
 from tests.execution.plans import GPT2, plan_of, random_plan, random_sliced_plan, random_uneven_plan

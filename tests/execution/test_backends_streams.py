@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from trainplan.execution import cuda_streams, frees
-from trainplan.execution.checks import races
-from trainplan.execution.compile import compile_plan
-from trainplan.execution.cuda_streams import CudaStreams
-from trainplan.execution.frees import LAG, Frees, deferred_frees
-from trainplan.execution.memory import Backend, memory_walk
+from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Op, Program, with_waits
-from trainplan.execution.run import sound_programs
+from trainplan.execution.run import cuda_streams
+from trainplan.execution.run.cuda_streams import CudaStreams
+from trainplan.execution.run.processes import sound_programs
+from trainplan.execution.walk import frees
+from trainplan.execution.walk.checks import races
+from trainplan.execution.walk.frees import LAG, Frees, deferred_frees
+from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.formulations.memory_switches.switches import Switches
-from trainplan.profiling.processes import run_workers
+from trainplan.profiling.base.processes import run_workers
 
 from tests.execution.fake_cuda import FakeCuda, Machine
 from tests.execution.laned_programs import all_waits, random_program, without_wait

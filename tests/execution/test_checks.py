@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from trainplan.execution.checks import check, lifetimes, meanings, races
-from trainplan.execution.compile import compile_plan
-from trainplan.execution.memory import memory_walk
+from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
-from trainplan.formulations.schedules import Schedule
+from trainplan.execution.walk.checks import check, lifetimes, meanings, races
+from trainplan.execution.walk.memory import memory_walk
+from trainplan.formulations.step.schedules import Schedule
 from trainplan.formulations.strategies import decision_tree
 
 from tests.execution.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan
@@ -41,7 +41,7 @@ def test_no_number_of_stages_and_micro_batches_gets_stuck(schedule: Schedule) ->
 
 
 def test_64_ranks_of_the_real_model_are_sound() -> None:
-    from trainplan.profiling.models import load_model
+    from trainplan.profiling.models.model import load_model
 
     model = load_model("bert-huge-32")
     rng = random.Random(1)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from trainplan.execution.run import RunReport, run_plans
-from trainplan.profiling.errors import InputError
+from trainplan.execution.run.processes import RunReport, run_plans
+from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import BERT, GPT2, SCHEDULES, UNTIED, plan_of, random_plan
 
@@ -47,9 +47,9 @@ def test_two_processes_and_one() -> None:
 
 def test_the_comparison_can_fail() -> None:
     """A gradient that is averaged, not summed, is seen: the check that all plans pass is not an empty one."""
-    from trainplan.execution import run
-    from trainplan.execution.compile import compile_plan
+    from trainplan.execution.compile.compiler import compile_plan
     from trainplan.execution.program import Op
+    from trainplan.execution.run import processes as run
 
     plan = plan_of(GPT2, ["dp4"] * len(GPT2.units), 4)
     programs = []
@@ -67,7 +67,7 @@ def test_the_comparison_can_fail() -> None:
         "compare": True,
         "memory": False,
     }
-    found = run.run_workers("trainplan.execution.run:run_rank", 4, job)[0][0]
+    found = run.run_workers("trainplan.execution.run.processes:run_rank", 4, job)[0][0]
     assert found["gradient_difference"] > 0.1
 
 
@@ -92,7 +92,7 @@ def test_models_agree_with_transformers(model: object) -> None:
     """The reference itself: logits and gradients equal those of the Hugging Face implementation."""
     transformers = pytest.importorskip("transformers")
     import torch
-    from trainplan.execution.reference import Reference, batch_tokens
+    from trainplan.execution.run.reference import Reference, batch_tokens
 
     from tests.execution.huggingface import as_huggingface
 

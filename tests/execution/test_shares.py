@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from trainplan.execution.checks import check, lifetimes, meanings
-from trainplan.execution.compile import compile_plan
-from trainplan.execution.memory import memory_walk
+from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.run import run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.walk.checks import check, lifetimes, meanings
+from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.plan import load_plan
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, SCHEDULES, UNTIED, plan_of, random_uneven_plan, uneven_plan
 

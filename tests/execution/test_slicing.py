@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from trainplan.execution.checks import check, lifetimes, meanings, races
-from trainplan.execution.compile import compile_plan
-from trainplan.execution.memory import Backend, memory_walk
+from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.run import run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.walk.checks import check, lifetimes, meanings, races
+from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.schedules import is_sliced, most_sliced
-from trainplan.profiling.errors import InputError
+from trainplan.formulations.step.schedules import is_sliced, most_sliced
+from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import (
     BERT,

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from trainplan.execution.compile import compile_plan
+from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.plan import load_plan
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, plan_of
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from trainplan.execution.compile import compile_plan
+from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.memory_switches.switches import Switches
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, plan_of
 from tests.execution.switch_plans import switch_plan

@@ -4,11 +4,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from trainplan.execution import run
-from trainplan.execution.compile import compile_plan
-from trainplan.execution.memory import Backend
+from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op, with_waits
-from trainplan.execution.run import run_plans
+from trainplan.execution.run import processes as run
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
 from trainplan.formulations.plan import Plan
 
@@ -71,7 +71,7 @@ def test_the_comparison_can_fail() -> None:
         "compare": True,
         "memory": False,
     }
-    first, second = run.run_workers("trainplan.execution.run:run_rank", 2, job)[0]
+    first, second = run.run_workers("trainplan.execution.run.processes:run_rank", 2, job)[0]
     assert first["gradient_difference"] > 0.1
     assert second["gradient_difference"] < 1e-12
     assert second["parameter_difference"] > 1e-4

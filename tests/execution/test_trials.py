@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from trainplan.execution import trials
-from trainplan.execution.run import gpus, run_plans
-from trainplan.execution.trials import Trial, fastest, run_trials
+from trainplan.execution.run import trials
+from trainplan.execution.run.processes import gpus, run_plans
+from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan, Predicted
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 from tests.execution.faulty import FULL, HANGING, KILLED, RAISING, SPOILED
 from tests.execution.plans import GPT2, plan_of, uneven_plan
@@ -103,7 +103,7 @@ def test_a_model_that_no_machine_holds_is_out_of_memory(starts: list[int]) -> No
 
 
 def test_processes_that_cannot_start_fail_every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "TARGET", "trainplan.execution.trials:no_such_function")
+    monkeypatch.setattr(trials, "TARGET", "trainplan.execution.run.trials:no_such_function")
     found = run_trials([_plan(), _plan()], steps=1)
     assert [trial.status for trial in found] == ["failed"] * 2
     assert "no_such_function" in str(found[0].message)

@@ -28,7 +28,7 @@ from trainplan.formulations.memory_switches.problem import (
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import Evaluation, simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES, Switches, combinations
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 from tests.switch_instances import bert_instance, random_instance
 from tests.transcribed_switches import transcribed

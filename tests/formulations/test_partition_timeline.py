@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.formulations.pipeline_partition.critical import critical_path
 from trainplan.formulations.pipeline_partition.moments import Sum, moments
-from trainplan.formulations.pipeline_partition.recurrences import iteration_ns, starts_ns
-from trainplan.formulations.pipeline_partition.timeline import Event, Stuck, Timeline, Work, simulate
-from trainplan.formulations.schedules import Pass, gpipe, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.step.critical import critical_path
+from trainplan.formulations.step.recurrences import iteration_ns, starts_ns
+from trainplan.formulations.step.schedules import Pass, gpipe, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.step.timeline import Event, Stuck, Timeline, Work, simulate
 
 from tests.partition_instances import random_work
 

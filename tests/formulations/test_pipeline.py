@@ -22,7 +22,7 @@ from trainplan.formulations.pipeline.problem import (
     solution_dict,
     violations,
 )
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 from tests.instances import random_pipeline, random_pipeline_dict
 

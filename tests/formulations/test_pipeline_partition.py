@@ -22,8 +22,8 @@ from trainplan.formulations.pipeline_partition.problem import (
     solution_dict,
     violations,
 )
-from trainplan.formulations.pipeline_partition.timeline import Work
-from trainplan.profiling.errors import InputError
+from trainplan.formulations.step.timeline import Work
+from trainplan.profiling.base.errors import InputError
 
 from tests.partition_instances import random_partition, random_partition_dict
 

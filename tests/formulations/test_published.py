@@ -9,7 +9,7 @@ from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate
 from trainplan.formulations.pipeline.published import build, read_plan, usable_bytes
 from trainplan.formulations.pipeline.published_costs import Choice, Costs, Options
 from trainplan.formulations.strategies import parse_strategy
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.imports.galvatron_memory import Ends
 
 from tests.published import GIB, MIB, NUMBERS, Json, bert, invented, large, llama, llama_plan, told

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainplan.formulations.schedules import Pass, gpipe, in_flight, interleaved, is_sliced, most_sliced, one_f_one_b
+from trainplan.formulations.step.schedules import Pass, gpipe, in_flight, interleaved, is_sliced, most_sliced, one_f_one_b
 
 
 def plain(order: list[Pass]) -> str:

@@ -23,8 +23,8 @@ from trainplan.formulations.stage_assignment.problem import (
     solution_dict,
     violations,
 )
-from trainplan.profiling.errors import InputError
-from trainplan.solvers.stage_assignment import assign
+from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.assignment.sweep import assign
 
 from tests.assignments import random_assignment, random_assignment_dict
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainplan.formulations.strategies import decision_tree, gather_groups, gather_ranks, parse_strategy, rows_of
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
 
 TREES = (1, 2, 4, 8)
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trainplan.execution.memory import Backend
-from trainplan.execution.run import Device, run_plans
+from trainplan.execution.run.processes import Device, run_plans
+from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.memory_switches import costs
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.switches import ALL_ON, Switches, combinations
-from trainplan.profiling.clusters import Cluster, DeviceKind, Host, Nodes
-from trainplan.profiling.measure import measure
-from trainplan.profiling.models import Model, load_model
-from trainplan.profiling.network import Island, Link
+from trainplan.profiling.clusters.cluster import Cluster, DeviceKind, Host, Nodes
+from trainplan.profiling.clusters.network import Island, Link
+from trainplan.profiling.measure.measure import measure
+from trainplan.profiling.models.model import Model, load_model
 
 from tests.execution.switch_plans import switch_plan
 

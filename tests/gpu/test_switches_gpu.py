@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainplan.execution.run import run_plans
+from trainplan.execution.run.processes import run_plans
 
 from tests.execution.plans import random_plan
 from tests.execution.switch_plans import random_switch_plan

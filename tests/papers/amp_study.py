@@ -31,14 +31,14 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.cluster_strategy import costs
 from trainplan.formulations.cluster_strategy.problem import Degrees, Evaluation, Instance, Shard, Solution, Table, evaluate
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.models import Model, load_model
-from trainplan.solvers.amp import LAYER_TIMES, assigned
-from trainplan.solvers.placements import node_order
-from trainplan.solvers.result import Result
-from trainplan.solvers.solve import solve
-from trainplan.solvers.stage_assignment import assign
+from trainplan.profiling.models.model import Model, load_model
+from trainplan.solvers.assignment.sweep import assign
+from trainplan.solvers.cluster.amp import LAYER_TIMES, assigned
+from trainplan.solvers.cluster.placements import node_order
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import solve
 
 from tests.papers.amp import CANDIDATES, DEVICES, PUBLISHED_TRANSGAN_US, SETTINGS, Candidate, Setting, candidates
 from tests.papers.study import dump, spearman

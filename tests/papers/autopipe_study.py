@@ -30,15 +30,16 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.pipeline_partition.costs import Degrees, build
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate
-from trainplan.formulations.pipeline_partition.timeline import simulate
-from trainplan.formulations.schedules import interleaved, one_f_one_b
-from trainplan.formulations.stage_memory import COLUMNS
-from trainplan.profiling.clusters import load_cluster
+from trainplan.formulations.step.schedules import interleaved, one_f_one_b
+from trainplan.formulations.step.stage_memory import COLUMNS
+from trainplan.formulations.step.timeline import simulate
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.models import load_model
+from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.replicated import (
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.partition.replicated import (
     Chain,
     Part,
     Replicated,
@@ -50,8 +51,7 @@ from trainplan.solvers.replicated import (
     reduced_ns,
     run,
 )
-from trainplan.solvers.slicer import least_sliced, slicing
-from trainplan.solvers.solve import solve
+from trainplan.solvers.partition.slicer import least_sliced, slicing
 
 from tests.papers.autopipe import (
     DAPPLE_SECOND_STAGE,

@@ -37,17 +37,17 @@ from trainplan.formulations.memory_switches.costs import build
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution
 from trainplan.formulations.memory_switches.segments import segments
 from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES, Switches, SwitchName
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.imports.source import Source
-from trainplan.profiling.models import load_model
+from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.label_setting import label_setting
-from trainplan.solvers.least_memory import least_memory
-from trainplan.solvers.memory_switches import chain_of_columns
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Search
-from trainplan.solvers.solve import solve
+from trainplan.solvers.chain.label_setting import label_setting
+from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Search
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.switches.exact import chain_of_columns
 
 from tests.papers.h3t import CASE_SWITCHES, CASES, GB, SEARCHES, SEQUENCE, SETTINGS, Setting
 from tests.papers.study import dump

@@ -27,15 +27,15 @@ import numpy as np
 from trainplan.formulations.pipeline.costs import PipelineCosts, shapes_needed
 from trainplan.formulations.pipeline.problem import SCHEDULES, Evaluation, Instance, Schedule, Solution, evaluate
 from trainplan.formulations.pipeline.spaces import SPACES
-from trainplan.profiling.clusters import Cluster, load_cluster
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.models import load_model
-from trainplan.solvers.galvatron import DEFAULT_LEVELS
-from trainplan.solvers.galvatron_bmw import StageSearch, adjusted, adjustments
-from trainplan.solvers.partitions import Partition, blocks, initial_partition, partition_of_blocks
-from trainplan.solvers.result import Result
-from trainplan.solvers.solve import solve
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.chain.galvatron_dp import DEFAULT_LEVELS
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.pipeline.galvatron_bmw import StageSearch, adjusted, adjustments
+from trainplan.solvers.pipeline.partitions import Partition, blocks, initial_partition, partition_of_blocks
 
 from tests.papers.tables import COLUMNS, PLANNERS, TABLE_IV, Column
 from tests.papers.test_galvatron_memory import GIB, OVERHEAD_BYTES

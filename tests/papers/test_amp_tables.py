@@ -25,8 +25,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from trainplan.formulations.cluster_strategy.problem import evaluate, load_solution, violations
-from trainplan.solvers.amp import assigned
-from trainplan.solvers.solve import solve
+from trainplan.solvers.cluster.amp import assigned
+from trainplan.solvers.core.solve import solve
 
 from tests.papers import amp_study as study
 from tests.papers.amp import (

@@ -35,8 +35,8 @@ import time
 import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Solution, evaluate, violations
-from trainplan.profiling.models import load_model
-from trainplan.solvers.replicated import Replicated, autopipe_plan, dapple_plan, piper_plan
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.partition.replicated import Replicated, autopipe_plan, dapple_plan, piper_plan
 
 from tests.papers import autopipe_study as study
 from tests.papers.autopipe import (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import sublayer_ns
-from trainplan.profiling.models import load_model
+from trainplan.profiling.models.model import load_model
 
 # Milliseconds of a forward pass a layer and sample (search_layerwise_hp.py of each model), and our error with 8 rows. The
 # cluster's efficiency was set by BERT; nothing was tuned on the others.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from trainplan.profiling.models import Model, load_model
+from trainplan.profiling.models.model import Model, load_model
 
 from tests.papers.galvatron import TABLE_I, TABLE_II_MODELS, TABLE_II_PURE
 

@@ -41,7 +41,7 @@ import pytest
 from trainplan.formulations.memory_switches.problem import Solution, evaluate, load_solution, matrix
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import SWITCHES
-from trainplan.profiling.models import load_model
+from trainplan.profiling.models.model import load_model
 
 from tests.papers import h3t_study as study
 from tests.papers.h3t import CASE_SWITCHES, CASES, GB, GPT3_GB, GPT3_S, MODELS, SAVED, SEARCHES, SETTINGS, SPEEDUPS

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from trainplan.profiling.clusters import Cluster, load_cluster
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import parse, read_data
-from trainplan.profiling.network import Island, Link, Network
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import parse, read_data
+from trainplan.profiling.base.yaml_files import yaml_text
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.clusters.network import Island, Link, Network
 from trainplan.profiling.shipped import shipped
-from trainplan.profiling.yaml_files import yaml_text
 
 SHIPPED: dict[str, tuple[int, list[str]]] = {
     "a100-16": (16, ["A100-SXM4 40 GB"]),

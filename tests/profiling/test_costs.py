@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainplan.profiling.clusters.network import Island, Link, Matrix, Network
 from trainplan.profiling.costs import collective_ns, copy_ns, overlapped_ns, ring_ns, tree_ns
-from trainplan.profiling.network import Island, Link, Matrix, Network
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_ns=0)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.profiling.clusters import Cluster, load_cluster
-from trainplan.profiling.detect import (
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.clusters.detect import (
     QUERY,
     Gpu,
     Rates,
@@ -24,7 +25,6 @@ from trainplan.profiling.detect import (
     system,
     to_yaml,
 )
-from trainplan.profiling.errors import InputError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 H100 = Gpu("NVIDIA H100 80GB HBM3", 85_520_809_984, pcie_bytes_per_s=63e9)

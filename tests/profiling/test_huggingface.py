@@ -7,15 +7,15 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from trainplan.profiling.models import Model, load_model, model_from_config
-from trainplan.profiling.sublayers import Attention, Sublayer, TokenEmbedding
+from trainplan.profiling.models.model import Model, load_model, model_from_config
+from trainplan.profiling.models.sublayers import Attention, Sublayer, TokenEmbedding
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from trainplan.execution.reference import Reference  # noqa: E402
-from trainplan.profiling import torch_units  # noqa: E402
-from trainplan.profiling.torch_units import Shard  # noqa: E402
+from trainplan.execution.run.reference import Reference  # noqa: E402
+from trainplan.profiling.models import torch_units  # noqa: E402
+from trainplan.profiling.models.torch_units import Shard  # noqa: E402
 
 from tests.execution.huggingface import as_huggingface, float64_throughout, matched, same_architecture  # noqa: E402
 

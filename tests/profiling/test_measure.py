@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.profiling.clusters import Cluster, load_cluster
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.lines import fit_line
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.clusters.network import Island
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.lines import fit_line
-from trainplan.profiling.measure import OPERATIONS, measure
-from trainplan.profiling.models import Model, load_model
-from trainplan.profiling.network import Island
+from trainplan.profiling.measure.measure import OPERATIONS, measure
+from trainplan.profiling.measure.timing import spread
+from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import NUMBERS, Profile
-from trainplan.profiling.timing import spread
 
 from trainplan.planning import make_plan
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.families import FAMILIES
-from trainplan.profiling.models import load_model, model_from_config, model_from_shape
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.families import FAMILIES
+from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
 from trainplan.profiling.shipped import shipped
 
 from tests.papers.galvatron import TABLE_I
@@ -183,8 +183,8 @@ SMALL: dict[str, dict[str, Any]] = {
 def test_bytes_are_those_that_torch_holds(family: str, tp: int) -> None:
     """Of every distinct sub-layer: what its graph keeps within 1 %, its peak within 6 %, or 20 % of a quarter of it."""
     import torch
-    from trainplan.profiling import torch_units
-    from trainplan.profiling.tasks import Trial
+    from trainplan.profiling.measure.tasks import Trial
+    from trainplan.profiling.models import torch_units
 
     torch.set_num_threads(1)
     model, rows = model_from_config({"model_type": family, **SMALL[family]}, family), 3
@@ -205,8 +205,8 @@ def test_bytes_are_those_that_torch_holds(family: str, tp: int) -> None:
 def test_bytes_of_real_layers() -> None:
     """The two shapes that plans of this project's demonstration run on, at their real width."""
     import torch
-    from trainplan.profiling import torch_units
-    from trainplan.profiling.tasks import Trial
+    from trainplan.profiling.measure.tasks import Trial
+    from trainplan.profiling.models import torch_units
 
     torch.set_num_threads(1)
     for model in (load_model("gpt2", 256), load_model("bert-large", 128)):

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from trainplan.formulations.layer_strategies.costs import COST_MODELS, build, layer_costs, unit_costs
 from trainplan.formulations.strategies import decision_tree, parse_strategy
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import parse
+from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.complete import complete, for_group
 from trainplan.profiling.costs import overlapped_ns, ring_ns
-from trainplan.profiling.errors import InputError
 from trainplan.profiling.estimate import Sample, calibrate, estimate, estimate_shapes, sublayer_ns
-from trainplan.profiling.files import parse
-from trainplan.profiling.models import load_model
+from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Number, Profile, Shape, load_profile
-from trainplan.profiling.quantities import parse_bytes
 from trainplan.profiling.shipped import shipped
 
 import trainplan as tp

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.solvers import highs, registry, solve
-from trainplan.solvers.search import Outcome, Search
+from trainplan.solvers.adapters import highs
+from trainplan.solvers.core import registry, solve
+from trainplan.solvers.core.search import Outcome, Search
 
 import trainplan as tp
 from tests.instances import paper_instance, random_instance

@@ -19,10 +19,10 @@ from trainplan.formulations.cluster_strategy.problem import (
     load_solution,
     violations,
 )
-from trainplan.solvers.amp import Candidate, amp, assigned, candidates
-from trainplan.solvers.annealing import Walk
-from trainplan.solvers.placements import Domino, Tilings, mesh_shape, node_order, smallest_node
-from trainplan.solvers.search import Search
+from trainplan.solvers.cluster.amp import Candidate, amp, assigned, candidates
+from trainplan.solvers.cluster.annealing import Walk
+from trainplan.solvers.cluster.placements import Domino, Tilings, mesh_shape, node_order, smallest_node
+from trainplan.solvers.core.search import Search
 
 import trainplan as tp
 from tests.cluster_instances import random_cluster

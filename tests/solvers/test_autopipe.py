@@ -5,8 +5,8 @@ from itertools import combinations, pairwise
 
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load, violations
-from trainplan.solvers.autopipe import READINGS, Planner, Table, partitioned
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.partition.autopipe import READINGS, Planner, Table, partitioned
 
 from tests.partition_instances import random_partition
 

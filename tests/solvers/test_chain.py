@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.solvers.chain import Agreement, Chain, Integers, Link, Table
-from trainplan.solvers.chain_bounds import Cap
-from trainplan.solvers.label_setting import _staircase, label_setting
-from trainplan.solvers.least_memory import least_memory
-from trainplan.solvers.search import Outcome, Search
+from trainplan.solvers.chain.bounds import Cap
+from trainplan.solvers.chain.chain import Agreement, Chain, Integers, Link, Table
+from trainplan.solvers.chain.label_setting import _staircase, label_setting
+from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.core.search import Outcome, Search
 
 
 def random_chain(rng: np.random.Generator, layers: int, options: int, scale: int = 100, tables: float = 0.0) -> Chain:

@@ -18,15 +18,15 @@ from trainplan.formulations.cluster_strategy.problem import (
     load,
     violations,
 )
-from trainplan.profiling.clusters import load_cluster
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.models import load_model
-from trainplan.profiling.network import Matrix, Network
-from trainplan.solvers.cluster_bounds import Followed
-from trainplan.solvers.cluster_climb import climb
-from trainplan.solvers.cluster_memory import explain
-from trainplan.solvers.search import Search, Unsuited
-from trainplan.solvers.solve import solve
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.clusters.network import Matrix, Network
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.cluster.bounds import Followed
+from trainplan.solvers.cluster.climb import climb
+from trainplan.solvers.cluster.memory import explain
+from trainplan.solvers.core.search import Search, Unsuited
+from trainplan.solvers.core.solve import solve
 
 from tests.cluster_instances import random_cluster, random_cluster_dict
 from trainplan.placing import strategy_instance

@@ -12,12 +12,12 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, matrix, violations
 from trainplan.formulations.memory_switches.simulation import Booleans, Step, simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES, Switches
-from trainplan.solvers import free_switches
-from trainplan.solvers.free_bounds import SHARES, SOURCE, NothingFits, Relaxation, carried, free_bound
-from trainplan.solvers.free_segments import different
-from trainplan.solvers.free_switches import Walks
-from trainplan.solvers.search import Search
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.search import Search
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.switches import free_switches
+from trainplan.solvers.switches.free_bounds import SHARES, SOURCE, NothingFits, Relaxation, carried, free_bound
+from trainplan.solvers.switches.free_segments import different
+from trainplan.solvers.switches.free_switches import Walks
 
 from tests.switch_instances import bert_instance, random_instance
 

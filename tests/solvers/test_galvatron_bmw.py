@@ -16,12 +16,13 @@ from trainplan.formulations.pipeline.costs import PipelineCosts, shapes_needed
 from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, load, violations
 from trainplan.formulations.pipeline.spaces import SPACES
 from trainplan.formulations.strategies import decision_tree
-from trainplan.profiling.clusters import load_cluster
-from trainplan.profiling.errors import InputError
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.models import load_model
-from trainplan.solvers.galvatron import galvatron_dp
-from trainplan.solvers.galvatron_bmw import (
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.chain.galvatron_dp import galvatron_dp
+from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.pipeline.galvatron_bmw import (
     StageSearch,
     Step,
     adjusted,
@@ -30,8 +31,7 @@ from trainplan.solvers.galvatron_bmw import (
     galvatron_bmw,
     micro_batch_rule,
 )
-from trainplan.solvers.partitions import BALANCES, blocks, initial_partition, partition_of_blocks, uniform_choice
-from trainplan.solvers.search import Outcome, Search
+from trainplan.solvers.pipeline.partitions import BALANCES, blocks, initial_partition, partition_of_blocks, uniform_choice
 
 from tests.instances import random_dict, random_instance
 

@@ -11,10 +11,10 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, e
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON
-from trainplan.solvers import h3t_dp
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Unsuited
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.switches import h3t_dp
 
 from tests.switch_instances import bert_instance, random_instance
 
@@ -258,7 +258,7 @@ def test_the_answer_is_the_same_however_many_are_simulated_at_once(monkeypatch: 
         given = {"answer": answer} if answer else {}
         whole = planned(instance, method, **given)
         with monkeypatch.context() as patch:
-            patch.setattr("trainplan.solvers.h3t.AT_ONCE", 4 * 7)
+            patch.setattr("trainplan.solvers.switches.h3t.AT_ONCE", 4 * 7)
             parts = planned(instance, method, **given)
         assert parts.solution == whole.solution is not None
         assert len(whole.history) == 1 and (len(parts.history) > 1) == (answer != "last")

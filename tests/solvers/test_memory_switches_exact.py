@@ -10,8 +10,8 @@ import pytest
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON
-from trainplan.solvers.memory_switches import explain
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.switches.exact import explain
 
 from tests.switch_instances import bert_instance, random_instance
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.memory_switches.switches import ALL_ON
-from trainplan.solvers import brute_force
-from trainplan.solvers.registry import PROBLEMS
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Unsuited
-from trainplan.solvers.solve import contradictions, solve
+from trainplan.solvers.core import brute_force
+from trainplan.solvers.core.registry import PROBLEMS
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.solve import contradictions, solve
 
 from tests.switch_instances import bert_instance, random_instance
 

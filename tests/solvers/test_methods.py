@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.layer_strategies.problem import evaluate
-from trainplan.solvers.galvatron import galvatron_dp
-from trainplan.solvers.least_memory import least_memory
+from trainplan.solvers.chain.galvatron_dp import galvatron_dp
+from trainplan.solvers.chain.least_memory import least_memory
 
 import trainplan as tp
 from tests.instances import paper_instance, random_instance

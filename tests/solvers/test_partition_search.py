@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load, violations
-from trainplan.solvers import partition_prefixes
-from trainplan.solvers.partition_prefixes import Prefixes
-from trainplan.solvers.partition_spans import FAR, Spans, longer, no_suffix, undominated
-from trainplan.solvers.result import Result
-from trainplan.solvers.solve import compare, solve
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import compare, solve
+from trainplan.solvers.partition import prefixes as partition_prefixes
+from trainplan.solvers.partition.prefixes import Prefixes
+from trainplan.solvers.partition.spans import FAR, Spans, longer, no_suffix, undominated
 
 from tests.partition_instances import random_partition, random_partition_dict
 

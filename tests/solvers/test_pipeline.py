@@ -14,11 +14,11 @@ from trainplan.formulations.pipeline.costs import PipelineCosts, shapes_needed
 from trainplan.formulations.pipeline.problem import Instance, evaluate, load, load_solution, stage_costs
 from trainplan.formulations.pipeline.spaces import SPACES
 from trainplan.formulations.strategies import parse_strategy
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.models import load_model
-from trainplan.solvers.pipeline_memory import explain, least_pipeline_memory
-from trainplan.solvers.stage_costs import Solved, StageCosts, undominated
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.pipeline.memory import explain, least_pipeline_memory
+from trainplan.solvers.pipeline.stage_costs import Solved, StageCosts, undominated
 
 import trainplan as tp
 from tests.instances import NAMES, random_pipeline, random_pipeline_dict

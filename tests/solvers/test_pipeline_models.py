@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.pipeline.costs import PipelineCosts, shapes_needed
 from trainplan.formulations.pipeline.problem import Instance, evaluate, load, violations
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.models import load_model
-from trainplan.solvers import highs
-from trainplan.solvers.brute_force import brute_force
-from trainplan.solvers.cpsat import cpsat
-from trainplan.solvers.highs import milp
-from trainplan.solvers.search import Method, Outcome, Search, Unsuited
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.adapters import highs
+from trainplan.solvers.adapters.cpsat import cpsat
+from trainplan.solvers.adapters.highs import milp
+from trainplan.solvers.core.brute_force import brute_force
+from trainplan.solvers.core.search import Method, Outcome, Search, Unsuited
 
 from tests.instances import random_pipeline
 

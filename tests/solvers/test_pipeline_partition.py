@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load, violations
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Unsuited
-from trainplan.solvers.solve import compare, solve
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.solve import compare, solve
 
 from tests.partition_instances import random_partition
 

@@ -8,8 +8,11 @@ from math import ceil
 import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load
-from trainplan.solvers.autopipe import Planner
-from trainplan.solvers.replicated import (
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.partition.autopipe import Planner
+from trainplan.solvers.partition.replicated import (
     Chain,
     Part,
     Replicated,
@@ -20,9 +23,6 @@ from trainplan.solvers.replicated import (
     reduced_ns,
     run,
 )
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Unsuited
-from trainplan.solvers.solve import solve
 
 from tests.partition_instances import random_partition
 

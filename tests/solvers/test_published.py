@@ -10,9 +10,9 @@ import pytest
 from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, evaluate, even_partition, violations
 from trainplan.formulations.pipeline.published import build, usable_bytes
 from trainplan.formulations.pipeline.published_costs import Options
-from trainplan.solvers.published import published_optimum, published_search
-from trainplan.solvers.search import Search
-from trainplan.solvers.solve import solve
+from trainplan.solvers.core.search import Search
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.pipeline.published import published_optimum, published_search
 
 from tests.instances import random_pipeline
 from tests.published import GIB, MIB, NUMBERS, Json, bert, invented, llama, told

@@ -4,9 +4,9 @@ import random
 from math import ceil
 
 import pytest
-from trainplan.formulations.pipeline_partition.timeline import Work
-from trainplan.formulations.schedules import most_sliced
-from trainplan.solvers.slicer import algorithm_2, least_sliced, sliced_timeline, slicing
+from trainplan.formulations.step.schedules import most_sliced
+from trainplan.formulations.step.timeline import Work
+from trainplan.solvers.partition.slicer import algorithm_2, least_sliced, sliced_timeline, slicing
 
 from tests.partition_instances import random_work
 

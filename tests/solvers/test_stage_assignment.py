@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.stage_assignment.problem import Instance, Solution, evaluate, first_layers, load
-from trainplan.solvers.even_stages import balanced_cuts
-from trainplan.solvers.result import Result
-from trainplan.solvers.search import Unsuited
-from trainplan.solvers.solve import compare, solve
-from trainplan.solvers.stage_assignment import assign, steps_of
+from trainplan.solvers.assignment.even_stages import balanced_cuts
+from trainplan.solvers.assignment.sweep import assign, steps_of
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Unsuited
+from trainplan.solvers.core.solve import compare, solve
 
 from tests.assignments import random_assignment, random_assignment_dict
 

@@ -9,12 +9,12 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
-from trainplan.formulations.pipeline_partition.timeline import simulate
-from trainplan.formulations.schedules import one_f_one_b
-from trainplan.solvers.partition_times import Chain
-from trainplan.solvers.slicer import least_sliced, sliced_timeline
-from trainplan.solvers.solve import solve
-from trainplan.solvers.whole_step import shortest_step
+from trainplan.formulations.step.schedules import one_f_one_b
+from trainplan.formulations.step.timeline import simulate
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.partition.slicer import least_sliced, sliced_timeline
+from trainplan.solvers.partition.times import Chain
+from trainplan.solvers.partition.whole_step import shortest_step
 
 from tests.partition_instances import random_partition
 

@@ -62,10 +62,10 @@ from trainplan.formulations.cluster_strategy import problem as cluster_strategy
 from trainplan.formulations.memory_switches import problem as memory_switches
 from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
 from trainplan.formulations.plan import load_plan
-from trainplan.profiling.errors import InputError, MissingExtra
-from trainplan.profiling.files import as_input_error, check_different, check_writable, write_whole
-from trainplan.profiling.processes import WorkerError
-from trainplan.solvers.registry import PROBLEMS
+from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.files import as_input_error, check_different, check_writable, write_whole
+from trainplan.profiling.base.processes import WorkerError
+from trainplan.solvers.core.registry import PROBLEMS
 
 DRAWN: dict[str, Callable[..., Any]] = {memory_switches.NAME: api.draw_switches, cluster_strategy.NAME: api.draw_placement}
 INTERRUPTED = 130  # what typer makes of Ctrl-C

@@ -11,12 +11,12 @@ from typer import Argument, Option
 from trainplan import api
 from trainplan.command import render, tables
 from trainplan.command.options import Dtype, Json, Sequence, print_json
-from trainplan.profiling.clusters import load_cluster
-from trainplan.profiling.detect import to_yaml
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import check_writable, write_whole
-from trainplan.profiling.models import load_model
-from trainplan.profiling.quantities import parse_bytes
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import check_writable, write_whole
+from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.clusters.detect import to_yaml
+from trainplan.profiling.models.model import load_model
 from trainplan.profiling.shipped import shipped
 
 models = typer.Typer(name="model", help="Models: those shipped, and what a config.json describes.", no_args_is_help=True)

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from typer import Option
 
 from trainplan.formulations.pipeline.problem import SCHEDULES, Schedule
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import check_writable, write_whole
-from trainplan.solvers.result import Result
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import check_writable, write_whole
+from trainplan.solvers.core.result import Result
 
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, to standard output.")]
 ModelName = Annotated[str, Option("--model", help="A Hugging Face config.json, or a name from `trainplan model list`.")]

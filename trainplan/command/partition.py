@@ -35,8 +35,8 @@ from trainplan.command.options import (
     print_json,
     write_picture,
 )
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import check_different, check_writable, write_whole
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import check_different, check_writable, write_whole
 
 PARTITION_EXAMPLE = (
     "Example: trainplan partition --model gpt2-345m --cluster autopipe-3090-16 --batch 128 --pipeline 4 --micro-batches 8 "

@@ -10,9 +10,9 @@ from rich.table import Table
 from trainplan.command.render import out, pairs, result
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, describe
 from trainplan.partitioning import PartitionPlan
-from trainplan.profiling.quantities import format_bytes, format_time, plural, span
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
 from trainplan.simulating import Simulation
-from trainplan.solvers.result import Result
+from trainplan.solvers.core.result import Result
 
 MOST_CANDIDATES = 12
 LEFT = ("holds", "sub-layers", "status", "")

@@ -39,8 +39,8 @@ from trainplan.command.options import (
     write_picture,
 )
 from trainplan.placing import PlacedPlan
-from trainplan.profiling.files import check_different, check_writable, write_whole
-from trainplan.profiling.quantities import format_bytes, format_time, plural
+from trainplan.profiling.base.files import check_different, check_writable, write_whole
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.trials import Trials
 
 PLACE_EXAMPLE = (

@@ -23,12 +23,12 @@ from trainplan.command.options import (
     print_json,
     write_picture,
 )
-from trainplan.profiling.clusters import load_cluster
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import check_different, check_writable, write_whole
+from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.complete import complete
-from trainplan.profiling.errors import InputError
-from trainplan.profiling.files import check_different, check_writable, write_whole
 from trainplan.profiling.profiles import Profile, load_profile
-from trainplan.profiling.quantities import parse_bytes
 from trainplan.profiling.summary import profiled_shapes, summary
 
 app = typer.Typer(

@@ -21,9 +21,9 @@ from trainplan.formulations.pipeline_partition.problem import Instance as Partit
 from trainplan.formulations.plan import Plan, PlannedUnit
 from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
 from trainplan.planning import Planned
-from trainplan.profiling.quantities import format_bytes, format_time, plural, span
-from trainplan.solvers.registry import Entry
-from trainplan.solvers.result import Point, Result, peak_text
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.solvers.core.registry import Entry
+from trainplan.solvers.core.result import Point, Result, peak_text
 
 _plain = Console()
 out = Console(highlight=False, soft_wrap=True, width=None if _plain.is_terminal else 160)

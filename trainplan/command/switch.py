@@ -31,7 +31,7 @@ from trainplan.command.options import (
     print_json,
     write_picture,
 )
-from trainplan.profiling.files import check_different, check_writable, write_whole
+from trainplan.profiling.base.files import check_different, check_writable, write_whole
 
 EXAMPLE = "Example: trainplan switch --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --memory 700MB -o plan.json"
 

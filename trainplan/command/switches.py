@@ -10,8 +10,8 @@ from rich.table import Table
 from trainplan.command.render import certificate, out, pairs, result
 from trainplan.formulations.memory_switches.problem import Instance, Solution, load_solution
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
-from trainplan.profiling.quantities import format_bytes, format_time, plural, span
-from trainplan.solvers.result import Result
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.solvers.core.result import Result
 from trainplan.switching import SwitchPlan
 
 MARKS = {True: "●", False: "·"}

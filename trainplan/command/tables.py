@@ -10,11 +10,11 @@ from rich import box
 from rich.table import Table
 
 from trainplan.command.render import out, pairs
-from trainplan.profiling.clusters import Cluster
-from trainplan.profiling.models import Model
-from trainplan.profiling.network import Island
+from trainplan.profiling.base.quantities import format_bytes, format_count, format_rate, format_time, plural
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.network import Island
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile, Rate
-from trainplan.profiling.quantities import format_bytes, format_count, format_rate, format_time, plural
 from trainplan.profiling.summary import LayerSummary, profiled_shapes, runs
 
 BAR = 12

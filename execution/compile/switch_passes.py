@@ -1,0 +1,263 @@
+"""From a plan with memory switches (H3T) to one program per rank: one step of one micro-batch, segment by segment.
+
+All ranks are one sharded-data group. Parameters, gradients and moments lie on the host, where the optimizer works; the device
+has what the switches leave there. Instructions are issued in the order of the authors' published simulator, which
+`formulations/memory_switches/simulation.py` has too:
+
+    forward i     [synchronise], reshard i-1, drop hidden i-1; unless economical P(i+1); offload hidden i;
+                  if economical P(i+1); compute i
+    turn          [synchronise], reshard N-1, drop hidden N-1; P(N-1) if partitioned; prefetch hidden N-1
+    backward i    [synchronise], reshard i+1; reduce-scatter i+1; then
+      NVLink      prefetch shard i-1; unless economical: prefetch hidden i-1, all-gather i-1, offload gradient i+1;
+                  recompute and backward i; if economical: all-gather i-1, offload gradient i+1, prefetch hidden i-1
+      without     offload gradient i+1; unless economical: prefetch hidden i-1, prefetch shard i-1, all-gather i-1;
+                  recompute and backward i; if economical: those three
+    tail          [synchronise], reshard 0, reduce-scatter 0, offload gradient 0
+    optimizer i   [synchronise], copy shard i-1 back to the device (unless lazy), host step i; at the end that of N-1
+
+P(j): copy in the shard of unit j (where it is prefetched lazily), then all-gather its parameters; P(0) comes before all. The
+loss belongs to the last forward segment; the gradients of a tied matrix, and the loss, are reduced at the end of the tail.
+
+What data do not say is said by marks. A segment's communication and copies come after the computation of the segment before;
+what an economical backward segment issues behind its computation, after a mark that comes right before that. Where
+`segment_sync` is on, and before the optimizer, all lanes wait for all. A computation waits for its data and for nothing else:
+an offload holds nobody up but the drop of what it copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainplan.execution.compile.unit_passes import OPTIMIZER_MOMENTS, UnitPasses
+from trainplan.execution.program import COPIES, STREAMS, Op, Part, Program, Stream
+from trainplan.formulations.memory_switches.switches import Switches
+
+STEP = Part(0)
+BESIDE: tuple[Stream, ...] = ("communication", "copy")
+
+
+@dataclass
+class SwitchCompiler(UnitPasses):
+    """switches: of each unit. nvlink: whether copies have a lane of their own; else they share that of communication."""
+
+    switches: tuple[Switches, ...] = field(kw_only=True)
+    nvlink: bool = field(kw_only=True)
+    _last: dict[Stream, int] = field(default_factory=dict)  # of each lane, where its latest instruction was issued
+    _held: dict[Stream, int] = field(default_factory=dict)  # where that was issued which a lane's next one comes after
+
+    def program(self) -> Program:
+        for unit in self.units:
+            self.place_states(unit)
+        self.input(STEP)
+        self._fetch(0)
+        for unit in self.units:
+            self._forward(unit)
+        self._turn()
+        for unit in reversed(self.units):
+            self._backward(unit)
+        self._tail()
+        for unit in self.units:
+            self._optimizer(unit)
+        self._copy_back(self.last)
+        return self.finished()
+
+    def place_states(self, unit: int) -> None:
+        size = self.shard_elements(unit) * self.model.element_bytes
+        self.buffer(f"parameter.{unit}", size, persistent=not self.switches[unit].lazy_prefetch)
+        for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
+            self.buffer(f"host-{name}.{unit}", copies * size, persistent=True)
+        self.buffer("loss", 8, persistent=True)
+
+    # Segments
+
+    def _forward(self, unit: int) -> None:
+        self._begin(unit)
+        if unit > 0:
+            self._release(unit - 1)
+        switches = self.switches[unit]
+        if unit < self.last and not switches.eco_forward:
+            self._fetch(unit + 1)
+        if switches.offload_hidden:
+            self._offload_hidden(unit)
+        if unit < self.last and switches.eco_forward:
+            self._fetch(unit + 1)
+        self.compute_forward(unit, STEP, _hidden(unit), _gathered(unit))
+        if unit == self.last:
+            self.loss(STEP)
+
+    def _turn(self) -> None:
+        self._begin(self.last)
+        self._release(self.last)
+        if self.switches[self.last].partition:
+            self._fetch(self.last)
+        self._prefetch_hidden(self.last)
+
+    def _backward(self, unit: int) -> None:
+        self._begin(unit)
+        if unit < self.last:
+            self._reshard(unit + 1)
+            self._reduce_scatter(unit + 1)
+        eco = self.switches[unit].eco_backward
+        if self.nvlink and unit > 0 and self.switches[unit - 1].partition:
+            self._prefetch_shard(unit - 1)
+        if not self.nvlink and unit < self.last:
+            self._offload_gradient(unit + 1)
+        if not eco:
+            self._prepare(unit)
+        weights = _gathered(unit)
+        incoming = self.output_gradient(unit, STEP)
+        self.recompute(unit, STEP, weights)
+        if eco:
+            self.issue(Op.MARK, unit, STEP, reads=(*self.backward_reads(unit, STEP), incoming, weights))
+            self._hold(BESIDE)
+        gradient = self.buffer(f"whole-gradient.{unit}", self.buffers[weights])
+        self.compute_backward(unit, STEP, (incoming, weights), gradient, (incoming,))
+        if eco:
+            self._prepare(unit)
+
+    def _prepare(self, unit: int) -> None:
+        """For the segment after that of a unit's backward pass, beside its computation; economical or not tells the order."""
+        before, partition = unit - 1, unit > 0 and self.switches[unit - 1].partition
+        late = self.nvlink and self.switches[unit].eco_backward
+        if unit > 0 and not late:
+            self._prefetch_hidden(before)
+        if partition and not self.nvlink:
+            self._prefetch_shard(before)
+        if partition:
+            self._all_gather(before)
+        if self.nvlink and unit < self.last:
+            self._offload_gradient(unit + 1)
+        if unit > 0 and late:
+            self._prefetch_hidden(before)
+
+    def _tail(self) -> None:
+        self._begin(0)
+        self._reshard(0)
+        self._reduce_scatter(0)
+        self._offload_gradient(0)
+        everyone = tuple(range(self.world))
+        if self.model.tied:
+            own = ("host-gradient.0", f"host-gradient.{self.last}")
+            size = self.model.tied_elements * self.model.element_bytes
+            table = self.buffer("host-tied", size, persistent=True)
+            self.issue(Op.REDUCE_TIED, reads=own, writes=(*own, table), group=everyone, message_bytes=size)
+        self.issue(Op.REDUCE_LOSS, reads=("loss",), writes=("loss",), group=everyone, message_bytes=8)
+
+    def _optimizer(self, unit: int) -> None:
+        if unit == 0 or self.switches[unit].segment_sync:
+            self._synchronise(unit)
+        if unit > 0:
+            self._copy_back(unit - 1)
+        moments, own = f"host-moments.{unit}", f"host-parameter.{unit}"
+        self.issue(Op.HOST_OPTIMIZER_STEP, unit, reads=(f"host-gradient.{unit}",), writes=(own, moments))
+
+    def _copy_back(self, unit: int) -> None:
+        if not self.switches[unit].lazy_prefetch:
+            self._copy_shard(unit)
+
+    # Order
+
+    def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
+        if op in COPIES and not self.nvlink:
+            fields["lane"] = "communication"
+        super().issue(op, unit, part, **fields)
+        lane, place = self.issued[-1].stream, len(self.issued) - 1
+        if (held := self._held.pop(lane, None)) is not None:
+            self.issued[place] = replace(self.issued[place], after=(self._mark(held),))
+        self._last[lane] = place
+
+    def _mark(self, place: int) -> str:
+        """A mark that the instruction issued there sets once it is done."""
+        name = f"mark.{place}"
+        self.issued[place] = replace(self.issued[place], marks=(name,))
+        return name
+
+    def _hold(self, lanes: Iterable[Stream]) -> None:
+        """What these lanes run next comes after the latest of the compute lane."""
+        self._held.update(dict.fromkeys(lanes, self._last["compute"]))
+
+    def _begin(self, unit: int) -> None:
+        """A segment of a unit."""
+        if self.switches[unit].segment_sync:
+            self._synchronise(unit)
+        self._hold(BESIDE)
+
+    def _synchronise(self, unit: int) -> None:
+        others = tuple(self._mark(place) for lane, place in self._last.items() if lane != "compute")
+        self.issue(Op.SYNCHRONISE, unit, after=others)
+        self._hold(lane for lane in STREAMS if lane != "compute")
+
+    # Operations
+
+    def _fetch(self, unit: int) -> None:
+        self._prefetch_shard(unit)
+        self._all_gather(unit)
+
+    def _prefetch_shard(self, unit: int) -> None:
+        if self.switches[unit].lazy_prefetch:
+            self._copy_shard(unit)
+
+    def _copy_shard(self, unit: int) -> None:
+        name = f"parameter.{unit}"
+        size = self.buffers[name]
+        self.issue(Op.PREFETCH_SHARD, unit, STEP, reads=(f"host-{name}",), writes=(name,), message_bytes=size)
+
+    def _all_gather(self, unit: int) -> None:
+        own, group = f"parameter.{unit}", self.peers(unit, "sdp")
+        size = self.buffers[own] * len(group)
+        name = self.buffer(_gathered(unit), size)
+        freed = (own,) if self.switches[unit].lazy_prefetch else ()
+        self.issue(Op.GATHER_PARAMETERS, unit, STEP, reads=(own,), writes=(name,), frees=freed, group=group, message_bytes=size)
+
+    def _release(self, unit: int) -> None:
+        """What a unit's forward computation was the last to need before the backward pass."""
+        if self.switches[unit].partition:
+            self._reshard(unit)
+        if self.switches[unit].offload_hidden:
+            self.issue(Op.DROP_HIDDEN, unit, STEP, reads=(f"host-{_hidden(unit)}",), frees=(_hidden(unit),))
+
+    def _reshard(self, unit: int) -> None:
+        self.issue(Op.RESHARD, unit, STEP, frees=(_gathered(unit),))
+
+    def _offload_hidden(self, unit: int) -> None:
+        name, size = _hidden(unit), self.buffers[_hidden(unit)]
+        copy = self.buffer(f"host-{name}", size)
+        self.issue(Op.OFFLOAD_HIDDEN, unit, STEP, reads=(name,), writes=(copy,), message_bytes=size)
+
+    def _prefetch_hidden(self, unit: int) -> None:
+        """To another buffer: the lanes on which the two are made and let go of are not the same."""
+        if self.switches[unit].offload_hidden:
+            copy = f"host-{_hidden(unit)}"
+            size = self.buffers[copy]
+            name = self.buffer(f"input.{unit}.{STEP}", size)
+            self.issue(Op.PREFETCH_HIDDEN, unit, STEP, reads=(copy,), writes=(name,), frees=(copy,), message_bytes=size)
+
+    def _reduce_scatter(self, unit: int) -> None:
+        whole, group = f"whole-gradient.{unit}", self.peers(unit, "sdp")
+        size = self.buffers[whole]
+        own = self.buffer(f"gradient.{unit}", size // len(group))
+        self.issue(
+            Op.REDUCE_SCATTER_GRADIENTS,
+            unit,
+            STEP,
+            reads=(whole,),
+            writes=(own,),
+            frees=(whole,),
+            group=group,
+            message_bytes=size,
+        )
+
+    def _offload_gradient(self, unit: int) -> None:
+        own = f"gradient.{unit}"
+        size = self.buffers[own]
+        self.issue(Op.OFFLOAD_GRADIENT, unit, STEP, reads=(own,), writes=(f"host-{own}",), frees=(own,), message_bytes=size)
+
+
+def _hidden(unit: int) -> str:
+    return f"hidden.{unit}.{STEP}"
+
+
+def _gathered(unit: int) -> str:
+    return f"gathered.{unit}"

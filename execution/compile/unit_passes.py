@@ -1,0 +1,287 @@
+"""What one rank issues for a unit: forward and backward pass on a micro-batch or a half of it, the loss, the reductions.
+
+Two rules hold throughout. Sum, never average: the loss is divided by the tokens of the whole step once, and every gradient is
+a sum over ranks, each of which may have had another number of micro-batches. A unit's output is a sum of partial outputs, so
+tensor parallelism is one all-reduce forward and one back.
+
+A micro-batch whose forward pass ran in halves has two graphs, and each has a backward pass of its own, one half right after
+the other. Parameters are gathered, and gradients reduced, once for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainplan.execution.compile.ranks import Placement
+from trainplan.execution.program import Instruction, Op, Part, Program, with_waits
+from trainplan.formulations.strategies import gather_ranks
+
+OPTIMIZER_MOMENTS = 2
+
+
+@dataclass
+class UnitPasses(Placement):
+    """The buffers and instructions of a rank, as they are issued."""
+
+    buffers: dict[str, int] = field(default_factory=dict)
+    persistent: set[str] = field(default_factory=set)
+    issued: list[Instruction] = field(default_factory=list)
+
+    def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
+        micro_batch, half = part or (None, None)
+        self.issued.append(Instruction(op, unit, micro_batch, half, **fields))
+
+    def buffer(self, name: str, size: int, persistent: bool = False) -> str:
+        self.buffers[name] = size
+        if persistent:
+            self.persistent.add(name)
+        return name
+
+    def finished(self) -> Program:
+        """What has been issued, as the rank's program."""
+        return Program(
+            self.rank,
+            self.world,
+            self.place,
+            self.units,
+            self.model,
+            self.strategies,
+            self.batch.global_samples,
+            self.micro_batches,
+            self.buffers,
+            frozenset(self.persistent),
+            with_waits(self.issued),
+        )
+
+    def place_states(self, unit: int) -> None:
+        size = self.shard_elements(unit) * self.model.element_bytes
+        for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
+            self.buffer(f"{name}.{unit}", copies * size, persistent=True)
+        self.buffer("loss", 8, persistent=True)
+
+    def forward(self, unit: int, part: Part) -> None:
+        layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
+        if unit == 0:
+            source = self.input(part)
+        else:
+            source = self._relaid(f"hidden.{unit}.{part}", f"input.{unit}.{part}", unit - 1, unit, part)
+        weights = self._gathered(unit, part, after=source)
+        result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit))
+        if tp > 1 and layer.kind != "head":
+            self._sum_partial(unit, part, result)
+
+    def compute_forward(self, unit: int, part: Part, source: str, weights: str, freed: tuple[str, ...] = ()) -> str:
+        """The computation, with graph or without; the buffer of its output."""
+        layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
+        tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
+        result = self.buffer(f"hidden.{unit + 1}.{part}", layer.output_bytes(rows, tp))
+        kept, workspace = layer.kept_bytes(rows, tp), layer.forward_workspace_bytes(rows, tp)
+        graph = self.buffer(f"graph.{unit}.{part}", kept)
+        op = Op.FORWARD
+        writes: tuple[str, ...] = (result, graph)
+        if strategy.ckpt:
+            op, writes, workspace = Op.FORWARD_WITHOUT_GRAPH, (result,), workspace + kept
+        self.issue(op, unit, part, reads=(source, weights), writes=writes, frees=freed, workspace_bytes=workspace)
+        return result
+
+    def input(self, part: Part) -> str:
+        """The buffer of the first unit's input."""
+        rows = self.rows(0, part)
+        source = self.buffer(f"hidden.0.{part}", self.model.units[0].sublayer.input_bytes(len(rows)))
+        self.issue(Op.INPUT, 0, part, writes=(source,), args={"rows": rows})
+        return source
+
+    def loss(self, part: Part) -> None:
+        model, strategy, unit = self.model, self.strategies[self.last], self.last
+        tp, rows = strategy.degree("tp"), self.rows(unit, part)
+        tokens = len(rows) * model.tokens
+        logits = f"hidden.{unit + 1}.{part}"
+        targets = self.buffer(f"targets.{part}", tokens * 8)
+        statistics = self.buffer(f"statistics.{part}", 3 * tokens * model.element_bytes)
+        self.issue(Op.TARGETS, unit, part, writes=(targets,), args={"rows": rows})
+        self.issue(Op.LOSS_STATISTICS, unit, part, reads=(logits, targets), writes=(logits, statistics))
+        reads: tuple[str, ...] = (logits, targets, statistics)
+        if tp > 1:
+            everyone = self.buffer(f"all-statistics.{part}", 3 * tp * tokens * model.element_bytes)
+            size, group = self.buffers[everyone], self.peers(unit, "tp")
+            self.issue(
+                Op.GATHER_STATISTICS,
+                unit,
+                part,
+                reads=(statistics,),
+                writes=(everyone,),
+                group=group,
+                message_bytes=size,
+            )
+            reads = (*reads, everyone)
+        scale = 1.0 / (self.batch.global_samples * model.tokens)
+        self.issue(
+            Op.LOSS,
+            unit,
+            part,
+            reads=(*reads, "loss"),
+            writes=(logits, "loss"),
+            frees=reads[1:],
+            args={"scale": scale},
+        )
+
+    def backward(self, unit: int, micro_batch: int) -> None:
+        whole = Part(micro_batch)
+        parts = whole.halves if self.runs_in_halves(self.stage, micro_batch) else (whole,)
+        apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
+        arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
+        weights = self._gathered(unit, whole, after=arrived[0])
+        gradient, sdp = f"gradient.{unit}", self.strategies[unit].degree("sdp")
+        if sdp > 1:
+            size = self.shard_elements(unit) * sdp * self.model.element_bytes
+            gradient = self.buffer(f"whole-gradient.{unit}", size)
+        for place, part in enumerate(parts):
+            final = place == len(parts) - 1
+            incoming = arrived[place if apart else 0]
+            adds = (gradient,) if sdp == 1 or place else ()  # to a gradient that is there already
+            freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
+            blocks = {} if apart or len(parts) == 1 else {"blocks": tuple(self.rows(unit, half) for half in parts)}
+            self.recompute(unit, part, weights)
+            self.compute_backward(unit, part, (incoming, weights, *adds), gradient, freed, blocks)
+            if unit > 0 and self.strategies[unit].degree("tp") > 1:
+                self._sum_partial(unit, part, f"input-gradient.{unit}.{part}")
+        self._reduce_gradients(unit, micro_batch, gradient)
+
+    def recompute(self, unit: int, part: Part, weights: str) -> None:
+        """The graph again, from the kept input, where the unit's strategy says so."""
+        layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
+        if strategy.ckpt:
+            tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
+            output = layer.output_bytes(rows, tp) + layer.forward_workspace_bytes(rows, tp)
+            reads, graph = (self._input_of(unit, part), weights), f"graph.{unit}.{part}"
+            self.issue(Op.RECOMPUTE, unit, part, reads=reads, writes=(graph,), workspace_bytes=output)
+
+    def backward_reads(self, unit: int, part: Part) -> tuple[str, str]:
+        """Graph and input: what a part's backward pass reads, and is the last to need."""
+        return f"graph.{unit}.{part}", self._input_of(unit, part)
+
+    def compute_backward(
+        self,
+        unit: int,
+        part: Part,
+        reads: tuple[str, ...],
+        gradient: str,
+        freed: tuple[str, ...],
+        args: dict[str, Any] | None = None,
+    ) -> None:
+        """A part's backward pass, once its graph is there. reads, freed: besides graph and input.
+
+        args: `blocks` where the gradient of the output holds the rows of both halves.
+        """
+        layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
+        rows, own = len(self.rows(unit, part)), self.backward_reads(unit, part)
+        writes: tuple[str, ...] = ()
+        if unit > 0:
+            writes = (self.buffer(f"input-gradient.{unit}.{part}", layer.input_bytes(rows)),)
+        self.issue(
+            Op.BACKWARD,
+            unit,
+            part,
+            reads=(*own, *reads),
+            writes=(*writes, gradient),
+            frees=(*own, *freed),
+            args=args or {},
+            workspace_bytes=layer.backward_workspace_bytes(rows, tp),
+        )
+
+    def _gathered(self, unit: int, part: Part, after: str) -> str:
+        """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
+        strategy = self.strategies[unit]
+        if strategy.degree("sdp") == 1:
+            return f"parameter.{unit}"
+        size = self.shard_elements(unit) * strategy.degree("sdp") * self.model.element_bytes
+        name = self.buffer(f"gathered.{unit}", size)
+        self.issue(
+            Op.GATHER_PARAMETERS,
+            unit,
+            part,
+            reads=(f"parameter.{unit}", after),
+            writes=(name,),
+            group=self.peers(unit, "sdp"),
+            message_bytes=size,
+        )
+        return name
+
+    def _freed_after_use(self, unit: int) -> tuple[str, ...]:
+        return (f"gathered.{unit}",) if self.strategies[unit].degree("sdp") > 1 else ()
+
+    def _sum_partial(self, unit: int, part: Part, name: str) -> None:
+        group = self.peers(unit, "tp")
+        size = self.buffers[name]
+        self.issue(Op.ALL_REDUCE, unit, part, reads=(name,), writes=(name,), group=group, message_bytes=size)
+
+    def _relaid(self, name: str, result: str, before: int, after: int, part: Part) -> str:
+        """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""
+        a, b = self.strategies[before], self.strategies[after]
+        if a.layout == b.layout:
+            return name
+        places = gather_ranks(a, b, self.place)
+        held, wanted = self.rows(before, part), self.rows(after, part)
+        self.buffer(result, self.boundary_bytes(min(before, after), len(wanted)))
+        gathered = self.boundary_bytes(min(before, after), len(held) * len(places))
+        local = len(places) == 1
+        blocks = tuple(self.rows_at(place, before, part) for place in places)
+        self.issue(
+            Op.SLICE if local else Op.GATHER_SLICE,
+            after,
+            part,
+            reads=(name,),
+            writes=(result,),
+            frees=(name,),
+            group=() if local else self.ranks(places),
+            args={"blocks": blocks, "rows": wanted},
+            message_bytes=0 if local else gathered,
+            workspace_bytes=0 if local else gathered,
+        )
+        return result
+
+    def _input_of(self, unit: int, part: Part) -> str:
+        relaid = f"input.{unit}.{part}"
+        return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
+
+    def output_gradient(self, unit: int, part: Part) -> str:
+        """The gradient of a unit's output: the logits', or the next one's input gradient, under this unit's layout."""
+        if unit == self.last:
+            return f"hidden.{unit + 1}.{part}"
+        name = f"input-gradient.{unit + 1}.{part}"
+        return self._relaid(name, f"output-gradient.{unit}.{part}", unit + 1, unit, part)
+
+    def _reduce_gradients(self, unit: int, micro_batch: int, gradient: str) -> None:
+        strategy, model, part = self.strategies[unit], self.model, Part(micro_batch)
+        last = micro_batch == self.micro_batches - 1
+        tp, sdp, dp = (strategy.degree(p) for p in ("tp", "sdp", "dp"))
+        if tp > 1 and (sdp > 1 or last):
+            size = model.units[unit].sublayer.replicated_count * model.element_bytes
+            if size:
+                self.issue(
+                    Op.REDUCE_REPLICATED,
+                    unit,
+                    part,
+                    reads=(gradient,),
+                    writes=(gradient,),
+                    group=self.peers(unit, "tp"),
+                    message_bytes=size,
+                )
+        own = f"gradient.{unit}"
+        if sdp > 1:
+            group, size = self.peers(unit, "sdp"), self.buffers[gradient]
+            self.issue(
+                Op.REDUCE_SCATTER_GRADIENTS,
+                unit,
+                part,
+                reads=(gradient, own),
+                writes=(own,),
+                frees=(gradient,),
+                group=group,
+                message_bytes=size,
+                workspace_bytes=size // sdp,
+            )
+        if dp > 1 and last:
+            group, size = self.peers(unit, "dp"), self.buffers[own]
+            self.issue(Op.ALL_REDUCE_GRADIENTS, unit, reads=(own,), writes=(own,), group=group, message_bytes=size)

@@ -1,0 +1,1 @@
+"""Programs run on processes with torch.distributed."""

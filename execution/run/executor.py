@@ -1,0 +1,272 @@
+"""Runs a rank's program with torch.distributed, instruction by instruction, on one of several back-ends.
+
+- serial: one thread; each instruction is done before the next begins.
+- fused: compute on the calling thread, everything else of the rank as one FIFO on a second one (NCCL's order), held together
+  by the program's waits alone.
+- threads: a thread for each lane, and pauses at random, so that an order that the waits do not force is seen broken.
+- streams: on a GPU, a CUDA stream for each lane, and events for the waits.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.run.copying import COPYING
+from trainplan.execution.run.cuda_streams import CudaStreams
+from trainplan.execution.run.fused import run_fused
+from trainplan.execution.run.sharding import SHARDING
+from trainplan.execution.run.threads import run_threads
+from trainplan.execution.run.unit_state import UnitState, empty_storage, host_tensor, make_unit
+from trainplan.execution.walk.memory import Backend
+from trainplan.profiling.models import torch_units
+
+Groups = dict[tuple[int, ...], Any]
+
+
+def make_groups(programs: list[Program]) -> Groups:
+    """Every process group that the programs use, made in one order on all ranks (a group pool)."""
+    wanted = {instruction.group for program in programs for instruction in program.instructions if len(instruction.group) > 1}
+    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
+
+
+@dataclass
+class Executor:
+    """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1).
+
+    `release_s`: how long a collective's work is still held once it is done, so that gloo's thread lets go of it first. What
+    that thread is the last to release, torch's profiler does not see go.
+    """
+
+    program: Program
+    groups: Groups
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+    release_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.model = self.program.model
+        self.rank, self.place = self.program.rank, self.program.place
+        self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
+        host = {name: size for name, size in self.program.buffers.items() if name.startswith(("host-hidden", "host-tied"))}
+        self.host = {name: host_tensor(size, torch.uint8, self.device) for name, size in host.items()}
+        self.values: dict[str, Any] = {}
+        self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
+        self.streams: CudaStreams | None = None
+        self.pauses = random.Random(self.seed * 1009 + self.rank)
+
+    def step(self, backend: Backend = "serial") -> float:
+        """Run the program once; the loss of the whole batch."""
+        self.loss.zero_()
+        if backend == "serial":
+            for instruction in self.program.instructions:
+                if instruction.by_processor and self.device.type == "cuda":
+                    torch.cuda.synchronize()  # copies to the host that it reads are issued, not done
+                self.run(instruction)
+        elif backend == "fused":
+            run_fused(self.program.instructions, self.run)
+        elif backend == "threads":
+            run_threads(self.program.instructions, self.run, self.pauses)
+        else:
+            self.streams = self.streams or CudaStreams(self.program, self.device)
+            self.streams.step(self.execute, self.free)
+        assert not self.values, f"left over: {sorted(self.values)}"
+        return float(self.loss)
+
+    def gradient_of(self, position: int) -> Tensor:
+        """This rank's flat gradient shard of a unit."""
+        return self.units[position].gradient
+
+    def parameter_of(self, position: int) -> Tensor:
+        """This rank's flat parameter shard of a unit."""
+        return self.units[position].master.detach()
+
+    def run(self, instruction: Instruction) -> None:
+        """An instruction, with what it frees."""
+        self.execute(instruction)
+        for name in instruction.frees:
+            self.free(name)
+
+    def execute(self, instruction: Instruction) -> None:
+        """An instruction; what it frees stays for whoever runs the program to give back."""
+        _HANDLERS[instruction.op](self, instruction)
+
+    def free(self, name: str) -> None:
+        kind, place = name.split(".")[:2]
+        if kind == "gathered":
+            empty_storage(self.units[int(place)].whole)
+        elif kind == "parameter":
+            empty_storage(self.units[int(place)].own)
+        elif kind == "whole-gradient":
+            for view in self.units[int(place)].views.values():
+                view.grad = None
+        self.values.pop(name, None)
+
+    def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
+        self._finish([function(*tensors, group=self.groups[instruction.group], async_op=True)])
+
+    def _finish(self, works: list[Any]) -> None:
+        for work in works:
+            work.wait()
+        if self.release_s:
+            time.sleep(self.release_s)
+
+    def _point_to_point(self, instruction: Instruction) -> None:
+        """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
+        messages = []
+        for message in instruction.messages:
+            group = self.groups[message.group]
+            (peer,) = set(message.group) - {self.rank}
+            if message.op is Op.SEND:
+                messages.append(dist.P2POp(dist.isend, self.values[message.reads[0]], peer, group))
+            else:
+                assert message.unit is not None
+                shape = self.model.units[message.unit].sublayer.input_shape(len(message.args["rows"]))
+                received = torch.empty(shape, dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
+                self.values[message.writes[0]] = received
+                messages.append(dist.P2POp(dist.irecv, received, peer, group))
+        self._finish(dist.batch_isend_irecv(messages))
+
+    def unit(self, instruction: Instruction) -> UnitState:
+        assert instruction.unit is not None
+        return self.units[instruction.unit]
+
+    def _input(self, instruction: Instruction) -> None:
+        rows = list(instruction.args["rows"])
+        self.values[instruction.writes[0]] = self.tokens[rows, :-1].contiguous()
+
+    def _targets(self, instruction: Instruction) -> None:
+        rows = list(instruction.args["rows"])
+        self.values[instruction.writes[0]] = self.tokens[rows, 1:].contiguous()
+
+    def _compute(self, instruction: Instruction) -> tuple[Tensor, Tensor]:
+        """Partial output of a unit, and its input as a leaf of the graph."""
+        assert instruction.unit is not None
+        unit = self.units[instruction.unit]
+        x = self.values[instruction.reads[0]]
+        if instruction.unit > 0:
+            x = x.detach().requires_grad_()
+        part = self.model.units[instruction.unit].sublayer
+        return torch_units.forward(part, unit.views, x, unit.shard), x
+
+    def _forward(self, instruction: Instruction) -> None:
+        y, x = self._compute(instruction)
+        result, graph = instruction.writes
+        self.values[graph] = (get_gradient_edge(y), x)
+        self.values[result] = y.detach()
+
+    def _forward_without_graph(self, instruction: Instruction) -> None:
+        with torch.no_grad():
+            self.values[instruction.writes[0]] = self._compute(instruction)[0]
+
+    def _recompute(self, instruction: Instruction) -> None:
+        y, x = self._compute(instruction)
+        self.values[instruction.writes[0]] = (get_gradient_edge(y), x)
+
+    def _backward(self, instruction: Instruction) -> None:
+        unit = self.unit(instruction)
+        graph, _, incoming = instruction.reads[:3]
+        edge: GradientEdge
+        edge, x = self.values.pop(graph)
+        name = instruction.writes[-1]
+        if unit.partitioned and name not in instruction.reads:
+            gradient = torch.zeros_like(unit.whole)
+            for parameter, start, end, shape in unit.layout:
+                unit.views[parameter].grad = gradient[start:end].view(shape)
+            self.values[name] = gradient
+        gradient_of_output = self.values[incoming]
+        if blocks := instruction.args.get("blocks"):  # of both halves, of which this is one
+            assert instruction.half is not None
+            gradient_of_output = gradient_of_output.split([len(block) for block in blocks])[instruction.half]
+        torch.autograd.backward([edge], [gradient_of_output])
+        if len(instruction.writes) > 1:
+            self.values[instruction.writes[0]] = x.grad
+
+    def _loss_statistics(self, instruction: Instruction) -> None:
+        logits, targets = (self.values[name] for name in instruction.reads)
+        shard = self.unit(instruction).shard
+        found = torch_units.loss_statistics(logits, targets, self.model.vocabulary, shard)
+        self.values[instruction.writes[1]] = found
+
+    def _gather_statistics(self, instruction: Instruction) -> None:
+        own = self.values[instruction.reads[0]]
+        everyone = own.new_empty((len(instruction.group), *own.shape))
+        self.collective(dist.all_gather_into_tensor, instruction, everyone.view(-1), own.view(-1))
+        self.values[instruction.writes[0]] = everyone
+
+    def _loss(self, instruction: Instruction) -> None:
+        names, scale = instruction.reads, instruction.args["scale"]
+        logits, targets, own = (self.values[name] for name in names[:3])
+        everyone = self.values[names[3]] if len(names) > 4 else own.unsqueeze(0)
+        shard = self.unit(instruction).shard
+        loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
+        if shard.first:
+            self.loss += loss
+
+    def _optimizer_step(self, instruction: Instruction) -> None:
+        self.unit(instruction).optimizer.step()
+
+    def _zero_gradients(self, instruction: Instruction) -> None:
+        self.unit(instruction).gradient.zero_()
+
+    def _all_reduce(self, instruction: Instruction) -> None:
+        self.collective(dist.all_reduce, instruction, self.values[instruction.writes[0]])
+
+    def _slice(self, instruction: Instruction) -> None:
+        self._keep_rows(instruction, self.values[instruction.reads[0]])
+
+    def _gather_slice(self, instruction: Instruction) -> None:
+        own = self.values[instruction.reads[0]].contiguous()
+        everyone = own.new_empty((len(instruction.group) * own.shape[0], *own.shape[1:]))
+        self.collective(dist.all_gather_into_tensor, instruction, everyone, own)
+        self._keep_rows(instruction, everyone)
+
+    def _keep_rows(self, instruction: Instruction, held: Tensor) -> None:
+        place = {row: index for index, row in enumerate(row for block in instruction.args["blocks"] for row in block)}
+        wanted = torch.tensor([place[row] for row in instruction.args["rows"]], device=held.device)
+        self.values[instruction.writes[0]] = held.index_select(0, wanted)
+
+    def _join(self, instruction: Instruction) -> None:
+        self.values[instruction.writes[0]] = torch.cat([self.values[name] for name in instruction.reads])
+
+    def _reduce_loss(self, instruction: Instruction) -> None:
+        if len(instruction.group) > 1:
+            self.collective(dist.all_reduce, instruction, self.loss)
+
+    def _nothing(self, instruction: Instruction) -> None:
+        """Order alone, or what it frees."""
+
+
+_HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
+    Op.INPUT: Executor._input,
+    Op.TARGETS: Executor._targets,
+    Op.FORWARD: Executor._forward,
+    Op.FORWARD_WITHOUT_GRAPH: Executor._forward_without_graph,
+    Op.RECOMPUTE: Executor._recompute,
+    Op.BACKWARD: Executor._backward,
+    Op.LOSS_STATISTICS: Executor._loss_statistics,
+    Op.LOSS: Executor._loss,
+    Op.OPTIMIZER_STEP: Executor._optimizer_step,
+    Op.ZERO_GRADIENTS: Executor._zero_gradients,
+    Op.SLICE: Executor._slice,
+    Op.GATHER_SLICE: Executor._gather_slice,
+    Op.JOIN: Executor._join,
+    Op.ALL_REDUCE: Executor._all_reduce,
+    Op.GATHER_STATISTICS: Executor._gather_statistics,
+    Op.REDUCE_LOSS: Executor._reduce_loss,
+    **dict.fromkeys(POINT_TO_POINT, Executor._point_to_point),
+    **SHARDING,
+    **COPYING,
+    Op.HOST_OPTIMIZER_STEP: Executor._optimizer_step,
+    **dict.fromkeys((Op.RESHARD, Op.DROP_HIDDEN, Op.SYNCHRONISE, Op.MARK), Executor._nothing),
+}
+handles_all(_HANDLERS)

@@ -1,0 +1,301 @@
+"""Run plans on local processes: training steps, their losses and times, and the comparison with one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import Program
+from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.memory import BACKENDS, Backend, memory_walk
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report, run_workers
+from trainplan.profiling.models.model import Model
+
+MOST_PROCESSES = 64
+Device = Literal["cpu", "cuda"]
+COMMUNICATION: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # torch's names, for tensors there
+BACKENDS_ON: dict[Device, tuple[Backend, ...]] = {"cpu": ("serial", "fused", "threads"), "cuda": ("serial", "streams")}
+MEASURED_BACKENDS: tuple[Backend, ...] = ("serial", "streams")  # what torch allocates on the CPU is seen of one thread
+EXECUTED_DTYPES = ("float32", "float64")
+# Fields of a configuration that change results, and that torch_units does not follow.
+UNEXECUTED = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "rope_scaling")
+RELEASE_S = 0.004  # gloo's thread lets go of a collective's tensors well within it
+EXECUTED_FAMILIES = ("gpt2", "bert", "llama")  # one stream of tokens, and a language head
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What running a plan gave.
+
+    losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the memory
+    walk; peak_bytes: by rank, what torch allocated (None where not asked for). gradient_difference: largest difference of any
+    gradient of the first step against one process, relative to the largest gradient of its unit; parameter_difference:
+    largest absolute difference of any parameter after the last step; loss_difference: of any step's loss.
+    """
+
+    model: str
+    dtype: str
+    world: int
+    backend: Backend
+    device: Device
+    losses: list[float]
+    step_seconds: list[float]
+    predicted_peak_bytes: list[int]
+    peak_bytes: list[int] | None
+    gradient_difference: float | None
+    parameter_difference: float | None
+    loss_difference: float | None
+
+
+def run_plans(
+    plans: list[Plan],
+    *,
+    model: Model | None = None,
+    steps: int = 3,
+    backend: Backend = "serial",
+    device: Device = "cpu",
+    seed: int = 0,
+    compare: bool = True,
+    measure_memory: bool = False,
+    progress: Report | None = None,
+    timeout: float = float("inf"),
+) -> list[RunReport]:
+    """Run plans of one world size one after the other, all in one start of its processes.
+
+    model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
+    one that the plan's placement names, and so the same one in all plans. Every set of programs passes the static checks
+    first. Raises InputError for bad arguments, WorkerError when a process fails.
+    """
+    check_settings(plans, steps, backend, device, seed)
+    if measure_memory and backend not in MEASURED_BACKENDS:
+        raise InputError(
+            "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
+        )
+    world = plans[0].world
+    if len({gpus(plan, device) for plan in plans}) > 1:
+        raise InputError(
+            "plan", "placement", "differs from another plan's", "run plans of another placement on GPUs by themselves"
+        )
+    jobs = [{"programs": sound_programs(plan, model)} for plan in plans]
+    job = {
+        "jobs": jobs,
+        "steps": steps,
+        "backend": backend,
+        "gpus": gpus(plans[0], device),
+        "seed": seed,
+        "compare": compare,
+        "memory": measure_memory,
+    }
+    target = "trainplan.execution.run.processes:run_rank"
+    ranks = run_workers(target, world, job, progress=progress, timeout=timeout, backend=COMMUNICATION[device])
+    reports = []
+    for place, plan_job in enumerate(jobs):
+        programs, first = plan_job["programs"], ranks[0][place]
+        reports.append(
+            RunReport(
+                model=programs[0].model.name,
+                dtype=programs[0].model.dtype,
+                world=world,
+                backend=backend,
+                device=device,
+                losses=first["losses"],
+                step_seconds=[max(times) for times in zip(*(rank[place]["seconds"] for rank in ranks), strict=True)],
+                predicted_peak_bytes=[memory_walk(program, backend).peak_bytes for program in programs],
+                peak_bytes=[rank[place]["peak_bytes"] for rank in ranks] if measure_memory else None,
+                gradient_difference=first["gradient_difference"],
+                parameter_difference=first["parameter_difference"],
+                loss_difference=first["loss_difference"],
+            )
+        )
+    return reports
+
+
+def check_settings(plans: Sequence[Plan], steps: int, backend: Backend, device: Device, seed: int) -> None:
+    """What every run of plans needs. Raises InputError."""
+    world = plans[0].world
+    assert all(plan.world == world for plan in plans)
+    if steps < 1:
+        raise InputError("command line", "--steps", f"is {steps}", "give 1 or more")
+    if backend not in BACKENDS:
+        raise InputError("command line", "--backend", f"is {backend!r}", f"give one of: {', '.join(BACKENDS)}")
+    if not 0 <= seed < 2**31:
+        raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
+    if world > MOST_PROCESSES:
+        fix = f"run plans of up to {MOST_PROCESSES} devices on one machine"
+        raise InputError("plan", "world", f"is {world}", fix)
+    if device not in COMMUNICATION:
+        raise InputError("command line", "--device", f"is {device!r}", f"give one of: {', '.join(get_args(Device))}")
+    if backend not in BACKENDS_ON[device]:
+        where, other = ("GPUs", "cpu") if device == "cuda" else ("the CPU", "cuda")
+        fix = f"give --backend {' or '.join(BACKENDS_ON[device])}, or --device {other}"
+        raise InputError("command line", "--backend", f"is {backend!r} on {where}", fix)
+    if device == "cuda":
+        _check_gpus(world)
+
+
+def _check_gpus(world: int) -> None:
+    import torch
+
+    if (found := torch.cuda.device_count()) < world:
+        told = f"is 'cuda', but torch finds {found} GPUs for {world} processes"
+        raise InputError("command line", "--device", told, "give cpu, or run on a machine with a GPU for each")
+
+
+def gpus(plan: Plan, device: Device) -> tuple[int, ...] | None:
+    """The GPU of each rank, where plans run on these."""
+    return None if device == "cpu" else tuple(plan.placement or range(plan.world))
+
+
+def sound_programs(plan: Plan, model: Model | None) -> list[Program]:
+    """A plan's programs, of `model` if it is given, once they have passed their checks."""
+    programs = compile_plan(plan, model)
+    if faults := check(programs):
+        raise AssertionError(f"the compiler made an unsound program: {faults[0]}")
+    return programs
+
+
+def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+    """Body of one rank: all plans of the job, one after the other."""
+    import torch.distributed as dist
+    from trainplan.execution.run.executor import make_groups
+
+    device = own_device(rank, job["gpus"])
+    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]])
+    everyone = dist.new_group(list(range(world)))
+    results = []
+    for number, plan in enumerate(job["jobs"]):
+        program = plan["programs"][rank]
+        executor = make_executor(program, groups, job["seed"], device)
+        losses, seconds = [], []
+        gradients: dict[int, Any] = {}
+        for step in range(job["steps"]):
+            loss, took = timed_step(executor, job["backend"], everyone)
+            losses.append(loss)
+            seconds.append(took)
+            report({"plan": number, "step": step + 1, "steps": job["steps"], "loss": loss, "seconds": took})
+            if step == 0 and job["compare"]:
+                gradients = {unit: executor.gradient_of(unit).clone().cpu() for unit in program.units}
+        parameters = {unit: executor.parameter_of(unit).cpu() for unit in program.units}
+        differences: dict[str, Any] = dict.fromkeys(("gradient_difference", "parameter_difference", "loss_difference"))
+        if job["compare"]:
+            report({"plan": number, "comparing": True})
+            differences = _differences(rank, world, everyone, plan["programs"], gradients, parameters, losses, job)
+        peak = None
+        if job["memory"]:
+            peak = program.persistent_bytes + _allocated(executor, job["backend"])
+        results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, **differences})
+    return results
+
+
+def own_device(rank: int, gpus: Sequence[int] | None) -> Any:
+    """The torch device that this process works on from now on."""
+    import torch
+
+    if gpus is None:
+        return torch.device("cpu")
+    torch.cuda.set_device(gpus[rank])
+    return torch.device("cuda", gpus[rank])
+
+
+def make_executor(program: Program, groups: Any, seed: int, device: Any) -> Any:
+    """An executor that is ready for its first step."""
+    from trainplan.execution.run.executor import Executor
+    from trainplan.execution.run.reference import batch_tokens
+
+    executor = Executor(program, groups, seed, device)
+    executor.tokens = batch_tokens(program.model, program.samples, seed).to(device)
+    return executor
+
+
+def timed_step(executor: Any, backend: Backend, everyone: Any) -> tuple[float, float]:
+    """Loss and seconds of a step that all ranks begin together. (The loss comes off a GPU last, once all is done.)"""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier(everyone)
+    if executor.device.type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    loss = executor.step(backend)
+    return loss, time.perf_counter() - started
+
+
+def _allocated(executor: Any, backend: Backend) -> int:
+    """Bytes that a step allocates beyond those that stay, at most at once."""
+    import torch
+    from trainplan.profiling.measure.allocations import PeakMemory
+
+    if executor.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        executor.step(backend)
+        return torch.cuda.max_memory_allocated() - before
+    executor.release_s = RELEASE_S
+    with PeakMemory() as memory:
+        executor.step(backend)
+    return memory.peak_bytes
+
+
+def _differences(
+    rank: int,
+    world: int,
+    everyone: Any,
+    programs: list[Any],
+    gradients: dict[int, Any],
+    parameters: dict[int, Any],
+    losses: list[float],
+    job: Any,
+) -> dict[str, float | None]:
+    """Rank 0 runs the model alone and compares every rank's shards, one rank at a time, with slices of its own."""
+    import torch
+    import torch.distributed as dist
+    from trainplan.execution.run.reference import Reference, batch_tokens
+    from trainplan.profiling.models import torch_units
+
+    whole: list[list[dict[str, Any]]] = []
+    result = {"gradient_difference": 0.0, "parameter_difference": 0.0, "loss_difference": 0.0}
+    model = programs[0].model
+    if rank == 0:
+        reference, tokens = Reference(model, job["seed"]), batch_tokens(model, programs[0].samples, job["seed"])
+        for step in range(job["steps"]):
+            result["loss_difference"] = max(result["loss_difference"], abs(reference.step(tokens) - losses[step]))
+            if step == 0:
+                whole.append([{name: value.grad.clone() for name, value in unit.items()} for unit in reference.parameters])
+        whole.append([{name: value.detach() for name, value in unit.items()} for unit in reference.parameters])
+
+    for source in range(world):
+        place = programs[source].place
+        for position in programs[source].units:
+            for which, own in enumerate((gradients, parameters)):
+                if source:
+                    if rank == source:
+                        dist.send(own[position], dst=0, group=everyone)
+                    if rank:
+                        continue
+                strategy, part = programs[source].strategies[position], model.units[position].sublayer
+                shard = torch_units.Shard(strategy.degree("tp"), strategy.index(place, "tp"))
+                specification = {parameter.name: parameter for parameter in part.parameters()}
+                if rank == 0:
+                    layout = torch_units.flat_layout(part, shard)
+                    flat = torch.cat(
+                        [torch_units.sharded(specification[n], whole[which][position][n], shard).flatten() for n, *_ in layout]
+                    )
+                    piece = -(-flat.numel() // strategy.degree("sdp"))
+                    start = strategy.index(place, "sdp") * piece
+                    expected = flat[start : start + piece]
+                    if source:
+                        found = torch.empty(piece, dtype=flat.dtype)
+                        dist.recv(found, src=source, group=everyone)
+                    else:
+                        found = own[position]
+                    difference = float((found[: len(expected)] - expected).abs().max()) if len(expected) else 0.0
+                    if which == 0:
+                        difference /= max(float(value.abs().max()) for value in whole[0][position].values())
+                    name = ("gradient_difference", "parameter_difference")[which]
+                    result[name] = max(result[name], difference)
+    return {name: value if rank == 0 else None for name, value in result.items()}

@@ -1,0 +1,218 @@
+"""Trials (the last line of AMP's Algorithm 1): run each of some plans for a few steps on the machine at hand, and time them.
+
+What goes wrong with a plan is the result of its trial, and the others go on. All plans are tried in one start of the processes,
+which takes seconds, one after the other. When one fails, the processes end; it comes first in the next start, with those after
+it. So that no plan answers for what another left behind, a failure counts only of a plan that was the first of its start; that
+a plan took too long counts at once.
+
+Out of memory is what Python or torch calls so, and the end of a process by SIGKILL: so the system ends one that it has no
+memory for. (A hand that ends it so cannot be told apart.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainplan.execution.run.processes import (
+    COMMUNICATION,
+    Device,
+    check_settings,
+    gpus,
+    make_executor,
+    own_device,
+    sound_programs,
+    timed_step,
+)
+from trainplan.execution.walk.memory import Backend
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import write_whole
+from trainplan.profiling.base.processes import Report, WorkerError, run_workers
+from trainplan.profiling.models.model import Model
+
+TARGET = "trainplan.execution.run.trials:try_rank"
+START_S = 600.0  # that processes may take to start and to end, whatever they run
+
+Status = Literal["ran", "failed", "out-of-memory", "timed-out"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What trying a plan gave. place: which of the plans, from 0.
+
+    step_ns: the median of the timed steps, each the slowest rank's; spread: half-width of their middle half, relative to the
+    median. losses: of all steps, the first ones that are not timed included. message: what went wrong, where it did not run.
+    """
+
+    place: int
+    status: Status
+    step_ns: int | None
+    spread: float | None
+    losses: list[float]
+    message: str | None
+    predicted_step_ns: int | None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    status: Status
+    message: str
+
+
+def run_trials(
+    plans: Sequence[Plan],
+    *,
+    model: Model | None = None,
+    steps: int = 10,
+    warmup: int = 3,
+    seed: int = 0,
+    backend: Backend = "serial",
+    device: Device = "cpu",
+    timeout: float = 600.0,
+    progress: Report | None = None,
+) -> list[Trial]:
+    """Try plans of one world size: a Trial for each, in their order. See above for what counts as a failure.
+
+    model: the model to run in place of the plans' own. steps: those timed, after `warmup` others. timeout: seconds for each
+    plan, without the start of processes. progress: told each step of rank 0, and each plan's end. Raises InputError.
+    """
+    if not plans:
+        return []
+    check_settings(plans, steps, backend, device, seed)
+    if warmup < 0:
+        raise InputError("command line", "--warmup", f"is {warmup}", "give 0 or more")
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise InputError("command line", "--timeout", f"is {timeout:g}", "give seconds above 0, such as 600")
+    jobs = [{"programs": sound_programs(plan, model)} for plan in plans]
+    settings = {"steps": warmup + steps, "seed": seed, "backend": backend, "timeout": timeout}
+    trials: dict[int, Trial] = {}
+    while waiting := [place for place in range(len(plans)) if place not in trials]:
+        ready = [place for place in waiting if gpus(plans[place], device) == gpus(plans[waiting[0]], device)]
+        job = {**settings, "jobs": [jobs[place] for place in ready], "gpus": gpus(plans[ready[0]], device)}
+        results, failure = _start(plans[0].world, job, COMMUNICATION[device], ready, progress)
+        for place, result in zip(ready, results, strict=False):
+            trials[place] = _ran(place, plans[place], result, warmup)
+        # The plans end in their order, so the one that failed is the next.
+        if failure and (not results or failure.status == "timed-out"):
+            place = ready[len(results)]
+            trials[place] = Trial(place, failure.status, None, None, [], failure.message, _predicted(plans[place]))
+        if progress:
+            for place in ready:
+                if place in trials:
+                    progress({"plan": place, "status": trials[place].status, "step_ns": trials[place].step_ns})
+    return [trials[place] for place in range(len(plans))]
+
+
+def fastest(trials: Sequence[Trial]) -> Trial | None:
+    """The trial of the least time for a step, the earlier of equals; None where no plan ran."""
+    return min((trial for trial in trials if trial.status == "ran"), key=lambda trial: trial.step_ns or 0, default=None)
+
+
+def _predicted(plan: Plan) -> int | None:
+    return plan.predicted.step_ns if plan.predicted else None
+
+
+def _ran(place: int, plan: Plan, result: dict[str, Any], warmup: int) -> Trial:
+    from trainplan.profiling.measure.timing import spread
+
+    timed = result["seconds"][warmup:]
+    return Trial(
+        place=place,
+        status="ran",
+        step_ns=round(statistics.median(timed) * 1e9),
+        spread=spread(timed),
+        losses=result["losses"],
+        message=None,
+        predicted_step_ns=_predicted(plan),
+    )
+
+
+def _start(
+    world: int, job: dict[str, Any], communication: str, places: list[int], progress: Report | None
+) -> tuple[list[dict[str, Any]], _Failure | None]:
+    """One start of the processes: what the plans gave, up to the first that failed, and how that one did."""
+    results: list[dict[str, Any]] = []
+
+    def follow(event: dict[str, Any]) -> None:
+        if "ended" in event:
+            results.append(event)
+        elif progress:
+            progress({**event, "plan": places[event["plan"]]})
+
+    with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
+        limit = START_S + job["timeout"] * len(places)
+        try:
+            run_workers(TARGET, world, {**job, "folder": folder}, timeout=limit, progress=follow, backend=communication)
+        except WorkerError as error:
+            if len(results) < len(places):
+                return results, _failure(error, folder)
+    return results, None
+
+
+def _failure(error: WorkerError, folder: str) -> _Failure:
+    """What made the processes end: a signal to one of them, or what the first of those that failed wrote down."""
+    if error.code is None:
+        return _Failure("timed-out", str(error))
+    if error.code == -signal.SIGKILL:
+        return _Failure("out-of-memory", str(error))
+    told = sorted(Path(folder).glob("[0-9]*"), key=lambda path: int(path.stem))
+    if error.code < 0 or not told:
+        return _Failure("failed", str(error))
+    return _Failure(**json.loads(told[0].read_text()))
+
+
+def _tell(folder: str, rank: int, status: Status, message: str) -> None:
+    """Write down how this rank fails, under the time: those that fail only because it is gone do so later."""
+    write_whole(Path(folder, f"{time.monotonic_ns()}.{rank}"), json.dumps({"status": status, "message": message}))
+
+
+def try_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
+    """Body of one rank: the plans of the job one after the other, until one fails."""
+    from trainplan.profiling.measure.timing import is_out_of_memory
+
+    try:
+        _try_plans(rank, world, job, report)
+    except Exception as error:
+        full = is_out_of_memory(error) or "out of memory" in str(error).lower()
+        message = f"process {rank} of {world}: {type(error).__name__}: {error}"
+        _tell(job["folder"], rank, "out-of-memory" if full else "failed", message)
+        raise
+
+
+def _try_plans(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
+    import torch.distributed as dist
+    from trainplan.execution.run.executor import make_groups
+    from trainplan.profiling.measure.timing import slowest
+
+    def give_up() -> None:
+        _tell(job["folder"], rank, "timed-out", f"{job['steps']} steps took longer than {job['timeout']:g} s")
+        os._exit(1)
+
+    device = own_device(rank, job["gpus"])
+    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]])
+    everyone = dist.new_group(list(range(world)))
+    for number, plan in enumerate(job["jobs"]):
+        watch = threading.Timer(job["timeout"], give_up)
+        watch.daemon = True
+        watch.start()
+        executor = make_executor(plan["programs"][rank], groups, job["seed"], device)
+        losses, seconds = [], []
+        for step in range(job["steps"]):
+            loss, took = timed_step(executor, job["backend"], everyone)
+            losses.append(loss)
+            seconds.append(took)
+            report({"plan": number, "step": step + 1, "steps": job["steps"], "loss": loss, "seconds": took})
+        del executor  # the next plan's needs the room
+        watch.cancel()  # on every rank, before rank 0 can tell that the plan has run
+        shared = slowest(world, seconds)
+        report({"ended": number, "losses": losses, "seconds": shared})

@@ -1,0 +1,91 @@
+"""The parameters of a unit on one rank.
+
+They lie in one flat buffer (split ones first, then the replicated ones), of which sharded data parallelism keeps a slice. A
+gathered buffer is one tensor whose storage is emptied between uses: views into it, also those that a graph saved, see the
+parameters again once they are gathered back. It is filled through `.data`, so that autograd's version counters take no offence
+at contents that are the same.
+
+Where the optimizer works on the host, shards of parameters, gradients and moments lie there, in memory that a GPU copies from
+and to directly. The device's own copy of the shard then has its storage emptied too wherever it is prefetched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from trainplan.execution.program import Program
+from trainplan.execution.run.reference import LEARNING_RATE
+from trainplan.profiling.models import torch_units
+
+
+@dataclass
+class UnitState:
+    """A unit on this rank: its place, and views of its whole parameters.
+
+    own: the flat shard on the device, from which the whole is gathered. master: the shard that the optimizer works on, with
+    its gradient; the same as `own`, unless that is on the host. partitioned: whether the whole is only there while gathered.
+    """
+
+    shard: torch_units.Shard
+    layout: list[tuple[str, int, int, tuple[int, ...]]]
+    own: Tensor
+    master: Tensor
+    gradient: Tensor
+    optimizer: torch.optim.Optimizer
+    whole: Tensor
+    views: dict[str, Tensor]
+    partitioned: bool
+    replicated_start: int
+
+
+def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros in the host's memory, pinned where there is a GPU to copy to."""
+    return torch.zeros(elements, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def fill_storage(tensor: Tensor) -> None:
+    """Give a flat tensor whose storage was emptied its memory back; what is in it is undefined."""
+    storage, size = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
+    if storage.nbytes() != size:
+        storage.resize_(size)
+
+
+def empty_storage(tensor: Tensor) -> None:
+    tensor.untyped_storage().resize_(0)
+
+
+def make_unit(program: Program, position: int, seed: int, device: torch.device) -> UnitState:
+    """A unit as this rank begins with it: its part of the values that the seed gives."""
+    model, strategy = program.model, program.strategies[position]
+    part = model.units[position].sublayer
+    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
+    layout = torch_units.flat_layout(part, shard)
+    values = torch_units.whole_parameters(part, torch_units.unit_seed(model, position, seed))
+    specification = {parameter.name: parameter for parameter in part.parameters()}
+    degree, size, dtype = strategy.degree("sdp"), layout[-1][2], torch_units.DTYPES[model.dtype]
+    piece = -(-size // degree)
+    whole = torch.zeros(piece * degree, dtype=dtype, device=device)
+    for name, start, end, _ in layout:
+        whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
+    index = strategy.index(program.place, "sdp")
+    partitioned = degree > 1 or program.optimizer_on_host
+    own = master = whole[index * piece : (index + 1) * piece].clone() if partitioned else whole.detach()
+    if program.optimizer_on_host:
+        master, gradient = host_tensor(piece, dtype, device).copy_(own), host_tensor(piece, dtype, device)
+        if f"parameter.{position}" not in program.persistent:
+            empty_storage(own)
+    else:
+        gradient = torch.zeros_like(own)
+    views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
+    if partitioned:
+        empty_storage(whole)
+    else:
+        for name, start, end, shape in layout:
+            views[name].grad = gradient[start:end].view(shape)
+    master.requires_grad_().grad = gradient
+    optimizer = torch.optim.AdamW([master], lr=LEARNING_RATE, fused=True)
+    replicated = [start for name, start, _, _ in layout if specification[name].split is None]
+    first = replicated[0] if replicated else size
+    return UnitState(shard, layout, own, master, gradient, optimizer, whole, views, partitioned, first)

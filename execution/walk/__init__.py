@@ -1,0 +1,1 @@
+"""Readers of programs that start no process: checks, meanings, memory."""

@@ -1,0 +1,309 @@
+"""What each operation means for samples, partial sums and shards, and what it must find."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.walk.copy_meanings import COPIED
+from trainplan.execution.walk.interpreter import Fault, Hidden, Interpreter, Rule, Weights, fault_at
+from trainplan.formulations.strategies import Paradigm
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How often each (sample, tensor-parallel index) is in the gradient of the split and of the replicated parameters."""
+
+    split: Counter[int]
+    replicated: Counter[tuple[int, int]]
+    tied: bool = False
+
+    def __add__(self, other: Gradient) -> Gradient:
+        return Gradient(self.split + other.split, self.replicated + other.replicated, self.tied)
+
+
+EMPTY = Gradient(Counter(), Counter())
+
+
+def meanings(programs: Sequence[Program]) -> list[str]:
+    """Faults of what the programs compute together."""
+    try:
+        Interpreter(programs, _RULES).run()
+    except Fault as fault:
+        return [str(fault)]
+    return []
+
+
+def _some(rows: Sequence[int]) -> str:
+    """Samples, the first few of them."""
+    return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
+
+
+def _input(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], frozenset([0]), 1)
+
+
+def _targets(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    run.values[rank][head.writes[0]] = head.args["rows"]
+
+
+def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
+    """The input of a forward computation, and whether its parameters are all there."""
+    source, weights = head.reads[0], head.reads[1]
+    x = run.value(rank, source)
+    if not isinstance(x, Hidden) or x.stage != "hidden" or x.boundary != head.unit or not x.whole():
+        raise fault_at(rank, head, f"reads {source}, which is not the whole input of its unit")
+    _need_parameters(run, rank, head, weights)
+    return x
+
+
+def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str) -> None:
+    assert head.unit is not None
+    one_has_all = run.strategy(rank, head).degree("sdp") == 1
+    if run.value(rank, name) not in (Weights(head.unit, True), *([Weights(head.unit)] if one_has_all else ())):
+        raise fault_at(rank, head, f"uses {name}, which is not whole")
+
+
+def _forward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    x, strategy = _unit_input(run, rank, head), run.strategy(rank, head)
+    assert head.unit is not None
+    head_unit = head.unit == len(run.programs[rank].strategies) - 1
+    parts, of = frozenset([strategy.index(run.programs[rank].place, "tp")]), strategy.degree("tp")
+    run.values[rank][head.writes[0]] = Hidden(head.unit + 1, x.rows, parts, of, "logits" if head_unit else "hidden")
+    for graph in head.writes[1:]:
+        run.values[rank][graph] = x
+
+
+def _recompute(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    run.values[rank][head.writes[0]] = _unit_input(run, rank, head)
+
+
+def _statistics(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    logits, targets = run.value(rank, head.reads[0]), run.value(rank, head.reads[1])
+    if logits.stage != "logits" or logits.rows != targets:
+        raise fault_at(rank, head, f"has logits of samples {_some(logits.rows)} and targets of {_some(targets)}")
+    run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, logits.parts, logits.of, "exponentials")
+    run.values[rank][head.writes[1]] = Hidden(logits.boundary, logits.rows, logits.parts, logits.of, "statistics")
+
+
+def _gather_statistics(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    found = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    parts = _disjoint(ranks, heads, found)
+    for rank, head in zip(ranks, heads, strict=True):
+        run.values[rank][head.writes[0]] = Hidden(found[0].boundary, found[0].rows, parts, found[0].of, "statistics")
+
+
+def _disjoint(ranks: Sequence[int], heads: list[Instruction], found: list[Hidden]) -> frozenset[int]:
+    """Union of the partial results' indices; each must come once, and all must speak of the same rows."""
+    parts: set[int] = set()
+    for rank, head, value in zip(ranks, heads, found, strict=True):
+        if (value.rows, value.boundary, value.stage) != (found[0].rows, found[0].boundary, found[0].stage):
+            raise fault_at(rank, head, f"sums samples {_some(value.rows)} with samples {_some(found[0].rows)}")
+        if parts & value.parts:
+            raise fault_at(rank, head, "sums the same partial result twice")
+        parts |= value.parts
+    return frozenset(parts)
+
+
+def _loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    logits = run.value(rank, head.reads[0])
+    known = [run.value(rank, name) for name in head.reads[2:-1]]
+    if logits.stage != "exponentials" or not known[-1].whole():
+        raise fault_at(rank, head, "lacks the statistics of some vocabulary shards")
+    program = run.programs[rank]
+    if abs(head.args["scale"] * program.samples * program.model.tokens - 1) > 1e-12:
+        raise fault_at(rank, head, "is not divided by the tokens of the whole step")
+    run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, frozenset([0]), 1, "gradient")
+    if run.strategy(rank, head).index(run.programs[rank].place, "tp") == 0:
+        run.values[rank]["loss"] = run.values[rank]["loss"] + Counter(logits.rows)
+
+
+def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    graph, _, incoming = (run.value(rank, name) for name in head.reads[:3])
+    assert head.unit is not None
+    _need_parameters(run, rank, head, head.reads[3])
+    if incoming.stage != "gradient" or incoming.boundary != head.unit + 1 or not incoming.whole():
+        raise fault_at(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of its output")
+    if blocks := head.args.get("blocks"):  # of both halves, of which this is one
+        if incoming.rows != tuple(row for block in blocks for row in block):
+            raise fault_at(rank, head, f"takes rows of {head.reads[2]}, which holds other samples than it was compiled for")
+        incoming = replace(incoming, rows=blocks[head.half])
+    if incoming.rows != graph.rows:
+        raise fault_at(rank, head, f"has a graph of samples {_some(graph.rows)} and a gradient of {_some(incoming.rows)}")
+    strategy = run.strategy(rank, head)
+    place, of = strategy.index(run.programs[rank].place, "tp"), strategy.degree("tp")
+    if head.unit > 0:
+        run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, frozenset([place]), of, "gradient")
+    own = Gradient(Counter(graph.rows), Counter((row, place) for row in graph.rows))
+    name = head.writes[-1]
+    before = run.value(rank, name) if name in head.reads else EMPTY
+    if before is None:
+        raise fault_at(rank, head, f"adds to {name}, which was not zeroed")
+    run.values[rank][name] = before + own
+
+
+def _zero(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    run.values[rank][head.writes[0]] = EMPTY
+
+
+def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    held = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    for rank, head in zip(ranks, heads, strict=True):
+        blocks, wanted = head.args["blocks"], head.args["rows"]
+        if tuple(value.rows for value in held) != tuple(blocks):
+            raise fault_at(rank, head, "gathers other samples than it was compiled for")
+        if any(not value.whole() or value.boundary != held[0].boundary or value.stage != held[0].stage for value in held):
+            raise fault_at(rank, head, "moves a partial sum")
+        if not set(wanted) <= {row for block in blocks for row in block}:
+            raise fault_at(rank, head, "lacks some of the samples that it needs")
+        run.values[rank][head.writes[0]] = Hidden(held[0].boundary, wanted, frozenset([0]), 1, held[0].stage)
+
+
+def _join(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    halves = [run.value(rank, name) for name in head.reads]
+    if tuple(half.rows for half in halves) != head.args["blocks"]:
+        raise fault_at(rank, head, "joins other samples than it was compiled for")
+    if any(not half.whole() or half.boundary != head.unit or half.stage != halves[0].stage for half in halves):
+        raise fault_at(rank, head, "joins what is not both halves of one boundary, whole")
+    rows = tuple(row for half in halves for row in half.rows)
+    run.values[rank][head.writes[0]] = replace(halves[0], rows=rows)
+
+
+def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    found = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    parts = _disjoint(ranks, heads, found)
+    for rank, head in zip(ranks, heads, strict=True):
+        value = found[0]
+        run.values[rank][head.writes[0]] = Hidden(value.boundary, value.rows, parts, value.of, value.stage)
+
+
+def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    for rank, head in zip(ranks, heads, strict=True):
+        if tuple(ranks) != run.peers(rank, head, "sdp"):
+            raise fault_at(rank, head, "gathers over other ranks than hold its shards")
+        assert head.unit is not None
+        if run.value(rank, head.reads[0]) != Weights(head.unit):
+            raise fault_at(rank, head, f"gathers {head.reads[0]}, which is not this step's shard of its unit")
+        run.values[rank][head.writes[0]] = Weights(head.unit, True)
+
+
+def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    total: Counter[Any] = sum(
+        (run.value(rank, head.reads[0]).replicated for rank, head in zip(ranks, heads, strict=True)), Counter()
+    )
+    for rank, head in zip(ranks, heads, strict=True):
+        value = run.value(rank, head.reads[0])
+        run.values[rank][head.writes[0]] = Gradient(value.split, total, value.tied)
+
+
+def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group (added to what the shard held)."""
+    found = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    total = sum(found[1:], found[0])
+    paradigm: Paradigm = "sdp" if heads[0].op is Op.REDUCE_SCATTER_GRADIENTS else "dp"
+    for rank, head in zip(ranks, heads, strict=True):
+        if tuple(ranks) != run.peers(rank, head, paradigm):
+            raise fault_at(rank, head, "sums over other ranks than share its shard")
+        before = run.value(rank, head.writes[0]) if head.writes[0] in head.reads[1:] else EMPTY
+        if before is None:
+            raise fault_at(rank, head, f"adds to {head.writes[0]}, which was not zeroed")
+        run.values[rank][head.writes[0]] = before + total
+
+
+def _expected(program: Program, unit: int) -> Gradient:
+    rows = range(program.samples)
+    tp = program.strategies[unit].degree("tp")
+    return Gradient(Counter(rows), Counter((row, index) for row in rows for index in range(tp)))
+
+
+def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    for rank, head in zip(ranks, heads, strict=True):
+        for name in head.reads:
+            value, expected = run.value(rank, name), _expected(run.programs[rank], int(name.split(".")[1]))
+            if value is None or value.split != expected.split:
+                raise fault_at(rank, head, f"ties {name} before it is summed")
+            run.values[rank][name] = Gradient(value.split, value.replicated, True)
+
+
+def _optimizer_step(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (rank,), (head,) = ranks, heads
+    assert head.unit is not None
+    program, value, weights = run.programs[rank], run.value(rank, head.reads[0]), head.writes[0]
+    if value is None:
+        raise fault_at(rank, head, f"uses {head.reads[0]}, which is of the step before")
+    if run.value(rank, weights) != Weights(head.unit):
+        raise fault_at(rank, head, f"changes {weights}, which has been stepped")
+    run.values[rank][weights] = Weights(head.unit, stepped=True)
+    expected = _expected(program, head.unit)
+    part = program.model.units[head.unit].sublayer
+    if value.split != expected.split or (part.replicated_count and value.replicated != expected.replicated):
+        raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
+    if program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
+        raise fault_at(rank, head, "comes before the tied matrix is reduced")
+
+
+def _nothing(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """Order alone, or letting go."""
+
+
+def _reduce_loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    total: Counter[int] = sum((run.value(rank, "loss") for rank in ranks), Counter())
+    if total != Counter(range(run.programs[0].samples)):
+        raise fault_at(ranks[0], heads[0], "does not count each sample once")
+
+
+def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    (sender, receiver), (send, receive) = ranks, heads
+    (name,), (place,) = send.reads, receive.writes
+    if name != place:
+        raise fault_at(sender, send, f"of {name} meets the receive of {place} on rank {receiver}")
+    if send.message_bytes != receive.message_bytes:
+        raise fault_at(sender, send, f"has {send.message_bytes} bytes, rank {receiver} receives {receive.message_bytes}")
+    value = run.value(sender, name)
+    if not value.whole():
+        raise fault_at(sender, send, "passes on a partial sum")
+    if value.rows != receive.args["rows"]:
+        raise fault_at(receiver, receive, f"is of samples {_some(receive.args['rows'])} and gets {_some(value.rows)}")
+    run.values[receiver][place] = value
+
+
+_RULES: dict[Op, Rule] = {
+    Op.INPUT: _input,
+    Op.TARGETS: _targets,
+    Op.FORWARD: _forward,
+    Op.FORWARD_WITHOUT_GRAPH: _forward,
+    Op.RECOMPUTE: _recompute,
+    Op.BACKWARD: _backward,
+    Op.LOSS_STATISTICS: _statistics,
+    Op.LOSS: _loss,
+    Op.OPTIMIZER_STEP: _optimizer_step,
+    Op.ZERO_GRADIENTS: _zero,
+    Op.SLICE: _relayout,
+    Op.GATHER_SLICE: _relayout,
+    Op.JOIN: _join,
+    Op.ALL_REDUCE: _all_reduce,
+    Op.GATHER_STATISTICS: _gather_statistics,
+    Op.GATHER_PARAMETERS: _gather_parameters,
+    Op.REDUCE_REPLICATED: _reduce_replicated,
+    Op.REDUCE_SCATTER_GRADIENTS: _reduce_gradients,
+    Op.ALL_REDUCE_GRADIENTS: _reduce_gradients,
+    Op.REDUCE_TIED: _reduce_tied,
+    Op.REDUCE_LOSS: _reduce_loss,
+    **dict.fromkeys(POINT_TO_POINT, _pass_on),
+    **COPIED,
+    Op.HOST_OPTIMIZER_STEP: _optimizer_step,
+    **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), _nothing),
+}
+handles_all(_RULES)

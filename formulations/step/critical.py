@@ -1,0 +1,64 @@
+"""The critical path of a step, and the master stage (AutoPipe, Section III-B).
+
+A pass begins with its message once both the pass before it on the device and the pass on the other stage have ended; the later
+one of the two is critical. Of the longest paths, the one nearest to the last stage is meant: where both end at once, the path
+is followed to the later stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+from trainplan.formulations.step.timeline import Event, Timeline, source_of
+
+
+@dataclass(frozen=True)
+class Critical:
+    """path: events from the first to the last pass of the step. master: the stage on which the path spends most of its 1F1B
+    passes, the last such stage."""
+
+    path: tuple[Event, ...]
+    master: int
+
+
+def critical_path(timeline: Timeline) -> Critical:
+    """Of the passes of a schedule, followed back from the first device's last one, with which the step ends."""
+    stages = timeline.work.stages
+    events = {event.task: event for own in timeline.devices for event in own}
+    before = {event.task: earlier for own in timeline.devices for earlier, event in pairwise(own)}
+    current = timeline.devices[0][-1]
+    assert current.end_ns == timeline.time_ns
+    path = [current]
+    while True:
+        source = source_of(current.task, events.keys(), stages)
+        found = [] if source is None else [events[source[0]]]
+        found += [before[current.task]] if current.task in before else []
+        binding = [event for event in found if event.end_ns == current.ready_ns]
+        if not binding:
+            break
+        current = max(binding, key=lambda event: event.task.stage)
+        path.append(current)
+    path.reverse()
+    return Critical(tuple(path), _master(timeline, path))
+
+
+def _master(timeline: Timeline, path: list[Event]) -> int:
+    steady = _steady(timeline)
+    counts = Counter(event.task.stage for event in path if event.task in steady)
+    if not counts:
+        return max(event.task.stage for event in path)
+    return max(counts, key=lambda stage: (counts[stage], stage))
+
+
+def _steady(timeline: Timeline) -> set[object]:
+    """Passes of the 1F1B phase: of each device, from its last forward pass before the first backward pass to the backward pass
+    after its last forward pass."""
+    found: set[object] = set()
+    for own in timeline.devices:
+        kinds = [event.task.kind for event in own]
+        first = kinds.index("backward") - 1
+        last = len(kinds) - 1 - kinds[::-1].index("forward") + 1
+        found.update(event.task for event in own[first : last + 1])
+    return found

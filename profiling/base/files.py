@@ -1,0 +1,227 @@
+"""Files at the edge: JSON and YAML in, with errors that name the field; files out, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.base.yaml_files import yaml_value
+
+LARGEST_FILE_BYTES = 100 * 2**20
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
+
+
+class Record(BaseModel):
+    """Base of every public file format: unknown fields are refused, numbers are never coerced."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def changed(self, **fields: Any) -> Self:
+        """A checked copy with some fields replaced. (pydantic's own copy checks nothing and keeps what was cached.)
+
+        Raises InputError.
+        """
+        try:
+            return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **fields})
+        except ValidationError as error:
+            raise as_input_error(error, type(self).__name__.lower()) from None
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+
+
+def _language(path: str | os.PathLike[str]) -> str:
+    return "YAML" if os.fspath(path).lower().endswith((".yaml", ".yml")) else "JSON"
+
+
+def read_data(path: str | os.PathLike[str]) -> Any:
+    """The value in a JSON or YAML (.yaml, .yml) file. Raises InputError where it is absent, too large or not whole."""
+    where, language = os.fspath(path), _language(path)
+    try:
+        status = os.stat(path)
+        if os.path.isdir(path):
+            raise InputError(where, "", "is a folder", f"name a {language} file")
+        if status.st_size > LARGEST_FILE_BYTES:
+            fix = f"files of up to {LARGEST_FILE_BYTES // 2**20} MiB are read: drop layers, options or provenance"
+            raise InputError(where, "", f"has {status.st_size:,} bytes", fix)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(where, "", "is not a regular file", f"name a {language} file")
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(where, "", "does not exist", "name an existing file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise InputError(where, "", f"cannot be read ({reason})", f"name a readable {language} file") from None
+    if not text.strip():
+        raise InputError(where, "", "is empty", f"give a {language} object")
+    try:
+        return yaml_value(text, where) if language == "YAML" else _json_value(text, where)
+    except InputError:
+        raise
+    except ValueError:
+        raise InputError(where, "", "holds a number of thousands of digits", "give numbers of at most 18 digits") from None
+    except RecursionError:
+        raise InputError(where, "", "is nested too deeply", "give the documented format") from None
+
+
+def _json_value(text: str, where: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(where, twice, "is given twice in one object", "give it once")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        # Cut short: within a string, or with nothing left but the beginning of a literal or a number.
+        at_end = error.msg.startswith("Unterminated") or re.fullmatch(r"[\w.+-]*", text[error.pos :].strip()) is not None
+        what = "ends too early" if at_end else "is not JSON"
+        fix = "the file is truncated: write it again" if at_end else "mend the JSON there"
+        raise InputError(where, f"line {error.lineno} column {error.colno}", f"{what} ({error.msg})", fix) from None
+
+
+def parse(source: Source, record: type[RecordType], where: str | None = None) -> RecordType:
+    """A file's path, or the value itself, as a checked record. Raises InputError naming file, field, value and fix."""
+    if isinstance(source, Mapping):
+        value, where = source, where or record.__name__
+    else:
+        value, where = read_data(source), where or os.fspath(source)
+    if not isinstance(value, Mapping):
+        language = "JSON" if isinstance(source, Mapping) else _language(source)
+        raise InputError(where, "", f"holds {shown(value)}", f"give a {language} object")
+    try:
+        return record.model_validate(value)
+    except ValidationError as error:
+        raise as_input_error(error, where) from None
+
+
+def as_input_error(error: ValidationError, where: str) -> InputError:
+    """The first fault of a record, in one line."""
+    first = error.errors(include_url=False)[0]
+    field = field_path(first["loc"])
+    if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
+        inner = ".".join(part for part in (field, cause.field) if part)
+        return InputError(where, inner, cause.problem, cause.fix)
+    return InputError(where, field, *_told(first))
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """``("layers", 3, "time_ns")`` as ``layers[3].time_ns``."""
+    text = ""
+    for part in location:
+        if isinstance(part, str) and re.fullmatch(r"\[key\]|constrained-\w+|(list|dict)\[.*\]", part):
+            continue  # pydantic's own words for a dict's key and for the branches of a union
+        text += f"[{part}]" if isinstance(part, int) else ("." if text else "") + str(part)
+    return text
+
+
+def _whole(value: Any) -> str:
+    """How a number should be spelled that was given as 2.4e10 or 24GiB."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
+        return f"without point and exponent: {int(value)}"
+    if isinstance(value, str):
+        try:
+            return f"such as {parse_bytes(value)}"
+        except InputError:
+            pass
+    return "such as 1000"
+
+
+def _told(error: Any) -> tuple[str, str]:
+    kind, value, limits = error["type"], error["input"], error.get("ctx") or {}
+    wanted = {
+        "greater_than": f"give a number above {limits.get('gt')}",
+        "greater_than_equal": f"give a number of at least {limits.get('ge')}",
+        "less_than_equal": f"give a number of at most {limits.get('le')}",
+        "int_type": f"give a whole number, {_whole(value)}",
+        "int_from_float": f"give a whole number, {_whole(value)}",
+        "float_type": "give a number, such as 1.5",
+        "string_type": "give a text in quotes",
+        "list_type": "give a list [...]",
+        "tuple_type": "give a list [...]",
+        "model_type": "give an object {...}",
+        "dict_type": "give an object {...}",
+        "bool_type": "give true or false",
+        "float_parsing": "give a number without quotes, such as 1.5",
+        "finite_number": "give a finite number",
+        "too_long": f"give at most {limits.get('max_length')} items",
+        "too_short": f"give at least {limits.get('min_length')} items",
+    }
+    if kind == "missing":
+        return "is missing", "add it (see `trainplan schema`)"
+    if kind == "extra_forbidden":
+        return "is not a field of this format", "remove it (see `trainplan schema`)"
+    if kind == "literal_error":
+        return f"is {shown(value)}", f"give {limits['expected']}"
+    return f"is {shown(value)}", wanted.get(kind) or error["msg"].removeprefix("Value error, ").lower()
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises InputError where `write_whole` could not write: asked before long work, so that none is lost."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise unwritable(path, errno.EISDIR)
+    if not target.parent.is_dir():
+        raise unwritable(path, errno.ENOENT)
+    if not os.access(target.parent, os.W_OK):
+        raise unwritable(path, errno.EACCES)
+
+
+def check_different(*paths: str | os.PathLike[str] | None) -> None:
+    """Raises InputError where two of the outputs are one file."""
+    found = [os.path.realpath(path) for path in paths if path is not None]
+    for path in found:
+        if found.count(path) > 1:
+            raise InputError(path, "", "is named for two outputs", "give each a file of its own")
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file whole or not at all: into a temporary file beside it, then renamed. Raises InputError."""
+    target = Path(os.path.realpath(path))
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(data)  # a pipe or a device cannot be replaced
+            return
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise unwritable(path, error.errno) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def unwritable(path: str | os.PathLike[str], code: int | None) -> InputError:
+    """In one wording, whether it was foreseen or met. code: the system's number of the error."""
+    if code == errno.EISDIR:
+        reason, fix = "it is a folder", "name a file, not a folder"
+    else:
+        reason, fix = os.strerror(code or errno.EIO), "name a file in a writable folder"
+    return InputError(os.fspath(path), "", f"cannot be written ({reason})", fix)

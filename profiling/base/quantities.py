@@ -1,0 +1,68 @@
+"""Units of memory and time as people write and read them. Inside, everything is whole bytes and nanoseconds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from trainplan.profiling.base.errors import InputError
+
+_FACTORS = {"": 1, "B": 1}
+for _power, _prefix in enumerate("KMGTP", start=1):
+    _FACTORS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power, _prefix: 1024**_power}
+
+
+def parse_bytes(text: str, field: str = "--memory") -> int:
+    """Bytes in ``8GiB``, ``500 MB``, ``1.5G`` (a bare K, M, G, T is binary) or ``123``. Raises InputError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    factor = _FACTORS.get(match[2].upper()) if match else None
+    if match is None or factor is None:
+        raise InputError("command line", field, f"is {text!r}", "give a size such as 8GiB or 500MB")
+    return int(Fraction(match[1]) * factor)
+
+
+def format_bytes(count: int) -> str:
+    """``8 GiB``, ``1.25 GiB``, ``640 KiB``: four digits at most, binary units."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.4g} {unit}" if abs(size) < 1000 else f"{size:.0f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_time(time_ns: float) -> str:
+    """``1.234 ms``: four digits, the largest fitting unit."""
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(time_ns) >= factor:
+            return f"{time_ns / factor:.4g} {unit}"
+    return f"{time_ns:.0f} ns"
+
+
+def format_count(count: float) -> str:
+    """``671.1M``, ``10.16B``, ``2.3T``: four digits, thousands as K, M, B, T."""
+    return _in_thousands(count, ("", "K", "M", "B", "T"))
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """``12.5 GB/s``: four digits, decimal units, as links are sold."""
+    return _in_thousands(bytes_per_s, (" B/s", " KB/s", " MB/s", " GB/s", " TB/s"))
+
+
+def _in_thousands(size: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if abs(size) < 999.95:
+            return f"{size:.4g}{unit}"
+        size /= 1000
+    return f"{size:.4g}{units[-1]}"
+
+
+def span(first: str, last: str) -> str:
+    """``block0 .. block3``, or ``head`` alone."""
+    return first if first == last else f"{first} .. {last}"
+
+
+def plural(count: int, word: str) -> str:
+    """``1 row``, ``2 rows``, ``3 batches``."""
+    return f"{count} {word}" + ("" if count == 1 else "es" if word.endswith("ch") else "s")

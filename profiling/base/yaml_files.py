@@ -1,0 +1,109 @@
+"""YAML as this project reads and writes it: plain data only, with JSON's types, and no anchors, aliases or tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from trainplan.profiling.base.errors import InputError, shown
+
+DEEPEST = 100  # lists and objects within each other
+
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is tens of times faster
+_WORDS = {"": None, "~": None, "null": None, "true": True, "True": True, "false": False, "False": False}
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|\.inf)|\.nan")
+
+
+def yaml_value(text: str, where: str) -> Any:
+    """The one document in a text. Texts, numbers, true, false and null are told apart as by JSON: dates and `no` are texts."""
+    reader = _Reader(text, where)
+    try:
+        return reader.document()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        at_end = mark is not None and mark.line >= len(text.rstrip().splitlines())
+        what = "ends too early" if at_end else "is not YAML"
+        fix = "close what is open there" if at_end else "mend the YAML there (indent with spaces, quote texts with signs)"
+        reason = " ".join(str(error.problem or error.context).split())
+        raise InputError(where, place, f"{what} ({reason})", fix) from None
+    except yaml.YAMLError as error:
+        raise InputError(where, "", f"is not YAML ({str(error).splitlines()[0]})", "remove control characters") from None
+
+
+class _Reader:
+    """Builds a value from the parser's events, so that nothing but plain data can come of a file, at a cost of its length."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self._events = iter(yaml.parse(text, Loader=_PARSER))
+        self._where = where
+
+    def document(self) -> Any:
+        next(self._events)  # the stream's start
+        if not isinstance(next(self._events), yaml.DocumentStartEvent):
+            return None
+        value = self._value(next(self._events), 0)
+        next(self._events)  # the document's end
+        if not isinstance(event := next(self._events), yaml.StreamEndEvent):
+            raise self._refuse(event, "begins a second document", "give one document a file")
+        return value
+
+    def _value(self, event: Any, depth: int) -> Any:
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise self._refuse(event, "has an anchor or an alias (& or *)", "write the value out, or quote the text")
+        if event.tag is not None:
+            raise self._refuse(event, f"has the tag {shown(event.tag)}", "remove it: types follow from the format")
+        if depth > DEEPEST:
+            raise RecursionError
+        if isinstance(event, yaml.ScalarEvent):
+            return _scalar(event.value) if event.implicit[0] else event.value
+        if isinstance(event, yaml.SequenceStartEvent):
+            return [self._value(item, depth + 1) for item in self._until(yaml.SequenceEndEvent)]
+        mapping: dict[str, Any] = {}
+        for item in self._until(yaml.MappingEndEvent):
+            key = self._value(item, depth + 1)
+            if not isinstance(key, str):
+                raise self._refuse(item, f"has the key {shown(key)}", "give a text as key, in quotes if need be")
+            if key in mapping:
+                raise self._refuse(item, f"has the key {shown(key)} twice", "give it once")
+            mapping[key] = self._value(next(self._events), depth + 1)
+        return mapping
+
+    def _until(self, end: type) -> Iterator[Any]:
+        while not isinstance(event := next(self._events), end):
+            yield event
+
+    def _refuse(self, event: Any, problem: str, fix: str) -> InputError:
+        mark = event.start_mark
+        return InputError(self._where, f"line {mark.line + 1} column {mark.column + 1}", problem, fix)
+
+
+def _scalar(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text.replace(".inf", "inf").replace(".nan", "nan")) if _FLOAT.fullmatch(text) else text
+
+
+def yaml_text(value: Any) -> str:
+    """Plain data as YAML that reads back equal. Innermost lists and objects stand on one line each."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes whole floats without a point, and quotes texts that would be read as numbers."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_number(self, data: float) -> yaml.Node:
+        return self.represent_int(int(data)) if data.is_integer() and abs(data) < 1e18 else self.represent_float(data)
+
+
+_Dumper.add_representer(float, _Dumper.represent_number)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))

@@ -1,0 +1,1 @@
+"""Clusters: kinds of devices, links, and what a machine tells of itself."""

@@ -1,0 +1,190 @@
+"""Clusters: which devices stand in which nodes, what each kind of device can do, and which link joins which of them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.clusters.network import Island, Link, Matrix, Network, Positive
+from trainplan.profiling.shipped import locate
+
+Bytes = Annotated[int, Field(gt=0, le=2**50)]
+DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
+
+
+class DeviceKind(Record):
+    """One kind of device.
+
+    flops_per_s: peak rate of matrix products by dtype. A product of m x k by k x n reaches `efficiency` of it times
+    d / (d + half_size) for each of its three sizes d. kernel_ns: least time of one operator.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    memory_bytes: Bytes
+    flops_per_s: Annotated[dict[DtypeName, Positive], Field(min_length=1)]
+    memory_bytes_per_s: Positive
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
+    half_size: Annotated[int, Field(ge=0, le=2**20)] = 64
+    kernel_ns: Annotated[int, Field(ge=0, le=10**9)] = 5_000
+
+
+class Host(Record):
+    """A node's CPU: its memory, and the link between it and one device, one way at a time.
+
+    shares_bus: copies and collectives within the node go through the same bus, as without NVLink.
+    """
+
+    memory_bytes: Bytes
+    memory_bytes_per_s: Positive
+    link: Link
+    shares_bus: bool = True
+
+
+class Nodes(Record):
+    """`count` equal nodes with `devices` of one kind each. islands: links within a node, smallest first."""
+
+    kind: str
+    devices: Annotated[int, Field(ge=1, le=2**20)]
+    count: Annotated[int, Field(ge=1, le=2**20)] = 1
+    islands: list[Island] = Field(default_factory=list)
+    host: Host | None = None
+
+
+class Cluster(Record):
+    """Devices are numbered node by node. islands: links across nodes, smallest first, the last one over all devices.
+
+    matrix: all links, in place of every island. overlap_slowdown: of compute and communication at once.
+    """
+
+    name: str
+    kinds: Annotated[list[DeviceKind], Field(min_length=1)]
+    nodes: Annotated[list[Nodes], Field(min_length=1)]
+    islands: list[Island] = Field(default_factory=list)
+    matrix: Matrix | None = None
+    algorithm: Literal["ring", "tree", "fastest"] = "ring"
+    overlap_slowdown: Annotated[float, Field(ge=1, le=10)] = 1.3
+    source: str = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Cluster:
+        names = Counter(kind.name for kind in self.kinds)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise InputError("", "kinds", f"has {twice[0]!r} twice", "name each kind once")
+        for i, node in enumerate(self.nodes):
+            if node.kind not in names:
+                raise InputError("", f"nodes[{i}].kind", f"is {node.kind!r}", f"give one of: {', '.join(names)}")
+        if self.devices > 2**20:
+            raise InputError("", "nodes", f"have {self.devices} devices", f"give at most {2**20}")
+        if self.matrix is not None:
+            if self.islands or any(node.islands for node in self.nodes):
+                raise InputError("", "matrix", "is given beside islands", "give one of them")
+            if (rows := len(self.matrix.bandwidth_bytes_per_s)) != self.devices:
+                raise InputError("", "matrix.bandwidth_bytes_per_s", f"has {rows} rows", f"give {self.devices}, one a device")
+            return self
+        one_node = len(self.nodes) == self.nodes[0].count == 1
+        for i, node in enumerate(self.nodes):
+            optional = node.devices == 1 or (one_node and bool(self.islands))
+            _check_nested(node.islands, node.devices, f"nodes[{i}].islands", optional)
+        starts = {0}
+        for node in self.nodes:
+            starts |= {max(starts) + node.devices * (copy + 1) for copy in range(node.count)}
+        for i, island in enumerate(self.islands):
+            first, size = island.first or 0, island.devices
+            ends = range(first, self.devices + 1, size) if island.first is None else (first, first + size)
+            if any(end not in starts for end in ends):
+                told = f"is {size} devices" + (f" from {first}" if first else "")
+                raise InputError("", f"islands[{i}]", told, "give whole nodes, or the first device of whole nodes as well")
+        _check_nested(self.islands, self.devices, "islands", optional=one_node)
+        return self
+
+    @cached_property
+    def devices(self) -> int:
+        return sum(node.count * node.devices for node in self.nodes)
+
+    @cached_property
+    def _kinds(self) -> dict[str, DeviceKind]:
+        return {kind.name: kind for kind in self.kinds}
+
+    @cached_property
+    def used_kinds(self) -> tuple[DeviceKind, ...]:
+        """Kinds that some node has, in the order of the nodes."""
+        return tuple(self._kinds[name] for name in dict.fromkeys(node.kind for node in self.nodes))
+
+    @property
+    def device_kinds(self) -> list[str]:
+        """Name of the kind of every device."""
+        return [node.kind for node in self.nodes for _ in range(node.count * node.devices)]
+
+    def node_of(self, rank: int) -> Nodes:
+        """The node (one of equal ones) that holds a device. Raises IndexError."""
+        for node in self.nodes:
+            if rank < node.count * node.devices:
+                return node
+            rank -= node.count * node.devices
+        raise IndexError(f"the cluster has {self.devices} devices")
+
+    def kind_of(self, rank: int) -> DeviceKind:
+        return self._kinds[self.node_of(rank).kind]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the smallest device."""
+        return min(kind.memory_bytes for kind in self.used_kinds)
+
+    @cached_property
+    def network(self) -> Network:
+        """Links within and across nodes, smallest island first."""
+        if self.matrix is not None:
+            return Network(matrix=self.matrix, algorithm=self.algorithm)
+        if len(self.nodes) == 1 and all(island.first is None for island in self.nodes[0].islands):
+            within = list(self.nodes[0].islands)
+        else:
+            within, start = [], 0
+            for node in self.nodes:
+                for _ in range(node.count):
+                    for island in node.islands:
+                        pieces = [island.first] if island.first is not None else range(0, node.devices, island.devices)
+                        within += [island.changed(first=start + piece) for piece in pieces]
+                    start += node.devices
+            within.sort(key=lambda island: island.devices)
+        return Network(islands=within + list(self.islands) or [_alone()], algorithm=self.algorithm)
+
+
+def _alone() -> Island:
+    """The only island of one device, which no message ever crosses."""
+    return Island(devices=1, bandwidth_bytes_per_s=1e12)
+
+
+def _check_nested(islands: list[Island], devices: int, field: str, optional: bool) -> None:
+    """Islands that tile must nest, and the last one must hold all `devices`."""
+    tiling = [(i, island) for i, island in enumerate(islands) if island.first is None]
+    for (_, smaller), (i, larger) in pairwise(tiling):
+        same = larger.devices == smaller.devices and larger.operation != smaller.operation
+        if not same and (larger.devices <= smaller.devices or larger.devices % smaller.devices):
+            told = f"is {larger.devices} after {smaller.devices}"
+            raise InputError("", f"{field}[{i}].devices", told, "nest them, smallest first")
+    if not islands:
+        if optional:
+            return
+        raise InputError("", field, "is missing", f"give an island of {devices} devices with its bandwidth_bytes_per_s")
+    last, largest = len(islands) - 1, islands[-1]
+    if largest.devices != devices or largest.first:
+        raise InputError("", f"{field}[{last}].devices", f"is {largest.devices}", f"give all devices, {devices}")
+    if not any(island.operation is None and island.devices == devices for island in islands):
+        raise InputError("", f"{field}[{last}].operation", f"is {largest.operation!r}", "leave it out: it must serve all")
+    for i, island in enumerate(islands):
+        if (island.first or 0) + island.devices > devices:
+            told = f"is {island.first}, so that the island ends beyond the {devices} devices"
+            raise InputError("", f"{field}[{i}].first", told, f"give at most {devices - island.devices}")
+
+
+def load_cluster(source: str | os.PathLike[str]) -> Cluster:
+    """A shipped cluster by name, or a YAML or JSON file. Raises InputError."""
+    name = os.fspath(source)
+    return parse(locate("clusters", name, "--cluster", "a cluster file"), Cluster, name)

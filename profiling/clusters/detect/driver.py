@@ -1,0 +1,65 @@
+"""The GPUs of a machine as its driver lists them: by NVML, or by `nvidia-smi` without the package for it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.clusters.detect.devices import Gpu
+from trainplan.profiling.clusters.detect.links import generation_bytes_per_s
+
+QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader,nounits")
+
+
+def nvml_gpus() -> list[Gpu] | None:
+    """All GPUs by NVML; None without the package nvidia-ml-py or without a driver."""
+    try:
+        nvml = import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # the package's own error class is not there when it is not
+        return None
+    try:
+        return [_nvml_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return None
+    finally:
+        _ask(nvml, "nvmlShutdown")
+
+
+def _nvml_gpu(nvml: Any, handle: Any) -> Gpu:
+    name = nvml.nvmlDeviceGetName(handle)
+    clock_mhz = _ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
+    memory_clock_mhz = _ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
+    bus_bits = _ask(nvml, "nvmlDeviceGetMemoryBusWidth", handle)
+    generation = _ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    lanes = _ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle)
+    return Gpu(
+        name=name.decode() if isinstance(name, bytes) else name,
+        memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
+        pcie_bytes_per_s=generation_bytes_per_s(generation, lanes),
+        cores=_ask(nvml, "nvmlDeviceGetNumGpuCores", handle),
+        clock_hz=clock_mhz and clock_mhz * 1e6,
+        memory_bytes_per_s=bus_bits and memory_clock_mhz and bus_bits / 8 * memory_clock_mhz * 2e6,
+    )
+
+
+def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
+    """None where this driver or device cannot tell."""
+    try:
+        return getattr(nvml, question)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def parse_query(text: str) -> list[Gpu]:
+    """GPUs in the answer to `QUERY`: name, MiB, PCIe generation and lanes, one GPU a line. Raises InputError."""
+    found = []
+    for i, line in enumerate(filter(str.strip, text.splitlines()), start=1):
+        name, *cells = (cell.strip() for cell in line.rsplit(",", 3))
+        if len(cells) != 3 or not cells[0].isdigit():
+            fix = "install nvidia-ml-py, which asks the driver"
+            raise InputError(QUERY[0], f"line {i}", f"is {shown(line.strip())}", fix)
+        generation, lanes = (int(cell) if cell.isdigit() else None for cell in cells[1:])
+        found.append(Gpu(name, int(cells[0]) * 2**20, generation_bytes_per_s(generation, lanes)))
+    return found

@@ -1,0 +1,88 @@
+"""GPUs and the ways between them as a cluster: nested islands where the links form a tree, else a matrix of all pairs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+from trainplan.profiling.clusters.cluster import Cluster, Host, Nodes
+from trainplan.profiling.clusters.detect.devices import Gpu
+from trainplan.profiling.clusters.detect.links import (
+    NETWORK_LATENCY_NS,
+    NVLINK_LATENCY_NS,
+    NVLINK_SHARE,
+    PCIE_LATENCY_NS,
+    PCIE_SHARES,
+)
+from trainplan.profiling.clusters.network import Island, Matrix
+
+Table = list[list[float]]  # bytes a second from each device to each other
+
+
+def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_per_s: float) -> Table:
+    """Bandwidth of each pair by how it is joined (NV4, PIX, ...); 0 of a device with itself."""
+
+    def bytes_per_s(i: int, j: int) -> float:
+        if i == j:
+            return 0.0
+        if (way := pairs[i][j]) in PCIE_SHARES:
+            return round(PCIE_SHARES[way] * pcie_bytes_per_s)
+        rates = [known.nvlink_gb_per_s for gpu in (gpus[i], gpus[j]) if (known := gpu.known())]
+        return round(NVLINK_SHARE * int(way.removeprefix("NV")) * (min(rates, default=0) or 25) * 1e9)
+
+    return [[bytes_per_s(i, j) for j in range(len(gpus))] for i in range(len(gpus))]
+
+
+def nested_islands(table: Table) -> list[tuple[int, float]] | None:
+    """Sizes and bandwidths of equal islands of consecutive devices, smallest first; None where the links are no such tree."""
+    count = len(table)
+    both = [[min(table[i][j], table[j][i]) for j in range(count)] for i in range(count)]
+    levels = []
+    for bandwidth in sorted({both[i][j] for i in range(count) for j in range(i)}, reverse=True):
+        sets = [frozenset(j for j in range(count) if i == j or both[i][j] >= bandwidth) for i in range(count)]
+        size = len(sets[0])
+        if any(part != frozenset(range(i - i % size, i - i % size + size)) for i, part in enumerate(sets)):
+            return None
+        levels.append((size, bandwidth))
+    return levels
+
+
+def gpu_cluster(
+    gpus: Sequence[Gpu], table: Table, nodes: int, network_bytes_per_s: float, host: Host, name: str | None, source: str
+) -> Cluster:
+    """`nodes` machines of these GPUs and this host. Raises InputError."""
+    name = name or f"{_slug(gpus[0].name)}-{nodes * len(gpus)}"
+    kinds = list({gpu.name: gpu.kind() for gpu in gpus}.values())
+    levels = nested_islands(table) if len(kinds) == 1 else None
+    if levels is None:
+        matrix = Matrix(bandwidth_bytes_per_s=_repeated(table, nodes, network_bytes_per_s), latency_ns=PCIE_LATENCY_NS)
+        return Cluster(name=name, kinds=kinds, nodes=_parts(gpus, host) * nodes, matrix=matrix, source=source)
+    latency_ns = PCIE_LATENCY_NS if host.shares_bus else NVLINK_LATENCY_NS
+    within = [Island(devices=size, bandwidth_bytes_per_s=rate, latency_ns=latency_ns) for size, rate in levels]
+    across = []
+    if nodes > 1:
+        total = nodes * len(gpus)
+        across = [Island(devices=total, bandwidth_bytes_per_s=network_bytes_per_s, latency_ns=NETWORK_LATENCY_NS)]
+    node = Nodes(kind=kinds[0].name, devices=len(gpus), count=nodes, islands=within, host=host)
+    return Cluster(name=name, kinds=kinds, nodes=[node], islands=across, source=source)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia ")).strip("-")
+
+
+def _parts(gpus: Sequence[Gpu], host: Host) -> list[Nodes]:
+    """A machine in parts of one kind, each with its share of the RAM."""
+    parts = []
+    for kind, group in groupby(gpu.name for gpu in gpus):
+        devices = len(list(group))
+        share = host.changed(memory_bytes=host.memory_bytes * devices // len(gpus))
+        parts.append(Nodes(kind=kind, devices=devices, host=share))
+    return parts
+
+
+def _repeated(table: Table, nodes: int, network_bytes_per_s: float) -> Table:
+    """The table over several machines."""
+    places = [(node, i) for node in range(nodes) for i in range(len(table))]
+    return [[table[i][j] if node == other else network_bytes_per_s for other, j in places] for node, i in places]

@@ -1,0 +1,113 @@
+"""The machine as a whole: GPUs with their links and host, or the processes of its CPU, as a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.yaml_files import yaml_text
+from trainplan.profiling.clusters.cluster import Cluster, Host
+from trainplan.profiling.clusters.detect.cpu import Rates, available_bytes, cpu_cluster, cpu_cores, measure_rates
+from trainplan.profiling.clusters.detect.devices import Gpu
+from trainplan.profiling.clusters.detect.driver import QUERY, nvml_gpus, parse_query
+from trainplan.profiling.clusters.detect.gpu import gpu_cluster, pair_table
+from trainplan.profiling.clusters.detect.links import PCIE_3_X16_BYTES_PER_S, PCIE_LATENCY_NS, PCIE_SHARES
+from trainplan.profiling.clusters.detect.nccl import parse_nccl
+from trainplan.profiling.clusters.detect.system import Read, Run, read_text, run_command
+from trainplan.profiling.clusters.detect.topology import TOPOLOGY, Topology, parse_topology
+from trainplan.profiling.clusters.network import Link
+
+MOST = 2**20  # nodes, or processes
+MOST_BYTES_PER_S = 1e18
+LEAST_BYTES = 2**26  # of a process that is to stand for a device
+
+
+def detect(
+    *,
+    nodes: int = 1,
+    processes: int | None = None,
+    network_bytes_per_s: float | None = None,
+    topology_file: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    run: Run = run_command,
+    read: Read = read_text,
+    gpus: Callable[[], list[Gpu] | None] = nvml_gpus,
+    rates: Callable[[], Rates] = measure_rates,
+) -> Cluster:
+    """This machine as a cluster, or `nodes` machines like it. Raises InputError.
+
+    processes: on a machine without GPUs, how many share it; as many as cores by default. network_bytes_per_s: of one
+    ring between nodes; from the fastest network card in NCCL's file by default. topology_file: NCCL's XML; by default
+    the one that NCCL_TOPO_FILE names. All GPUs count, whatever CUDA_VISIBLE_DEVICES says.
+    """
+    for field, value in (("nodes", nodes), ("processes", processes)):
+        if value is not None and not 1 <= value <= MOST:
+            raise InputError("command line", f"--{field}", f"is {value}", f"give 1 to {MOST}")
+    if network_bytes_per_s is not None and not 1 <= network_bytes_per_s <= MOST_BYTES_PER_S:
+        told = f"is {network_bytes_per_s} bytes a second"
+        raise InputError("command line", "--network", told, "give what a ring gets, such as 12.5GB")
+    file = topology_file or os.environ.get("NCCL_TOPO_FILE")
+    described = _described(os.fspath(file), read) if file else None
+    found, asked = gpus(), "NVML"
+    if found is None and (text := run(QUERY)):
+        found, asked = parse_query(text), "nvidia-smi"
+    network_bytes_per_s = network_bytes_per_s or (described.network_bytes_per_s if described else None)
+    if nodes > 1 and not network_bytes_per_s:
+        raise InputError("command line", "--network", "is missing", "give what one ring between nodes gets, such as 12.5GB")
+    if not found:
+        memory_bytes, count = available_bytes(read), processes or cpu_cores()
+        if memory_bytes // count < LEAST_BYTES:
+            told = f"is {count}, with {memory_bytes // count} bytes each"
+            raise InputError("command line", "--processes", told, f"give at most {max(1, memory_bytes // LEAST_BYTES)}")
+        return cpu_cluster(nodes, count, network_bytes_per_s, name, memory_bytes, rates())
+    topology = _topology(found, described, run)
+    pcie_bytes_per_s = topology.pcie_bytes_per_s or _slowest_pcie(found)
+    measured = rates()
+    host = Host(
+        memory_bytes=available_bytes(read),
+        memory_bytes_per_s=round(measured.memory_bytes_per_s),
+        link=Link(bandwidth_bytes_per_s=round(pcie_bytes_per_s * PCIE_SHARES["PIX"]), latency_ns=PCIE_LATENCY_NS),
+        shares_bus=not all(way.startswith(("NV", "X")) for row in topology.pairs for way in row),
+    )
+    sheets = "data sheets" if all(gpu.known() for gpu in found) else "data sheets, or clocks and cores where none is known"
+    source = (
+        f"Devices by {asked}, links by {topology.origin}, rates by {sheets}, RAM's {measured.origin}; "
+        "what is reached of peak rates, of NVLink and of PCIe are assumptions."
+    )
+    table = pair_table(found, topology.pairs, pcie_bytes_per_s)
+    return gpu_cluster(found, table, nodes, network_bytes_per_s or 0.0, host, name, source)
+
+
+def to_yaml(cluster: Cluster) -> str:
+    """A cluster file without what is left at its default."""
+    return yaml_text(cluster.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
+
+
+def _described(file: str, read: Read) -> Topology:
+    text = read(file)
+    if text is None:
+        raise InputError("detect", "topology_file", f"is {shown(file)}, which cannot be read", "name a readable file")
+    return parse_nccl(text, file)
+
+
+def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topology:
+    """NCCL's file, else what the driver shows with the file's PCIe rate, else the slowest way."""
+    topology = described if described and described.pairs else None
+    if topology is None and len(gpus) > 1 and (text := run(TOPOLOGY)):
+        topology = parse_topology(text)
+        if described:
+            topology = replace(topology, pcie_bytes_per_s=described.pcie_bytes_per_s)
+    if topology is None:
+        places = range(len(gpus))
+        topology = Topology([["X" if i == j else "SYS" for j in places] for i in places], "assumption: PCIe across sockets")
+    if len(topology.pairs) != len(gpus):
+        told = f"shows {len(topology.pairs)} GPUs where the driver has {len(gpus)}"
+        raise InputError("detect", topology.origin, told, "give NCCL's topology file of this machine")
+    return topology
+
+
+def _slowest_pcie(gpus: Sequence[Gpu]) -> float:
+    told = [gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s]
+    return min(told, default=PCIE_3_X16_BYTES_PER_S)

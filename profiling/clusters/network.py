@@ -1,0 +1,147 @@
+"""Which link joins which devices: nested islands, or a full matrix. A group communicates at its slowest link."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record
+
+Positive = Annotated[float, Field(ge=1, le=1e18, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Latency = Annotated[int, Field(ge=0, le=10**12)]
+Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "p2p"]
+Origin = Literal["measured", "estimated", "imported"]
+
+
+class Link(Record):
+    """What one device can send through a link while it receives as much, and what one step of a collective costs beside."""
+
+    bandwidth_bytes_per_s: Positive
+    latency_ns: Latency = 0
+
+
+class Island(Link):
+    """Consecutive devices joined by one kind of link. bandwidth_bytes_per_s: in a ring over the whole island.
+
+    first: its first device; left out, islands of this size tile all devices. shared_by: consecutive devices, those of a node,
+    whose network cards send node_bytes_per_s together (left out: the ring's bandwidth). Groups with few members a node all
+    communicate at once, so one with k of every `shared_by` devices gets at most k / shared_by of that. operation: the
+    collective that this link was fitted for; left out, it serves all. error: of the fit, the largest relative one.
+    """
+
+    devices: Annotated[int, Field(ge=1, le=2**20)]
+    first: Annotated[int, Field(ge=0, le=2**20)] | None = None
+    shared_by: Annotated[int, Field(ge=1, le=2**20)] = 1
+    node_bytes_per_s: Positive | None = None
+    operation: Operation | None = None
+    origin: Origin = "estimated"
+    error: Share = 0.0
+
+    def holds(self, lowest: int, highest: int) -> bool:
+        if self.first is None:
+            return lowest // self.devices == highest // self.devices
+        return self.first <= lowest and highest < self.first + self.devices
+
+
+class Matrix(Record):
+    """Links of all pairs, in rows by sender and columns by receiver; the diagonal is not read.
+
+    latency_ns: of every link, unless latencies_ns gives each its own.
+    """
+
+    bandwidth_bytes_per_s: Annotated[list[list[Annotated[float, Field(ge=0, le=1e18)]]], Field(min_length=1)]
+    latency_ns: Latency = 0
+    latencies_ns: list[list[Latency]] | None = None
+
+    @model_validator(mode="after")
+    def _is_square(self) -> Matrix:
+        count = len(self.bandwidth_bytes_per_s)
+        tables: dict[str, Any] = {"bandwidth_bytes_per_s": self.bandwidth_bytes_per_s}
+        if self.latencies_ns is not None:
+            tables["latencies_ns"] = self.latencies_ns
+        for name, table in tables.items():
+            if len(table) != count:
+                raise InputError("", name, f"has {len(table)} rows", f"give {count}, as bandwidth_bytes_per_s has")
+            for i, row in enumerate(table):
+                if len(row) != count:
+                    raise InputError("", f"{name}[{i}]", f"has {len(row)} columns", f"give {count}, one for each device")
+        for i, row in enumerate(self.bandwidth_bytes_per_s):
+            for j, value in enumerate(row):
+                if i != j and not value >= 1:
+                    raise InputError("", f"bandwidth_bytes_per_s[{i}][{j}]", f"is {value}", "give at least 1 byte a second")
+        return self
+
+    def link(self, ranks: Sequence[int]) -> Link:
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        table = self.latencies_ns
+        return Link(
+            bandwidth_bytes_per_s=min(self.bandwidth_bytes_per_s[a][b] for a, b in pairs),
+            latency_ns=self.latency_ns if table is None else max(table[a][b] for a, b in pairs),
+        )
+
+
+class Network(Record):
+    """All links of a cluster. Islands stand smallest first; where several hold a group, the first one counts.
+
+    algorithm: of all-reduces, `ring`, `tree`, or `fastest` for the better of the two.
+    """
+
+    islands: list[Island] = Field(default_factory=list)
+    matrix: Matrix | None = None
+    algorithm: Literal["ring", "tree", "fastest"] = "ring"
+
+    @model_validator(mode="after")
+    def _has_links(self) -> Network:
+        if bool(self.islands) == (self.matrix is not None):
+            raise InputError("", "islands", "and matrix are both given or both missing", "give one of them")
+        return self
+
+    @cached_property
+    def _links(self) -> dict[Any, Link]:
+        return {}
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all groups of one shape, shifted by multiples of powers of two, have equal links."""
+        sizes = [size for island in self.islands for size in (island.devices, island.shared_by)]
+        tiled = self.matrix is None and all(island.first is None for island in self.islands)
+        return tiled and all(size & (size - 1) == 0 for size in sizes)
+
+    def reaches(self, devices: int) -> bool:
+        """Whether every group of the first `devices` devices has a link."""
+        if self.matrix is not None:
+            return len(self.matrix.bandwidth_bytes_per_s) >= devices
+        return devices == 1 or any(island.operation is None and island.holds(0, devices - 1) for island in self.islands)
+
+    def link(self, ranks: Sequence[int], operation: Operation | None = None) -> Link:
+        """The slowest link that a group of two or more devices must cross. A link fitted for the operation goes before a
+        general one. Raises ValueError where there is none."""
+        key = (tuple(ranks), operation)
+        if key not in self._links:
+            self._links[key] = self._find(ranks, operation)
+        return self._links[key]
+
+    def _find(self, ranks: Sequence[int], operation: Operation | None) -> Link:
+        if self.matrix is not None:
+            return self.matrix.link(ranks)
+        lowest, highest = min(ranks), max(ranks)
+        holding = [island for island in self.islands if island.holds(lowest, highest)]
+        for wanted in (operation, None):
+            for island in holding:
+                if island.operation == wanted:
+                    return self._shared(island, ranks)
+        raise ValueError(f"no island holds the devices {lowest} to {highest}")
+
+    def _shared(self, island: Island, ranks: Sequence[int]) -> Link:
+        """The group's part of an island's link."""
+        members = max(Counter(rank // island.shared_by for rank in ranks).values())
+        together = island.node_bytes_per_s or island.bandwidth_bytes_per_s
+        part = together * members / island.shared_by
+        if part >= island.bandwidth_bytes_per_s:
+            return island
+        return Link(bandwidth_bytes_per_s=part, latency_ns=island.latency_ns)

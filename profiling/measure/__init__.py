@@ -1,0 +1,1 @@
+"""Measuring a machine with torch."""

@@ -1,0 +1,275 @@
+"""Measured profiles: every sub-layer on this machine's processes, the links between them, copies, optimizer and overlap.
+
+The work is a list of tasks. Each finished one is kept in a journal, so that an interrupted measurement goes on where it
+stopped; one that does not fit in memory is a result as well. Links: collectives of several sizes over groups of 2, 4, ...
+neighbours, fitted to steps x (latency + bytes / bandwidth) with the fit's error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.lines import fit_line
+from trainplan.profiling.base.processes import Report, WorkerError, run_workers
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.network import Island, Network
+from trainplan.profiling.costs import PHASES
+from trainplan.profiling.estimate import estimate_shapes
+from trainplan.profiling.measure.journal import Journal
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import DTYPE_BYTES
+from trainplan.profiling.profiles import (
+    HostCosts,
+    Number,
+    Profile,
+    Rate,
+    Shape,
+    UnitCost,
+)
+
+MESSAGE_BYTES = (2**12, 2**16, 2**20, 2**23, 2**25)
+OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "p2p")
+COPIED_BYTES = (2**20, 2**22, 2**24, 2**26)  # larger than caches, for the most part
+MOST_PROCESSES = 16
+
+Task = dict[str, Any]
+
+
+def measure(
+    model: Model,
+    cluster: Cluster,
+    shapes: Sequence[tuple[int, int]],
+    *,
+    device: str = "cpu",
+    budget_seconds: float = 60,
+    spread: float = 0.05,
+    seed: int = 0,
+    journal: str | os.PathLike[str] | None = None,
+    progress: Report | None = None,
+) -> Profile:
+    """Measure `model` for these (tp, rows) on as many local processes as `cluster` has devices, up to 16 at once.
+
+    device: `cpu`, or `cuda` for this machine's GPUs, a process each. budget_seconds: for the repeats of all tasks together;
+    each is repeated until its spread is below `spread`, three times at least. journal: a file that finished tasks are kept in
+    and resumed from. Sub-layers are measured alone where the cluster is larger than the machine, and what was not measured is
+    estimated. Raises InputError, MissingExtra, WorkerError.
+    """
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", "measuring")
+    if model.dtype not in DTYPE_BYTES:
+        raise InputError("command line", "--dtype", f"is {model.dtype!r}", f"give one of: {', '.join(DTYPE_BYTES)}")
+    if not budget_seconds > 0 or not 0 < spread < 1:
+        field, value = ("--spread", spread) if budget_seconds > 0 else ("--budget", budget_seconds)
+        raise InputError("command line", field, f"is {value}", "give seconds above 0, and a spread between 0 and 1")
+    if not 0 <= seed < 2**31:
+        raise InputError("command line", "--seed", f"is {seed}", f"give a whole number from 0 to {2**31 - 1}")
+    model = model.fused()
+    world = min(_local_devices(device), cluster.devices)
+    tasks = _tasks(model, shapes, world)
+    identity = _identity(model, cluster, device, world, seed)
+    keeper = Journal(journal, identity, spread)
+    job = {
+        "model": model,
+        "device": device,
+        "memory_bytes": cluster.memory_bytes,
+        "seed": seed,
+        "of": len(tasks),
+        "budget": budget_seconds,
+        "spread": spread,
+    }
+    _run(job, tasks, world, keeper, progress)
+    return _assembled(model, cluster, shapes, tasks, keeper.results, world, identity)
+
+
+def _local_devices(device: str) -> int:
+    if device == "cpu":
+        return MOST_PROCESSES
+    if device != "cuda":
+        raise InputError("command line", "--device", f"is {device!r}", "give 'cpu' or 'cuda'")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InputError("command line", "--device", "is 'cuda', but torch finds no GPU", "give cpu, or estimate the profile")
+    return torch.cuda.device_count()
+
+
+def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[Task]:
+    tasks: list[Task] = []
+    for tp, rows in sorted(set(shapes)):
+        for name in model.sublayers:
+            title = f"{name} tp{tp} rows {rows}"
+            tasks.append({"kind": "sublayer", "title": title, "sublayer": name, "tp": tp, "rows": rows})
+    sizes = [size for size in (1 << i for i in range(1, world.bit_length())) if size < world]
+    for size in [*sizes, world] if world > 1 else []:
+        for operation in OPERATIONS:
+            for message in MESSAGE_BYTES:
+                title = f"{operation} of {size}, {message} bytes"
+                tasks.append(
+                    {"kind": "collective", "title": title, "operation": operation, "devices": size, "message_bytes": message}
+                )
+    for message in COPIED_BYTES:
+        tasks.append({"kind": "copies", "title": f"host copies, {message} bytes", "message_bytes": message})
+    tasks += [{"kind": "optimizer", "title": f"optimizer on the {where}", "where": where} for where in ("device", "host")]
+    if world > 1:
+        tasks.append({"kind": "overlap", "title": "overlap"})
+    return tasks
+
+
+def _identity(model: Model, cluster: Cluster, device: str, world: int, seed: int) -> str:
+    """What must be the same for finished tasks to be used again."""
+    import torch
+
+    machine = [device, world, seed, torch.__version__, os.cpu_count()]
+    parts = [model.shape(), cluster.model_dump(mode="json"), *machine]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _run(job: dict[str, Any], tasks: list[Task], world: int, keeper: Journal, progress: Report | None) -> None:
+    """All tasks that have no result yet. A sub-layer at which the system twice killed a process is taken not to fit."""
+    killed: set[str] = set()
+    while waiting := [(number, task) for number, task in enumerate(tasks) if task["title"] not in keeper.results]:
+        running: list[int] = []
+        failures: list[InputError] = []
+
+        def follow(event: dict[str, Any], running: list[int] = running, failures: list[InputError] = failures) -> None:
+            if "finished" in event:
+                try:
+                    keeper.add(tasks[event["finished"]]["title"], event["result"])
+                except InputError as error:
+                    failures.append(error)
+            else:
+                running[:] = [event["started"]]
+                if progress:
+                    progress({"shape": event["shape"], "done": event["started"], "of": event["of"]})
+
+        try:
+            backend = "cpu:gloo,cuda:nccl" if job["device"] == "cuda" else "gloo"
+            target = "trainplan.profiling.measure.tasks:measure_rank"
+            run_workers(target, world, {**job, "tasks": waiting}, progress=follow, backend=backend)
+        except WorkerError as error:
+            task = tasks[running[0]] if running else {}
+            if error.code != -signal.SIGKILL or task.get("kind") != "sublayer":
+                raise
+            if task["title"] in killed:
+                keeper.add(task["title"], {"out_of_memory": True})
+            killed.add(task["title"])
+        if failures:
+            raise failures[0]
+
+
+def _assembled(
+    model: Model,
+    cluster: Cluster,
+    shapes: Sequence[tuple[int, int]],
+    tasks: list[Task],
+    results: dict[str, Any],
+    world: int,
+    identity: str,
+) -> Profile:
+    """The profile: what was measured, and estimates for the rest."""
+    base = estimate_shapes(model, _rated(cluster, model.dtype), sorted(set(shapes)))
+    kind = cluster.used_kinds[0].name
+    done = [(task, results[task["title"]]) for task in tasks]
+    costs, failed = [], []
+    for task, result in done:
+        if task["kind"] != "sublayer":
+            continue
+        place = {"sublayer": task["sublayer"], "device": kind, "tp": task["tp"], "rows": task["rows"]}
+        if "out_of_memory" in result:
+            failed.append(Shape(**place))
+        else:
+            numbers: Any = {name: _number(*value) for name, value in result.items()}
+            costs.append(UnitCost(**place, **numbers))
+    if not costs:
+        told = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
+        raise InputError("command line", "--rows", told, "give fewer rows, or a cluster with more memory")
+    islands = _islands([(task, result) for task, result in done if task["kind"] == "collective"], cluster, world)
+    overlap = next((result for task, result in done if task["kind"] == "overlap" and "compute" in result), None)
+    elsewhere = [entry for entry in base.costs if entry.device != kind]  # on kinds that this machine has none of
+    update: dict[str, Any] = {
+        "costs": costs + elsewhere,
+        "out_of_memory": failed,
+        "network": Network(islands=islands) if islands else base.network,
+        "host": _host(done, base.host),
+        "provenance": {"measured": f"{world} processes", "identity": identity},
+    }
+    for task, result in done:
+        if task["kind"] == "optimizer" and task["where"] == "device" and "ns_per_parameter" in result:
+            update["optimizer_ns_per_parameter"] = _rate(result["ns_per_parameter"], result["spread"])
+    if overlap:
+        for side in ("compute", "communication"):
+            update[f"{side}_slowdown"] = _rate(overlap[side], overlap["spread"])
+    return base.changed(**update)
+
+
+def _rated(cluster: Cluster, dtype: Any) -> Cluster:
+    """The cluster with some rate for the dtype: what is measured needs none, and scales the estimates made with it."""
+    kinds = [kind.changed(flops_per_s={dtype: min(kind.flops_per_s.values()), **kind.flops_per_s}) for kind in cluster.kinds]
+    return cluster.changed(kinds=kinds)
+
+
+def _number(value: float, spread: float) -> Number:
+    return Number(value=max(0, round(value)), origin="measured", spread=round(spread, 4))
+
+
+def _rate(value: float, spread: float) -> Rate:
+    return Rate(value=value, origin="measured", spread=round(spread, 4))
+
+
+def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list[Island]:
+    """Fitted links, by group size and operation; all-reduces stand for whatever was not fitted. Empty without any."""
+    points: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for task, result in done:
+        if "seconds" not in result:
+            continue
+        size, operation = task["devices"], task["operation"]
+        steps = 1 if operation == "p2p" else PHASES[operation] * (size - 1)
+        piece = result["message_bytes"] if operation == "p2p" else result["message_bytes"] / size
+        points.setdefault((size, operation), []).append((piece, result["seconds"] / steps))
+    islands = []
+    for (size, operation), found in sorted(points.items()):
+        if len(found) < 2:
+            continue
+        islands.append(_fitted(size, operation, found))
+        if operation == "all-reduce":
+            islands.append(islands[-1].changed(operation=None))
+    if not islands or cluster.devices == world:
+        return islands
+    # Wider groups than were measured keep the cluster's own links.
+    return [*islands, *(i for i in cluster.network.islands if i.devices > world)] if cluster.matrix is None else []
+
+
+def _fitted(devices: int, operation: Any, points: list[tuple[float, float]]) -> Island:
+    """Alpha and beta of (bytes, seconds) of a step, by least relative squares, neither negative; and the largest error."""
+    alpha, beta, error = fit_line(points)
+    return Island(
+        devices=devices,
+        operation=operation,
+        bandwidth_bytes_per_s=1 / max(beta, 1e-15),
+        latency_ns=round(alpha * 1e9),
+        origin="measured",
+        error=round(error, 4),
+    )
+
+
+def _host(done: list[tuple[Task, Any]], estimated: HostCosts | None) -> HostCosts | None:
+    copies = [(task["message_bytes"], result) for task, result in done if task["kind"] == "copies" and "to_host" in result]
+    steps = [result for task, result in done if task["kind"] == "optimizer" and task["where"] == "host"]
+    if len(copies) < 2 or "ns_per_parameter" not in steps[0]:
+        return estimated
+    there = fit_line([(size, result["to_device"]) for size, result in copies])
+    back = fit_line([(size, result["to_host"]) for size, result in copies])
+    return HostCosts(
+        to_device_bytes_per_s=_rate(1 / max(there[1], 1e-12), there[2]),  # a level fit must not exceed what a Rate may be
+        to_host_bytes_per_s=_rate(1 / max(back[1], 1e-12), back[2]),
+        latency_ns=_number(max(there[0], back[0]) * 1e9, max(there[2], back[2])),
+        optimizer_ns_per_parameter=_rate(steps[0]["ns_per_parameter"], steps[0]["spread"]),
+        shares_bus=estimated is not None and estimated.shares_bus,
+    )

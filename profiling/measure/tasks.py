@@ -1,0 +1,374 @@
+"""What one measuring process does: each task of a job in turn, its result handed back as soon as it is there.
+
+All processes work on the same task at the same moment, since they share the machine when they train.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.measure.allocations import PeakMemory
+from trainplan.profiling.measure.timing import Clock, OutOfMemory, Repeats, Timed, is_out_of_memory, repeat, slowest
+from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
+
+OPTIMIZER_PARAMETERS = 8_000_000
+OVERLAP_SIDE = 512
+OVERLAP_BYTES = 2**22
+
+Task = dict[str, Any]
+T = TypeVar("T")
+
+
+def measure_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
+    """Body of one measuring process. Each task is reported when it has started, and finished with its result.
+
+    A result may be {"out_of_memory": True}.
+    """
+    device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, job["memory_bytes"] / torch.cuda.mem_get_info()[1]))
+    measuring = _Measuring(rank, world, job["model"], device, job["seed"], job["spread"])
+    measuring.warm_up()
+    used_bytes = _data_bytes() if device.type == "cpu" else None
+    started = time.perf_counter()
+    for place, (number, task) in enumerate(job["tasks"]):
+        report({"started": number, "of": job["of"], "shape": task["title"]})
+        # What earlier tasks have left of the budget is shared out among the rest, alike on all processes.
+        left = job["budget"] - slowest(world, [time.perf_counter() - started])[0]
+        measuring.seconds = max(0.0, left) / (len(job["tasks"]) - place)
+        limit = None if used_bytes is None or task["kind"] != "sublayer" else used_bytes + job["memory_bytes"]
+        try:
+            with _limited(limit):
+                result = getattr(measuring, task["kind"])(task)
+        except OutOfMemory:
+            result = {"out_of_memory": True}
+        report({"finished": number, "result": result})
+
+
+def _data_bytes() -> int | None:
+    """Data that this process has mapped, without freed blocks that its allocator keeps; None where no one tells."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError), open("/proc/self/status", encoding="ascii") as stream:
+        return next((int(line.split()[1]) * 1024 for line in stream if line.startswith("VmData:")), None)
+    return None
+
+
+@contextmanager
+def _limited(data_bytes: int | None) -> Iterator[None]:
+    """Let a CPU's allocations fail, rather than the machine, beyond what the device has that a process stands for."""
+    if data_bytes is None:
+        yield
+        return
+    _data_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+class _Measuring:
+    def __init__(self, rank: int, world: int, model: Model, device: torch.device, seed: int, spread: float) -> None:
+        self.rank, self.world, self.model, self.device = rank, world, model, device
+        self.seed, self.spread, self.seconds = seed, spread, 0.0
+        self.groups: dict[int, Any] = {}
+
+    def warm_up(self) -> None:
+        """One tiny sub-layer through everything that a task does: torch loads and allocates much at first use."""
+        part = FeedForward(tokens=8, hidden=8, inner=8)
+        trial = Trial(part, 1, torch_units.Shard(), self.device, self.seed)
+        trial.once()
+        trial.without_graph()
+        trial.memory()
+
+    def repeat(self, parts: int, run: Any) -> Timed:
+        return repeat(self.world, Repeats(self.spread, self.seconds / 2), parts, run)
+
+    def _together(self, make: Callable[[], T]) -> T:
+        """What `make` gives on this process. Raises OutOfMemory on all of them where any has not enough."""
+        made, failed = None, 0.0
+        try:
+            made = make()
+        except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = 1.0
+        if slowest(self.world, [failed])[0]:
+            raise OutOfMemory
+        assert made is not None
+        return made
+
+    def sublayer(self, task: Task) -> dict[str, Any]:
+        part, shard = self.model.sublayers[task["sublayer"]], torch_units.Shard(task["tp"], 0)
+        trial = self._together(lambda: Trial(part, task["rows"], shard, self.device, self.seed))
+        times = self.repeat(2, trial.once)
+        alone = self.repeat(1, trial.without_graph)
+        peaks = self._together(trial.memory)
+        return {
+            "forward_ns": [times.medians[0] * 1e9, times.spreads[0]],
+            "backward_ns": [times.medians[1] * 1e9, times.spreads[1]],
+            "forward_without_graph_ns": [alone.medians[0] * 1e9, alone.spreads[0]],
+            **{name: [value, 0.0] for name, value in peaks.items()},
+        }
+
+    def collective(self, task: Task) -> dict[str, Any]:
+        size, message, operation = task["devices"], task["message_bytes"], task["operation"]
+        if size not in self.groups:
+            starts = range(0, self.world - size + 1, size)
+            groups = [dist.new_group(list(range(start, start + size))) for start in starts]  # on all ranks, alike
+            self.groups[size] = groups[self.rank // size] if self.rank // size < len(groups) else None
+        group = self.groups[size]
+        count = max(1, message // 4 // size)
+        whole, piece = torch.zeros(count * size, device=self.device), torch.zeros(count, device=self.device)
+        place = self.rank % size
+
+        def once() -> list[float]:
+            clock = Clock(self.device)
+            clock.mark()
+            if group is not None:
+                _communicate(operation, whole, piece, group, place, self.rank)
+            clock.mark()
+            return clock.parts()
+
+        times = self.repeat(1, once)
+        return {"seconds": times.medians[0], "spread": times.spreads[0], "message_bytes": count * size * 4}
+
+    def copies(self, task: Task) -> dict[str, Any]:
+        pinned = self.device.type == "cuda"
+        count = task["message_bytes"] // 4
+        host, device = torch.zeros(count, pin_memory=pinned), torch.zeros(count, device=self.device)
+
+        def once() -> list[float]:
+            clock = Clock(self.device)
+            clock.mark()
+            device.copy_(host, non_blocking=pinned)
+            clock.mark()
+            host.copy_(device, non_blocking=pinned)
+            clock.mark()
+            return clock.parts()
+
+        times = self.repeat(2, once)
+        return {"to_device": times.medians[0], "to_host": times.medians[1], "spread": max(times.spreads)}
+
+    def optimizer(self, task: Task) -> dict[str, Any]:
+        device = self.device if task["where"] == "device" else torch.device("cpu")
+        dtype = torch_units.DTYPES[self.model.dtype]
+        half = dtype.itemsize < 4  # then the optimizer works on fp32 copies: the gradient is cast in, the parameter out
+        value = torch.zeros(OPTIMIZER_PARAMETERS, device=device, dtype=torch.float32 if half else dtype, requires_grad=True)
+        value.grad = torch.ones_like(value)
+        used = torch.ones(OPTIMIZER_PARAMETERS, device=device, dtype=dtype) if half else None
+        adam = torch.optim.AdamW([value], fused=True)
+
+        def once() -> list[float]:
+            clock = Clock(device)
+            clock.mark()
+            if used is not None:
+                value.grad.copy_(used)
+            adam.step()
+            if used is not None:
+                used.copy_(value.detach())
+            clock.mark()
+            return clock.parts()
+
+        times = self.repeat(1, once)
+        return {"ns_per_parameter": times.medians[0] / OPTIMIZER_PARAMETERS * 1e9, "spread": times.spreads[0]}
+
+    def overlap(self, task: Task) -> dict[str, Any]:
+        """How much slower a product and an all-reduce get while the other goes on, each the shorter of the two once."""
+        del task
+        a = torch.randn(OVERLAP_SIDE, OVERLAP_SIDE, device=self.device)
+        message = torch.zeros(OVERLAP_BYTES // 4, device=self.device)
+
+        def seconds(products: int, reduces: int) -> tuple[float, float]:
+            """Until all products, and until all all-reduces are done, both begun together."""
+            self._wait()
+            started = time.perf_counter()
+            works = [dist.all_reduce(message, async_op=True) for _ in range(reduces)]
+            communicated = 0.0
+            for _ in range(products):
+                torch.mm(a, a)
+                if works and not communicated and works[-1].is_completed():
+                    communicated = time.perf_counter() - started
+            if self.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+            computed = time.perf_counter() - started
+            for work in works:
+                work.wait()
+            self._wait()
+            return computed, communicated or time.perf_counter() - started
+
+        product = self.repeat(1, lambda: [seconds(8, 0)[0] / 8]).medians[0]
+        reduce = self.repeat(1, lambda: [seconds(0, 4)[1] / 4]).medians[0]
+        products = max(8, round(4 * reduce / product))
+        reduces = 4
+        around = round(3 * products * product / reduce) + 1, round(3 * reduces * reduce / product) + 1
+        computing = self.repeat(1, lambda: [seconds(products, around[0])[0] / products])
+        communicating = self.repeat(1, lambda: [seconds(around[1], reduces)[1] / reduces])
+        return {
+            "compute": max(1.0, computing.medians[0] / product),
+            "communication": max(1.0, communicating.medians[0] / reduce),
+            "spread": max(computing.spreads[0], communicating.spreads[0]),
+        }
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _communicate(operation: str, whole: Tensor, piece: Tensor, group: Any, place: int, rank: int) -> None:
+    if operation == "all-reduce":
+        dist.all_reduce(whole, group=group)
+    elif operation == "all-gather":
+        dist.all_gather_into_tensor(whole, piece, group=group)
+    elif operation == "reduce-scatter":
+        dist.reduce_scatter_tensor(piece, whole, group=group)
+    elif operation == "all-to-all":
+        dist.all_to_all_single(torch.empty_like(whole), whole, group=group)
+    elif place == 0:  # p2p: the first to the last of its group
+        dist.send(whole, dst=rank + dist.get_world_size(group) - 1, group=group)
+    elif place == dist.get_world_size(group) - 1:
+        dist.recv(whole, src=rank - place, group=group)
+
+
+class Trial:
+    """A sub-layer with parameters and an input, ready to run."""
+
+    def __init__(self, part: Sublayer, rows: int, shard: torch_units.Shard, device: torch.device, seed: int) -> None:
+        self.part, self.shard, self.device = part, shard, device
+        whole = torch_units.whole_parameters(part, seed)
+        self.parameters = {
+            p.name: torch_units.sharded(p, whole[p.name], shard).to(device).clone().requires_grad_() for p in part.parameters()
+        }
+        del whole
+        for value in self.parameters.values():
+            value.grad = torch.zeros_like(value)
+        generator = torch.Generator().manual_seed(seed)
+        self.x = input_of(part, rows, generator).to(device)
+        memory_tokens = part.memory_tokens if isinstance(part, Attention) else 0
+        self.memory_states: Tensor | None = None
+        if memory_tokens:
+            shape = (rows, memory_tokens, part.hidden)
+            self.memory_states = torch.randn(shape, generator=generator).to(device, torch_units.DTYPES[part.dtype])
+        self.targets: Tensor | None = None
+        if isinstance(part, LanguageHead):
+            self.targets = torch.randint(part.vocabulary, (rows, part.tokens), generator=generator).to(device)
+        with torch.no_grad():
+            self.gradient = torch.randn_like(self._forward(self._given()[0], None))
+
+    def _given(self) -> tuple[Tensor, Tensor | None]:
+        indices = isinstance(self.part, TokenEmbedding)
+        leaf = self.x if indices else self.x.detach().requires_grad_(self.part.kind != "embedding")
+        memory = self.memory_states
+        return leaf, None if memory is None else memory.detach().requires_grad_()
+
+    def _forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
+        memory = self.memory_states if memory is None else memory
+        return torch_units.forward(self.part, self.parameters, x, self.shard, memory)
+
+    def once(self) -> list[float]:
+        """Seconds forward and backward; a language head's with the loss, its gradient made in the logits' place."""
+        clock, given = Clock(self.device), self._given()
+        clock.mark()
+        y = self._forward(*given)
+        if self.targets is None:
+            clock.mark()
+            y.backward(self.gradient)
+        else:
+            assert isinstance(self.part, LanguageHead)
+            edge, logits = torch.autograd.graph.get_gradient_edge(y), y.detach()
+            del y
+            found = torch_units.loss_statistics(logits, self.targets, self.part.vocabulary, self.shard)
+            clock.mark()
+            everyone = found.unsqueeze(0).expand(self.shard.tp, *found.shape)
+            torch_units.loss_gradient(logits, self.targets, everyone, self.part.vocabulary, self.shard, 1e-6)
+            torch.autograd.backward([edge], [logits])
+        clock.mark()
+        return clock.parts()
+
+    def without_graph(self) -> list[float]:
+        clock = Clock(self.device)
+        with torch.no_grad():
+            x, memory = self._given()
+            clock.mark()
+            y = self._forward(x, memory)
+            if self.targets is not None:
+                assert isinstance(self.part, LanguageHead)
+                torch_units.loss_statistics(y, self.targets, self.part.vocabulary, self.shard)
+            clock.mark()
+        return clock.parts()
+
+    def memory(self) -> dict[str, int]:
+        """What the graph keeps, and the workspaces, in bytes."""
+        kept, output = self._kept()
+        forward, backward = self._peaks()
+        return {
+            "kept_bytes": kept,
+            "forward_workspace_bytes": max(0, forward - kept - output),
+            "backward_workspace_bytes": max(0, backward - kept - self.incoming_bytes),
+        }
+
+    @property
+    def incoming_bytes(self) -> int:
+        """Gradients that the backward pass makes of its inputs."""
+        return sum(t.nbytes for t in self._given() if t is not None and t.requires_grad)
+
+    def _kept(self) -> tuple[int, int]:
+        given = self._given()
+        held: dict[int, int] = {}
+        known = {t.untyped_storage().data_ptr() for t in (*self.parameters.values(), *given) if t is not None}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                held[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            y = self._forward(*given)
+        return sum(held.values()), y.nbytes
+
+    def _peaks(self) -> tuple[int, int]:
+        given = self._given()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            y = self._forward(*given)
+            forward = torch.cuda.max_memory_allocated() - before
+            edge, output = torch.autograd.graph.get_gradient_edge(y), y.nbytes
+            del y
+            torch.cuda.reset_peak_memory_stats()
+            torch.autograd.backward([edge], [self.gradient])
+            return forward, torch.cuda.max_memory_allocated() - before if output else 0
+        with PeakMemory() as memory:
+            with memory.phase("forward"):
+                y = self._forward(*given)
+            edge = torch.autograd.graph.get_gradient_edge(y)
+            del y
+            with memory.phase("backward"):
+                torch.autograd.backward([edge], [self.gradient])
+        return memory.phase_peak_bytes.get("forward", 0), memory.phase_peak_bytes.get("backward", 0)
+
+
+def input_of(part: Sublayer, rows: int, generator: torch.Generator) -> Tensor:
+    """A random input of a sub-layer, by its shape."""
+    if isinstance(part, TokenEmbedding):
+        return torch.randint(part.vocabulary, (rows, part.tokens), generator=generator)
+    shape = part.input_shape(rows)
+    return torch.randn(shape, generator=generator).to(torch_units.DTYPES[part.dtype])

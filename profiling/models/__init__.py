@@ -1,0 +1,1 @@
+"""Models as chains of sub-layers, by family."""

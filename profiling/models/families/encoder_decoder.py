@@ -1,0 +1,60 @@
+"""An encoder and a decoder: T5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.families.fields import ACTIVATIONS, LARGEST, Chain, Fields, Unit
+from trainplan.profiling.models.sublayers import (
+    Activation,
+    Attention,
+    FeedForward,
+    LanguageHead,
+    Norm,
+    TokenEmbedding,
+)
+
+GATED_GELU: Activation = "gelu_tanh"  # as published with T5 1.1
+
+
+def t5(fields: Fields) -> tuple[Chain, bool]:
+    """Both streams travel together: the decoder's tokens pass the encoder by, the encoder's result passes the decoder by.
+
+    decoder_positions: our own field, the decoder's length where it is not the encoder's (T5-512/4).
+    """
+    hidden, heads, width = fields.count("d_model", 512), fields.count("num_heads", 8), fields.count("d_kv", 64)
+    encoders = fields.layers("num_layers", 6)
+    decoders, vocabulary = fields.layers("num_decoder_layers", encoders), fields.count("vocab_size", 32128)
+    positions, buckets = fields.count("n_positions", 512), fields.count("relative_attention_num_buckets", 32)
+    inner, tied = fields.count("d_ff", 2048), fields.flag("tie_word_embeddings", True)
+    known = {**ACTIVATIONS, **{f"gated-{name}": kind for name, kind in ACTIVATIONS.items()}, "gated-gelu": GATED_GELU}
+    activation = fields.activation("feed_forward_proj", "relu", known)
+    common = fields.common(fields.dropout("dropout_rate"), fields.share("layer_norm_epsilon", 1e-6))
+    long = positions if fields.sequence is None else fields.sequence
+    if not 1 <= long <= LARGEST:
+        raise InputError("command line", "--sequence", f"is {long}", f"give 1 to {LARGEST}")
+    short = fields.count("decoder_positions", long) if "decoder_positions" in fields.config else long
+    common |= {"hidden": hidden, "norm": "rms"}
+    encoder = common | {"tokens": long, "carried_tokens": short}
+    decoder = common | {"tokens": short, "carried_tokens": long}
+    projected: dict[str, Any] = {"heads": heads, "kv_heads": heads, "width": width, "scale": 1.0}
+    projected |= {"bias": False, "out_bias": False}
+    inside: dict[str, Any] = {"inner": inner, "activation": activation, "bias": False, "inner_dropout": True}
+    inside["gated"] = fields.read["feed_forward_proj"].startswith("gated-")
+    chain = [Unit("embedding", 0, TokenEmbedding(**common, tokens=long + short, vocabulary=vocabulary))]
+    for i in range(encoders):
+        biased: dict[str, Any] = {"relative": "t5", "buckets": buckets, "holds_table": i == 0}
+        parts = {"attention": Attention(**encoder, **projected, **biased), "ffn": FeedForward(**encoder, **inside)}
+        chain += [Unit(f"encoder{i}.{name}", i + 1, part) for name, part in parts.items()]
+    chain.append(Unit("encoder.norm", encoders, Norm(**encoder)))
+    for i in range(decoders):
+        biased = {"relative": "t5-causal", "buckets": buckets, "holds_table": i == 0, "causal": True}
+        parts = {
+            "attention": Attention(**decoder, **projected, **biased),
+            "cross": Attention(**decoder, **projected, memory_tokens=long),
+            "ffn": FeedForward(**decoder, **inside),
+        }
+        chain += [Unit(f"decoder{i}.{name}", encoders + i + 1, part) for name, part in parts.items()]
+    head = LanguageHead(**common, tokens=short, vocabulary=vocabulary, scale=hidden**-0.5 if tied else 1.0)
+    return [*chain, Unit("head", encoders + decoders + 1, head)], tied

@@ -1,0 +1,191 @@
+"""Models: a chain of sub-layers, built from a Hugging Face configuration without weights and without `transformers`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import read_data
+from trainplan.profiling.models.families import ROLES, Fields, Unit, build_chain
+from trainplan.profiling.models.sublayers import DTYPE_BYTES, Sublayer
+from trainplan.profiling.shipped import locate
+
+# What a configuration says of one run, not of the architecture.
+RUN_FIELDS = ("attn_implementation", "decoder_positions")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A chain of sub-layers at one sequence length and dtype. tied: the head's matrix is the embedding's.
+
+    config: the configuration's fields that the chain was built from, defaults filled in. sequence: as asked for (None: the
+    configuration's own).
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    units: tuple[Unit, ...]
+    tied: bool
+    sequence: int | None = None
+    dtype: str = "float32"
+
+    @property
+    def family(self) -> str:
+        return str(self.config["model_type"])
+
+    @property
+    def layers(self) -> int:
+        """Transformer layers between embedding and head."""
+        return self.units[-1].layer - 1
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one sample that the last layer works on: a decoder's, where there are two stacks."""
+        return self.units[-1].sublayer.tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Of the language head; 0 for models without one."""
+        return int(getattr(self.units[-1].sublayer, "vocabulary", 0))
+
+    @property
+    def tied_elements(self) -> int:
+        """Elements of the matrix that embedding and head share; 0 where they do not."""
+        return self.vocabulary * self.units[-1].sublayer.hidden if self.tied else 0
+
+    @cached_property
+    def _keys(self) -> dict[Sublayer, str]:
+        """Names of the distinct sub-layers: their kind, with a number from the second of a kind on."""
+        found: dict[Sublayer, str] = {}
+        counts: Counter[str] = Counter()
+        for unit in self.units:
+            if unit.sublayer not in found:
+                number = counts[unit.kind]
+                found[unit.sublayer] = f"{unit.kind}.{number}" if number else unit.kind
+                counts[unit.kind] += 1
+        return found
+
+    @cached_property
+    def sublayers(self) -> dict[str, Sublayer]:
+        """The distinct sub-layers by name, such as `attention`, or `attention.1` for a second one."""
+        return {key: part for part, key in self._keys.items()}
+
+    def key_of(self, unit: Unit) -> str:
+        """Name of a unit's sub-layer among the model's distinct ones."""
+        return self._keys[unit.sublayer]
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the architecture: what a plan is made for, whatever its name, sequence length or dtype."""
+        fields = {name: value for name, value in self.config.items() if name not in RUN_FIELDS and "drop" not in name}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def total_parameters(self) -> int:
+        """Distinct parameters of the whole model: a tied head's matrix counts once."""
+        counts = {key: part.parameter_count() for key, part in self.sublayers.items()}
+        return sum(counts[self.key_of(unit)] for unit in self.units) - self.tied_elements
+
+    def tp_degrees(self, group: int) -> tuple[int, ...]:
+        """Powers of two up to `group` that every sub-layer can be split into."""
+        degrees = [1 << i for i in range(group.bit_length()) if 1 << i <= group]
+        return tuple(t for t in degrees if all(part.splits_into(t) for part in self.sublayers.values()))
+
+    def activation_bytes(self, rows: int = 1) -> int:
+        """What forward leaves on one device for backward, without recomputation: every unit's input and kept bytes."""
+        parts = {key: part.input_bytes(rows) + part.kept_bytes(rows, 1) for key, part in self.sublayers.items()}
+        return sum(parts[self.key_of(unit)] for unit in self.units)
+
+    def scaled(self, factor: int) -> Model:
+        """The same chain with hidden, inner, vocabulary and sequence about `factor` times smaller. Raises InputError."""
+        if factor < 1:
+            raise InputError("command line", "--scale-down", f"is {factor}", "give 1 or more")
+        if factor == 1:
+            return self
+        if self.family not in ROLES:
+            raise InputError(
+                "command line", "--scale-down", f"is {factor} for a {self.family}", f"give one of {', '.join(ROLES)}"
+            )
+        roles, sizes = ROLES[self.family], dict(self.config)
+        hidden, heads, inner = (sizes[roles[role]] for role in ("hidden", "heads", "inner"))
+        width = max(2, hidden // heads // factor // 2 * 2)
+        sizes[roles["hidden"]] = width * heads
+        sizes[roles["inner"]] = max(8, inner * width * heads // hidden // 8 * 8)
+        sizes[roles["vocabulary"]] = max(16, sizes[roles["vocabulary"]] // factor)
+        sizes[roles["positions"]] = max(8, sizes[roles["positions"]] // factor)
+        if "width" in roles:
+            sizes[roles["width"]] = width
+        return model_from_config(sizes, self.name, max(8, self.tokens // factor), self.dtype, f"{self.name}/{factor}")
+
+    def with_fields(self, *, sequence: int | None = None, **fields: Any) -> Model:
+        """The model with some fields of its configuration changed, such as ``n_layer=96``. Raises InputError."""
+        changed = {**self.config, **fields}
+        return model_from_config(changed, self.name, sequence or self.sequence, self.dtype, self.name)
+
+    def in_dtype(self, dtype: str) -> Model:
+        units = tuple(replace(unit, sublayer=replace(unit.sublayer, dtype=dtype)) for unit in self.units)
+        return replace(self, units=units, dtype=dtype)
+
+    def fused(self) -> Model:
+        """The model as trainplan runs it: fused attention, no dropout."""
+        config = {name: value for name, value in self.config.items() if name != "attn_implementation"}
+        units = tuple(replace(unit, sublayer=replace(unit.sublayer, unfused=False, dropout=False)) for unit in self.units)
+        return replace(self, config=config, units=units)
+
+    def shape(self) -> dict[str, Any]:
+        """All that `plan.json` and profiles carry of a model; `model_from_shape` gives the model back."""
+        return {"name": self.name, "config": dict(self.config), "sequence": self.sequence, "dtype": self.dtype}
+
+
+def model_from_shape(shape: Any, where: str) -> Model:
+    """The model that `Model.shape` described. Raises InputError."""
+    if not isinstance(shape, Mapping):
+        raise InputError(where, "model", "is not an object", "give name, config, sequence and dtype")
+    if unknown := sorted(set(shape) - {"name", "config", "sequence", "dtype"}):
+        raise InputError(where, f"model.{unknown[0]}", "is not a field of this format", "remove it")
+    name, sequence = shape.get("name"), shape.get("sequence")
+    if not isinstance(name, str):
+        raise InputError(where, "model.name", "is missing", "give the model's name")
+    if sequence is not None and (isinstance(sequence, bool) or not isinstance(sequence, int)):
+        raise InputError(where, "model.sequence", f"is {sequence!r}", "give a whole number, or null")
+    try:
+        return model_from_config(shape.get("config"), where, sequence, shape.get("dtype", "float32"), name)
+    except InputError as error:
+        field = ".".join(part for part in ("model.config", error.field) if part)
+        raise InputError(where, field, error.problem, error.fix) from None
+
+
+def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtype: str = "float32") -> Model:
+    """A shipped model by name, or any Hugging Face `config.json` of the families in `families.FAMILIES`; no weights are read.
+
+    Raises InputError naming file, field and a value that would work.
+    """
+    name = os.fspath(source)
+    return model_from_config(read_data(locate("models", name, "--model", "a config.json")), name, sequence, dtype)
+
+
+def model_from_config(
+    config: Any, where: str, sequence: int | None = None, dtype: str = "float32", name: str | None = None
+) -> Model:
+    """A Hugging Face configuration, already read, as a Model. Raises InputError."""
+    if not isinstance(config, Mapping):
+        raise InputError(where, "", "is not an object", "give a Hugging Face config.json")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise InputError("command line", "--dtype", f"is {dtype!r}", f"give one of {', '.join(DTYPE_BYTES)}")
+    fields = Fields(config, where, sequence, dtype)
+    units, tied = build_chain(fields)
+    if name is None:
+        stem = os.path.basename(where).removesuffix(".json")
+        name = str(fields.read["model_type"]) if stem == "config" else stem
+    return Model(name, fields.read, tuple(units), tied, sequence, dtype)

@@ -1,0 +1,133 @@
+"""Attention: of a sequence to itself, of a decoder to an encoder, within windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from trainplan.profiling.models.sublayers.base import INDEX_BYTES, Kind, Operator, Parameter, Sublayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Sublayer):
+    """Norm, projections, scaled dot-product attention, output projection, residual.
+
+    memory_tokens: of the sequence that a cross-attention reads (0: self-attention). window: side of Swin's square windows,
+    `shift` their offset; the tokens then form a square. relative: learned position biases, of T5 (`buckets` of them;
+    both directions or backwards only) or of Swin's windows; holds_table: this layer owns the table (in T5 a stack's first).
+    post_norm: the residual is the normed input (BERT: a norm is written here with the unit after it).
+    """
+
+    kind: ClassVar[Kind] = "attention"
+    heads: int
+    kv_heads: int
+    width: int
+    memory_tokens: int = 0
+    window: int = 0
+    shift: int = 0
+    causal: bool = False
+    bias: bool = True
+    out_bias: bool = True
+    rotary: float = 0.0
+    relative: Literal["", "t5", "t5-causal", "swin"] = ""
+    buckets: int = 0
+    holds_table: bool = False
+    scale: float = 0.0
+    post_norm: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Query, key and value come from one product."""
+        return not self.memory_tokens and self.kv_heads == self.heads and not self.rotary and self.norm == "layer"
+
+    @property
+    def keys(self) -> int:
+        """Keys that one query meets."""
+        return self.window**2 or self.memory_tokens or self.tokens
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Learned biases need the probabilities' gradient: the fused kernels do not give it."""
+        return self.unfused or bool(self.relative)
+
+    def splits_into(self, tp: int) -> bool:
+        return self.heads % tp == 0 and self.kv_heads % tp == 0
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        h, q, kv = self.hidden, self.heads * self.width, self.kv_heads * self.width
+        if self.packed:
+            found = [Parameter("qkv.weight", (3, q, h), 1)]
+            found += [Parameter("qkv.bias", (3, q), 1)] * self.bias
+        else:
+            found = [Parameter("q.weight", (q, h), 0), Parameter("kv.weight", (2, kv, h), 1)]
+            found += [Parameter("q.bias", (q,), 0), Parameter("kv.bias", (2, kv), 1)] * self.bias
+        found.append(Parameter("out.weight", (h, q), 1))
+        found += [Parameter("out.bias", (h,))] * self.out_bias
+        if self.holds_table:
+            rows = (2 * self.window - 1) ** 2 if self.relative == "swin" else self.buckets
+            found.append(Parameter("relative.weight", (rows, self.heads), 1))
+        return (*found, *self._norm_parameters())
+
+    def _sizes(self, rows: int, tp: int) -> tuple[int, int, int, int, int, int]:
+        """n, tokens that give keys and values, h, and on one rank: heads, q, and the width of all its keys."""
+        heads, m = self.heads // tp, rows * (self.memory_tokens or self.tokens)
+        return rows * self.tokens, m, self.hidden, heads, heads * self.width, self.kv_heads // tp * self.width
+
+    def operators(self, rows: int, tp: int) -> list[Operator]:
+        n, m, h, heads, q, kv = self._sizes(rows, tp)
+        found = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
+        found += [self._stream(n * h)] * (2 if self.window else 0)  # into windows, and back
+        if self.packed:
+            found.append(Operator(m=n, n=3 * q, k=h))
+        else:
+            found += [Operator(m=n, n=q, k=h), Operator(m=m, n=2 * kv, k=h)]
+        found += [self._stream(n * q + m * kv, 4)] * (self.rotary > 0)
+        blocks, queries = rows * self.tokens // (self.window**2 or self.tokens), self.window**2 or self.tokens
+        keys = self.keys // 2 if self.causal and not self.keeps_scores else self.keys
+        work = 2.0 if self.keeps_scores else 2.5
+        scores = Operator(m=queries, n=max(1, keys), k=self.width, count=blocks * heads, backward=work)
+        use = Operator(m=queries, n=self.width, k=max(1, keys), count=blocks * heads, backward=work)
+        between = []
+        if self.keeps_scores:
+            passes = 2 + 2 * bool(self.relative or self.causal) + (3 if self.unfused and self.dropout else 0)
+            between = [self._stream(n * heads * self.keys, passes)]
+        out = Operator(m=n, n=h, k=q)
+        dropped = [self._stream(n * h)] * (self.unfused and self.dropout)
+        return [*found, scores, *between, use, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
+
+    def kept_bytes(self, rows: int, tp: int) -> int:
+        n, m, h, heads, q, kv = self._sizes(rows, tp)
+        scores = n * heads * self.keys
+        kept = self._norm_elements(n) + 2 * n * q + 2 * m * kv
+        if not self.unfused:
+            # Rotated keys beside the product that the values are a part of, and the angles.
+            kept += m * kv + self.tokens * self.width if self.rotary else 0
+            places = INDEX_BYTES * (self.tokens if self.relative != "swin" else self.window**2) * self.keys
+            kept += scores if self.relative else n * heads
+            return kept * self.element_bytes + places * self.holds_table
+        masks = scores + n * h if self.dropout else 0
+        return (kept + scores * (3 if self.dropout else 2)) * self.element_bytes + masks
+
+    def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        n, m, h, heads, _, kv = self._sizes(rows, tp)
+        e, scores = self.element_bytes, n * heads * self.keys
+        back = n * h if self.window else 0  # out of the windows again
+        if not self.keeps_scores:
+            return back * e
+        biases = scores // rows if self.shift else heads * (self.window**2 or self.tokens) * self.keys
+        return max(back, scores + 2 * m * kv + biases * bool(self.relative)) * e
+
+    def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        n, m, h, heads, q, kv = self._sizes(rows, tp)
+        scores = n * heads * self.keys if self.keeps_scores else 0
+        projected = n * q + 2 * m * kv
+        weights = 3 * q * h if self.packed else max(q, 2 * kv) * h
+        moments = [n * q + h * q, n * h - n * q + weights - scores]
+        if scores:
+            moments.append(2 * scores - n * q)
+        else:
+            moments.append(n * q + projected + 2 * min(self.tokens, 64) * min(self.keys, 512))
+        later = n * h + (m * h if self.memory_tokens else 0)  # input gradients, which none of these moments holds yet
+        copies = n * h if self.window else 0
+        most = max(0, *(moment - later + copies for moment in moments)) * self.element_bytes
+        return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))

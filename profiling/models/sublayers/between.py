@@ -1,0 +1,84 @@
+"""What stands between stacks and stages: a norm, patch merging, upsampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainplan.profiling.models.sublayers.base import Kind, Operator, Parameter, Sublayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Sublayer):
+    """A norm between two stacks (T5's encoder); rank 0 computes it whole."""
+
+    kind: ClassVar[Kind] = "norm"
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self._norm_parameters()
+
+    def operators(self, rows: int, tp: int) -> list[Operator]:
+        return [self._stream(rows * self.tokens * self.hidden)]
+
+    def kept_bytes(self, rows: int, tp: int) -> int:
+        n = rows * self.tokens
+        return (self._norm_elements(n) - n * self.hidden) * self.element_bytes
+
+    def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        return max(0, self._norm_moment(self.kept_bytes(rows, tp), rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchMerging(Sublayer):
+    """Swin's: four neighbours of `hidden` / 2 each are put together, normed, and projected to one token of `hidden`."""
+
+    kind: ClassVar[Kind] = "merge"
+
+    @property
+    def gathered(self) -> int:
+        return 2 * self.hidden
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        reduction = Parameter("reduction.weight", (self.hidden, self.gathered), 1)
+        return (reduction, *self._norm_parameters(self.gathered))
+
+    def operators(self, rows: int, tp: int) -> list[Operator]:
+        n = rows * self.tokens
+        return [*[self._stream(n * self.gathered)] * 2, Operator(m=n, n=self.hidden, k=self.gathered // tp)]
+
+    def input_shape(self, rows: int) -> tuple[int, ...]:
+        return (rows, 4 * self.tokens, self.hidden // 2)
+
+    def kept_bytes(self, rows: int, tp: int) -> int:
+        n = rows * self.tokens
+        return (n * self.gathered + self._norm_elements(n, self.gathered)) * self.element_bytes
+
+    def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        return self.gathered * self.hidden // tp * self.element_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upsample(Sublayer):
+    """TransGAN's: twice the side, by pixel shuffle (a quarter of the channels) or interpolation, plus learned positions."""
+
+    kind: ClassVar[Kind] = "upsample"
+    from_hidden: int
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (Parameter("positions.weight", (self.tokens, self.hidden)),)
+
+    def operators(self, rows: int, tp: int) -> list[Operator]:
+        return [self._stream(rows * self.tokens * self.hidden)] * 2
+
+    def input_shape(self, rows: int) -> tuple[int, ...]:
+        return (rows, self.tokens // 4, self.from_hidden)
+
+    def kept_bytes(self, rows: int, tp: int) -> int:
+        return 0
+
+    def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        return rows * self.tokens * self.hidden * self.element_bytes
+
+    def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        interpolated = self.from_hidden == self.hidden
+        return rows * self.tokens * self.hidden * self.element_bytes if interpolated else 0

@@ -1,0 +1,113 @@
+"""The first sub-layer of a chain: token indices, patches of an image, or a latent vector become hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainplan.profiling.models.sublayers.base import INDEX_BYTES, Kind, Operator, Parameter, Sublayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEmbedding(Sublayer):
+    """Rows of a (vocabulary, hidden) table, plus learned positions and token types where the model has them."""
+
+    kind: ClassVar[Kind] = "embedding"
+    vocabulary: int
+    positions: int = 0
+    token_types: int = 0
+
+    def splits_into(self, tp: int) -> bool:
+        return tp <= self.vocabulary
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        h = self.hidden
+        found = [Parameter("tokens.weight", (self.vocabulary, h), 0)]
+        if self.positions:
+            found.append(Parameter("positions.weight", (self.positions, h)))
+        if self.token_types:
+            found.append(Parameter("types.weight", (self.token_types, h)))
+        return tuple(found)
+
+    def operators(self, rows: int, tp: int) -> list[Operator]:
+        tables = 1 + (self.positions > 0) + (self.token_types > 0) + (tp > 1)
+        return [self._stream(rows * self.tokens * self.hidden, backward=1.0)] * tables
+
+    def input_bytes(self, rows: int) -> int:
+        return rows * self.tokens * INDEX_BYTES
+
+    def kept_bytes(self, rows: int, tp: int) -> int:
+        n = rows * self.tokens
+        positions = INDEX_BYTES * self.tokens if self.positions else 0
+        types = INDEX_BYTES * n if self.token_types else 0
+        mask = n * self.hidden if self.unfused and self.dropout else 0
+        return positions + types + mask + ((INDEX_BYTES + 1) * n if tp > 1 else 0)  # local indices and mask
+
+    def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        tokens = rows * self.tokens if self.token_types else self.tokens if self.positions else 0
+        return tokens * self.hidden * self.element_bytes
+
+    def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        n, h, v = rows * self.tokens, self.hidden, -(-self.vocabulary // tp)
+        positions = self.tokens * h + self.positions * h if self.positions else 0
+        return max(positions, (n * h if tp > 1 else 0) + v * h) * self.element_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputProjection(Sublayer):
+    """Patches of an image, or a latent vector, as tokens: one product with (features, hidden); rank 0 computes it whole.
+
+    groups: input vectors of one sample, each of `features` numbers and giving tokens / groups tokens. class_token: one more
+    token before them. positions: learned ones. normed: a norm at the end.
+    """
+
+    kind: ClassVar[Kind] = "embedding"
+    features: int
+    groups: int
+    class_token: bool = False
+    positions: bool = False
+    normed: bool = False
+    bias: bool = True
+
+    @property
+    def made_tokens(self) -> int:
+        return self.tokens - self.class_token
+
+    @property
+    def width(self) -> int:
+        """Numbers made of one input vector."""
+        return self.made_tokens // self.groups * self.hidden
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        h = self.hidden
+        found = [Parameter("patches.weight", (self.width, self.features))]
+        if self.bias:
+            found.append(Parameter("patches.bias", (self.width,)))
+        if self.class_token:
+            found.append(Parameter("class.weight", (1, h)))
+        if self.positions:
+            found.append(Parameter("positions.weight", (self.tokens, h)))
+        return (*found, *(self._norm_parameters() if self.normed else ()))
+
+    def operators(self, rows: int, tp: int) -> list[Operator]:
+        n = rows * self.tokens
+        extra = [self._stream(n * self.hidden)] * (self.class_token + self.positions + self.normed)
+        # No gradient of the input is made, so the backward pass is one product, not two.
+        return [Operator(m=rows * self.groups, n=self.width, k=self.features, backward=1.0), *extra]
+
+    def input_shape(self, rows: int) -> tuple[int, ...]:
+        return (rows, self.groups, self.features)
+
+    def kept_bytes(self, rows: int, tp: int) -> int:
+        n = rows * self.tokens
+        stats = 2 * n + n * self.hidden if self.normed else 0  # the normed projection, mean and inverse deviation
+        return stats * self.element_bytes
+
+    def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        return rows * self.tokens * self.hidden * self.element_bytes if self.class_token or self.positions else 0
+
+    def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        weight = self.width * self.features
+        n = rows * self.tokens
+        made = n * self.hidden if self.class_token or self.normed else 0
+        return (made + weight) * self.element_bytes

@@ -1,0 +1,66 @@
+"""The feed-forward network of a block, plain or gated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainplan.profiling.models.sublayers.base import Activation, Kind, Operator, Parameter, Sublayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForward(Sublayer):
+    """Norm, up-projection (two of them where gated), activation, down-projection, residual."""
+
+    kind: ClassVar[Kind] = "ffn"
+    inner: int
+    activation: Activation = "gelu"
+    gated: bool = False
+    bias: bool = True
+    inner_dropout: bool = False
+    post_norm: bool = False
+
+    def splits_into(self, tp: int) -> bool:
+        return tp <= self.inner
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        h, f = self.hidden, self.inner
+        found = [Parameter("up.weight", (f, h), 0)]
+        found += [Parameter("gate.weight", (f, h), 0)] * self.gated
+        found += [Parameter("up.bias", (f,), 0)] * self.bias
+        found += [Parameter("gate.bias", (f,), 0)] * (self.gated and self.bias)
+        found.append(Parameter("down.weight", (h, f), 1))
+        found += [Parameter("down.bias", (h,))] * self.bias
+        return (*found, *self._norm_parameters())
+
+    def operators(self, rows: int, tp: int) -> list[Operator]:
+        n, h, f = rows * self.tokens, self.hidden, self.inner // tp
+        up = [Operator(m=n, n=f, k=h)] * (2 if self.gated else 1)
+        inner = [self._stream(n * f)] + [self._stream(n * f, 3)] * self.gated
+        inner += [self._stream(n * f)] * (self.unfused and self.dropout and self.inner_dropout)
+        norms = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
+        dropped = [self._stream(n * h)] * (self.unfused and self.dropout)
+        return [*norms, *up, *inner, Operator(m=n, n=h, k=f), *dropped, self._stream(n * h, 3, 1.0)]
+
+    def kept_bytes(self, rows: int, tp: int) -> int:
+        n, h, f = rows * self.tokens, self.hidden, self.inner // tp
+        copies = 4 if self.gated else 1 if self.activation == "relu" else 2  # relu's backward reads its result
+        masks = 0
+        if self.unfused and self.dropout:
+            copies += self.inner_dropout
+            masks = n * h + n * f * self.inner_dropout
+        return (self._norm_elements(n) + copies * n * f) * self.element_bytes + masks
+
+    def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        n, h, f = rows * self.tokens, self.hidden, self.inner // tp
+        replaced = self.activation == "relu" and not self.gated  # what relu read is there until its result is
+        return max(0, n * f - n * h) * self.element_bytes if replaced else 0
+
+    def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        n, h, f = rows * self.tokens, self.hidden, self.inner // tp
+        moments = [n * f + h * f - n * h, h * f - n * f]
+        if self.gated:
+            moments += [2 * n * f - n * h, h * f]
+        elif self.activation == "relu":
+            moments.append(2 * n * f - n * h)
+        return max(0, max(moments) * self.element_bytes, self._norm_moment(self.kept_bytes(rows, tp), rows))

@@ -1,0 +1,379 @@
+"""The sub-layers in torch, as partial functions of one tensor-parallel rank. What is measured is what is executed.
+
+Each function maps (parameters of the shard, input) to the rank's partial output; the sum over the ranks is the sub-layer's
+output (the head's outputs are the shards of the logits instead). No function communicates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import (
+    Attention,
+    FeedForward,
+    InputProjection,
+    LanguageHead,
+    Norm,
+    Parameter,
+    PatchMerging,
+    Sublayer,
+    TokenEmbedding,
+    Upsample,
+    ValueHead,
+    shard_bounds,
+)
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Place of a rank in its tensor-parallel group. Rank 0 also adds what must be added once."""
+
+    tp: int = 1
+    index: int = 0
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+
+Parameters = dict[str, Tensor]
+
+
+def forward(part: Sublayer, parameters: Parameters, x: Tensor, shard: Shard, memory: Tensor | None = None) -> Tensor:
+    """Partial output, (rows, tokens, hidden); for a language head the logits' shard, (rows, tokens, vocabulary / tp).
+
+    x: (rows, tokens, hidden); token indices for a token embedding, (rows, groups, features) for an input projection.
+    memory: the hidden states that a cross-attention reads, (rows, memory tokens, hidden).
+    """
+    if isinstance(part, Attention):
+        return _attention(part, parameters, x, shard, memory)
+    return _FORWARD[type(part)](part, parameters, x, shard)
+
+
+def _normed(part: Sublayer, p: Parameters, x: Tensor, name: str = "norm") -> Tensor:
+    weight = p[f"{name}.weight"]
+    if part.norm == "rms":
+        return F.rms_norm(x, weight.shape, weight, part.epsilon)
+    return F.layer_norm(x, weight.shape, weight, p[f"{name}.bias"], part.epsilon)
+
+
+def _with_residual(y: Tensor, x: Tensor, shard: Shard) -> Tensor:
+    """y, (tokens, hidden), plus the residual on rank 0. y is no view, so that adding in place costs the backward nothing."""
+    if shard.first:
+        y.add_(x.view_as(y))
+    return y.view_as(x)
+
+
+def _only_first(y: Tensor, shard: Shard) -> Tensor:
+    """The whole of what every rank has computed alike, counted once in the sum over ranks."""
+    return y if shard.first else y * 0.0
+
+
+def _token_embedding(part: TokenEmbedding, p: Parameters, tokens: Tensor, shard: Shard) -> Tensor:
+    if shard.tp == 1:
+        y = F.embedding(tokens, p["tokens.weight"])
+    else:
+        low, high = shard_bounds(part.vocabulary, shard.tp, shard.index)
+        outside = (tokens < low) | (tokens >= high)
+        y = F.embedding((tokens - low).masked_fill_(outside, 0), p["tokens.weight"])
+        y = y.masked_fill_(outside.unsqueeze(-1), 0.0)
+    if shard.first:
+        if part.positions:
+            y = y.add_(F.embedding(torch.arange(tokens.shape[1], device=tokens.device), p["positions.weight"]))
+        if part.token_types:
+            y = y.add_(F.embedding(torch.zeros_like(tokens), p["types.weight"]))
+    return y
+
+
+def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
+    y = F.linear(x, p["patches.weight"], p.get("patches.bias")).view(x.shape[0], part.made_tokens, part.hidden)
+    if part.class_token:
+        y = torch.cat((p["class.weight"].expand(x.shape[0], 1, -1), y), 1)
+    if part.positions:
+        y = y + p["positions.weight"] if not part.class_token else y.add_(p["positions.weight"])
+    if part.normed:
+        y = _normed(part, p, y)
+    return _only_first(y, shard)
+
+
+def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: Tensor | None) -> Tensor:
+    rows, length, _ = x.shape
+    heads, kv_heads, width = part.heads // shard.tp, part.kv_heads // shard.tp, part.width
+    inside = _normed(part, p, x)
+    residual = inside if part.post_norm else x
+    if part.window:
+        inside = _into_windows(part, inside)
+    if part.packed:
+        qkv = F.linear(inside, p["qkv.weight"].flatten(0, 1), _flat(p.get("qkv.bias")))
+        q, k, v = qkv.view(*inside.shape[:2], 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+    else:
+        source = inside if memory is None else memory
+        q = F.linear(inside, p["q.weight"], p.get("q.bias")).view(*inside.shape[:2], heads, width)
+        kv = F.linear(source, p["kv.weight"].flatten(0, 1), _flat(p.get("kv.bias")))
+        k, v = kv.view(*source.shape[:2], 2, kv_heads, width).unbind(2)
+        if part.rotary:
+            q, k = _rotated(part, q), _rotated(part, k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    bias, causal, grouped = _bias(part, p, inside, shard), part.causal and not part.relative, heads != kv_heads
+    options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": part.scale or None}
+    if part.shift:  # the mask is of the windows of one image
+        q, k, v = (t.unflatten(0, (rows, -1)) for t in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, **options)
+    mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
+    y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
+    if part.window:
+        y = _from_windows(part, y, rows).reshape(rows * length, part.hidden)
+    return _with_residual(y, residual, shard)
+
+
+def _flat(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.flatten()
+
+
+def _rotated(part: Attention, x: Tensor) -> Tensor:
+    """Rotary positions (Su et al., 2021) on (rows, tokens, heads, width): pairs (i, i + width / 2) turned by their angle."""
+    cosine, sine = _angles(part.tokens, part.width, part.rotary, x.dtype, x.device)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1)
+
+
+@cache
+def _angles(tokens: int, width: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+    angles = torch.outer(torch.arange(tokens, dtype=torch.float32), rates)
+    return angles.cos().unsqueeze(1).to(device, dtype), angles.sin().unsqueeze(1).to(device, dtype)
+
+
+def _bias(part: Attention, p: Parameters, inside: Tensor, shard: Shard) -> Tensor | None:
+    """Learned position biases, (heads, queries, keys), of shifted windows (windows, heads, queries, keys); None without."""
+    if not part.relative:
+        return None
+    device, dtype = inside.device, inside.dtype
+    table = p.get("relative.weight")
+    if table is None:  # another layer's table: its gradient flows through that layer's graph
+        table = _zero_table(part.buckets, part.heads // shard.tp, dtype, device)
+    if part.relative == "swin":
+        bias = table[_window_places(part.window, device)].permute(2, 0, 1)
+        if part.shift:
+            return bias + _shift_mask(part.tokens, part.window, part.shift, dtype, device).unsqueeze(1)
+        return bias
+    bias = table[_t5_places(part.tokens, part.buckets, part.relative == "t5", device)].permute(2, 0, 1)
+    if part.causal:
+        bias = bias + _future(part.tokens, dtype, device)
+    return bias
+
+
+@cache
+def _zero_table(buckets: int, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(buckets, heads, dtype=dtype, device=device)
+
+
+@cache
+def _future(tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((tokens, tokens), float("-inf"), dtype=dtype, device=device).triu_(1)
+
+
+@cache
+def _t5_places(tokens: int, buckets: int, both: bool, device: torch.device) -> Tensor:
+    """Bucket of every (query, key) pair (Raffel et al., 2020, Section 2.1): near ones alone, far ones by logarithm to 128."""
+    places = torch.arange(tokens)
+    distance = places[None, :] - places[:, None]
+    found = torch.zeros_like(distance)
+    if both:
+        buckets //= 2
+        found = (distance > 0).long() * buckets
+        distance = distance.abs()
+    else:
+        distance = -distance.clamp(max=0)
+    near = buckets // 2
+    far = near + (torch.log(distance.clamp(min=1).float() / near) / math.log(128 / near) * (buckets - near)).long()
+    return (found + torch.where(distance < near, distance, far.clamp(max=buckets - 1))).to(device)
+
+
+@cache
+def _window_places(window: int, device: torch.device) -> Tensor:
+    """Row of the bias table for every pair of places in a window (Liu et al., 2021, Eq. 4)."""
+    places = torch.cartesian_prod(torch.arange(window), torch.arange(window))
+    offset = places[:, None] - places[None, :] + window - 1
+    return (offset[..., 0] * (2 * window - 1) + offset[..., 1]).to(device)
+
+
+@cache
+def _shift_mask(tokens: int, window: int, shift: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """-100 between places of a shifted window that were not neighbours before the image was rolled; (windows, w^2, w^2)."""
+    side = math.isqrt(tokens)
+    regions = torch.bucketize(torch.arange(side), torch.tensor([side - window, side - shift]), right=True)
+    labels = (regions[:, None] * 3 + regions[None, :]).view(1, side, side, 1)
+    flat = _windows(labels, window).squeeze(-1)
+    return torch.where(flat[:, None] != flat[:, :, None], -100.0, 0.0).to(device, dtype)
+
+
+def _windows(x: Tensor, window: int) -> Tensor:
+    """(rows, side, side, c) to (rows x windows, window^2, c)."""
+    rows, side, _, channels = x.shape
+    x = x.view(rows, side // window, window, side // window, window, channels)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, window**2, channels)
+
+
+def _into_windows(part: Attention, x: Tensor) -> Tensor:
+    side = math.isqrt(part.tokens)
+    x = x.view(x.shape[0], side, side, x.shape[-1])
+    if part.shift:
+        x = x.roll((-part.shift, -part.shift), (1, 2))
+    return _windows(x, part.window)
+
+
+def _from_windows(part: Attention, y: Tensor, rows: int) -> Tensor:
+    side, w = math.isqrt(part.tokens), part.window
+    y = y.view(rows, side // w, side // w, w, w, -1).permute(0, 1, 3, 2, 4, 5).reshape(rows, side, side, -1)
+    return y.roll((part.shift, part.shift), (1, 2)) if part.shift else y
+
+
+def _feed_forward(part: FeedForward, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
+    normed = _normed(part, p, x)
+    flat = normed.view(-1, part.hidden)
+    inner = F.linear(flat, p["up.weight"], p.get("up.bias"))
+    if part.gated:
+        inner = ACTIVATIONS[part.activation](F.linear(flat, p["gate.weight"], p.get("gate.bias"))) * inner
+    else:
+        inner = ACTIVATIONS[part.activation](inner)
+    y = F.linear(inner, p["down.weight"], p.get("down.bias") if shard.first else None)
+    return _with_residual(y, normed if part.post_norm else x, shard)
+
+
+def _norm(part: Norm, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
+    return _only_first(_normed(part, p, x), shard)
+
+
+def _patch_merging(part: PatchMerging, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
+    """x: (rows, 4 tokens, hidden / 2). Neighbours in the order down, right, as published."""
+    rows, side = x.shape[0], math.isqrt(part.tokens)
+    x = x.view(rows, side, 2, side, 2, -1).permute(0, 1, 3, 4, 2, 5).reshape(rows, part.tokens, part.gathered)
+    normed = _normed(part, p, x)
+    low, high = shard_bounds(part.gathered, shard.tp, shard.index)
+    return F.linear(normed[..., low:high], p["reduction.weight"])
+
+
+def _upsample(part: Upsample, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
+    """x: (rows, tokens / 4, from_hidden)."""
+    rows, side = x.shape[0], math.isqrt(part.tokens) // 2
+    image = x.transpose(1, 2).reshape(rows, part.from_hidden, side, side)
+    if part.from_hidden == part.hidden:
+        image = F.interpolate(image, scale_factor=2, mode="bicubic")
+    else:
+        image = F.pixel_shuffle(image, 2)
+    return _only_first(image.flatten(2).transpose(1, 2) + p["positions.weight"], shard)
+
+
+def _language_head(part: LanguageHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
+    del shard
+    x = _normed(part, p, x)
+    if part.transform:
+        x = ACTIVATIONS[part.transform](F.linear(x, p["dense.weight"], p["dense.bias"]))
+        x = _normed(part, p, x, "dense_norm")
+    if part.scale != 1:
+        x = x * part.scale
+    return F.linear(x, p["logits.weight"], p.get("logits.bias"))
+
+
+def _value_head(part: ValueHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
+    del shard
+    x = _normed(part, p, x)
+    if part.pool != "none":
+        x = x[:, 0] if part.pool == "first" else x.mean(1)
+    return F.linear(x, p["values.weight"], p["values.bias"])
+
+
+_FORWARD: dict[type[Sublayer], Callable[..., Tensor]] = {
+    TokenEmbedding: _token_embedding,
+    InputProjection: _input_projection,
+    FeedForward: _feed_forward,
+    Norm: _norm,
+    PatchMerging: _patch_merging,
+    Upsample: _upsample,
+    LanguageHead: _language_head,
+    ValueHead: _value_head,
+}
+
+
+def loss_statistics(logits: Tensor, targets: Tensor, vocabulary: int, shard: Shard) -> Tensor:
+    """In place: logits become exp(logits - largest). Returns (3, rows, tokens): largest, sum, target's logit of this shard."""
+    low, high = shard_bounds(vocabulary, shard.tp, shard.index)
+    largest = logits.amax(-1)
+    inside = (targets >= low) & (targets < high)
+    place = (targets - low).clamp_(0, high - low - 1)
+    target = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1) * inside
+    total = logits.sub_(largest.unsqueeze(-1)).exp_().sum(-1)
+    return torch.stack((largest, total, target))
+
+
+def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary: int, shard: Shard, scale: float) -> Tensor:
+    """Cross-entropy over the vocabulary's shards; in place of the logits their gradient, softmax less one-hot, times `scale`.
+
+    logits: as `loss_statistics` left them. everyone: its results of all shards, (tp, 3, rows, tokens). Returns the sum of the
+    losses times `scale`.
+    """
+    largest, own = everyone[:, 0].amax(0), everyone[shard.index]
+    normaliser = largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
+    loss = (normaliser - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
+    logits.mul_(((own[0] - normaliser).exp() * scale).unsqueeze(-1))
+    low, high = shard_bounds(vocabulary, shard.tp, shard.index)
+    inside = (targets >= low) & (targets < high)
+    place = (targets - low).clamp_(0, high - low - 1).unsqueeze(-1)
+    logits.scatter_add_(-1, place, (inside.to(logits.dtype) * -scale).unsqueeze(-1))
+    return loss
+
+
+def whole_parameters(part: Sublayer, seed: int) -> Parameters:
+    """Full initial parameters of a unit, the same on every rank for one seed: normal(0, 0.02); norms 1 and 0, biases 0.
+
+    Biases and norms get small noise so that no gradient is compared only at a special point.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values = {}
+    for parameter in part.parameters():
+        value = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).mul_(0.02)
+        if "norm.weight" in parameter.name:
+            value += 1.0
+        values[parameter.name] = value.to(DTYPES[part.dtype])
+    return values
+
+
+def unit_seed(model: Model, position: int, seed: int) -> int:
+    """Seed of the unit at `position`; a tied head draws its matrix where the embedding does."""
+    return seed * 100_003 + (0 if model.tied and position == len(model.units) - 1 else position)
+
+
+def sharded(parameter: Parameter, value: Tensor, shard: Shard) -> Tensor:
+    """The slice of a full parameter that a tensor-parallel rank holds (a view)."""
+    if parameter.split is None:
+        return value
+    low, high = shard_bounds(parameter.shape[parameter.split], shard.tp, shard.index)
+    return value.narrow(parameter.split, low, high - low)
+
+
+def flat_layout(part: Sublayer, shard: Shard) -> list[tuple[str, int, int, tuple[int, ...]]]:
+    """(name, start, end, shape) of each parameter in a rank's flat buffer: split ones first, then the replicated ones."""
+    layout, start = [], 0
+    for parameter in sorted(part.parameters(), key=lambda p: p.split is None):
+        shape = parameter.shard_shape(shard.tp, shard.index)
+        layout.append((parameter.name, start, start + prod(shape), shape))
+        start += prod(shape)
+    return layout

@@ -1,0 +1,1 @@
+"""MILP on HiGHS and CP-SAT, the same for every problem."""

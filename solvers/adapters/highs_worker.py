@@ -1,0 +1,149 @@
+"""HiGHS in a process of its own, which can be ended: `python -m trainplan.solvers.adapters.highs_worker`.
+
+Reads pickled requests from standard input, one after the other, and writes pickled answers to standard output: any number of
+`("progress", incumbent, bound)` in ns as logged, then one `("done", {...})`. It lives on between requests, because starting
+Python and Pyomo costs more than a small solve; and it keeps HiGHS apart from OR-Tools, with which it shares a library name.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from trainplan.solvers.adapters.formulation import formulation
+
+REPAIRS = 5
+# With its presolve, HiGHS 1.13.1 calls some feasible instances infeasible, crashes on others or never ends (they are in the
+# tests); 1.12.0 too. Without it all are solved, in about the time that it takes on the others.
+PRESOLVE = "off"
+# HiGHS solves its linear programs to this tolerance too; what the bound is off by in all is taken for at most NOISE units.
+TOLERANCE = 1e-9
+NOISE = 1e-6
+
+# Lines of HiGHS's branch-and-bound table: ... | explored% bound incumbent gap | cuts inLP conflicts | iterations time
+_TABLE = re.compile(r"\s([\d.]+)%\s+(\S+)\s+(\S+)\s+\S+\s+\d+\s+\d+\s+\d+\s+\d+\s+[\d.]+s\s*$")
+
+
+class _Log(io.TextIOBase):
+    """Reads the table of HiGHS's log as it is written."""
+
+    def __init__(self, told: Callable[[float | None, float | None], None]) -> None:
+        self.told, self.pending = told, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.pending += text
+        *lines, self.pending = self.pending.split("\n")
+        for line in lines:
+            if match := _TABLE.search(line):
+                bound, primal = (_number(match[i]) for i in (2, 3))
+                self.told(primal, bound)
+        return len(text)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < 1e300 else None
+
+
+def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
+    """Solve; where rounding let a choice overshoot the memory, solve again with that much less. The first bound stands."""
+    instance, deadline = request["instance"], request["time_limit"] and time.perf_counter() + request["time_limit"]
+    answer = _solve_once(instance, request, deadline, send)
+    if not hasattr(instance, "with_memory"):  # no bytes in its model that could be rounded
+        return answer
+    evaluate = formulation(instance, "problem").evaluate
+    tightened = instance.memory_bytes
+    for _ in range(REPAIRS):
+        if answer["choice"] is None:
+            break
+        over = evaluate(instance, answer["choice"]).peak_bytes - instance.memory_bytes
+        if over <= 0:
+            break
+        tightened -= over
+        if tightened <= 0 or (deadline and time.perf_counter() > deadline):
+            answer["choice"] = None
+            break
+        answer["choice"] = _solve_once(instance.with_memory(tightened), request, deadline, lambda message: None)["choice"]
+    if answer["choice"] is not None and evaluate(instance, answer["choice"]).peak_bytes > instance.memory_bytes:
+        answer["choice"] = None
+    return answer
+
+
+def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, send: Any) -> dict[str, Any]:
+    from pyomo.contrib.solver.common.factory import SolverFactory
+
+    milp, started = formulation(instance, "milp"), time.perf_counter()
+    model = milp.build(instance)
+    built = time.perf_counter()
+    ns_per_unit, _ = milp.units(instance)
+    # HiGHS cuts off what is not below this objective; half a nanosecond keeps its tolerance away from the next whole one.
+    below = {} if request["below_ns"] is None else {"objective_bound": (request["below_ns"] - 0.5) / ns_per_unit}
+
+    def told(primal: float | None, bound: float | None) -> None:
+        send(("progress", primal and primal * ns_per_unit, bound and bound * ns_per_unit))
+
+    results = SolverFactory("highs").solve(
+        model,
+        time_limit=None if deadline is None else max(0.1, deadline - built),
+        rel_gap=request["gap"],
+        threads=1,
+        tee=[_Log(told)],
+        load_solutions=False,
+        raise_exception_on_nonoptimal_result=False,
+        solver_options={
+            "random_seed": request["seed"],
+            "mip_abs_gap": 0.0,
+            "presolve": PRESOLVE,
+            "mip_feasibility_tolerance": TOLERANCE,
+            **below,
+        },
+    )
+    choice = None
+    if results.incumbent_objective is not None:
+        choice = milp.extract(instance, milp.solved_values(model, results.solution_loader.get_vars()))
+    bound = results.objective_bound
+    return {
+        "build_seconds": built - started,
+        "termination": results.termination_condition.name,
+        "bound_ns": None if bound is None else bound * ns_per_unit,
+        "noise_ns": ns_per_unit * (NOISE + TOLERANCE * getattr(milp, "weight", lambda instance: 0)(instance)),
+        "choice": choice,
+    }
+
+
+def main() -> None:
+    requests: BinaryIO = sys.stdin.buffer
+    answers: BinaryIO = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints goes to standard error
+
+    def send(message: Any) -> None:
+        pickle.dump(message, answers)
+        answers.flush()
+
+    while True:
+        try:
+            request = pickle.load(requests)
+        except EOFError:
+            return
+        try:
+            answer = _solve(request, send)
+        except Exception:
+            answer = {"error": traceback.format_exc(limit=-3).strip()}
+        send(("done", answer))
+
+
+if __name__ == "__main__":
+    main()

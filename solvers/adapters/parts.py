@@ -1,0 +1,121 @@
+"""A problem one part at a time: the best solution of all, and the least of their bounds.
+
+Parts are the configurations of a pipeline instance, or the degrees of a cluster-strategy one. They are tried in the order of
+their bounds. Each is given the best solution so far, so that it only has to prove that nothing better is in it, and half of
+the time that is left; the last one all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
+from trainplan.formulations.memory_switches.problem import Instance as SwitchesInstance
+from trainplan.formulations.pipeline.layouts import least_ns, parts
+from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.pipeline.problem import Solution
+from trainplan.solvers.cluster.bounds import bounded_cases
+from trainplan.solvers.core.result import Point
+from trainplan.solvers.core.search import Method, Outcome, Search, Unsuited
+
+
+@dataclass
+class Part:
+    """A part of a problem. bound: infinite where nothing fits. lifted: a solution of it as one of the whole."""
+
+    instance: Any
+    bound: float
+    lifted: Callable[[Any], Any] = lambda solution: solution
+
+
+def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
+    """The method on each part; an instance of a problem without parts is passed on as it is."""
+    if isinstance(instance, PipelineInstance):
+        if any(given.iteration != "eq8" for given in instance.configurations):
+            fix = "give 'exact', or configurations with iteration \"eq8\""
+            raise Unsuited(
+                "command line", "--method", "states Eq. 8 only, and a configuration asks for the published time", fix
+            )
+        known = [Part(part, least_ns(part), _of_place(place)) for place, part in enumerate(parts(instance))]
+        return by_parts(method, known, search)
+    if isinstance(instance, ClusterInstance):
+        if not all(Case(instance, given).statable for given in instance.degrees()):
+            told = "states every group of devices, and this cluster has too many kinds of them"
+            raise Unsuited("command line", "--method", told, "give 'exact'")
+        known = [Part(*bounded) for bounded in bounded_cases(instance, search.out_of_time)]
+        return by_parts(method, known, search)
+    if isinstance(instance, SwitchesInstance) and not instance.forced:
+        fix = "give synchronisation forced, or --method exact"
+        raise Unsuited("command line", "--method", "states the synchronised step only", fix)
+    return method(instance, search)
+
+
+def _of_place(place: int) -> Callable[[Solution], Solution]:
+    return lambda solution: replace(solution, configuration=place)
+
+
+def by_parts(method: Method, known: list[Part], search: Search) -> Outcome:
+    """The method on each part that may hold something better than what is known."""
+    whole = Outcome()
+    waiting = sorted(known, key=lambda part: part.bound, reverse=True)
+    while waiting and not search.out_of_time():
+        part = waiting.pop()
+        waiting = [other for other in waiting if not _closed(other, search)]
+        if _closed(part, search):
+            continue
+        outcome = _solve(method, part, known, search, 0.5 if waiting else 1.0)
+        build_seconds = whole.build_seconds + outcome.build_seconds
+        whole = replace(outcome, build_seconds=build_seconds)
+        if outcome.failed:
+            return whole
+    bound = _least(known, search)
+    if bound == math.inf:
+        return replace(whole, infeasible=True, message=None)
+    search.report(bound=int(bound))
+    message = whole.message if search.objective is None else None
+    source = whole.bound_source or "bounds of the parts, before any is solved"
+    return replace(whole, choice=None, bound=int(bound), bound_source=source, infeasible=False, message=message)
+
+
+def _closed(part: Part, search: Search) -> bool:
+    """Nothing in it is better than what is known, by more than the gap."""
+    return part.bound == math.inf or (
+        search.objective is not None and search.objective - part.bound <= search.gap * search.objective
+    )
+
+
+def _least(known: list[Part], search: Search) -> float:
+    """The bound of all parts; infinite where none has a solution."""
+    return min([part.bound for part in known] + ([] if search.objective is None else [search.objective]))
+
+
+def _solve(method: Method, part: Part, known: list[Part], search: Search, share: float) -> Outcome:
+    """Solve one part in a share of the time left, and pass on to the search of the whole what is found there."""
+
+    def told(point: Point) -> None:
+        if inner.best is not None:
+            search.report(part.lifted(inner.best))
+        elif point.objective is not None:
+            search.claim(point.objective)
+        if inner.bound is not None and inner.bound > part.bound:
+            part.bound = inner.bound
+        if (bound := _least(known, search)) < math.inf:
+            search.report(bound=int(bound))
+
+    limit = None if search.time_limit is None else search.remaining() * share
+    inner = Search(
+        lambda solution: search.evaluate(part.lifted(solution)), limit, search.seed, search.gap, search.options, told
+    )
+    inner.objective = search.objective
+    outcome = method(part.instance, inner)
+    if outcome.choice is not None:
+        inner.report(outcome.choice)
+    if outcome.infeasible:
+        part.bound = math.inf if search.objective is None else search.objective
+    elif outcome.bound is not None:
+        part.bound = max(part.bound, outcome.bound)
+    return outcome

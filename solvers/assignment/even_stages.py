@@ -1,0 +1,50 @@
+"""stage-assignment by rules that know no times: even numbers of layers, or of parameters.
+
+Both are contiguous partitions whose largest part is as small as possible. Megatron gives every stage L / k layers, and refuses
+where that is not whole; here some stages then have one more. DeepSpeed's `partition_balanced` gives the parts the least
+largest weight. Neither knows transfers, devices or memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.stage_assignment.problem import Instance, Solution
+from trainplan.solvers.assignment.sweep import assign, blind
+from trainplan.solvers.core.search import Outcome, Search, Unsuited
+
+
+def uniform_layers(instance: Instance, search: Search) -> Outcome:
+    """Megatron's default."""
+    cuts = balanced_cuts(np.ones(instance.layers, np.int64), instance.stages)
+    return blind(instance, Solution(cuts), search, "uniform-layers")
+
+
+def uniform_parameters(instance: Instance, search: Search) -> Outcome:
+    """DeepSpeed's partition by parameters. Raises Unsuited where the instance does not have them."""
+    if instance.parameters is None:
+        raise Unsuited("instance", "parameters", "is missing", "give the parameters of each layer, or take another method")
+    return blind(instance, Solution(balanced_cuts(instance.parameters, instance.stages)), search, "uniform-parameters")
+
+
+def balanced_cuts(weights: Integers, stages: int) -> tuple[int, ...]:
+    """The cuts with the least largest weight of a stage; among those each next to an even share of what lies before it."""
+    layers, shape = len(weights), (stages, len(weights))
+    before = [0, *accumulate(weights.tolist())]
+    # Two micro-batches without transfers: the largest stage, and once the sum of all.
+    found = assign(np.broadcast_to(weights, shape), np.zeros((stages - 1, layers - 1), np.int64), 2)
+    assert found is not None
+    most = found[0] - before[-1]
+    earliest = [layers]
+    for i in reversed(range(1, stages)):
+        earliest.append(max(i, bisect_left(before, before[earliest[-1]] - most)))
+    cuts, first = [], 0
+    for i, least in enumerate(reversed(earliest[1:]), 1):
+        last = min(bisect_right(before, before[first] + most) - 1, layers - stages + i)
+        share = range(max(least, first + 1), last + 1)
+        first = min(share, key=lambda place: abs(before[place] * stages - before[-1] * i))
+        cuts.append(first)
+    return tuple(cuts)

@@ -1,0 +1,55 @@
+"""Why no cuts of a chain into stages fit their memory, in the user's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
+from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
+from trainplan.formulations.step.stage_memory import Memory
+from trainplan.solvers.assignment.sweep import assign
+from trainplan.solvers.core.result import Infeasibility
+
+
+def explain(instance: AssignmentInstance | PartitionInstance) -> Infeasibility | None:
+    """None where some cuts fit.
+
+    The stage told of is the fullest one of the cuts that go past their limits by as little as possible.
+    """
+    in_flight = [instance.in_flight(i) for i in range(instance.stages)]
+    if (memory := instance.memory) is None or _fitting(memory, in_flight, 0) is not None:
+        return None
+    limits, low, high = memory.limit_bytes, 0, 1
+    while (cuts := _fitting(memory, in_flight, high)) is None:
+        low, high = high, 2 * high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if (found := _fitting(memory, in_flight, middle)) is None:
+            low = middle
+        else:
+            high, cuts = middle, found
+    layers = len(memory.state_bytes)
+    spans = list(pairwise((0, *cuts, layers)))
+    peaks = [memory.peak_bytes(*span, many) for span, many in zip(spans, in_flight, strict=True)]
+    worst = memory.fullest_stage(peaks)
+    (first, end), peak, limit, many = spans[worst], peaks[worst], int(limits[worst]), in_flight[worst]
+    held = int(memory.state_bytes[first:end].sum())
+    alike = bool((limits == limits[0]).all())
+    advice = [f"give every stage {peak} bytes or more" if alike else f"give every stage {high} bytes more"]
+    if many > 1 and held <= limit:
+        advice.append(f"take smaller micro-batches: stage {worst} holds {many} at once")
+    if len(spans) < layers:
+        advice.append("use more stages")
+    place = memory.peak_layer(first, end)
+    name = f"{instance.name_of(place)} in stage {worst}"
+    return Infeasibility(limit, peak, place, name, held, peak - held, tuple(advice))
+
+
+def _fitting(memory: Memory, in_flight: Sequence[int], more: int) -> tuple[int, ...] | None:
+    """Cuts with which every stage fits that many bytes more; None where there are none."""
+    k, layers = len(in_flight), len(memory.state_bytes)
+    windows = memory.with_limits(memory.limit_bytes + more).first_layers(in_flight)
+    found = assign(np.zeros((k, layers), np.int64), np.zeros((k - 1, layers - 1), np.int64), 1, windows)
+    return None if found is None else found[1]

@@ -1,0 +1,242 @@
+"""stage-assignment, exactly and fast: a sweep over the largest stage time, each step a shortest path through the stages.
+
+Under a cap V on every stage the rest of Eq. 5, S = sum_i t_i + sum_i e_i, is least by a dynamic program over the stages,
+
+    D_i(end) = min over first of  D_{i-1}(first) + e_{i-1}(first) + t_i(first .. end - 1),
+
+where `first` runs over a window: a stage fits its cap and its memory exactly where it begins late enough, and that first layer
+does not fall as the stage's last layer rises. So a step costs one sliding minimum for each stage, over those first layers only
+that both the stages before and those after can reach under the cap.
+
+The least S(V) does not rise with V. Intervals (low, high] of caps are kept with a floor of S in them, that of a larger cap:
+a solution in one costs at least (gas - 1)(low + 1) + floor. The one of the least bound is next: its upper end (the sweep's
+step, to the next smaller largest stage) and its middle are tried in turn, until no bound is below the best solution. The
+first cap is the least that the stages can keep, by which the others soon fall out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.stage_assignment.problem import (
+    Instance,
+    Solution,
+    first_layers,
+    violations,
+)
+from trainplan.solvers.core.search import Outcome, Search
+
+FAR = np.int64(2**60)  # half of it is more than any sum of times
+NEVER = 2**62
+LEVELS = np.array([max(0, size.bit_length() - 1) for size in range(10_001)])  # of the largest power of two in a size
+LOWEST, HIGHEST, MIDDLE = range(3)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best solution so far and a bound that none is below; `cuts` is None where none is known."""
+
+    objective: int
+    cuts: tuple[int, ...] | None
+    bound: int
+
+
+def sweep(instance: Instance, search: Search) -> Outcome:
+    """The optimum, proven."""
+    windows = None if instance.memory is None else first_layers(instance)
+    source, steps, bound = "a sweep over caps on the largest stage", 0, NEVER
+    for found in steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows):
+        steps, bound = steps + 1, found.bound
+        search.report(None if found.cuts is None else Solution(found.cuts), bound if bound < NEVER else None)
+        closed = found.cuts is not None and found.objective - bound <= search.gap * found.objective
+        if closed or search.out_of_time():
+            break
+    statistics = {"steps": steps}
+    if bound == NEVER:
+        return Outcome(infeasible=True, bound_source=source, statistics=statistics)
+    return Outcome(bound=bound, bound_source=source, statistics=statistics)
+
+
+def blind(instance: Instance, solution: Solution, search: Search, who: str) -> Outcome:
+    """What a method that knows no memory has found: no answer where it breaks a limit."""
+    search.report(solution)
+    broken = violations(instance, solution)
+    return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}" if broken else None)
+
+
+def assign(
+    layer_ns: Integers,
+    transfer_ns: Integers,
+    micro_batches: int,
+    windows: Integers | None = None,
+    cutoff_ns: int | None = None,
+) -> tuple[int, tuple[int, ...]] | None:
+    """The least objective and its cuts; None where nothing fits, or nothing is below the cutoff.
+
+    layer_ns: (k, L). transfer_ns: (k-1, L-1). windows: (k, L), the least first layer with which stage i ending at layer l
+    fits, as of `first_layers`; it must not fall from one l to the next.
+    """
+    last = deque(steps_of(layer_ns, transfer_ns, micro_batches, windows, cutoff_ns), maxlen=1)
+    return (last[0].objective, last[0].cuts) if last and last[0].cuts is not None else None
+
+
+def steps_of(
+    layer_ns: Integers,
+    transfer_ns: Integers,
+    micro_batches: int,
+    windows: Integers | None = None,
+    cutoff_ns: int | None = None,
+) -> Iterator[Found]:
+    """The best solution and the bound after each step of the sweep; at the end they meet."""
+    chain = _Chain(layer_ns, transfer_ns, windows)
+    most, cuts, rounds = NEVER if cutoff_ns is None else cutoff_ns, None, micro_batches - 1
+    floor = chain.least_sum()
+    top = min(chain.longest(), (most - 1 - floor) // rounds) if rounds else chain.longest()
+    low = chain.least_cap(top) - 1 if rounds else -1
+    waiting = [(rounds * (low + 1) + floor, low, top, floor, LOWEST if rounds else HIGHEST)]
+    while waiting:
+        bound, low, high, floor, where = heappop(waiting)
+        if rounds:
+            high = min(high, (most - 1 - floor) // rounds)
+        if bound >= most or low >= high:
+            continue
+        cap = (low + 1, high, (low + high) // 2)[where]
+        following = MIDDLE if where == HIGHEST else HIGHEST
+        path = chain.path(cap)
+        if path is not None:
+            total, largest, found = path
+            if rounds * largest + total < most:
+                most, cuts = rounds * largest + total, found
+            if low < largest - 1:
+                heappush(waiting, (rounds * (low + 1) + total, low, largest - 1, total, following))
+        if cap < high:
+            heappush(waiting, (rounds * (cap + 1) + floor, cap, high, floor, following))
+        yield Found(most, cuts, min(most, waiting[0][0]) if waiting else most)
+
+
+class _Chain:
+    """Stages and layers of one problem, as the steps need them. A place f = 0 .. L is the gap before layer f."""
+
+    def __init__(self, layer_ns: Integers, transfer_ns: Integers, windows: Integers | None) -> None:
+        self.stages, self.layers = layer_ns.shape
+        kinds: dict[bytes, int] = {}
+        self.kind = [kinds.setdefault(row.tobytes(), len(kinds)) for row in layer_ns]
+        rows = layer_ns[[self.kind.index(kind) for kind in range(len(kinds))]]
+        self.layer_ns, self.transfer_ns = rows, transfer_ns
+        self.before = np.zeros((len(kinds), self.layers + 1), np.int64)  # time of all layers before a place
+        np.cumsum(rows, axis=1, out=self.before[:, 1:])
+        self.before_of = [row.tolist() for row in self.before]
+        self.windows = windows
+        self.firsts = None if windows is None else windows.tolist()
+        self.entry = transfer_ns  # what a stage's first place adds to the path, in place of its time from layer 0 on
+        if len(kinds) > 1:
+            all_before = self.before[self.kind, 1:-1]
+            self.entry = transfer_ns + all_before[:-1] - all_before[1:]
+
+    def least_sum(self) -> int:
+        """No S is below it: every layer on its fastest stage, every boundary at its cheapest cut."""
+        moves = self.transfer_ns.min(axis=1).sum() if self.stages > 1 else 0
+        return int(self.layer_ns.min(axis=0).sum() + moves)
+
+    def longest(self) -> int:
+        """No stage takes longer."""
+        return max(before[-1] for before in self.before_of)
+
+    def furthest(self, cap: int) -> tuple[list[int], int, int]:
+        """The last place that each stage can end at under a cap, and in caps: the largest that is used, and the least above
+        `cap` with which any of these places is later. (Where layers fit some stages only, a place may be too late.)"""
+        places, used, following = [0], 0, NEVER
+        for i in range(self.stages):
+            before, first = self.before_of[self.kind[i]], places[-1]
+            end = most = min(self.layers - self.stages + 1 + i, self.layers)
+            if self.firsts is not None:
+                end = most = min(most, bisect_right(self.firsts[i], first))
+            if before[end] - before[first] > cap:
+                end = bisect_right(before, before[first] + cap) - 1
+            if end < most:
+                following = min(following, before[end + 1] - before[first])
+            used = max(used, before[end] - before[first])
+            places.append(end)
+        return places, used, following
+
+    def least_cap(self, top: int) -> int:
+        """No stage assignment has a smaller largest stage; above `top` where none has one up to it."""
+        low = max(int(self.layer_ns.min(axis=0).max()), -(-int(self.layer_ns.min(axis=0).sum()) // self.stages))
+        high, cap = top + 1, low
+        while low < high:
+            places, used, following = self.furthest(cap)
+            if places[-1] == self.layers:
+                high = used
+            else:
+                low = following
+            cap = (low + high) // 2
+        return low
+
+    def path(self, cap: int) -> tuple[int, int, tuple[int, ...]] | None:
+        """The least S under a cap, the largest stage of its assignment, and the cuts; None where nothing fits."""
+        highest = self.furthest(cap)[0]
+        if highest[-1] < self.layers:
+            return None
+        lowest = [self.layers]
+        for i in reversed(range(1, self.stages)):
+            before, end = self.before_of[self.kind[i]], lowest[-1]
+            first = max(i, bisect_left(before, before[end] - cap))
+            lowest.append(first if self.firsts is None else max(first, self.firsts[i][end - 1]))
+        lowest = [0, *reversed(lowest)]
+        if any(low > high for low, high in zip(lowest, highest, strict=True)):
+            return None
+        starts = {kind: np.searchsorted(before, before - cap) for kind, before in enumerate(self.before)}
+        least, steps = np.zeros(highest[1] - lowest[1] + 1, np.int64), []
+        for i in range(1, self.stages):
+            (a, b), (c, d) = ((lowest[j], highest[j]) for j in (i, i + 1))
+            least = least + self.entry[i - 1, a - 1 : b]
+            first = starts[self.kind[i]][c : d + 1]
+            if self.windows is not None:
+                first = np.maximum(first, self.windows[i, c - 1 : d])
+            steps.append((least, first))
+            least = _window_minima(least, np.maximum(first, a) - a, np.minimum(np.arange(c, d + 1) - 1, b) - a)
+        if least[0] >= FAR // 2:
+            return None
+        cuts, end = [], self.layers
+        for i, (sums, first) in zip(reversed(range(1, self.stages)), reversed(steps), strict=True):
+            a, window = lowest[i], int(first[end - lowest[i + 1]])
+            start = max(window, a)
+            end = start + int(sums[start - a : end - a].argmin())
+            cuts.append(end)
+        cuts.reverse()
+        bounds = list(pairwise((0, *cuts, self.layers)))
+        largest = max(
+            self.before_of[kind][end] - self.before_of[kind][first]
+            for kind, (first, end) in zip(self.kind, bounds, strict=True)
+        )
+        return int(least[0]) + self.before_of[self.kind[-1]][-1], largest, tuple(cuts)
+
+
+def _window_minima(values: Integers, first: Integers, last: Integers) -> Integers:
+    """min(values[first .. last]) of every window, FAR where it is empty. By minima of 1, 2, 4, .. values from each on."""
+    sizes = last - first + 1
+    longest, shortest = int(sizes.max()), int(sizes.min())
+    if shortest < 1:
+        first, last = np.minimum(first, len(values) - 1), np.maximum(last, 0)
+    levels = max(1, longest.bit_length())
+    table = np.empty((levels, len(values)), np.int64)
+    table[0] = values
+    for level in range(1, levels):
+        half = 1 << level - 1
+        np.minimum(table[level - 1, :-half], table[level - 1, half:], out=table[level, :-half])
+    if shortest.bit_length() == levels:
+        row = table[-1]
+        return np.minimum(row[first], row[last + 1 - (1 << levels - 1)])
+    level = LEVELS[np.maximum(sizes, 1)]
+    flat, base = table.ravel(), level * len(values)
+    found = np.minimum(flat[base + first], flat[base + np.maximum(last + 1 - (1 << level), 0)])
+    if shortest < 1:
+        found[sizes < 1] = FAR
+    return found

@@ -1,0 +1,191 @@
+"""What the layers before a layer of a chain still cost at least: for every option of it, and several prices of a byte.
+
+For any price w >= 0 of a byte and the labels (t, H, M) of `label_setting`, a whole chain costs at least
+
+    t + V_w(l, option) + w (H - E)          V_w: least sum of t + R + w (f + ms) over the layers before l, up to that option
+
+since every layer adds at least f + ms to the peak H. Prices lie around the one that maximises the bound of the whole; where a
+second time is capped, each comes with several multipliers of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.solvers.chain.chain import Chain, Floats, Link, Places, connected
+
+PRICE_FACTORS = (1.0, 0.95, 1.05, 0.85, 1.15, 0.65, 1.4, 0.4, 2.0)
+CAPPED_FACTORS = (1.0, 0.5, 2.0, 0.0)
+MOST_CUTS = 128
+FEWER = 0.9  # labels are put together anew when no more than that share is left
+
+
+@dataclass(frozen=True)
+class Cap:
+    """Another chain of the same options, whose time of a choice must stay within limit_ns.
+
+    multipliers: nanoseconds of time that one of it is worth in the completion bounds, the most promising first."""
+
+    limit_ns: int
+    chain: Chain
+    multipliers: tuple[float, ...] = (0.0,)
+
+
+def possible(chain: Chain) -> list[Places]:
+    """Options of each layer that fit at least when every other layer takes as little memory as it can.
+
+    During its own backward pass a layer meets what earlier layers keep at least and all others' least model states.
+    """
+    after, masks = np.zeros(1, np.int64), []
+    for l in range(chain.layers - 1, -1, -1):
+        own = chain.state_bytes[l]
+        peak = chain.forward_bytes[l] + own + chain.backward_bytes[l] + chain.least.added[l] + after
+        masks.append(peak <= chain.memory_bytes)
+        if l:
+            after = chain.links[l - 1].turned.reach(own + after)
+    return connected(chain, masks[::-1])
+
+
+class Completion:
+    """Prices, multipliers and the costs V of each; what labels cost at least when completed."""
+
+    def __init__(self, chain: Chain, cap: Cap | None) -> None:
+        self.chain, self.cap = chain, cap
+        self.added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
+        self.kinds = [np.zeros(chain.options[0], np.int64)]
+        joined: dict[tuple[int, int], Integers] = {}  # equal layers share their links
+        for l, link in enumerate(chain.links):
+            if cap is None:
+                self.kinds.append(link.kinds)
+            else:
+                other = cap.chain.links[l]
+                if (key := (id(link), id(other))) not in joined:
+                    joined[key] = link.joined(other)
+                self.kinds.append(joined[key])
+        prices, multipliers = [], []
+        for multiplier in cap.multipliers if cap else (0.0,):
+            best = self._best_price(multiplier)
+            factors = PRICE_FACTORS if cap is None else CAPPED_FACTORS
+            prices += [best * factor for factor in factors]
+            multipliers += [multiplier] * len(factors)
+        self.prices, self.multipliers = np.array(prices), np.array(multipliers)
+        self.sums = self._sums(self.prices, self.multipliers)
+        bounds = self._whole(self.sums, self.prices, self.multipliers)
+        self.least_capped = self._least_capped()
+        # Every float sum in a bound, and every integer turned into one, stays below this: the bounds are lowered by a
+        # generous multiple of its rounding error.
+        time = sum(int(c.max()) for c in chain.time_ns) + sum(link.most for link in chain.links)
+        memory = abs(chain.memory_bytes) + sum(int(np.abs(a).max()) for a in (*self.added, chain.backward_bytes[-1]))
+        magnitude = time + self.prices * memory + self.multipliers * (self._largest_capped() if cap else 0)
+        self.slack = 8 * (chain.layers + 4) * np.finfo(np.float64).eps * magnitude
+        self.bound = int(np.ceil((bounds - self.slack).max()))
+
+    def _largest_capped(self) -> int:
+        assert self.cap is not None
+        chain = self.cap.chain
+        return self.cap.limit_ns + sum(int(a.max()) for a in chain.time_ns) + sum(link.most for link in chain.links)
+
+    def _best_price(self, multiplier: float) -> float:
+        """The price of a byte that maximises the Lagrangian bound (a concave function), by narrowing a geometric grid."""
+        spread = max(int(c.max()) for c in self.chain.time_ns) + 1.0
+        spread += max((link.most for link in self.chain.links), default=0)
+        if self.cap:
+            spread *= 1 + multiplier
+        low, high = 1e-9 * spread / max(1, self.chain.memory_bytes), spread
+        for _ in range(5):
+            grid = np.geomspace(low, high, 12)
+            same = np.full(12, multiplier)
+            values = self._whole(self._sums(grid, same), grid, same)
+            place = int(values.argmax())
+            low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+        return float(grid[place])
+
+    def _link(self, l: int, multipliers: Floats) -> Link:
+        link = self.chain.links[l]
+        return link if self.cap is None else link.weighed(self.cap.chain.links[l], multipliers)
+
+    def _cost(self, l: int, prices: Floats, multipliers: Floats) -> Floats:
+        """Of layer l's options at each price: (prices, options)."""
+        cost: Floats = np.asarray(self.chain.time_ns[l] + prices[:, None] * self.added[l], np.float64)
+        return cost if self.cap is None else cost + multipliers[:, None] * self.cap.chain.time_ns[l]
+
+    def _sums(self, prices: Floats, multipliers: Floats) -> list[Floats]:
+        """V[l][w, s] of all layers."""
+        found: list[Floats] = [np.zeros((len(prices), self.chain.options[0]))]
+        for l in range(self.chain.layers - 1):
+            found.append(self._link(l, multipliers).onward(found[-1] + self._cost(l, prices, multipliers)))
+        return found
+
+    def _whole(self, sums: list[Floats], prices: Floats, multipliers: Floats) -> Floats:
+        """The bound of the whole at each price."""
+        found: Floats = self._through(sums, prices, multipliers).min(axis=1) - prices * self.chain.memory_bytes
+        return found if self.cap is None else found - multipliers * self.cap.limit_ns
+
+    def _through(self, sums: list[Floats], prices: Floats, multipliers: Floats) -> Floats:
+        """Least cost up to each option of the last layer, whose backward pass meets all that the others keep."""
+        last = self.chain.layers - 1
+        return sums[last] + self._cost(last, prices, multipliers) + prices[:, None] * self.chain.backward_bytes[last]
+
+    def _least_capped(self) -> list[Integers]:
+        """For each l, the least capped time of the layers before l up to each option of l."""
+        found = [np.zeros(self.chain.options[0], np.int64)]
+        for time, link in zip(self.cap.chain.time_ns, self.cap.chain.links, strict=False) if self.cap else ():
+            found.append(link.onward(found[-1] + time))
+        return found
+
+    def best_mixed_path(self) -> Integers | None:
+        """The best choice that fits of those that follow one price's cheapest path up to some layer, and another's from there.
+
+        At one price equal layers all choose alike; a mix of two neighbouring prices uses the memory that is left.
+        """
+        paths = np.unique(self._cheapest_paths()[np.argsort(self.prices)], axis=0)
+        layers = self.chain.layers
+        cuts = np.unique(np.linspace(0, layers, min(layers, MOST_CUTS) + 1).astype(np.int64))
+        head = np.arange(layers) < cuts[:, None]
+        mixes = [paths]
+        for a, b in pairwise(paths):
+            mixes += [np.where(head, a, b), np.where(head, b, a)]
+        choices = np.concatenate(mixes)
+        choices = choices[self.chain.allows(choices)]
+        times, fitting = self.chain.times(choices), self.chain.peaks(choices) <= self.chain.memory_bytes
+        if self.cap is not None:
+            fitting &= self.cap.chain.times(choices) <= self.cap.limit_ns
+        fits = np.flatnonzero(fitting)
+        return choices[fits[times[fits].argmin()]] if fits.size else None
+
+    def _cheapest_paths(self) -> Integers:
+        """The choice that is cheapest at each price: (prices, layers)."""
+        prices, multipliers, last = self.prices, self.multipliers, self.chain.layers - 1
+        option = self._through(self.sums, prices, multipliers).argmin(axis=1)
+        steps = [option]
+        for l in range(last - 1, -1, -1):
+            option = self._link(l, multipliers).before(self.sums[l] + self._cost(l, prices, multipliers), option)
+            steps.append(option)
+        return np.stack(steps[::-1], axis=1)
+
+    def bounded(self, l: int, t: Integers, u: Integers, h: Integers, option: Places, limit: float) -> tuple[Places, Floats]:
+        """Places of labels of layer l (time, capped time, peak, option) whose bound is at most `limit`, and their bounds.
+
+        Prices are tried in turn, the best first."""
+        keep, bound = np.arange(len(t)), np.full(len(t), -np.inf)
+        time, over = t.astype(np.float64), (h - self.chain.memory_bytes).astype(np.float64)
+        capped = None if self.cap is None else (u - self.cap.limit_ns).astype(np.float64)
+        for price, multiplier, slack, sums in zip(self.prices, self.multipliers, self.slack, self.sums[l], strict=True):
+            value = price * over
+            value += time
+            value += (sums - slack)[option]
+            if capped is not None:
+                value += multiplier * capped
+            np.maximum(bound, value, out=bound)
+            inside = bound <= limit
+            if (count := np.count_nonzero(inside)) < FEWER * len(keep):
+                keep, bound, option = keep[inside], bound[inside], option[inside]
+                time, over = time[inside], over[inside]
+                capped = None if capped is None else capped[inside]
+            if not count:
+                break
+        inside = bound <= limit
+        return keep[inside], bound[inside]

@@ -1,0 +1,155 @@
+"""Galvatron-BMW's dynamic programming search (Algorithm 3), exactly.
+
+Recurrence (Eq. 4), over forward memory e in whole steps of the granularity, with the last layer's strategy in the state:
+
+    C(l, e, S_j) = min_{S_i} C(l-1, e - O_f(l, S_j) - O_ms(l, S_j), S_i) + c(l, S_j) + R(l, S_i, S_j)
+
+Where the paper is silent: a layer's forward memory is rounded up to whole steps; ties go to the option listed first; a
+budget at which no strategies exist is passed over, not the first failure.
+
+The search raises the forward budget E_fwd. Up to E - b_up every choice passes the peak check; past it, the found strategies
+must satisfy Eq. 2, and the first that do not end the search. So it may miss the optimum of the true constraint.
+
+R depends on the layouts of two strategies only, so a layer costs O(E (S + K K)) with K layouts, and only the inner minimum
+is kept, by layout. Strategies are read back from the last layer to the first, for all budgets past E - b_up at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Instance, Integers
+from trainplan.solvers.core.search import Outcome, Search
+
+DEFAULT_LEVELS = 1000
+UNREACHABLE = np.iinfo(np.int64).max // 4
+
+
+def granularity(search: Search, memory_bytes: int) -> int:
+    """The memory step of a run: option `granularity_bytes`, or a thousandth of the memory."""
+    return int(search.options.get("granularity_bytes") or -(-memory_bytes // DEFAULT_LEVELS))
+
+
+def galvatron_dp(instance: Instance, search: Search) -> Outcome:
+    """The choice of Algorithm 3. Option `granularity_bytes`: the memory step (default: a thousandth of the memory)."""
+    step = granularity(search, instance.memory_bytes)
+    chain: Chain | None = None
+    columns = (instance.time_ns, instance.forward_bytes, instance.backward_bytes, instance.state_bytes)
+    for l, (time, forward, backward, states) in enumerate(zip(*columns, strict=True)):
+        if search.out_of_time():
+            return Outcome(message="time ran out before the table was filled")
+        layer = Options(time, forward, backward, states, step)
+        chain = chain.then(Moves(instance.transitions_ns[l - 1]), layer) if chain else Chain(layer, instance.memory_bytes)
+    best = chain.optimum() if chain else None
+    statistics = {"granularity_bytes": step, "levels": instance.memory_bytes // step}
+    if best is None:
+        return Outcome(
+            message=f"Algorithm 3 found nothing at a granularity of {step} bytes; that proves nothing",
+            statistics=statistics,
+        )
+    search.report(best)
+    return Outcome(choice=best, statistics=statistics)
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """A layer by option: c in nanoseconds, O_f, O_b and O_ms in bytes; step: the granularity in bytes."""
+
+    time_ns: Integers
+    forward_bytes: Integers
+    backward_bytes: Integers
+    state_bytes: Integers
+    step: int
+
+    @cached_property
+    def need(self) -> Integers:
+        """O_f + O_ms in whole steps, rounded up."""
+        return -(-(self.forward_bytes + self.state_bytes) // self.step)
+
+    @cached_property
+    def least(self) -> int:
+        return int(self.need.min())
+
+
+class Moves:
+    """R between two layers, [option before, option after], and its layouts: options with equal rows, or equal columns."""
+
+    def __init__(self, table_ns: Integers) -> None:
+        self.table_ns = table_ns
+        self.before, rows = _equal(table_ns)
+        self.after, columns = _equal(table_ns.T)
+        self.columns_ns = [table_ns[rows, column][:, None] for column in columns]
+
+
+def _equal(table: Integers) -> tuple[Integers, list[int]]:
+    """The class of each row, numbered by first appearance, and the first row of each class."""
+    classes: dict[bytes, int] = {}
+    found = [classes.setdefault(row.tobytes(), len(classes)) for row in table]
+    return np.array(found), [found.index(number) for number in range(len(classes))]
+
+
+class Chain:
+    """The first layers of a stage under Eq. 4. All longer chains that begin alike share it.
+
+    inner[k, x] = min_{S_i} C(l-1, e, S_i) + R(l, S_i, a strategy of layout k), at e = x steps above the least that l - 1
+    layers need.
+    """
+
+    def __init__(self, layer: Options, memory_bytes: int, before: Chain | None = None, moves: Moves | None = None) -> None:
+        self.layer, self.memory_bytes, self.before, self.moves = layer, memory_bytes, before, moves
+        self.budget = memory_bytes // layer.step
+        self.below: int = before.least if before else 0
+        self.least: int = self.below + layer.least
+        self.largest_backward: int = max(int(layer.backward_bytes.max()), before.largest_backward if before else 0)
+        if before and moves:
+            rows = before._by_layout(moves)
+            self.layouts, self.inner = moves.after, np.stack([(rows + column).min(axis=0) for column in moves.columns_ns])
+        else:
+            self.layouts, self.inner = np.zeros(len(layer.need), np.int64), np.zeros((1, self.budget + 1), np.int64)
+
+    def then(self, moves: Moves, layer: Options) -> Chain:
+        """One layer more."""
+        return Chain(layer, self.memory_bytes, self, moves)
+
+    def _by_layout(self, moves: Moves) -> Integers:
+        """min C(l, e, S) over the options S of each layout before `moves`, at e = x steps above `least`."""
+        width = max(0, self.budget - self.least + 1)
+        found = np.full((len(moves.columns_ns[0]), width), UNREACHABLE, np.int64)
+        needs, times = (self.layer.need - self.layer.least).tolist(), self.layer.time_ns.tolist()
+        for s, (before, after) in enumerate(zip(self.layouts.tolist(), moves.before.tolist(), strict=True)):
+            if needs[s] < width:
+                row = found[after, needs[s] :]
+                np.minimum(row, self.inner[before, : width - needs[s]] + times[s], out=row)
+        return found
+
+    def _costs(self, levels: Integers) -> Integers:
+        """C(l, e, S) for each option and each of these e, in steps."""
+        places = levels - (self.layer.need + self.below)[:, None]
+        costs = self.inner[self.layouts[:, None], np.maximum(places, 0)] + self.layer.time_ns[:, None]
+        return np.where(places < 0, UNREACHABLE, costs)
+
+    def optimum(self) -> tuple[int, ...] | None:
+        """Lines 10 to 26: the strategies at the largest E_fwd before the first whose strategies break Eq. 2."""
+        safe = (self.memory_bytes - self.largest_backward) // self.layer.step
+        levels = np.arange(max(safe, self.least), self.budget + 1)
+        if not len(levels):
+            return None
+        path: list[Integers] = []
+        states = peaks = np.zeros_like(levels)
+        chain: Chain | None = self
+        after: Moves | None = None
+        while chain:
+            costs = chain._costs(levels)
+            if after:
+                costs += after.table_ns[:, path[-1]]
+            chosen, layer = costs.argmin(axis=0), chain.layer
+            peaks = np.maximum(peaks, layer.backward_bytes[chosen]) + layer.forward_bytes[chosen]
+            states = states + layer.state_bytes[chosen]
+            levels = levels - layer.need[chosen]
+            path.append(chosen)
+            after, chain = chain.moves, chain.before
+        broken = peaks + states > self.memory_bytes
+        passed = int(broken.argmax()) if broken.any() else len(broken)
+        return tuple(int(chosen[passed - 1]) for chosen in reversed(path)) if passed else None

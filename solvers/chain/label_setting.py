@@ -1,0 +1,281 @@
+"""Exact label-setting for chains under a memory limit: dynamic programming with dominance, on whole bytes and nanoseconds.
+
+Labels run from the last layer to the first. A label of the layers l.. is (t, H, M): their time, the peak over them with
+everything in them resident, and their model states. Adding a layer with (t, f, b, ms) that is linked to them at a cost R gives
+
+    t' = t + R + own t        M' = M + ms        H' = ms + f + max(b + M, H).
+
+Why it is exact and small:
+
+1. Feasibility: the earlier layers add at least the least sum of f + ms to H, so H plus that must stay within E; and M comes on
+   top of the least peak that the earlier layers have of themselves. Options that fit with no others go beforehand.
+2. Dominance: among labels of one kind, which can follow the same options at the same costs, one with smaller or equal t, H and
+   M is as good. M may be raised to H minus the most by which an earlier layer's own turn can exceed H, where it can no longer
+   matter: then M follows from H and labels are plane.
+3. Completion bound: see `chain_bounds`. A label whose bound does not beat the incumbent goes.
+4. Cap (on request): a second time u that must stay within a limit. It is one more entry of a label, of dominance, and, at
+   multipliers of its own, of the completion bound.
+5. Beam: each sweep keeps the labels of best bound, up to a width; what it drops has a bound too, so every sweep gives both
+   an incumbent and a proven bound. A sweep that drops nothing proves optimality; else the next one is wider. One of them
+   compares times coarsely, as if for a gap (see 6.), for its incumbent's sake.
+6. Gap (on request): half of it goes to the incumbent, which labels must beat by that much; half to dominance, which compares
+   times in whole grains. A grain less one nanosecond is the most that a layer can lose by it, so the bound is lower by as many
+   as there are layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Instance, Integers
+from trainplan.solvers.chain.bounds import Cap, Completion, possible
+from trainplan.solvers.chain.chain import LOWEST, Booleans, Chain, Floats, Places, chain_of
+from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.core.search import Outcome, Search
+
+# Width, and a gap that dominance may take half of.
+SWEEPS = ((400, 0.0), (20_000, 0.0), (20_000, 5e-4), (1_000_000, 0.0), (5_000_000, 0.0))
+BLOCK = 2_000_000
+SOURCE = "completion bounds of label-setting"
+Pairs = tuple[Places, Places]
+
+
+@dataclass
+class Labels:
+    """Labels of one layer in parallel arrays: time, capped time, peak, states, the layer's option, the label that follows."""
+
+    t: Integers
+    u: Integers
+    h: Integers
+    m: Integers
+    option: Integers
+    parent: Integers
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def take(self, keep: Places | Booleans) -> Labels:
+        return Labels(self.t[keep], self.u[keep], self.h[keep], self.m[keep], self.option[keep], self.parent[keep])
+
+
+def label_setting(instance: Instance | Chain, search: Search, cap: Cap | None = None) -> Outcome:
+    """Optimal choice with proof, or the best one and its bound where time runs out. Option: none.
+
+    With a cap, `search` must know a solution that keeps it: without one nothing is cut.
+    """
+    chain = chain_of(instance)
+    if cap is None:
+        time, choice = chain.fastest()
+        search.report(bound=time)
+        if int(chain.peaks(np.array([choice]))[0]) <= chain.memory_bytes:
+            search.report(choice)
+            return Outcome(bound=time, bound_source="fastest choice without a memory limit")
+    least, choice = least_memory(chain)
+    if least > chain.memory_bytes:
+        return Outcome(infeasible=True, bound_source="least memory over all choices")
+    search.report(choice)
+    kept = possible(chain)
+    chain, cap = chain.restricted(kept), cap and replace(cap, chain=cap.chain.restricted(kept))
+    problem = Completion(chain, cap)
+    search.report(bound=problem.bound)
+    if (path := problem.best_mixed_path()) is not None:
+        search.report([int(options[s]) for options, s in zip(kept, path, strict=True)])
+    statistics = {"labels": 0, "sweeps": 0}
+    for width, coarse in SWEEPS:
+        if _enough(search):
+            break
+        finished = _sweep(problem, kept, search, width, max(coarse, search.gap), statistics)
+        statistics["sweeps"] += 1
+        if not finished or search.out_of_time():
+            break
+    return Outcome(bound=search.bound, bound_source=SOURCE, statistics=statistics)
+
+
+def _enough(search: Search) -> bool:
+    """Whether the bound meets the incumbent within the gap asked for, or the option `worth_ns` where a caller gives it."""
+    assert search.objective is not None
+    if search.bound is None:
+        return False
+    worth = search.options.get("worth_ns", search.objective)
+    return search.objective - search.bound <= search.gap * search.objective or search.bound > worth
+
+
+def _target(search: Search) -> int:
+    """The largest objective that is still worth finding: below the incumbent by one, or by half the gap asked for; and at most
+    the option `worth_ns`, where a caller gives it."""
+    assert search.objective is not None
+    target = search.objective - max(1, int(search.objective * search.gap / 2))
+    return min(target, search.options.get("worth_ns", target))
+
+
+def _sweep(
+    problem: Completion, kept: list[Places], search: Search, width: int, coarse: float, statistics: dict[str, int]
+) -> bool:
+    """One pass over the layers. Reports a better choice and the bound it proves. False where time ran out.
+
+    coarse: a share of the objective, half of which dominance may lose (see 6.)."""
+    chain, target = problem.chain, _target(search)
+    assert search.objective is not None
+    grain = 1 + int(search.objective * coarse / 2) // chain.layers
+    dropped = np.inf
+    zero = np.zeros(1, np.int64)
+    labels = Labels(zero, zero, zero + LOWEST, zero, zero, zero)
+    trail: list[Labels] = []
+    for l in range(chain.layers - 1, -1, -1):
+        pairs = chain.links[l].pairs(labels.option) if trail else iter([(np.arange(chain.options[l]), np.zeros(1, np.intp))])
+        parts, bounds = [], []
+        for batch in _batches(pairs):
+            if search.out_of_time():
+                return False
+            part, bound = _extended(problem, l, labels, batch, target)
+            parts.append(part)
+            bounds.append(bound)
+        merged, bound = _joined(parts), np.concatenate(bounds)
+        statistics["labels"] += len(merged)
+        keep = _undominated(problem, l, merged, grain)
+        merged, bound = merged.take(keep), bound[keep]
+        if len(merged) > width:
+            order = np.lexsort((merged.h, bound))
+            dropped = min(dropped, float(bound[order[width]]))
+            merged = merged.take(order[:width])
+        labels = merged
+        trail.append(labels)
+        if not len(labels):
+            break
+    if len(labels):
+        place, choice = int(labels.t.argmin()), []
+        for step in reversed(trail):
+            choice.append(int(step.option[place]))
+            place = int(step.parent[place])
+        assert int(chain.times(np.array([choice]))[0]) == int(labels.t.min())
+        search.report([int(options[s]) for options, s in zip(kept, choice, strict=True)])
+    # Whatever was cut is above the target, has the bound of the best label dropped, or is a few grains faster than what stayed.
+    proven = min(search.objective, target + 1)
+    proven = proven if dropped == np.inf else min(proven, int(np.ceil(dropped)))
+    search.report(bound=proven - chain.layers * (grain - 1))
+    return True
+
+
+def _batches(pairs: Iterable[Pairs]) -> Iterator[list[Pairs]]:
+    """All pairs, in batches of which none holds many more than `BLOCK`."""
+    batch, size = list[Pairs](), 0
+    for options, places in pairs:
+        step = max(1, BLOCK // len(options))
+        for start in range(0, len(places), step):
+            batch.append((options, places[start : start + step]))
+            size += len(options) * len(batch[-1][1])
+            if size >= BLOCK:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _extended(problem: Completion, l: int, labels: Labels, batch: list[Pairs], target: int) -> tuple[Labels, Floats]:
+    """Labels of layer l, from pairs of its options and labels of layer l + 1, that may fit and may be better."""
+    chain, cap = problem.chain, problem.cap
+    parts = [_fitting(problem, l, labels, options, places) for options, places in batch]
+    option, parent, h, m = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    link, following = (chain.links[l], labels.option[parent]) if l + 1 < chain.layers else (None, None)
+    time = labels.t[parent] + chain.time_ns[l][option]
+    if link is not None and following is not None:
+        time += link.cost(option, following)
+    u = np.zeros(len(time), np.int64)
+    if cap is not None:
+        u = labels.u[parent] + cap.chain.time_ns[l][option]
+        if following is not None:
+            u += cap.chain.links[l].cost(option, following)
+    m = np.maximum(m, h - problem.chain.least.reach[l][option])
+    found = Labels(time, u, h, m, option, parent)
+    if cap is not None:
+        found = found.take(u + problem.least_capped[l][option] <= cap.limit_ns)
+    # The next float up, so that a target that no float equals cuts nothing that reaches it.
+    keep, bound = problem.bounded(l, found.t, found.u, found.h, found.option, float(np.nextafter(target, np.inf)))
+    return found.take(keep), bound
+
+
+def _fitting(
+    problem: Completion, l: int, labels: Labels, options: Places, places: Places
+) -> tuple[Places, Places, Integers, Integers]:
+    """Of a block of pairs that may fit: option, label of layer l + 1, peak and states."""
+    chain = problem.chain
+    f, b, ms = (column[l][options][:, None] for column in (chain.forward_bytes, chain.backward_bytes, chain.state_bytes))
+    m = labels.m[places]
+    peak, states = ms + f + np.maximum(b + m, labels.h[places]), ms + m
+    room = chain.memory_bytes - problem.chain.least.added[l][options], chain.memory_bytes - problem.chain.least.peak[l][options]
+    row, column = np.nonzero((peak <= room[0][:, None]) & (states <= room[1][:, None]))
+    return options[row], places[column], peak[row, column], states[row, column]
+
+
+def _joined(parts: list[Labels]) -> Labels:
+    if len(parts) == 1:
+        return parts[0]
+    return Labels(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("t", "u", "h", "m", "option", "parent"))
+    )
+
+
+def _undominated(problem: Completion, l: int, labels: Labels, grain: int) -> Places:
+    """Places of labels that no other label of their kind beats or equals in time (in grains), capped time, peak and states."""
+    if not len(labels):
+        return np.zeros(0, np.intp)
+    kind = problem.kinds[l][labels.option]
+    plane = bool((labels.m == labels.h - problem.chain.least.reach[l][labels.option]).all())
+    # Entries that may differ beside time; where peaks and states go together, the peak stands for both.
+    entries = [labels.h] if plane else [labels.h, labels.m]
+    entries += [labels.u] if problem.cap is not None else []
+    order = np.lexsort((*entries, labels.t // grain, kind))
+    starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
+    kept = []
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        group = order[start:end]
+        if len(entries) == 1:
+            h = labels.h[group]
+            kept.append(group[h < _least_before(h)])
+        else:
+            kept.append(group[_staircase(np.stack([entry[group] for entry in entries]))])
+    return np.concatenate(kept)
+
+
+def _staircase(entries: Integers, block: int = 256) -> Places:
+    """Of points sorted by time, (entries, points), those with no earlier point at most as high in every entry."""
+    left = _unbeaten(entries) if len(entries) == 2 else np.arange(entries.shape[1])
+    front, kept = np.zeros((len(entries), 0), np.int64), []
+    for start in range(0, len(left), block):
+        places = left[start : start + block]
+        places = places[~_below(front, entries[:, places]).any(axis=1)]
+        points = entries[:, places]
+        stay = ~np.tril(_below(points, points), -1).any(axis=1)
+        kept.append(places[stay])
+        front = np.concatenate((front, points[:, stay]), axis=1)
+        if len(entries) == 2:  # few of the earlier points are lowest themselves, time aside
+            front = front[:, np.lexsort(front[::-1])]
+            front = front[:, front[1] < _least_before(front[1])]
+    return np.concatenate(kept) if kept else np.zeros(0, np.intp)
+
+
+def _unbeaten(entries: Integers) -> Places:
+    """Of points (2, points), those that neither the earlier one lowest in the first entry nor that in the second is below."""
+    places = np.arange(entries.shape[1])
+    for own, other in ((0, 1), (1, 0)):
+        lower = entries[own] < _least_before(entries[own])
+        lowest = np.maximum.accumulate(np.where(lower, np.arange(len(places)), 0))
+        stay = lower
+        stay[1:] |= entries[other, lowest[:-1]] > entries[other, 1:]
+        places, entries = places[stay], entries[:, stay]
+    return places
+
+
+def _least_before(values: Integers) -> Integers:
+    """Of each value, the least of those before it."""
+    return np.minimum.accumulate(np.concatenate(([np.iinfo(np.int64).max], values[:-1])))
+
+
+def _below(a: Integers, b: Integers) -> Booleans:
+    """[j, i]: whether point i of `a` is at most as high as point j of `b` in every entry."""
+    found = a[0] <= b[0][:, None]
+    for x, y in zip(a[1:], b[1:], strict=True):
+        found &= x <= y[:, None]
+    return found

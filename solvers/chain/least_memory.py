@@ -1,0 +1,105 @@
+"""The least memory that any choice of a chain needs: exact, and the reason when nothing fits.
+
+Labels run from the last layer to the first: H the peak of the suffix with everything in it resident, M its model states.
+Adding a layer gives M' = M + ms and H' = ms + f + max(b + M, H). Of two labels that can follow the same options the one with
+smaller H and M is as good; where M + b cannot exceed H for any earlier layer, M no longer counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Instance, Integers, evaluate
+from trainplan.solvers.chain.chain import LOWEST, Chain, Places, Table, chain_of
+from trainplan.solvers.core.result import Infeasibility
+
+
+def least_memory(instance: Instance | Chain) -> tuple[int, tuple[int, ...]]:
+    """Smallest peak over all choices, in bytes, and a choice that has it."""
+    chain = chain_of(instance)
+    upper, best = _greedy(chain)
+    peak, states, option = np.full(1, LOWEST), np.zeros(1, np.int64), np.zeros(1, np.intp)
+    trail: list[tuple[Places, Places]] = []
+    for l in range(chain.layers - 1, -1, -1):
+        f, b, ms = chain.forward_bytes[l], chain.backward_bytes[l], chain.state_bytes[l]
+        pairs = chain.links[l].pairs(option) if trail else [(np.arange(len(f)), np.zeros(1, np.intp))]
+        parts = []
+        for options, places in pairs:
+            own, m = ms[options][:, None], states[places]
+            h = own + f[options][:, None] + np.maximum(b[options][:, None] + m, peak[places])
+            row, column = np.nonzero(h + chain.least.added[l][options][:, None] < upper)
+            parts.append((options[row], places[column], h[row, column], own[row, 0] + m[column]))
+        option, parent, peak, states = (np.concatenate(values) for values in zip(*parts, strict=True))
+        if not option.size:
+            return upper, best  # no choice is below the greedy one
+        states = np.maximum(states, peak - chain.least.reach[l][option])
+        keep = _undominated(peak, states, _kinds(chain, l)[option])
+        option, peak, states = option[keep], peak[keep], states[keep]
+        trail.append((option, parent[keep]))
+    place, choice = int(peak.argmin()), []
+    lowest = int(peak[place])
+    for options, parents in reversed(trail):
+        choice.append(int(options[place]))
+        place = int(parents[place])
+    return lowest, tuple(choice)
+
+
+def _greedy(chain: Chain) -> tuple[int, tuple[int, ...]]:
+    """The least peak of choices that keep little, and one that has it."""
+    added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
+    choices = [
+        chain.cheapest([a + weight * b for a, b in zip(added, chain.backward_bytes, strict=True)])
+        for weight in (0, 1, 1 / chain.layers)
+    ]
+    peaks = chain.peaks(np.array(choices))
+    place = int(peaks.argmin())
+    return int(peaks[place]), choices[place]
+
+
+def _kinds(chain: Chain, l: int) -> Integers:
+    """Kinds of a layer's options, among which costs do not count here: those that can follow the same ones."""
+    link = chain.links[l - 1] if l else None
+    return np.zeros(chain.options[l], np.int64) if link is None or isinstance(link, Table) else link.kinds
+
+
+def _undominated(peak: Integers, states: Integers, kind: Integers) -> Places:
+    """Places of labels of which no other of their kind has as small a peak and as small states."""
+    order = np.lexsort((states, peak, kind))
+    kept, starts = [], np.flatnonzero(np.diff(kind[order], prepend=-1))
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        group = order[start:end]
+        height = states[group]
+        first = np.ones(len(group), bool)
+        first[1:] = height[1:] < np.minimum.accumulate(height)[:-1]
+        kept.append(group[first])
+    return np.concatenate(kept)
+
+
+def explain(instance: Instance) -> Infeasibility | None:
+    """Why no choice fits, in the user's terms; None where one does."""
+    least, choice = least_memory(instance)
+    if least <= instance.memory_bytes:
+        return None
+    result = evaluate(instance, choice)
+    over = least - instance.memory_bytes
+    advice = [f"give memory_bytes of at least {least}"]
+    batch: Any = instance.provenance.get("batch")
+    if result.state_bytes > instance.memory_bytes:
+        advice.append("use more devices, or fewer layers in this stage: the model states alone do not fit")
+    elif result.state_bytes >= least - result.state_bytes:
+        advice.append("use more devices to shard the model states, which are the larger part")
+    else:
+        smaller = f" than {batch}" if isinstance(batch, int) else ""
+        advice.append(f"take a smaller batch{smaller}, or more micro-batches: the activations are the larger part")
+    if over * 20 < instance.memory_bytes:
+        advice.append(f"free {over} bytes elsewhere on the device")
+    return Infeasibility(
+        instance.memory_bytes,
+        least,
+        result.peak_layer,
+        instance.layer_names[result.peak_layer],
+        result.state_bytes,
+        least - result.state_bytes,
+        tuple(advice),
+    )

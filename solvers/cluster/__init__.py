@@ -1,0 +1,1 @@
+"""Strategies on mixed clusters: exact search, AMP's planners and baselines."""

@@ -1,0 +1,139 @@
+"""AMP's Algorithm 1: every (pp, dp, tmp) and micro-batch size, a placement by rule, the optimal layer assignment for it.
+
+    for each (pp, dp, tmp) and mbs    p = placement()       in the order of the nodes, see `placements`          Section 3.6
+                                      a = pipe_ast(p)       least Eq. 5 of the slowest pipeline, stage by stage  Section 3.5
+                                      cost = estimate()     Eq. 4, for this placement's own devices and links    Section 3.4
+    run the `top` strategies of least cost and take the fastest                                                  `candidates`
+
+Of several pipelines, pipe_ast takes a stage's slowest times and transfers. It knows no gradient synchronisation, so with one
+micro-batch a pipeline, where Eq. 5 has no use for balance, a stage may get most of the parameters. Nothing here knows memory:
+strategies that do not fit are candidates like others, but marked, and never the answer. Shares of the batch are even, or as
+even as they can be where an instance allows others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution, evaluate, solution_dict
+from trainplan.solvers.assignment.amp_dp import amp_cuts
+from trainplan.solvers.assignment.even_stages import balanced_cuts
+from trainplan.solvers.assignment.sweep import assign
+from trainplan.solvers.cluster.placements import node_order
+from trainplan.solvers.core.search import Outcome, Search
+
+ASSIGNMENTS = ("exact", "amp-dp", "uniform-layers", "uniform-parameters")
+LAYER_TIMES = ("device", "average")
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy that a planner proposes, and what it is estimated to cost. fits: every device has the memory."""
+
+    solution: Solution
+    time_ns: int
+    fits: bool
+    peak_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The solution in its file format, and its costs."""
+        costs = {"time_ns": self.time_ns, "fits": self.fits, "peak_bytes": self.peak_bytes}
+        return {**solution_dict(self.solution), **costs}
+
+
+def amp(instance: Instance, search: Search) -> Outcome:
+    """Algorithm 1. Options: `top`, `assignment`, `layer_times`, as `candidates` has them."""
+    found = []
+    for degrees in instance.degrees():
+        if search.out_of_time():
+            break
+        found.append(_planned(instance, degrees, search.options))
+        report(instance, search, found[-1])
+    ranked = by_time(found)[: search.options.get("top") or TOP]
+    return outcome(search, ranked, len(found))
+
+
+def candidates(
+    instance: Instance, *, top: int | None = TOP, assignment: str = ASSIGNMENTS[0], layer_times: str = LAYER_TIMES[0]
+) -> list[Candidate]:
+    """The strategies of least cost by Algorithm 1, best first, those that do not fit among them. top: how many, None for all.
+
+    assignment: pipe_ast, the optimum by a fast method or by the paper's own table, or Table 5's uniform ones (see
+    `assigned`). layer_times: those of the devices that hold a stage, or as the published code has them the average of all.
+    """
+    options = {"assignment": assignment, "layer_times": layer_times}
+    return by_time(_planned(instance, degrees, options) for degrees in instance.degrees())[:top]
+
+
+def _planned(instance: Instance, degrees: Degrees, options: dict[str, Any]) -> Candidate:
+    names = options.get("assignment") or ASSIGNMENTS[0], options.get("layer_times") or LAYER_TIMES[0]
+    return estimated(instance, assigned(instance, degrees, node_order(instance), *names))
+
+
+def assigned(
+    instance: Instance,
+    degrees: Degrees,
+    placement: Sequence[int],
+    assignment: str = ASSIGNMENTS[0],
+    layer_times: str = LAYER_TIMES[0],
+) -> Solution:
+    """pipe_ast: the placement with layers on its stages.
+
+    uniform-layers: as many Transformer layers in each stage as in others, as Megatron has it (Tables 6, 8 and 10); they are
+    told by their all-reduces, at least one forward and one back, and where no layer has these all count.
+    uniform-parameters: the same for parameters, told by the gradients.
+    """
+    shares = instance.even_shares(degrees.dp, degrees.mbs)
+    assert shares is not None
+    if degrees.pp == 1:
+        cuts: tuple[int, ...] = ()
+    elif assignment == "uniform-layers":
+        counted = (instance.reductions >= 2).astype(np.int64)
+        cuts = balanced_cuts(counted if counted.any() else counted + 1, degrees.pp)
+    elif assignment == "uniform-parameters":
+        cuts = balanced_cuts(instance.shards[degrees.tmp].gradient_bytes, degrees.pp)
+    else:
+        placed = instance.placed(degrees, placement)
+        layer_ns, transfer_ns = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1)
+        if layer_times == "average":
+            mean = np.rint(placed.layer_ns.mean(axis=(0, 1))).astype(np.int64)
+            layer_ns = np.tile(mean, (degrees.pp, 1))
+        method = amp_cuts if assignment == "amp-dp" else assign
+        answer = method(layer_ns, transfer_ns, max(shares))
+        assert answer is not None
+        cuts = answer[1]
+    return Solution(degrees, tuple(placement), tuple(map(int, cuts)), shares)
+
+
+def estimated(instance: Instance, solution: Solution) -> Candidate:
+    """estimate(): Eq. 4, and beside it the memory."""
+    found = evaluate(instance, solution)
+    return Candidate(solution, found.time_ns, found.fits, found.peak_bytes)
+
+
+def by_time(found: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(found, key=lambda candidate: candidate.time_ns)
+
+
+def report(instance: Instance, search: Search, candidate: Candidate) -> None:
+    """Note a strategy that is better than what is known, and fits where it has to."""
+    usable = candidate.fits or not instance.within_memory
+    if usable and (search.objective is None or candidate.time_ns < search.objective):
+        search.report(candidate.solution)
+
+
+def outcome(search: Search, listed: Sequence[Candidate], count: int, **statistics: Any) -> Outcome:
+    """What a planner says in the end; its answer is the best strategy reported. count: of all strategies estimated."""
+    message = None
+    if search.out_of_time():
+        message = f"time ran out after {count} strategies"
+    elif not count:
+        message = "no degrees share out the devices and the batch"
+    elif search.objective is None:
+        message = f"none of {count} strategies fits; the planner is blind to memory, so that proves nothing"
+    known = {"estimated": count, "candidates": [candidate.to_dict() for candidate in listed], **statistics}
+    return Outcome(message=message, statistics=known)

@@ -1,0 +1,87 @@
+"""AMP's other planner: simulated annealing over degrees and domino tilings of the devices (Section 6.3, Algorithm 2).
+
+    t = 1; s = a strategy at random
+    each iteration    t = cool_down(t)                       geometric, down to COLDEST in the last iteration
+                      next.tmp or next.dp at random          the other one of the two stays
+                      next.mbs at random
+                      next.placement = a random tiling       see `placements`
+                      next.a = pipe_ast(next)                as in Algorithm 1
+                      accept with probability e^(min(cost - next_cost, 0) / t)
+    run the `top` accepted strategies of least cost
+
+Readings. Line 14 has pipe_ast(s); it can only mean `next`, whose stages those are. Lines 8 and 17 draw from randn(), the
+normal distribution; a coin and a probability are meant, so that draws are uniform. Costs count in units of the first
+strategy's, for t begins at 1 whatever the seconds. Degrees whose dominoes tile no mesh cannot be drawn; dp or tmp beyond the
+mesh's longer side is among them, so that this planner never sees pure data parallelism on many nodes.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.problem import Degrees, Instance
+from trainplan.solvers.cluster.amp import TOP, Candidate, assigned, by_time, estimated, outcome, report
+from trainplan.solvers.cluster.placements import Tilings, mesh_shape
+from trainplan.solvers.core.search import Outcome, Search
+
+ITERATIONS = 500
+COLDEST = 0.005
+
+
+def simulated_annealing(instance: Instance, search: Search) -> Outcome:
+    """Algorithm 2, seeded. Options: `iterations`, `top`."""
+    iterations = search.options.get("iterations") or ITERATIONS
+    walk = Walk(instance, np.random.default_rng(search.seed))
+    if not walk.sizes:
+        rows, columns = walk.tilings.rows, walk.tilings.columns
+        return Outcome(message=f"no domino of tmp x dp devices tiles the mesh of {rows} x {columns}")
+    generator = walk.generator
+    current = start = walk.strategy(walk.start())
+    record = {current.solution: current}
+    report(instance, search, current)
+    accepted = count = 0
+    for place in range(iterations):
+        if search.out_of_time():
+            break
+        temperature = COLDEST ** ((place + 1) / iterations)
+        following = walk.strategy(walk.neighbour(current.solution.degrees))
+        count += 1
+        loss = min(current.time_ns - following.time_ns, 0) / max(1, start.time_ns)
+        if generator.random() < exp(loss / temperature):
+            current = following
+            record[current.solution] = current
+            report(instance, search, current)
+            accepted += 1
+    listed = by_time(record.values())[: search.options.get("top") or TOP]
+    return outcome(search, listed, count + 1, accepted=accepted, start_ns=start.time_ns, mesh=mesh_shape(instance))
+
+
+class Walk:
+    """What can be drawn. sizes: micro-batch sizes of every (tmp, dp) whose dominoes tile the mesh."""
+
+    def __init__(self, instance: Instance, generator: np.random.Generator) -> None:
+        self.instance, self.generator = instance, generator
+        self.tilings = Tilings(*mesh_shape(instance), generator)
+        self.sizes: dict[tuple[int, int], list[Degrees]] = {}
+        for degrees in instance.degrees():
+            if self.tilings.exists(degrees.tmp, degrees.dp):
+                self.sizes.setdefault((degrees.tmp, degrees.dp), []).append(degrees)
+
+    def start(self) -> Degrees:
+        return self._drawn(list(self.sizes))
+
+    def neighbour(self, degrees: Degrees) -> Degrees:
+        """Another tmp with the same dp or the other way round, and any micro-batch size."""
+        kept, place = (degrees.dp, 1) if self.generator.random() > 0.5 else (degrees.tmp, 0)
+        return self._drawn([size for size in self.sizes if size[place] == kept])
+
+    def _drawn(self, possible: list[tuple[int, int]]) -> Degrees:
+        sizes = self.sizes[possible[self.generator.integers(len(possible))]]
+        return sizes[self.generator.integers(len(sizes))]
+
+    def strategy(self, degrees: Degrees) -> Candidate:
+        """With a random tiling for its placement, and the optimal assignment for that."""
+        dominoes = self.tilings.draw(degrees.tmp, degrees.dp)
+        placement = self.tilings.placement(dominoes, degrees.tmp, degrees.dp)
+        return estimated(self.instance, assigned(self.instance, degrees, placement))

@@ -1,0 +1,166 @@
+"""cluster-strategy, exactly: degrees by branch and bound, each first bounded by one pipeline followed through the cluster.
+
+    even       where shares may be uneven, the same search with even ones first, for its best strategy
+    quick      a bound in closed form: every layer at its fastest, stages as even as they can be
+    followed   the bound of `cluster_bounds`, and strategies by `cluster_starts`
+    uneven     with uneven shares, whether anything below the best known time is left
+    climb      where that does not close soon, once, better strategies by `cluster_climb`
+    model      what is still open goes to CP-SAT, which only has to find something better, or prove that there is nothing
+
+Degrees wait in the order of their bounds, and go through one of these at a time. The least bound of those that wait is one of
+the whole; where it meets the best strategy known, that one is optimal. On clusters whose nodes are alike the followed bound
+mostly meets a placement at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Any
+
+from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.problem import Instance
+from trainplan.solvers.adapters.cpsat import solve_one
+from trainplan.solvers.adapters.parts import Part, by_parts
+from trainplan.solvers.cluster.bounds import FAR, Followed, followed, quick_ns
+from trainplan.solvers.cluster.climb import climb
+from trainplan.solvers.cluster.starts import starts
+from trainplan.solvers.core.result import Point
+from trainplan.solvers.core.search import Outcome, Search
+
+SOURCE = "one pipeline followed through the cluster, for all degrees"
+EVEN_TIME = 0.25  # of the time left, for even shares
+SOON, CLIMB_TIME = 0.1, 0.25  # of the time there is, and of the time left then
+FEW = 8  # devices, whose models are solved sooner than climbing ends
+NO_LIMIT = 20.0  # seconds that take its place there, where no limit is given
+HALVINGS = 3  # of the gap, to find a time that surely none of the strategies stays below
+STEPS = ("quick", "followed", "uneven")
+
+
+@dataclass(order=True)
+class _Open:
+    """Degrees that may hold something better. step: how many of `STEPS` they went through."""
+
+    bound: float
+    number: int
+    case: Case = field(compare=False)
+    step: int = field(default=STEPS.index("followed"), compare=False)
+    followed: Followed | None = field(default=None, compare=False)
+
+
+def cluster_exact(instance: Instance, search: Search) -> Outcome:
+    """The optimum, or where time runs out the best strategy and the least bound of all degrees."""
+    if instance.uneven_shares:
+        _even(instance, search)
+    cases = [Case(instance, given, reduced=True) for given in instance.degrees()]
+    items = [_Open(quick_ns(case), number, case) for number, case in enumerate(cases)]
+    waiting, left = list(items), []
+    heapify(waiting)
+    steps: Counter[str] = Counter({"quick": len(items)})
+    climbed = False
+    while waiting and not search.out_of_time():
+        search.report(bound=_bound(items, search))
+        if not climbed and search.elapsed() > SOON * _given(search.time_limit):
+            _climb(instance, search)
+            climbed = True
+        item = heappop(waiting)
+        if _closed(item, search):
+            waiting.clear()
+        elif item.step == len(STEPS):
+            left.append(item)
+        else:
+            steps[STEPS[item.step]] += 1
+            _step(item, search)
+            if item.bound < inf:
+                heappush(waiting, item)
+    if not climbed and instance.devices > FEW and not all(_closed(item, search) for item in left):
+        _climb(instance, search)
+    left = [item for item in left if not _closed(item, search)]
+    source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in left]}
+    if left and not search.out_of_time():
+        parts = [Part(Case(instance, item.case.degrees), item.bound) for item in left]
+        outcome = by_parts(_model, parts, search)
+        if outcome.failed:
+            return outcome
+        source += f", and {outcome.bound_source}"
+        for item, part in zip(left, parts, strict=True):
+            item.bound = part.bound
+    bound = _bound(items, search)
+    if bound is None:
+        return Outcome(infeasible=True, bound_source=source, statistics=statistics)
+    search.report(bound=bound)
+    return Outcome(bound=bound, bound_source=source, statistics=statistics)
+
+
+def _even(instance: Instance, search: Search) -> None:
+    """The best strategy with even shares: far fewer, and often hard to better."""
+
+    def told(_: Point) -> None:
+        if inner.best is not None:
+            search.report(inner.best)
+
+    limit = None if search.time_limit is None else search.remaining() * EVEN_TIME
+    inner = Search(search.evaluate, limit, search.seed, search.gap, progress=told)
+    cluster_exact(replace(instance, uneven_shares=False), inner)
+
+
+def _climb(instance: Instance, search: Search) -> None:
+    until = search.elapsed() + CLIMB_TIME * _given(None if search.time_limit is None else search.remaining())
+    climb(instance, search, lambda: search.elapsed() > until)
+
+
+def _given(seconds: float | None) -> float:
+    return NO_LIMIT if seconds is None else seconds
+
+
+def _model(instance: Any, search: Search) -> Outcome:
+    """CP-SAT, where the model is not too large."""
+    if not instance.statable:
+        return Outcome(bound=search.bound, bound_source=SOURCE)
+    return solve_one(instance, search)
+
+
+def _step(item: _Open, search: Search) -> None:
+    """The next step of some degrees, which may raise their bound; an infinite one where nothing fits."""
+    case, stop = item.case, search.out_of_time
+    if item.step == STEPS.index("uneven"):
+        item.step = len(STEPS)
+        _rule_out(item, search)
+        return
+    item.step = len(STEPS)
+    path = None
+    if (one := followed(case, stop)) is not None:
+        item.followed = one
+        value, path = one.bound(search.objective, stop)
+        item.bound = inf if value >= FAR else max(item.bound, value)
+        if len(case.share_choices) > 1:
+            item.step = STEPS.index("uneven")
+    if path is not None or one is None:
+        for solution in starts(case, path, stop):
+            search.report(solution)
+
+
+def _rule_out(item: _Open, search: Search) -> None:
+    """Raise the bound of degrees with uneven shares, at best to the best strategy known."""
+    if search.objective is None or item.followed is None:
+        return
+    time = search.objective
+    for _ in range(HALVINGS):
+        if item.followed.closed(time, search.out_of_time):
+            item.bound = time
+            return
+        time = (int(item.bound) + time) // 2
+
+
+def _closed(item: _Open, search: Search) -> bool:
+    """Nothing in it is better than what is known, by more than the gap."""
+    return search.objective is not None and search.objective - item.bound <= search.gap * search.objective
+
+
+def _bound(items: Sequence[_Open], search: Search) -> int | None:
+    """That of all degrees; None where nothing fits."""
+    least = min([item.bound for item in items] + ([] if search.objective is None else [search.objective]), default=inf)
+    return None if least == inf else int(least)

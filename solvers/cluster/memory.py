@@ -1,0 +1,167 @@
+"""Why no cluster strategy fits: the one with the least excess of memory, exactly, and what to change.
+
+Whether all excesses can be at most E depends on the devices only by how many groups have how much memory. Groups of devices
+sorted by memory, tmp at a time, are best: for every v they have the fewest groups with a device of at most v bytes. Slots
+(stage j, pipeline i) with a need fit on them exactly where, for every v, no more slots need more than v + E than there are
+groups with more than v (both sorted, one by one). So a path over stages, of spans of layers, counts its slots above each v;
+paths with more of every count are dropped.
+
+With uneven shares memory depends on min(gas_i, P - j) alone. Where one pipeline has P micro-batches or more, the others may as
+well have one each; every other way has less than P in each, and all these are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.placed import Integers
+from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_bytes
+from trainplan.solvers.core.result import Infeasibility
+
+Spans = list[tuple[int, int]]
+Counts = dict[tuple[int, ...], tuple[int, tuple[int, ...]]]  # slots above each level, with first layer and counts before
+
+
+def explain(instance: Instance) -> Infeasibility | None:
+    """Why no strategy fits, in the user's terms; None where one does. Raises InputError where there is no strategy at all."""
+    given = list(instance.degrees())
+    if not given:
+        told = f"has no share for {instance.devices} devices in at most {instance.layers} stages at any micro-batch size given"
+        raise InputError("instance", "batch", told, "give one that the micro-batch sizes and numbers of pipelines divide")
+    if not instance.within_memory:
+        return None
+    packings = [_Packing(Case(instance, degrees), shares) for degrees in given for shares in _shares(Case(instance, degrees))]
+    if any(packing.spans(0) is not None for packing in packings):
+        return None
+    least, best = None, packings[0]
+    for packing in packings:
+        if least is None or packing.spans(least - 1) is not None:
+            least, best = packing.least_excess(least), packing
+    assert least is not None
+    return _told(instance, best, least)
+
+
+def _shares(case: Case) -> Iterator[tuple[int, ...]]:
+    """Shares of which one needs the least memory."""
+    instance, given, total = case.instance, case.degrees, case.micro_batches
+    even = instance.even_shares(given.dp, given.mbs)
+    assert even is not None
+    yield even
+    if len(case.share_choices) == 1 or len({instance.kinds[kind].memory_bytes for kind in instance.device_kinds}) == 1:
+        return  # of equal devices the pipeline with the largest share decides
+    if total - given.dp + 1 >= given.pp:
+        yield (total - given.dp + 1, *[1] * (given.dp - 1))
+    yield from _partitions(total, given.dp, given.pp - 1)
+
+
+def _partitions(total: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Into so many parts of at least 1 and at most `most`, none larger than the one before."""
+    if parts == 0:
+        if total == 0:
+            yield ()
+        return
+    for first in range(min(most, total - parts + 1), -(-total // parts) - 1, -1):
+        for rest in _partitions(total - first, parts - 1, first):
+            yield (first, *rest)
+
+
+class _Packing:
+    """Degrees with their shares: which spans of layers fit when every device has a few bytes more."""
+
+    def __init__(self, case: Case, shares: tuple[int, ...]) -> None:
+        self.case, self.shares, given = case, shares, case.degrees
+        instance = case.instance
+        memory = np.array([instance.kinds[kind].memory_bytes for kind in instance.device_kinds])
+        self.devices = np.argsort(-memory, kind="stable").reshape(-1, given.tmp)
+        self.limits = memory[self.devices].min(axis=1)  # of the groups, falling
+        self.levels = np.unique(self.limits)[::-1]
+        known: dict[int, Integers] = {}
+        self.groups_above = [int((self.limits > level).sum()) for level in self.levels]
+        self.needs = []  # of every stage: bytes by number of micro-batches in flight, and pipelines that have so many
+        for j in range(given.pp):
+            ahead, pipelines = np.unique(np.minimum(shares, given.pp - j), return_counts=True)
+            for n in ahead.tolist():
+                known.setdefault(n, case.peak_bytes(n))
+            self.needs.append([(known[n], int(many)) for n, many in zip(ahead.tolist(), pipelines, strict=True)])
+
+    def spans(self, excess: int) -> Spans | None:
+        """Layers of every stage such that no device lacks more than `excess` bytes; None where there are none."""
+        layers = self.case.instance.layers
+        counts: list[dict[int, Counts]] = [{0: {(0,) * len(self.levels): (0, ())}}]
+        for j, needs in enumerate(self.needs):
+            lacking = [[many * (peaks > level + excess) for peaks, many in needs] for level in self.levels]
+            above = np.array(lacking).sum(axis=1)  # (levels, L + 1, L + 1)
+            reached: dict[int, Counts] = {}
+            for a, b in self.case.spans(j):
+                for before in counts[-1].get(a, ()):
+                    own = tuple(map(int, above[:, a, b] + before))
+                    if all(mine <= groups for mine, groups in zip(own, self.groups_above, strict=True)):
+                        _keep(reached.setdefault(b, {}), own, (a, before))
+            counts.append(reached)
+        if layers not in counts[-1]:
+            return None
+        path, end, own = [], layers, next(iter(counts[-1][layers]))
+        for reached in reversed(counts[1:]):
+            first, own = reached[end][own]
+            path.append((first, end))
+            end = first
+        return path[::-1]
+
+    def least_excess(self, most: int | None) -> int:
+        """The least that works; most: one that does, or None."""
+        low, high = 0, int(max(peaks.max() for needs in self.needs for peaks, _ in needs)) if most is None else most
+        while low < high:
+            middle = (low + high) // 2
+            if self.spans(middle) is None:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def solution(self, excess: int) -> Solution:
+        """A strategy that lacks no more than `excess` bytes anywhere: slots of most need on groups of most memory."""
+        given, spans = self.case.degrees, self.spans(excess)
+        assert spans is not None
+        peaks = self.case.instance.placed(given, range(self.case.instance.devices)).peak_bytes
+        cuts = tuple(first for first, _ in spans[1:])
+        order = np.argsort(-peaks(cuts, self.shares), axis=None, kind="stable")
+        grid = np.empty_like(self.devices)
+        grid[order] = self.devices
+        return Solution(given, tuple(map(int, grid.reshape(-1))), cuts, self.shares)
+
+
+def _keep(known: Counts, own: tuple[int, ...], origin: tuple[int, tuple[int, ...]]) -> None:
+    """Add counts, unless others are as low throughout; drop those that are not below them anywhere."""
+    if any(all(x <= y for x, y in zip(other, own, strict=True)) for other in known):
+        return
+    for other in [other for other in known if all(x <= y for x, y in zip(own, other, strict=True))]:
+        del known[other]
+    known[own] = origin
+
+
+def _told(instance: Instance, packing: _Packing, excess: int) -> Infeasibility:
+    solution = packing.solution(excess)
+    stages = evaluate(instance, solution).stages
+    number = max(range(len(stages)), key=lambda j: stages[j].peak_bytes - stages[j].limit_bytes)
+    worst = stages[number]
+    assert worst.peak_bytes - worst.limit_bytes == excess
+    shard = instance.shards[solution.degrees.tmp]
+    states = int(shard.state_bytes[worst.first : worst.last + 1].sum())
+    advice = [f"give the smallest device of that stage {excess} bytes ({format_bytes(excess)}) more"]
+    if states > worst.limit_bytes:
+        advice.append("use more devices: the model states alone do not fit")
+    else:
+        advice.append(f"take a smaller batch than {instance.batch}, recompute activations, or use more devices")
+    return Infeasibility(
+        worst.limit_bytes,
+        worst.peak_bytes,
+        worst.last,
+        f"{instance.layer_names[worst.last]} in stage {number} of {solution.degrees}",
+        states,
+        worst.peak_bytes - states,
+        tuple(advice),
+    )

@@ -1,0 +1,119 @@
+"""Good strategies with given degrees, for the exact search to start from: nested placements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice, permutations
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.makes import Case, orbits
+from trainplan.formulations.cluster_strategy.placed import Integers, Placed
+from trainplan.formulations.cluster_strategy.problem import Instance, Solution
+from trainplan.formulations.step.stage_memory import Memory
+from trainplan.solvers.assignment.sweep import assign
+from trainplan.solvers.cluster.bounds import Path
+
+MOST_ORDERS = 24
+
+
+def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
+    """On every nested placement: the cuts of the path, and the best for the slowest of its pipelines at each stage."""
+    instance, given = case.instance, case.degrees
+    for placement in _nested(case, path):
+        if stop():
+            return
+        placed = instance.placed(given, placement)
+        if path is not None:
+            yield shared(case, placed, path.cuts)
+        if path is None or given.pp > 1:
+            yield shared(case, placed, best_cuts(case, placed))
+
+
+def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
+    """The best for a pipeline with the slowest group at each stage and an even share; whatever its memory where none fit."""
+    instance, share = case.instance, -(-case.micro_batches // case.degrees.dp)
+    shard, table = instance.shards[case.degrees.tmp], instance.tables[case.degrees.tmp, case.degrees.mbs]
+    memory = Memory(placed.limits_bytes.min(axis=1), shard.state_bytes, table.kept_bytes, table.workspace_bytes)
+    times, moves, stages = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1), case.degrees.pp
+    found = None
+    if instance.within_memory:
+        found = assign(times, moves, share, memory.first_layers([min(share, stages - j) for j in range(stages)]))
+    found = found or assign(times, moves, share)
+    assert found is not None
+    return tuple(map(int, found[1]))
+
+
+def shared(case: Case, placed: Placed, cuts: tuple[int, ...]) -> Solution:
+    """With the shares that make the slowest pipeline's T_i least: even ones where no others are allowed."""
+    given = case.degrees
+    shares: Sequence[int] = case.instance.even_shares(given.dp, given.mbs) or ()
+    if len(case.share_choices) > 1:
+        times = placed.stage_ns(cuts)
+        moves = placed.transfer_ns[range(given.pp - 1), :, [cut - 1 for cut in cuts]].sum(axis=0)
+        shares = best_shares(case.micro_batches, times.max(axis=0), times.sum(axis=0) + moves)
+    return Solution(given, tuple(map(int, placed.placement)), cuts, tuple(map(int, shares)))
+
+
+def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[int]:
+    """gas_i of at least 1 with the least max_i (gas_i - 1) slowest_i + once_i: each but the first goes to the pipeline that
+    ends earliest with it."""
+    shares = [1] * len(once)
+    ends = (once + slowest).tolist()
+    for _ in range(micro_batches - len(once)):
+        i = ends.index(min(ends))
+        shares[i] += 1
+        ends[i] += int(slowest[i])
+    return shares
+
+
+def _nested(case: Case, path: Path | None) -> list[tuple[int, ...]]:
+    """Devices in the order of their classes, these as on the path or in any order, on ranks in any nesting of stages,
+    pipelines and tmp ranks; placements that differ by devices of one class are given once."""
+    instance, given = case.instance, case.degrees
+    sizes = (given.pp, given.dp, given.tmp)
+    found: dict[bytes, tuple[int, ...]] = {}
+    for order in [_along(instance, path), *_orders(instance)]:
+        devices = np.array([device for c in order for device in case.members[c]])
+        for nesting in permutations(range(3)):
+            grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
+            placement = grid.reshape(-1)
+            found.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
+    return list(found.values())
+
+
+def _along(instance: Instance, path: Path | None) -> list[int]:
+    """Classes in the order in which the path comes to their orbits, and then those that it does not come to."""
+    left = dict(enumerate(orbits(instance)))
+    order = []
+    for orbit in path.visits if path is not None else ():
+        found = next((c for c, own in left.items() if own == orbit), None)
+        if found is not None:
+            order.append(found)
+            del left[found]
+    return [*order, *left]
+
+
+def _orders(instance: Instance) -> list[tuple[int, ...]]:
+    """Classes in any order, up to exchanges of whole classes: those of one orbit together first, anywhere among the others."""
+    alike = orbits(instance)
+    return list(dict.fromkeys(islice(chain(_together(alike), _continued(alike, ())), 2 * MOST_ORDERS)))[:MOST_ORDERS]
+
+
+def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The classes of one orbit, all in a row, at places among the others that are evenly spaced."""
+    everyone, kinds = range(len(alike)), sorted(set(alike))
+    for orbit in kinds if len(kinds) > 1 else ():
+        own, others = ([c for c in everyone if (alike[c] == orbit) == wanted] for wanted in (True, False))
+        places = np.linspace(0, len(others), min(len(others) + 1, MOST_ORDERS // len(kinds))).round().astype(int)
+        yield from ((*others[:place], *own, *others[place:]) for place in places)
+
+
+def _continued(alike: Sequence[int], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All orders that begin so."""
+    if len(taken) == len(alike):
+        yield taken
+    tried = set()
+    for c, orbit in enumerate(alike):
+        if c not in taken and orbit not in tried:
+            tried.add(orbit)
+            yield from _continued(alike, (*taken, c))

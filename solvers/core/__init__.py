@@ -1,0 +1,1 @@
+"""What all methods share: the search, its result, the registry, brute force."""

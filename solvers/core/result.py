@@ -1,0 +1,114 @@
+"""What a method gives back, and what users see of it."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from trainplan.profiling.base.quantities import format_bytes, format_time
+
+Status = Literal["optimal", "feasible", "infeasible", "unknown", "failed"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Best objective and bound known after `seconds`."""
+
+    seconds: float
+    objective: int | None
+    bound: int | None
+
+
+@dataclass(frozen=True)
+class Infeasibility:
+    """Why nothing fits: the least memory of any choice, the layer whose pass needs it, and what to change."""
+
+    memory_bytes: int
+    least_memory_bytes: int
+    peak_layer: int
+    peak_layer_name: str
+    state_bytes: int
+    activation_bytes: int
+    advice: tuple[str, ...]
+    peak_pass: Literal["forward", "backward"] = "backward"
+    parts: tuple[str, str] = ("model states", "activations")  # what state_bytes and activation_bytes are
+
+    def __str__(self) -> str:
+        states, others = self.parts
+        return (
+            f"no choice fits into {format_bytes(self.memory_bytes)}: the least that would do is "
+            f"{self.least_memory_bytes} bytes ({format_bytes(self.least_memory_bytes)}), at the {self.peak_pass} pass of "
+            f"{self.peak_layer_name} ({format_bytes(self.state_bytes)} {states}, "
+            f"{format_bytes(self.activation_bytes)} {others}); " + "; or ".join(self.advice)
+        )
+
+
+def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:
+    """The peak and its place: the layer in whose backward pass it is, or when in the step, whichever the problem tells."""
+    moment = "" if peak_ns is None else f"{format_time(peak_ns)} into the step"
+    return f"{format_bytes(peak_bytes)} ({peak_bytes} bytes), " + (f"backward pass of {layer}" if layer else moment)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one method on one instance.
+
+    status: `optimal` only where the bound meets the objective on the integers, or within `tolerance`, a relative gap that the
+    caller asked for; `feasible`: both are given; `infeasible`: proven, with a reason; `unknown`: no solution found;
+    `failed`: the method broke, or its answer did not stand up to the checks (see `message`).
+    objective: recomputed by the problem's `evaluate`. bound: no solution is below it; bound_source says who says so.
+    gap: (objective - bound) / objective. solution: the solution in its file format. evaluation: time and memory of it.
+    """
+
+    problem: str
+    method: str
+    status: Status
+    objective: int | None
+    bound: int | None
+    gap: float | None
+    solution: dict[str, Any] | None
+    build_seconds: float
+    solve_seconds: float
+    history: tuple[Point, ...]
+    seed: int
+    versions: dict[str, str]
+    instance_hash: str
+    bound_source: str | None = None
+    tolerance: float = 0.0
+    evaluation: dict[str, Any] | None = None
+    violations: tuple[str, ...] = ()
+    reason: Infeasibility | None = None
+    message: str | None = None
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields under their own names, as plain values."""
+        return json.loads(json.dumps(asdict(self)))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Label and text of each line that people want to see."""
+        rows = [("problem", self.problem), ("method", self.method), ("status", self.status)]
+        if self.objective is not None:
+            rows.append(("time", f"{format_time(self.objective)} ({self.objective} ns)"))
+        if self.bound is not None:
+            rows.append(("lower bound", f"{format_time(self.bound)} ({self.bound} ns), by {self.bound_source}"))
+        if self.gap is not None:
+            rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
+        if (told := self.evaluation) and "peak_bytes" in told:
+            rows.append(("peak memory", peak_text(told["peak_bytes"], told.get("peak_layer_name"), told.get("peak_ns"))))
+        rows.append(("seconds", f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve"))
+        rows += [("reason", str(self.reason))] if self.reason else []
+        rows += [("message", self.message)] if self.message else []
+        return rows + [("violation", text) for text in self.violations]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<12} {text}" for label, text in self.summary())
+
+    def _repr_html_(self) -> str:
+        cells = (f"<tr><th>{label}</th><td>{html.escape(text)}</td></tr>" for label, text in self.summary())
+        return f"<table>{''.join(cells)}</table>"

@@ -1,0 +1,1 @@
+"""Pipelines cut at sub-layers: exact search, AutoPipe, its slicer, Piper and DAPPLE."""

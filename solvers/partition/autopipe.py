@@ -1,0 +1,275 @@
+"""AutoPipe's planner for pipeline-partition (Section III-B): Algorithm 1, and the heuristic that moves the master stage.
+
+Algorithm 1 makes the largest stage as small as it can be; with P the sums of f + b of the first blocks (sub-layers),
+
+    time[i][j] = min over k of max(time[k][j-1], P_i - P_k)                            the first i blocks in j stages
+
+time[.][j-1] does not fall and P_i - P_k does not rise with k, so the least maximum is where they cross, and the crossing moves
+on with i: O(n p) steps in place of the paper's O(n^2 p) for the same table. Of equal k the smallest is taken, which makes the
+last stages long, as in the authors' program (autopipe.cpp of Merak). One table holds the answers for all first parts.
+
+The heuristic simulates partitions and follows the master stage i, on which the critical path spends the 1F1B phase:
+
+    1  Algorithm 1 for the whole model.
+    2  The stages after i are adjusted towards Eq. 1, for every s > i:  sum_{j=i+1..s} (f_j + b_j) <= (s - i) b_i.
+    3  If i > 0: the first block of stage i goes to stage i - 1, with Algorithm 1 for the stages before i; or its last block
+       goes to stage i + 1, with Algorithm 1 for the stages up to i. Where the master stage is then at most i: on to step 2.
+    4  The best partition simulated is the answer.
+
+The option `reading` chooses between the paper and the authors' program, where they differ or the paper is open:
+
+- Step 2 names no moves. `paper`: from s = i + 1 on, the last block of s goes to s + 1 while Eq. 1 does not hold for s. (For
+  s = p - 1 no move changes the left side.) `published`: Eq. 1 may be missed by a gap, and where it is missed by more, the first
+  stage after i that can take the first block of the next and stay below the master's load takes it; the gap then grows by what
+  the stages lacked.
+- "If the master stage changes, stop": the adjusted partition is the last one whose master stage is still i. All that are
+  simulated on the way may be the answer.
+- Step 3 starts from the adjusted partition (`paper`), or from the one before (`published`).
+- Partitions are followed where the master stage is at most i (`paper`); after the first move whatever it is (`published`).
+  This one matters: benchmarks/pipeline_partition.py and the paper's models show the program's nearer the optimum.
+- No stage is left without a block, and no partition is simulated twice.
+
+Times are simulated pass by pass, with the warm-up, for any number of micro-batches; the program estimates them by the length of
+one path. The paper knows no memory: of the partitions tried, the best that fits is the answer here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
+from trainplan.solvers.core.search import Outcome, Search
+
+Cuts = tuple[int, ...]
+READINGS = ("paper", "published")
+NEVER = 2**62
+
+
+def algorithm_1(instance: Instance, search: Search) -> Outcome:
+    """The partition with the least largest f + b of a stage."""
+    weights = (instance.forward_ns + instance.backward_ns).tolist()
+    return best_fitting(instance, search, [partitioned(weights, instance.stages)], "Algorithm 1")
+
+
+def autopipe(instance: Instance, search: Search) -> Outcome:
+    """The best of the heuristic's partitions that fits. Option reading: paper or published."""
+    planner = Planner(instance, search.options.get("reading") or READINGS[0])
+    planner.run(search.out_of_time)
+    outcome = best_fitting(instance, search, planner.by_time(), "the paper's search")
+    outcome.statistics["simulated"] = len(planner.known)
+    return outcome
+
+
+def best_fitting(instance: Instance, search: Search, tried: Sequence[Cuts], who: str) -> Outcome:
+    """The first of some partitions, the best first, that fits; none where a method that knows no memory has found none."""
+    broken: list[str] = []
+    for cuts in tried:
+        if not (found := violations(instance, Solution(cuts))):
+            search.report(Solution(cuts))
+            return Outcome()
+        broken = broken or found
+    return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}")
+
+
+def partitioned(weights: Sequence[int], stages: int) -> Cuts:
+    """Algorithm 1 for blocks of these weights. (`even_stages.balanced_cuts` has the same largest stage, and other ties.)"""
+    return Table(weights, stages).bounds(len(weights), stages)[1:-1]
+
+
+class Table:
+    """Algorithm 1's table for all first parts of a chain of blocks, and all numbers of stages up to `stages`."""
+
+    def __init__(self, weights: Sequence[int], stages: int) -> None:
+        before = self.before = [0, *accumulate(weights)]
+        self.least = [[], before]  # [j][i], from i = j on
+        for j in range(2, stages + 1):
+            fewer, row, k = self.least[j - 1], [0] * j, j - 1
+            for i in range(j, len(before) - stages + j):
+                while k < i and fewer[k] < before[i] - before[k]:
+                    k += 1
+                at, earlier = (fewer[k] if k < i else NEVER), (before[i] - before[k - 1] if k >= j else NEVER)
+                row.append(min(at, earlier))
+            self.least.append(row)
+
+    def bounds(self, blocks: int, stages: int) -> Cuts:
+        """The first block of every stage, and the end of the last: the first blocks in so many stages."""
+        found = [blocks]
+        for j in range(stages, 1, -1):
+            end = found[-1]
+            found.append(bisect_left(self.before, self.before[end] - self.least[j][end], j - 1, end - 1))
+        return (0, *reversed(found))
+
+
+class Planner:
+    """The heuristic on one instance. known: time and master stage of every partition simulated, by its bounds: the first
+    sub-layer of each stage, and the end of the last."""
+
+    def __init__(self, instance: Instance, reading: str = READINGS[0]) -> None:
+        self.stages, self.micro_batches = instance.stages, instance.micro_batches
+        self.forward, self.backward = (
+            [0, *accumulate(times.tolist())] for times in (instance.forward_ns, instance.backward_ns)
+        )
+        self.transfer = [0, *instance.transfer_ns.tolist(), 0]  # by the first sub-layer after the cut
+        self.table = Table((instance.forward_ns + instance.backward_ns).tolist(), self.stages)
+        self.before = self.table.before
+        self.published = reading == "published"
+        self.known: dict[Cuts, tuple[int, int]] = {}
+
+    def run(self, out_of_time: Callable[[], bool] = lambda: False) -> None:
+        """Steps 1 to 3, until nothing is left to follow or time runs out."""
+        start = self.table.bounds(len(self.before) - 1, self.stages)
+        self.simulated(start)
+        waiting, met = deque([start]), {start}
+        while waiting and not out_of_time():
+            bounds = waiting.popleft()
+            master = self.simulated(bounds)[1]
+            if self.published:
+                self._adjusted_as_published(bounds, master)
+            else:
+                bounds = self._adjusted(bounds, master)
+            for to_front, moved in self._moved(bounds, master):
+                if moved in met:
+                    continue
+                if self.simulated(moved)[1] <= master or (self.published and to_front):
+                    met.add(moved)
+                    waiting.append(moved)
+
+    def by_time(self) -> list[Cuts]:
+        """Cuts of all partitions simulated, the best first; of equal ones that found first."""
+        return [bounds[1:-1] for bounds in sorted(self.known, key=lambda bounds: self.known[bounds][0])]
+
+    def simulated(self, bounds: Cuts) -> tuple[int, int]:
+        """Time of the step, in ns, and master stage."""
+        if bounds not in self.known:
+            f, b = ([sums[end] - sums[first] for first, end in pairwise(bounds)] for sums in (self.forward, self.backward))
+            self.known[bounds] = simulate(f, b, [self.transfer[first] for first in bounds], self.micro_batches)
+        return self.known[bounds]
+
+    def _adjusted(self, bounds: Cuts, master: int) -> Cuts:
+        """Step 2, Eq. 1 to the letter: the adjusted partition."""
+        room, start = self._backward(bounds, master), bounds[master + 1]
+        for s in range(master + 1, self.stages - 1):
+            while self.before[bounds[s + 1]] - self.before[start] > (s - master) * room and bounds[s + 1] - bounds[s] > 1:
+                moved = (*bounds[: s + 1], bounds[s + 1] - 1, *bounds[s + 2 :])
+                if self.simulated(moved)[1] != master:
+                    return bounds
+                bounds = moved
+        return bounds
+
+    def _adjusted_as_published(self, bounds: Cuts, master: int) -> None:
+        """Step 2 of the authors' program, for the partitions that it simulates."""
+        room, start, before = self._backward(bounds, master), bounds[master + 1], self.before
+        heaviest = before[start] - before[bounds[master]] + self.transfer[bounds[master]]
+        gap, s = 0, master + 1
+        while s < self.stages:
+            if before[bounds[s + 1]] - before[start] <= (s - master) * room + gap:
+                s += 1
+                continue
+            for t in range(master + 1, s):
+                end = bounds[t + 1]
+                grown = before[end + 1] - before[bounds[t]] + self.transfer[end]
+                if heaviest > grown and bounds[t + 2] - end > 1:
+                    break
+            else:
+                return
+            moved = (*bounds[: t + 1], end + 1, *bounds[t + 2 :])
+            if self.simulated(moved)[1] != master:
+                return
+            gap += max(0, before[end] - before[start] - ((t - master) * room + gap))
+            bounds, s = moved, t + 1
+
+    def _backward(self, bounds: Cuts, stage: int) -> int:
+        return self.backward[bounds[stage + 1]] - self.backward[bounds[stage]]
+
+    def _moved(self, bounds: Cuts, master: int) -> Iterator[tuple[bool, Cuts]]:
+        """Step 3: both ways to make the master stage lighter, and whether it is the first, which moves a block forward."""
+        if master == 0:
+            return
+        first, end = bounds[master], bounds[master + 1]
+        if end - first > 1:
+            yield True, (*self.table.bounds(first + 1, master), *bounds[master + 1 :])
+        if master + 1 < self.stages and end - 1 > master:
+            yield False, (*self.table.bounds(end - 1, master + 1), *bounds[master + 2 :])
+
+
+def simulate(f: Sequence[int], b: Sequence[int], c: Sequence[int], micro_batches: int) -> tuple[int, int]:
+    """Time of a 1F1B step and its master stage, as of `recurrences` and `critical`.
+
+    f, b: of the stages. c: of the message into each stage; the first and the last entry, behind the last stage, are 0.
+    """
+    p, m = len(f), micro_batches
+    ahead = [min(m, p - 1 - x) for x in range(p)]
+    forward: list[list[int]] = []  # ends of the passes, by stage and micro-batch
+    before = [0] * m
+    for x in range(p):
+        row, end, length = [], 0, c[x] + f[x]
+        for arrived in before[: ahead[x]]:
+            end = (arrived if arrived > end else end) + length
+            row.append(end)
+        forward.append(row)
+        before = row
+    free = [row[-1] if row else 0 for row in forward]
+    backward: list[list[int]] = [[] for _ in range(p)]
+    after = [(x, c[x + 1] + b[x], backward[x]) for x in reversed(range(p))]
+    for y in range(m):
+        for x in range(p):
+            if (q := ahead[x] + y) < m:
+                end = free[x]
+                if x and forward[x - 1][q] > end:
+                    end = forward[x - 1][q]
+                free[x] = end = end + c[x] + f[x]
+                forward[x].append(end)
+        end = 0
+        for x, length, ends in after:
+            if free[x] > end:
+                end = free[x]
+            free[x] = end = end + length
+            ends.append(end)
+    return max(free), _master(f, b, c, m, ahead, forward, backward)
+
+
+def _master(
+    f: Sequence[int],
+    b: Sequence[int],
+    c: Sequence[int],
+    m: int,
+    ahead: Sequence[int],
+    forward: Sequence[Sequence[int]],
+    backward: Sequence[Sequence[int]],
+) -> int:
+    """The stage with most 1F1B passes on the critical path, followed back from its end; where two passes end at once, to the
+    later stage."""
+    p = len(f)
+    counts = [0] * p
+    x, y, back, furthest = 0, m - 1, True, 0
+    while True:
+        w = ahead[x]
+        if x > furthest:
+            furthest = x
+        if back:
+            counts[x] += y <= max(0, m - 1 - w)
+            ready = backward[x][y] - b[x] - c[x + 1]
+            if x + 1 < p and backward[x + 1][y] == ready:
+                x += 1
+            elif w + y < m:
+                y, back = w + y, False  # as the passes of a block follow each other, this one ended when the message was ready
+            elif y:
+                y -= 1
+            else:
+                y, back = m - 1, False
+        else:
+            counts[x] += y >= min(w, m - 1)
+            ready = forward[x][y] - f[x] - c[x]
+            if y > w and backward[x][y - 1 - w] == ready:
+                y, back = y - 1 - w, True
+            elif 0 < y <= w and forward[x][y - 1] == ready:
+                y -= 1
+            elif x:
+                x -= 1
+            else:
+                break
+    most = max(counts)
+    return max(stage for stage in range(p) if counts[stage] == most) if most else furthest

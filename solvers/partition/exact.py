@@ -1,0 +1,206 @@
+"""pipeline-partition, exactly: branch and bound over the stages, the last one first, with bounds by paths.
+
+    bound        the least that any partition needs by the paths of `partition_spans`
+    beam         the suffixes of least bounds, a stage more at a time, simulated when they are whole; at first none whose bound
+                 is above the least
+    paths        all suffixes that may be better than the best partition known; of two that begin at one sub-layer, one is
+                 enough if neither its S nor its K is larger
+    moves        cuts moved by a few sub-layers, as long as that helps
+    turns        as `paths`, by those with a turn, too, and by the fronts of `partition_prefixes`: few suffixes at first, with
+                 rough fronts, then more with finer ones
+    search       the suffixes that are left, by depth, those of least bounds first; many at once are simulated before
+
+What suffixes are, and what they tell, see `partition_spans`. Where a step leaves nothing, the best partition known is proven;
+else what it leaves has the least bound of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import floor
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution
+from trainplan.solvers.assignment.sweep import assign
+from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.partition.prefixes import Prefixes
+from trainplan.solvers.partition.spans import FAR, Spans, Suffixes, in_order, longer, no_suffix, undominated
+from trainplan.solvers.partition.times import Chain
+
+MEMORY = "least memory over all partitions"
+SOURCE = "micro-batches followed through one stage"
+SEARCHED = "micro-batches followed through one stage, the rest simulated"
+BEAM, CHUNK = 64, 2048  # suffixes kept in the beam; suffixes branched on, or simulated, at once
+MOST = 20_000  # suffixes kept by S and K
+STEPS = ((256, 4, 7), (1024, 8, 2), (10_000, 32, 2), (60_000, 48, 2))  # suffixes with turns kept; classes, every: of prefixes
+SIMULATED = 256  # suffixes that are worth simulating
+LARGEST, MOST_WORK = 2**22, 10**8  # spans in tables; passes to simulate for cuts moved once
+
+
+def partition_exact(instance: Instance, search: Search) -> Outcome:
+    """The optimum, or where time runs out the best partition and the least bound of all."""
+    if instance.sublayers**2 > LARGEST:
+        return _coarse(instance, search)
+    try:
+        spans = Spans(instance, search.out_of_time)
+    except TimeoutError:
+        return _coarse(instance, search)
+    if spans.bound >= FAR:
+        return Outcome(infeasible=True, bound_source=MEMORY)
+    steps: dict[str, int] = {}
+
+    def ended(source: str) -> Outcome:
+        return Outcome(bound=search.bound, bound_source=source, statistics=steps)
+
+    search.report(bound=spans.bound)
+    for limit in (spans.bound, FAR - 1):
+        steps["beam"] = steps.get("beam", 0) + _by_stage(spans, search, limit, BEAM)
+        if _closed(search):
+            return ended(SOURCE)
+    if search.objective is None:
+        return _coarse(instance, search)
+    steps["paths"] = _by_stage(spans, search, _limit(search), MOST, slowest=[0] * instance.stages)
+    if _closed(search):
+        return ended(SOURCE)
+    steps["moves"] = _moved(spans, search)
+    for width, classes, every in STEPS:
+        if not _closed(search) and not search.out_of_time():
+            prefixes = Prefixes(spans, limit := _limit(search), classes, every, search.out_of_time)
+            count = _by_stage(spans, search, limit, width, spans.slowest(limit), prefixes)
+            steps["turns"] = steps.get("turns", 0) + count
+            steps["moves"] += _moved(spans, search)
+    if not _closed(search) and not search.out_of_time():
+        steps["search"] = _searched(spans, search, Prefixes(spans, _limit(search), *STEPS[-1][1:], search.out_of_time))
+    return ended(SEARCHED)
+
+
+def _coarse(instance: Instance, search: Search) -> Outcome:
+    """Without a look at all spans: the best by the closed formula of stage-assignment, its cuts moved."""
+    chain, row = Chain(instance), instance.forward_ns + instance.backward_ns
+    times, moves = np.tile(row, (instance.stages, 1)), np.tile(2 * instance.transfer_ns, (instance.stages - 1, 1))
+    found = assign(times, moves, instance.micro_batches, chain.windows)
+    if found is None:
+        return Outcome(infeasible=True, bound_source=MEMORY)
+    search.report(Solution(tuple(map(int, found[1]))), _even(instance))
+    return Outcome(bound=search.bound, bound_source="sub-layers cut anywhere", statistics={"moves": _moved(chain, search)})
+
+
+def _even(instance: Instance) -> int:
+    """T >= A + (m - 1) A / p where m > p, with A the way of one micro-batch: were T less, then by the first of the paths of
+    `partition_spans`, with S twice, the sums of t over the last stages would be less than their shares of A, one after the
+    other, and so would A. Else T >= A + (m - 1) max(f_x, b_x) of the largest stage, whose t is at least A / p."""
+    p, m = instance.stages, instance.micro_batches
+    moves = 2 * (p - 1) * int(instance.transfer_ns.min()) if p > 1 else 0
+    way = int(instance.forward_ns.sum() + instance.backward_ns.sum()) + moves
+    return way - (1 - m) * way // (p if m > p else 2 * p)
+
+
+def _limit(search: Search) -> int:
+    """The largest bound that is worth looking at."""
+    if search.objective is None:
+        return FAR - 1
+    return search.objective - floor(search.gap * search.objective) - 1
+
+
+def _closed(search: Search) -> bool:
+    return search.bound is not None and search.bound > _limit(search)
+
+
+def _by_stage(
+    spans: Spans, search: Search, limit: int, width: int, slowest: Sequence[int] | None = None, prefixes: Prefixes | None = None
+) -> int:
+    """Suffixes up to a bound, a stage more at a time, those of least bounds where there are more than `width`: their number.
+    Reports the best partition and the least bound of all. slowest: without what others are as good as."""
+    known, count, left = no_suffix(spans), 0, []
+    while known.stage and known.count:
+        if search.out_of_time():
+            left.append(known.bound.min())
+            known = known.at(slice(0))
+            break
+        known = longer(spans, known, limit, turning=prefixes is not None)
+        if prefixes is not None:
+            known = prefixes.bounded(known)
+        if slowest is not None:
+            known = undominated(known, slowest[known.stage], search.out_of_time)
+        if known.count > width:
+            order = in_order(spans, known)
+            left.append(known.bound[order[width:]].min())
+            known = known.at(order[:width])
+        count += known.count
+    if known.count:
+        known = known.at(in_order(spans, known))
+        left.append(known.bound[0])
+        _simulated(spans, known, search)
+    _report_bound(int(min([limit + 1, *left])), search)
+    return count
+
+
+def _report_bound(bound: int, search: Search) -> None:
+    """What is not left open is above the limit that the best partition sets."""
+    search.report(bound=min(bound, _limit(search) + 1))
+
+
+def _simulated(chain: Chain, known: Suffixes, search: Search) -> None:
+    """Reports the best of whole partitions, those of least bounds first, as far as time allows."""
+    for start in range(0, known.count, CHUNK):
+        part = known.at(slice(start, start + CHUNK))
+        part = part.at(part.bound <= _limit(search))
+        if part.count and not search.out_of_time():
+            _report_best(chain, part.firsts, search)
+
+
+def _report_best(chain: Chain, firsts: Integers, search: Search) -> bool:
+    """Whether one of some partitions is better than what is known."""
+    times = chain.times_ns(firsts)
+    best = int(times.argmin())
+    if search.objective is not None and times[best] >= search.objective:
+        return False
+    search.report(Solution(tuple(firsts[best, 1:].tolist())))
+    return True
+
+
+def _moved(chain: Chain, search: Search) -> int:
+    """Move one cut of the best partition a little, the one that helps most, until none does: the number of rounds."""
+    stages, rounds = chain.stages, 0
+    if stages == 1 or stages**2 * (stages + chain.micro_batches) > MOST_WORK:
+        return 0
+    while not search.out_of_time():
+        rounds += 1
+        firsts = chain.neighbours(np.array([0, *search.best.cuts], np.int64))
+        if not len(firsts) or not _report_best(chain, firsts, search):
+            break
+    return rounds
+
+
+def _searched(spans: Spans, search: Search, prefixes: Prefixes) -> int:
+    """Branch on every suffix that may be better than the best partition known: their number."""
+    waiting, count = [no_suffix(spans)], 0
+    while waiting and not search.out_of_time():
+        known, limit = waiting.pop(), _limit(search)
+        known = known.at(known.bound <= limit)
+        if known.count > CHUNK:
+            waiting.append(known.at(slice(CHUNK, None)))
+            known = known.at(slice(CHUNK))
+        count += known.count
+        if known.count and known.stage == 0:
+            _report_best(spans, known.firsts, search)
+        elif known.count:
+            waiting.append(_bounded(spans, prefixes.bounded(longer(spans, known, limit, turning=True)), search))
+        _report_bound(min([int(known.bound[0]) for known in waiting if known.count], default=FAR), search)
+    return count
+
+
+def _bounded(spans: Spans, known: Suffixes, search: Search) -> Suffixes:
+    """In order; where there are many, by their own simulation, too."""
+    if known.stage and known.count >= SIMULATED:
+        bound = known.bound.copy()
+        for start in range(0, known.count, CHUNK):
+            if search.out_of_time():
+                break
+            firsts = known.firsts[start : start + CHUNK]
+            own = spans.least_before[known.stage][firsts[:, 0]] + spans.times_ns(firsts)
+            bound[start : start + CHUNK] = np.maximum(bound[start : start + CHUNK], own)
+        known = replace(known, bound=bound)
+    return known.at(in_order(spans, known))

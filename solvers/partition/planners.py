@@ -1,0 +1,110 @@
+"""pipeline-partition by the planners that AutoPipe is compared with: Megatron-LM's, Piper's and DAPPLE's (Section IV).
+
+They cut between layers only, as `Instance.layers` tells; here all have p stages of one device each, and their answers are
+simulated. `replicated` has the same planners for devices that stages may share.
+
+    Megatron   even numbers of Transformer layers (those of two sub-layers or more; all where there are none). It refuses where
+               p does not divide them; here the first stages then have one more. What lies before the first Transformer layer
+               of a stage is with the stage before, what lies before the first of all with the first stage.
+    Piper      the least largest time per sample (Tarnawski et al., NeurIPS 2021, and their program, msr-fiddle/piper),
+                   TPS_x = sum (f + b) + 2 (c_x + c_{x+1}),     the messages in and out, forward and back,
+               with the memory of p - x micro-batches in flight on stage x. The number of stages costs nothing.
+    DAPPLE     the least latency L = T_w + T_s + T_e of M micro-batches (Fan et al., PPoPP 2021); messages are stages of their
+               own; for the pivot stage Q, without gradients to reduce (HPGO, the authors' first program, states the same),
+                   L(Q) = sum_{s<=Q} F_s + (M - 1) (F_Q + B_Q) + sum_{s<=Q} B_s.
+
+DAPPLE's pivot is the stage with the fewest bubbles. L(Q) is the length of a path through its step, so the stage is meant whose
+path is longest, and L = max_Q L(Q). (The paper finds it from the last stage on, by a comparison that leaves out F_Q + B_Q.)
+DAPPLE and Megatron know no memory.
+
+Both objectives are least by a dynamic program from the last layer on: with t and c of a stage i .. e-1 and its message,
+
+    Piper      V_x(i) = min over e of max(TPS_x, V_{x+1}(e))
+    DAPPLE     V_x(i) = min over e of max(M t, t + M 2c, t + 2c + V_{x+1}(e)),     what L is when the chain begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline_partition.problem import Instance
+from trainplan.solvers.core.search import Outcome, Search, Unsuited
+from trainplan.solvers.partition.autopipe import best_fitting
+from trainplan.solvers.partition.replicated import FAR, Chain
+
+MOST_STEPS = 10**10
+
+
+def megatron(instance: Instance, search: Search) -> Outcome:
+    """Even numbers of Transformer layers."""
+    starts, sizes = np.unique(instance.layers, return_index=True, return_counts=True)[1:]
+    blocks = starts[sizes > 1] if (sizes > 1).any() else starts
+    _check_layers(instance, len(blocks))
+    each, more = divmod(len(blocks), instance.stages)
+    firsts = [x * each + min(x, more) for x in range(1, instance.stages)]
+    return best_fitting(instance, search, [tuple(int(blocks[first]) for first in firsts)], "Megatron's rule")
+
+
+def piper(instance: Instance, search: Search) -> Outcome:
+    """The least largest time per sample of p stages within memory."""
+    chain = Chain.of(instance)
+    before, moves = chain.before, 2 * chain.moves
+    windows = None
+    if chain.memory is not None:
+        windows = chain.memory.first_layers([instance.in_flight(x) for x in range(instance.stages)])
+
+    def extended(first: int, later: Integers) -> Integers:
+        tps = before[first + 1 :] - before[first] + moves[first] + moves[first + 1 :]
+        found = np.maximum(tps, later)
+        return found if windows is None else np.where(windows[:, first:] <= first, found, FAR)
+
+    return _planned(instance, chain, extended, search, "Piper's search")
+
+
+def dapple(instance: Instance, search: Search) -> Outcome:
+    """The least latency by the pivot stage, of p stages."""
+    chain, rounds = Chain.of(instance), instance.micro_batches
+    before, moves = chain.before, 2 * chain.moves
+
+    def extended(first: int, later: Integers) -> Integers:
+        own, message = before[first + 1 :] - before[first], moves[first + 1 :]
+        alone = np.maximum(rounds * own, own + rounds * message)
+        return np.maximum(alone, own + message + later)
+
+    return _planned(instance, chain, extended, search, "DAPPLE's search")
+
+
+def _planned(
+    instance: Instance, chain: Chain, extended: Callable[[int, Integers], Integers], search: Search, who: str
+) -> Outcome:
+    """The least V_0(0). extended: of a stage's first layer and V_{x+1}(e) by stage x and end e = first + 1 .., what stage x
+    makes of it with each end."""
+    layers, stages = chain.layers, instance.stages
+    _check_layers(instance, layers)
+    if stages * layers**2 > MOST_STEPS:
+        told = f"are {layers} layers in {stages} stages"
+        raise Unsuited("instance", "layers", told, f"give 'exact'; {who} takes {MOST_STEPS:.0e} layers x layers x stages")
+    least = np.full((stages + 1, layers + 1), FAR)
+    least[stages, layers] = 0
+    ends = np.zeros((stages, layers), np.int64)
+    for first in reversed(range(layers)):
+        if search.out_of_time():
+            return Outcome(message="time ran out")
+        found = extended(first, least[1:, first + 1 :])
+        ends[:, first] = first + 1 + found.argmin(axis=1)
+        least[:-1, first] = found.min(axis=1)
+    if least[0, 0] >= FAR:
+        return Outcome(message=f"{who} finds no stages of whole layers that fit")
+    starts, cuts, first = instance.layer_starts, [], 0
+    for x in range(stages - 1):
+        first = int(ends[x, first])
+        cuts.append(int(starts[first]))
+    return best_fitting(instance, search, [tuple(cuts)], who)
+
+
+def _check_layers(instance: Instance, layers: int) -> None:
+    if layers < instance.stages:
+        told = f"has {layers} layers to cut between, for {instance.stages} stages"
+        raise Unsuited("instance", "layers", told, "give fewer stages, or take a method that cuts between sub-layers")

@@ -1,0 +1,349 @@
+"""The pipeline problem to proven optimality: branch and bound over the slowest stage's time, stages solved by label-setting.
+
+For one configuration let g_i(a..b, t) be the least T of stage i over layers a..b with u <= t (u: a micro-batch without gradient
+synchronisation). Then Eq. 8 is min over t of (m - 1) t + P(t), with P(t) the cheapest partition, a shortest path over stages
+and layers. g is bounded from below, for all spans at once, by the weighted bounds of `stage_costs`:
+
+    g(t) >= ( F(p, q) - (p - q) t ) / q        for each weight p >= q > 0;   no choice where F(1, 0) > t.
+
+A node is a range lo..hi of t; (m - 1) lo + P(hi) bounds it. The cheapest node comes first: the stages that its partition uses
+are solved (the hull of their u and T is walked towards hi, equal stages once), which gives plans and sharper bounds; then the
+range is split. In a narrow range what lies above the hull is searched, too, by label-setting with u capped: when the stages
+used are exact at hi, the plan found is optimal for all t from its own slowest stage up to hi.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.formulations.pipeline.layouts import least_ns, most_ns, parts
+from trainplan.formulations.pipeline.problem import Instance, Solution
+from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.pipeline.published import published_optimum
+from trainplan.solvers.pipeline.stage_costs import Floats, Solved, StageCosts, Weight
+
+SOURCE = "bounds on all spans, exact on those used"
+LARGEST_WEIGHT = 64
+STEEPEST = 100_000
+RANGES = 24
+GROWTH = 1.08
+NARROW = 0.02
+
+Path = tuple[tuple[int, int], ...]
+Node = tuple[float, float, float, Path]
+
+
+def pipeline_exact(instance: Instance, search: Search) -> Outcome:
+    """Best solution and bound over all configurations; optimal within the search's gap unless time runs out.
+
+    Option `cutoff_ns`: only plans faster than this are of interest.
+    """
+    if all(given.iteration == "published" for given in instance.configurations):
+        return published_optimum(instance, search)
+    if any(given.iteration != "eq8" for given in instance.configurations):
+        raise InputError("instance", "configurations", "mix two iteration times", "give instances of one each")
+    statistics = dict.fromkeys(("opened", "nodes", "stages_solved", "stages_capped"), 0)
+    # Each configuration is bounded more sharply, and more slowly, whenever it comes first.
+    waiting = [(float(least_ns(part)), place) for place, part in enumerate(parts(instance))]
+    heapq.heapify(waiting)
+    sweeps: dict[int, _Sweep] = {}
+    bounds: list[float] = [np.inf]
+    while waiting and waiting[0][0] <= _target(search) and not search.out_of_time():
+        bound, place = heapq.heappop(waiting)
+        if place not in sweeps:
+            sweeps[place] = _Sweep(instance, place, search, statistics)
+            heapq.heappush(waiting, (max(bound, sweeps[place].quick_bound()), place))
+        elif bound < np.inf:
+            statistics["opened"] += 1
+            bounds.append(sweeps[place].run())
+    bounds += [bound for bound, _ in waiting]
+    bound = min(bounds)
+    if search.objective is None:
+        if bound == np.inf:
+            return Outcome(infeasible=True, bound_source="least memory over all stages", statistics=statistics)
+        told = "time ran out before a plan was found" if search.out_of_time() else "no plan is below cutoff_ns"
+        return Outcome(message=told, bound=int(np.ceil(bound)), bound_source=SOURCE, statistics=statistics)
+    proven = search.objective if bound == np.inf else min(search.objective, int(np.ceil(bound)))
+    search.report(bound=proven)
+    return Outcome(bound=proven, bound_source=SOURCE, statistics=statistics)
+
+
+def _target(search: Search) -> float:
+    """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for, and below the
+    option `cutoff_ns`."""
+    known = [value for value in (search.objective, search.options.get("cutoff_ns")) if value is not None]
+    return min((value - max(1, int(value * search.gap)) for value in known), default=np.inf)
+
+
+@dataclass
+class _Refined:
+    """What is known exactly of one class of spans at one in-flight number: cuts (p, q, F), and solutions."""
+
+    cuts: dict[Weight, float] = field(default_factory=dict)
+    found: list[Solved] = field(default_factory=list)
+    walked: set[tuple[float, bool]] = field(default_factory=set)
+    capped: list[tuple[float, float]] = field(default_factory=list)
+
+    def bound(self, limit: float) -> float:
+        """Lower bound on T under u <= limit."""
+        found = [time for cap, time in self.capped if limit <= cap]
+        for (p, q), value in self.cuts.items():
+            if value == np.inf:
+                return np.inf
+            if p == q:
+                found.append(-(-value // q))
+            elif q and limit < np.inf:
+                found.append(-(-(int(value) - (p - q) * int(limit)) // q))
+        return max(found, default=-np.inf)
+
+    def best(self, limit: float) -> Solved | None:
+        return min((s for s in self.found if s.u_ns <= limit), key=lambda s: s.time_ns, default=None)
+
+
+class _Sweep:
+    """Branch and bound of one configuration."""
+
+    def __init__(self, instance: Instance, place: int, search: Search, statistics: dict[str, int]) -> None:
+        self.costs = StageCosts(instance, place)
+        self.instance, self.place, self.search, self.statistics = instance, place, search, statistics
+        given = instance.configurations[place]
+        self.stages, self.m = given.stages, given.micro_batches
+        middle = Fraction(1 + Fraction(self.m - 1, self.stages)).limit_denominator(8)
+        weights = [(1, 1), (middle.numerator, middle.denominator), (self.m, 1)]
+        self.weights: list[Weight] = list(dict.fromkeys(weights))
+        self.refined: dict[tuple[int, int], _Refined] = {}
+        self.depth_of = [self.costs.depths.index(depth) for depth in self.costs.in_flight]
+        self.unresolved = np.inf
+        self.window = _window(instance.layers)
+        most = most_ns(replace(instance, configurations=(given,)))  # times weights, this stays within 64 bits
+        self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, most)))
+
+    def quick_bound(self) -> float:
+        """Without prices of memory; infinite where some stage can never fit. Batches that share tables share it, too."""
+        known = self.costs.shared
+        key = ("quick", self.costs.spans, tuple(self.costs.in_flight), self.instance.memory_bytes)
+        if key not in known:
+            self.u, times = self.costs.bounds([(1, 0), (1, 1)], prices=np.zeros(1))
+            slowest, total = self._least_slowest(), np.inf
+            if slowest < np.inf:
+                self.values, weights, self.weights = times[None], self.weights, [(1, 1)]
+                total = self._partition(np.inf)[0]
+                self.weights = weights
+            known[key] = (slowest, total)
+        slowest, total = known[key]
+        return (self.m - 1) * slowest + total if total < np.inf else np.inf
+
+    def run(self) -> float:
+        """Search the configuration; the bound proven for it, infinite where all of it is proven to be worse."""
+        if self.stages == 1:
+            return self._single()
+        found = self.costs.bounds([*self.weights, (1, 0)])
+        self.values, self.u = found[:-1], found[-1]
+        nodes = self._first_nodes()
+        while nodes:
+            bound, low, high, path = heapq.heappop(nodes)
+            if bound > _target(self.search) or self.search.out_of_time():
+                return min(bound, self.unresolved)
+            self.statistics["nodes"] += 1
+            narrow = high - low <= max(1.0, NARROW * low)
+            plan, exact = self._solve_used(path, high, narrow)
+            # Bounds have risen where stages were solved: another partition may now be the cheapest.
+            total, again = self._partition(high)
+            bound = max(bound, (self.m - 1) * low + total)
+            if exact and plan and sum(stage.time_ns for stage in plan) - total < 1:
+                high = max(stage.u_ns for stage in plan) - 1
+            elif total == np.inf:
+                continue
+            elif (exact and again != path) or not self._walked(again, high, narrow):
+                heapq.heappush(nodes, (bound, low, high, again))
+                continue
+            elif high - low < 1:
+                self.unresolved = min(self.unresolved, bound)
+                continue
+            for start, end in _halves(low, high):
+                total, path = self._partition(end)
+                if total < np.inf:
+                    heapq.heappush(nodes, (max(bound, (self.m - 1) * start + total), start, end, path))
+        return self.unresolved
+
+    def _single(self) -> float:
+        """One stage over all layers: its optimum at weight (m, 1)."""
+        number = int(self.costs.spans.number[0, -1])
+        bound = float(self.costs.bounds([(self.m, 1)])[0, 0, number])
+        if bound > _target(self.search):
+            return bound
+        self.statistics["stages_solved"] += 1
+        solved = self.costs.solve(number, self.costs.depths[0], (self.m, 1), worth=_target(self.search))
+        if solved.choice is not None:
+            self.search.report(Solution(self.place, (self.instance.layers,), solved.choice))
+        return solved.bound
+
+    def _first_nodes(self) -> list[Node]:
+        """Ranges of the slowest stage's time, by bound; the plan of the most promising time is found on the way."""
+        lowest = self._least_slowest()
+        if lowest == np.inf:
+            return []
+        lowest = np.ceil(lowest)
+        edges = [lowest, *sorted({np.floor(lowest * GROWTH**i) for i in range(1, RANGES)} - {lowest}), np.inf]
+        nodes, hopes = [], []
+        for low, high in pairwise(edges):
+            total, path = self._partition(high)
+            if total < np.inf:
+                nodes.append(((self.m - 1) * low + total, low, high, path))
+                hopes.append(((self.m - 1) * high + total, high, path))
+        if hopes:
+            _, high, path = min(hopes)
+            self._solve_used(path, high)
+        heapq.heapify(nodes)
+        return nodes
+
+    def _solve_used(self, path: Path, limit: float, narrow: bool = False) -> tuple[list[Solved], bool]:
+        """Solve the stages of a partition under u <= limit and report the plan: its stages, none where one has no choice; and
+        whether each is proven to be the best."""
+        found: list[Solved] = []
+        exact = True
+        for stage, (first, last) in enumerate(path):
+            best, proven = self._refine(self.depth_of[stage], int(self.costs.spans.number[first, last]), limit, narrow)
+            exact = exact and proven
+            if best is not None:
+                found.append(best)
+        if len(found) < len(path):
+            return [], exact
+        sizes = tuple(last - first + 1 for first, last in path)
+        choice = tuple(s for solved in found for s in solved.choice or ())
+        self.search.report(Solution(self.place, sizes, choice))
+        return found, exact
+
+    def _walked(self, path: Path, limit: float, narrow: bool) -> bool:
+        """Whether all stages of a partition have been refined to this limit."""
+        numbers = [(self.depth_of[stage], int(self.costs.spans.number[span])) for stage, span in enumerate(path)]
+        return all(key in self.refined and (limit, narrow) in self.refined[key].walked for key in numbers)
+
+    def _refine(self, depth: int, number: int, limit: float, narrow: bool) -> tuple[Solved | None, bool]:
+        """The best known choice of a span with u <= limit, and whether none is better: walks the hull of u and T to the
+        limit. narrow: and searches below the hull, at last."""
+        known = self.refined.setdefault((depth, number), _Refined())
+        known.walked.add((limit, narrow))
+        cheapest = self._cut(known, depth, number, (1, 1))
+        if cheapest.choice is None or cheapest.u_ns <= limit:
+            return known.best(limit), True
+        fastest = self._cut(known, depth, number, (1, 0))
+        if fastest.u_ns > limit:
+            return None, True
+        while (known.best(limit) or fastest).time_ns - known.bound(limit) >= 1:
+            slope = Fraction(fastest.time_ns - cheapest.time_ns, cheapest.u_ns - fastest.u_ns)
+            weight = (1 + slope).limit_denominator(LARGEST_WEIGHT)
+            if weight > self.steepest or (weight.numerator, weight.denominator) in known.cuts:
+                break
+            between = self._cut(known, depth, number, (weight.numerator, weight.denominator))
+            if between.u_ns > limit:
+                cheapest = between
+            else:
+                fastest = between
+            if cheapest.u_ns <= fastest.u_ns:
+                break
+        best = known.best(limit)
+        if best is not None and best.time_ns - known.bound(limit) >= 1 and narrow:
+            price = (fastest.time_ns - cheapest.time_ns) / max(1, cheapest.u_ns - fastest.u_ns)
+            self.statistics["stages_capped"] += 1
+            capped = self.costs.solve_capped(number, self.costs.depths[depth], int(limit), best, price, self.search.remaining())
+            known.capped.append((limit, capped.bound))
+            known.found.append(capped)
+            best = known.best(limit)
+        return best, best is not None and best.time_ns - known.bound(limit) < 1
+
+    def _cut(self, known: _Refined, depth: int, number: int, weight: Weight) -> Solved:
+        solved = self._solved(number, self.costs.depths[depth], weight)
+        if weight not in known.cuts:
+            known.cuts[weight] = solved.bound
+            if solved.choice is not None:
+                known.found.append(solved)
+        return solved
+
+    def _solved(self, number: int, depth: int, weight: Weight) -> Solved:
+        self.statistics["stages_solved"] += 1
+        return self.costs.solve(number, depth, weight)
+
+    def _least_times(self, limit: float) -> Floats:
+        """Lower bounds on T under u <= limit, by in-flight number and class of spans; infinite where there is none."""
+        best = np.zeros_like(self.u)
+        for (p, q), values in zip(self.weights, self.values, strict=True):
+            if p == q:
+                best = np.maximum(best, values / q)
+            elif limit < np.inf:
+                best = np.maximum(best, (values - (p - q) * limit) / q)
+        best[self.u > limit] = np.inf
+        for (depth, number), known in self.refined.items():
+            if known.cuts.get((1, 0), 0.0) > limit:
+                best[depth, number] = np.inf
+            else:
+                best[depth, number] = max(best[depth, number], known.bound(limit))
+        return best
+
+    def _partition(self, limit: float) -> tuple[float, Path]:
+        """The cheapest partition by the bounds on T under u <= limit, and its cost; infinite where there is none."""
+        times = self._least_times(limit)
+        longest = self._longest(times)
+        number, before = self.costs.spans.number, self.window[:, :longest]
+        layers = self.instance.layers
+        ends = np.arange(layers)[:, None]
+        classes = np.where(before >= 0, number[before, ends], 0)
+        blocked = before < 0
+        reach = np.full(layers + 1, np.inf)
+        reach[0] = 0.0
+        origins = []
+        for stage in range(self.stages):
+            through = reach[before] + times[self.depth_of[stage]][classes]
+            through[blocked] = np.inf
+            best = through.argmin(axis=1)
+            origins.append(best)
+            reach = np.concatenate(([np.inf], through[ends[:, 0], best]))
+        if reach[-1] == np.inf:
+            return np.inf, ()
+        path, last = [], layers - 1
+        for best in reversed(origins):
+            first = last - int(best[last])
+            path.append((first, last))
+            last = first - 1
+        return float(reach[-1]), tuple(reversed(path))
+
+    def _longest(self, times: Floats) -> int:
+        """Layers of the longest span that some stage can hold."""
+        possible = np.any(np.isfinite(times), axis=0).tolist()
+        longest, at = 1, 0
+        for length, level in enumerate(self.costs.spans.levels, 1):
+            if any(possible[at : at + len(level.kind)]):
+                longest = length
+            at += len(level.kind)
+        return min(longest, self.instance.layers - self.stages + 1)
+
+    def _least_slowest(self) -> float:
+        """The least that the slowest stage takes, over all partitions."""
+        number = self.costs.spans.number
+        reach = np.full(self.instance.layers + 1, np.inf)
+        reach[0] = 0.0
+        for stage in range(self.stages):
+            spans = np.where(number >= 0, self.u[self.depth_of[stage]][number], np.inf)
+            reach = np.concatenate(([np.inf], np.maximum(reach[:-1, None], spans).min(axis=0)))
+        return float(reach[-1])
+
+
+def _window(layers: int) -> NDArray[np.intp]:
+    """[last, n]: the first layer of a span of n + 1 layers that ends at `last`; negative where there is none."""
+    return np.arange(layers)[:, None] - np.arange(layers)
+
+
+def _halves(low: float, high: float) -> list[tuple[float, float]]:
+    """The whole nanoseconds of a range, in two parts."""
+    if high < low:
+        return []
+    if high == np.inf:
+        return [(low, 2 * low), (2 * low + 1, np.inf)]
+    middle = (low + high) // 2
+    return [(low, middle), (middle + 1, high)] if middle + 1 <= high else [(low, high)]

@@ -1,0 +1,249 @@
+"""Galvatron-Base and Galvatron-BMW for one batch size: the inner loops of Algorithms 1 and 2, exactly.
+
+Both search every stage of a partition by Algorithm 3 and cost the pipeline by Eq. 8. Base takes one partition for each number
+of stages P; BMW starts at the memory-balanced one and moves layers away from the slowest stage (Section IV-B).
+
+Where the paper is silent:
+- Strategy_Init, PP_Partition_Init: see `partitions`. Init_Microbatch_Num: see `micro_batch_rule`.
+- PP_Partition_Adjust moves a boundary block of the slowest stage (the first such) to either neighbour; both are tried.
+- `validate` costs p' under the strategies found on p, each layer keeping its own; p_t, whose largest stage is the third limit,
+  is found once, with Strategy_Init, and costed under the same strategies. Where a search finds nothing, nothing is adjusted.
+- Algorithm 3 minimises C(M_i, B_m), the last micro-batch with all its gradient synchronisation, as line 24 of Algorithm 1 has
+  it. Option `stage_time` = iteration minimises what Eq. 8 counts: m micro-batches of a stage and one synchronisation.
+- Algorithm 2 begins at P = 2, but the paper's BMW equals Base where one stage is best: P = 1 is taken from Base.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
+from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.chain.galvatron_dp import Chain, Moves, Options, granularity
+from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.pipeline.partitions import BALANCES, Balance, Partition, blocks, initial_partition, uniform_choice
+
+MICRO_BATCHES = ("rule", "all")
+STAGE_TIMES = ("micro-batch", "iteration")
+SAMPLES_PER_MICRO_BATCH = 4
+MOST_MICRO_BATCHES = 8
+
+
+def galvatron_base(instance: Instance, search: Search) -> Outcome:
+    """One batch size of Algorithm 1.
+
+    Options: `partition` (layers, parameters, memory or time), `micro_batches` (rule or all), `stage_time` (micro-batch or
+    iteration), `granularity_bytes`.
+    """
+    balance: Balance = _option(search, "partition", BALANCES)
+    return _run(
+        instance,
+        search,
+        lambda stages: iter([_searched(stages, initial_partition(instance, stages.configuration, balance))]),
+    )
+
+
+def galvatron_bmw(instance: Instance, search: Search) -> Outcome:
+    """One batch size of Algorithm 2. Options: `micro_batches`, `stage_time` and `granularity_bytes`, as in Galvatron-Base."""
+    return _run(instance, search, adjustments)
+
+
+def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iterator[Step]]) -> Outcome:
+    """The best of all configurations and steps. Statistics name every partition searched, in blocks, and its time."""
+    step_bytes = granularity(search, instance.memory_bytes)
+    whole = _option(search, "stage_time", STAGE_TIMES) == "iteration"
+    searched: list[dict[str, Any]] = []
+    for place in _configurations(instance, search):
+        if search.out_of_time():
+            break
+        given = instance.configurations[place]
+        times: list[int | None] = []
+        partitions: list[list[int]] = []
+        searched.append({"configuration": str(given), "partitions": partitions, "times_ns": times})
+        for step in steps(StageSearch(instance, place, step_bytes, given.micro_batches if whole else 1)):
+            time_ns = None if step.evaluation is None else step.evaluation.time_ns
+            partitions.append(list(step.partition))
+            times.append(time_ns)
+            if time_ns is not None and (search.objective is None or time_ns < search.objective):
+                search.report(step.solution)
+            if search.out_of_time():
+                break
+    message = None
+    if search.out_of_time():
+        message = "time ran out before every partition was searched"
+    elif search.objective is None:
+        message = f"Algorithm 3 found nothing at a granularity of {step_bytes} bytes; that proves nothing"
+    return Outcome(message=message, statistics={"granularity_bytes": step_bytes, "searched": searched})
+
+
+def micro_batch_rule(batch: int, stages: int) -> int:
+    """Init_Microbatch_Num: one for one stage, else a micro-batch for every 4 samples, at most 8.
+
+    The authors' code has this rule in `optimal_chunk_func` of its CLIP search, for the samples of one device; the first
+    version's BERT search has batch / 4 where a stage is all tensor-parallel. Counting the whole batch is the reading that gives
+    the 8 of Figure 4 for both its batches, 32 and 64. Without a limit, memory would not grow with the batch under 1F1B, and
+    Algorithm 1 would not end.
+    """
+    return 1 if stages == 1 else min(MOST_MICRO_BATCHES, -(-batch // SAMPLES_PER_MICRO_BATCH))
+
+
+def ruled_micro_batches(batch: int, stages: int, possible: Sequence[int]) -> int:
+    """The possible number that is nearest to the rule's; the smaller of two."""
+    wanted = micro_batch_rule(batch, stages)
+    return min(possible, key=lambda m: (abs(m - wanted), m))
+
+
+class StageSearch:
+    """Galvatron_Search (Algorithm 1, line 17) in one configuration. Equal stages, and what they begin with, are solved once."""
+
+    def __init__(self, instance: Instance, configuration: int, step: int, weight: int = 1) -> None:
+        """step: granularity of Algorithm 3 in bytes. weight: micro-batches that the time is counted for."""
+        self.instance, self.configuration, self.step, self.weight = instance, configuration, step, weight
+        self.given = instance.configurations[configuration]
+        self.blocks = blocks(instance, self.given.stages)
+        self._moves = [Moves(weight * table) for table in self.given.counted.transitions_ns]
+        self._options: dict[tuple[int, int | None, int], Options] = {}
+        self._chains: dict[tuple[Chain | int, int | None, int], Chain] = {}
+        self._found: dict[Chain, tuple[int, ...] | None] = {}
+
+    def solution(self, partition: Sequence[int]) -> Solution | None:
+        """The strategies of every stage of a partition; None where Algorithm 3 finds none for some stage."""
+        layers = self.blocks.layers_of(partition)
+        choice: list[int] = []
+        for number, count in enumerate(layers):
+            found = self.stage(number, len(choice), len(choice) + count - 1)
+            if found is None:
+                return None
+            choice.extend(found)
+        return Solution(self.configuration, layers, tuple(choice))
+
+    def stage(self, number: int, first: int, last: int) -> tuple[int, ...] | None:
+        """Algorithm 3 on layers first to last (included) as stage `number`."""
+        instance, in_flight = self.instance, self.given.in_flight(number)
+        chain: Chain | None = None
+        for l in range(first, last + 1):
+            boundary, kind = instance.boundary_kinds[l - 1] if l else None, instance.layer_kinds[l]
+            key = (chain or in_flight, boundary, kind)
+            if key not in self._chains:
+                if chain and boundary is not None:
+                    self._chains[key] = chain.then(self._moves[boundary], self._layer(in_flight, None, kind))
+                else:
+                    self._chains[key] = Chain(self._layer(in_flight, boundary, kind), instance.memory_bytes)
+            chain = self._chains[key]
+        assert chain
+        if chain not in self._found:
+            self._found[chain] = chain.optimum()
+        return self._found[chain]
+
+    def _layer(self, in_flight: int, entry: int | None, kind: int) -> Options:
+        """A layer; activations of earlier micro-batches count as states. entry: the boundary before it, for a stage's first."""
+        key = (in_flight, entry, kind)
+        if key not in self._options:
+            tables = self.given.counted
+            forward, sync = tables.forward_bytes[kind], tables.sync_ns[kind]
+            repeated = tables.time_ns[kind] - sync + (0 if entry is None else tables.entries_ns[entry])
+            self._options[key] = Options(
+                time_ns=self.weight * repeated + sync,
+                forward_bytes=forward,
+                backward_bytes=tables.backward_bytes[kind],
+                state_bytes=tables.state_bytes[kind] + (in_flight - 1) * forward,
+                step=self.step,
+            )
+        return self._options[key]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A partition p' that Algorithm 2 takes from its queue, and what the search finds there.
+
+    origin: the step it was made from, none for p_m. validated: p' under the origin's strategies; limit_bytes: the largest stage
+    of p_t under them (limit 3).
+    """
+
+    partition: Partition
+    solution: Solution | None
+    evaluation: Evaluation | None
+    origin: Step | None = None
+    validated: Evaluation | None = None
+    limit_bytes: int | None = None
+
+
+def adjustments(stages: StageSearch) -> Iterator[Step]:
+    """Lines 6 to 17 of Algorithm 2: partitions in the order in which they are searched, each once."""
+    instance, place = stages.instance, stages.configuration
+    start = uniform_choice(instance, place)
+    first = initial_partition(instance, place, "memory", start)
+    time_balanced = stages.blocks.layers_of(initial_partition(instance, place, "time", start))
+    queue = deque([_searched(stages, first)])
+    seen = {first}
+    while queue:
+        step = queue.popleft()
+        yield step
+        if step.solution is None or step.evaluation is None:
+            continue
+        choice = step.solution.choice
+        limit = evaluate(instance, Solution(place, time_balanced, choice)).peak_bytes
+        for partition in adjusted(step.partition, step.evaluation):
+            if partition in seen:
+                continue
+            moved = evaluate(instance, Solution(place, stages.blocks.layers_of(partition), choice))
+            if valid(moved, step.evaluation, instance.memory_bytes, limit):
+                seen.add(partition)
+                queue.append(_searched(stages, partition, step, moved, limit))
+
+
+def adjusted(partition: Partition, evaluation: Evaluation) -> Iterator[Partition]:
+    """PP_Partition_Adjust: one block of the slowest stage moved to the stage before it, and one to the stage after it."""
+    times = [stage.time_ns for stage in evaluation.stages]
+    slowest = times.index(max(times))
+    if partition[slowest] < 2:
+        return
+    for neighbour in (slowest - 1, slowest + 1):
+        if 0 <= neighbour < len(partition):
+            found = list(partition)
+            found[slowest] -= 1
+            found[neighbour] += 1
+            yield tuple(found)
+
+
+def valid(moved: Evaluation, before: Evaluation, memory_bytes: int, limit_bytes: int) -> bool:
+    """The three limits on p' (Section IV-B): no stage slower than the slowest was, none beyond the memory, none larger than the
+    largest of p_t."""
+    slowest = max(stage.time_ns for stage in before.stages)
+    return max(stage.time_ns for stage in moved.stages) <= slowest and moved.peak_bytes <= min(memory_bytes, limit_bytes)
+
+
+def _searched(
+    stages: StageSearch,
+    partition: Partition,
+    origin: Step | None = None,
+    validated: Evaluation | None = None,
+    limit_bytes: int | None = None,
+) -> Step:
+    solution = stages.solution(partition)
+    found = None if solution is None else evaluate(stages.instance, solution)
+    return Step(partition, solution, found, origin, validated, limit_bytes)
+
+
+def _configurations(instance: Instance, search: Search) -> list[int]:
+    """Places of the configurations to search, from few stages to many; by the rule, one for each number and schedule."""
+    every = _option(search, "micro_batches", MICRO_BATCHES) == "all"
+    groups: dict[tuple[int, str], list[int]] = {}
+    for place, given in enumerate(instance.configurations):
+        groups.setdefault((given.stages, given.schedule), []).append(place)
+
+    found = []
+    for key in sorted(groups):
+        by_number = {instance.configurations[place].micro_batches: place for place in groups[key]}
+        found += groups[key] if every else [by_number[ruled_micro_batches(instance.batch, key[0], list(by_number))]]
+    return found
+
+
+def _option(search: Search, name: str, values: Sequence[Any]) -> Any:
+    value = search.options.get(name) or values[0]
+    if value not in values:
+        raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(values)}")
+    return value

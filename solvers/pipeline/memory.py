@@ -1,0 +1,94 @@
+"""Why no pipeline plan fits: the least memory of any, and what to change."""
+
+from __future__ import annotations
+
+import numpy as np
+from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, even_partition, spans_of_sizes
+from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.core.result import Infeasibility
+from trainplan.solvers.pipeline.stage_costs import StageCosts
+
+
+def least_pipeline_memory(instance: Instance) -> Solution:
+    """A solution whose fullest stage needs as little memory as possible, over all configurations.
+
+    A bottleneck partition by lower bounds of all spans, whose spans are then solved exactly, until those used are exact.
+    """
+    best, least = None, np.inf
+    for place in range(len(instance.configurations)):
+        found = _least(instance, place, least)
+        if found is not None:
+            best, least = found, evaluate(instance, found).peak_bytes
+    assert best is not None
+    return best
+
+
+def fits(instance: Instance) -> bool:
+    """Whether any plan fits."""
+    places = range(len(instance.configurations))
+    return any(_least(instance, place, instance.memory_bytes + 1) is not None for place in places)
+
+
+def _least(instance: Instance, place: int, limit: float) -> Solution | None:
+    """The least of one configuration; None where it is not below `limit`."""
+    costs = StageCosts(instance, place)
+    bounds, number = costs.least_bytes().copy(), costs.spans.number
+    depth_of = [costs.depths.index(depth) for depth in costs.in_flight]
+    exact: dict[tuple[int, int], tuple[int, ...]] = {}
+    given = instance.configurations[place]
+    if given.iteration == "published":  # whose partition is given
+        even = spans_of_sizes(even_partition(instance.layers, given.stages))
+        allowed = np.zeros(number.shape, bool)
+        allowed[tuple(zip(*even, strict=True))] = True
+        number = np.where(allowed, number, -1)
+    while True:
+        reach = np.full(instance.layers + 1, np.inf)
+        reach[0], origins = 0.0, []
+        for depth in depth_of:
+            spans = np.maximum(reach[:-1, None], np.where(number >= 0, bounds[depth][number], np.inf))
+            origins.append(spans.argmin(axis=0))
+            reach = np.concatenate(([np.inf], spans.min(axis=0)))
+        if reach[-1] >= limit:
+            return None
+        path, last = [], instance.layers - 1
+        for origin in reversed(origins):
+            path.append((int(origin[last]), last))
+            last = path[-1][0] - 1
+        path.reverse()
+        missing = [(d, span) for d, span in zip(depth_of, path, strict=True) if (d, int(number[span])) not in exact]
+        if not missing:
+            choice = [s for d, span in zip(depth_of, path, strict=True) for s in exact[d, int(number[span])]]
+            sizes = tuple(last - first + 1 for first, last in path)
+            return Solution(place, sizes, tuple(costs.options[s] for s in choice))
+        for depth, (first, last) in missing:
+            key = (depth, int(number[first, last]))
+            if key not in exact:
+                stage = costs.stage_instance(first, last, costs.depths[depth], (1, 1))
+                bounds[key], exact[key] = least_memory(stage)
+
+
+def explain(instance: Instance) -> Infeasibility | None:
+    """Why no solution fits, in the user's terms; None where one does."""
+    solution = least_pipeline_memory(instance)
+    stages = evaluate(instance, solution).stages
+    worst = max(stages, key=lambda stage: stage.peak_bytes)
+    if worst.peak_bytes <= instance.memory_bytes:
+        return None
+    given = instance.configurations[solution.configuration]
+    advice = [f"give memory_bytes of at least {worst.peak_bytes}"]
+    if worst.state_bytes > instance.memory_bytes:
+        advice.append("use more devices: the model states alone do not fit")
+    else:
+        advice.append(f"take a smaller batch than {instance.batch}, or more devices")
+    over = worst.peak_bytes - instance.memory_bytes
+    if over * 20 < instance.memory_bytes:
+        advice.append(f"free {over} bytes elsewhere on the device")
+    return Infeasibility(
+        instance.memory_bytes,
+        worst.peak_bytes,
+        worst.peak_layer,
+        f"{instance.layer_names[worst.peak_layer]} in stage {stages.index(worst)} of {given}",
+        worst.state_bytes,
+        worst.peak_bytes - worst.state_bytes,
+        tuple(advice),
+    )

@@ -1,0 +1,259 @@
+"""What a stage costs at least, for every span of layers at once; and exactly, for one span at a time.
+
+A stage has u, its time for one micro-batch without gradient synchronisation, and T, its time with it. Eq. 8 weighs them: for
+whole numbers p >= q >= 0 let F(p, q) be the least p u + q (T - u) of a span within the memory. For any price w >= 0 of a byte
+
+    F(p, q) >= min over choices of  p u + q (T - u) + w ( n O_f + O_ms  of all layers  + O_b of the last )  -  w E
+
+which is a shortest path along the layers; the paths of all spans, numbers n of micro-batches in flight, weights and prices are
+found together, a layer at a time. Of one span F is the optimum of a layer-strategies instance, by label-setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
+from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
+from trainplan.formulations.layer_strategies.problem import violations as stage_violations
+from trainplan.formulations.pipeline.problem import Configuration, Instance, Tables
+from trainplan.solvers.chain.bounds import Cap
+from trainplan.solvers.chain.chain import chain_of
+from trainplan.solvers.chain.label_setting import label_setting
+from trainplan.solvers.core.search import Search
+from trainplan.solvers.pipeline.spans import Spans, spans_of
+
+Floats = NDArray[np.float64]
+Weight = tuple[int, int]
+MOST_PRICES = 10
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A span solved under one weight: a bound on F, and the choice found (None: nothing fits) with its u and T."""
+
+    bound: float
+    choice: tuple[int, ...] | None
+    u_ns: int = 0
+    time_ns: int = 0
+
+
+# What was found of tables, for all instances that share them: other batch sizes, other numbers of micro-batches.
+_kept: WeakKeyDictionary[Tables, tuple[list[int], Tables]] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[Tables, dict[tuple[Any, ...], Any]] = WeakKeyDictionary()
+
+
+def undominated(tables: Tables) -> tuple[list[int], Tables]:
+    """Options that no other one equals or beats everywhere: in u, T and all bytes of every kind, and in every re-layout; and
+    the tables of those alone."""
+    if tables not in _kept:
+        kept: list[int] = []
+        values = np.concatenate(
+            [
+                tables.time_ns - tables.sync_ns,
+                tables.time_ns,
+                tables.forward_bytes,
+                tables.backward_bytes,
+                tables.state_bytes,
+                tables.entries_ns,
+                *tables.transitions_ns,
+                *tables.transitions_ns.transpose(0, 2, 1),
+            ]
+        )
+        # By falling size, so that of two equal ones the first is kept.
+        order = np.lexsort((np.arange(values.shape[1]), values[: 2 * len(tables.time_ns)].sum(axis=0, dtype=np.float64)))
+        for s in order:
+            if not any((values[:, other] <= values[:, s]).all() for other in kept):
+                kept.append(int(s))
+        _kept[tables] = sorted(kept), tables.keep(sorted(kept))
+    return _kept[tables]
+
+
+class StageCosts:
+    """Bounds and optima of all spans of one configuration. in_flight: by stage; depths: its distinct values."""
+
+    def __init__(self, instance: Instance, place: int) -> None:
+        self.instance, self.place = instance, place
+        self.configuration: Configuration = instance.configurations[place]
+        self.options, self.tables = undominated(self.configuration.tables)
+        self.spans: Spans = spans_of(instance.layer_kinds, instance.boundary_kinds)
+        stages = range(self.configuration.stages)
+        self.in_flight = [self.configuration.in_flight(stage) for stage in stages]
+        self.depths = sorted(set(self.in_flight))
+        self.shared = _shared.setdefault(self.configuration.tables, {})
+
+    def bounds(self, weights: Sequence[Weight], prices: Floats | None = None) -> Floats:
+        """Lower bounds on F of every weight, in-flight number and class of spans: (weights, depths, classes); infinite where
+        nothing fits. prices: of a byte at weight (1, 1) (default: those at which equal layers change their option)."""
+        prices = self._prices() if prices is None else prices
+        rates = [(p, q, w * max(p, q)) for p, q in weights for w in prices] + [(0, 0, 1.0)]
+        found = self._cheapest(rates)
+        w = np.array([rate[2] for rate in rates])
+        memory = w * self.instance.memory_bytes
+        # Float sums stay within a few times their rounding errors of the truth.
+        found -= memory + 8 * (self.instance.layers + 4) * np.finfo(np.float64).eps * (np.abs(found) + memory)
+        fits = found[:, :, -1] <= 0
+        best = found[:, :, :-1].reshape(len(self.spans), len(self.depths), len(weights), len(prices)).max(axis=-1)
+        best[~fits] = np.inf
+        return np.ascontiguousarray(best.transpose(2, 1, 0))
+
+    def least_bytes(self) -> Floats:
+        """Lower bounds on the memory that a stage needs: (depths, classes)."""
+        return self._cheapest([(0, 0, 1.0)])[:, :, 0].T
+
+    def _cheapest(self, rates: Sequence[tuple[int, int, float]]) -> Floats:
+        """Cheapest chains of every class: least p u + q (T - u) + w (memory) of each (p, q, w): (classes, depths, rates)."""
+        tables, spans = self.tables, self.spans
+        p, q, w = (np.array(column, np.float64)[:, None] for column in zip(*rates, strict=True))
+        u, sync = tables.time_ns - tables.sync_ns, tables.sync_ns
+        depth = np.array(self.depths, np.float64)[:, None, None]
+        # (kinds, depths, rates, options)
+        cost = np.stack(
+            [p * u[kind] + q * sync[kind] + w * (depth * tables.forward_bytes[kind] + tables.state_bytes[kind])
+             for kind in range(len(u))]
+        )  # fmt: skip
+        peak = np.stack([w * tables.backward_bytes[kind] for kind in range(len(u))])[:, None]
+        entries = p * tables.entries_ns[:, None, :]
+        moves = p[:, :, None] * tables.transitions_ns[:, None]
+        found = np.empty((len(spans), len(self.depths), len(rates)))
+        chain, at, before = np.empty(0), 0, 0
+        for level in spans.levels:
+            count = len(level.kind)
+            if at == 0:
+                chain = cost[level.kind].copy()
+                inside = level.boundary >= 0
+                chain[inside] += entries[level.boundary[inside]][:, None]
+            else:
+                reached = np.empty((count, *chain.shape[1:]))
+                for boundary in np.unique(level.boundary):
+                    here = np.flatnonzero(level.boundary == boundary)
+                    through = chain[level.parent[here] - before]
+                    if tables.transitions_ns[boundary].any():
+                        reached[here] = (through[..., :, None] + moves[boundary]).min(axis=-2)
+                    else:
+                        reached[here] = through.min(axis=-1, keepdims=True)
+                chain = reached + cost[level.kind]
+            found[at : at + count] = (chain + peak[level.kind]).min(axis=-1)
+            before, at = at, at + count
+        return found
+
+    def _prices(self) -> Floats:
+        """Prices at which a chain of equal layers changes from one option to the next: slopes of the lower hull of (memory,
+        time) of each kind, for few and for many micro-batches in flight; 0, for memory that is not short."""
+        tables, slopes = self.tables, set[float]()
+        for depth in {self.depths[0], self.depths[-1]}:
+            for kind in range(len(tables.time_ns)):
+                memory = depth * tables.forward_bytes[kind] + tables.state_bytes[kind]
+                slopes.update(_hull_slopes(memory, tables.time_ns[kind]))
+        ordered = sorted(slopes)
+        if len(ordered) > MOST_PRICES:
+            ordered = [ordered[i] for i in np.unique(np.linspace(0, len(ordered) - 1, MOST_PRICES).astype(int))]
+        return np.array([0.0, *ordered])
+
+    def solve(self, number: int, depth: int, weight: Weight, worth: float = np.inf) -> Solved:
+        """F of a class of spans with `depth` micro-batches in flight, by label-setting; equal spans are solved once.
+
+        The best choice for the fewest micro-batches in flight is the best for more of them wherever it still fits. worth: what
+        is above it is not searched; the bound may then be just above it.
+        """
+        first, last = self.spans.span[number]
+        instance = self.instance
+        kinds, boundaries = instance.layer_kinds[first : last + 1], instance.boundary_kinds[max(0, first - 1) : last]
+        key = (kinds, boundaries, first > 0, depth, weight, instance.memory_bytes)
+        if key not in self.shared and worth < np.inf:
+            return self._solve(first, last, depth, weight, {"worth_ns": int(worth)})
+        if key not in self.shared:
+            easier = self.solve(number, self.depths[0], weight) if depth > self.depths[0] else None
+            if easier is not None and (easier.choice is None or self._fits(first, last, depth, easier)):
+                self.shared[key] = easier
+            else:
+                self.shared[key] = self._solve(first, last, depth, weight)
+        found: Solved = self.shared[key]
+        return found
+
+    def _fits(self, first: int, last: int, depth: int, solved: Solved) -> bool:
+        kinds, choice = list(self.instance.layer_kinds[first : last + 1]), list(solved.choice or ())
+        given = self.configuration.tables
+        kept = given.forward_bytes[kinds, choice]
+        held = np.cumsum(kept) + given.backward_bytes[kinds, choice]
+        states = int(given.state_bytes[kinds, choice].sum()) + (depth - 1) * int(kept.sum())
+        return int(held.max()) + states <= self.instance.memory_bytes
+
+    def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> Solved:
+        stage = self.stage_instance(first, last, depth, weight)
+
+        def objective(choice: Sequence[int]) -> int | None:
+            return None if stage_violations(stage, choice) else evaluate_stage(stage, choice).objective
+
+        search = Search(objective, options=options or {})
+        label_setting(stage, search)
+        return self._as_solved(first, last, search)
+
+    def solve_capped(self, number: int, depth: int, limit_ns: int, known: Solved, slope: float, time_limit: float) -> Solved:
+        """The least T of a span under u <= limit_ns, and its choice. known: one that keeps the limit; slope: T gained by u.
+
+        As with `solve`, the answer for the fewest micro-batches in flight holds for more of them wherever it still fits.
+        """
+        first, last = self.spans.span[number]
+        if depth > self.depths[0]:
+            key = ("capped", self.spans, number, limit_ns, self.instance.memory_bytes)
+            easier: Solved | None = self.shared.get(key)
+            if easier is None:
+                easier = self._solve_capped(first, last, self.depths[0], limit_ns, known, slope, time_limit)
+                if easier.bound == easier.time_ns:  # not where time ran out
+                    self.shared[key] = easier
+            if self._fits(first, last, depth, easier):
+                return easier
+        return self._solve_capped(first, last, depth, limit_ns, known, slope, time_limit)
+
+    def _solve_capped(
+        self, first: int, last: int, depth: int, limit_ns: int, known: Solved, slope: float, time_limit: float
+    ) -> Solved:
+        stage, capped = self.stage_instance(first, last, depth, (1, 1)), self.stage_instance(first, last, depth, (1, 0))
+        cap = Cap(limit_ns, chain_of(capped), (slope, slope / 2, 2 * slope))
+
+        def objective(choice: Sequence[int]) -> int | None:
+            if evaluate_stage(capped, choice).objective > limit_ns or stage_violations(stage, choice):
+                return None
+            return evaluate_stage(stage, choice).objective
+
+        search = Search(objective, time_limit)
+        search.report([self.options.index(s) for s in known.choice or ()])
+        label_setting(stage, search, cap)
+        return self._as_solved(first, last, search)
+
+    def _as_solved(self, first: int, last: int, search: Search) -> Solved:
+        """A search's best choice with its u and T, and its bound."""
+        if search.best is None:
+            return Solved(np.inf, None)
+        assert search.bound is not None
+        choice = [int(s) for s in search.best]
+        time = evaluate_stage(self.stage_instance(first, last, 1, (1, 1)), choice).time_ns
+        sync = int(self.tables.sync_ns[list(self.instance.layer_kinds[first : last + 1]), choice].sum())
+        return Solved(search.bound, tuple(self.options[s] for s in choice), time - sync, time)
+
+    def stage_instance(self, first: int, last: int, depth: int, weight: Weight) -> StageInstance:
+        """The layer-strategies instance whose optimum is F, over the options that are not dominated."""
+        return self.instance.span(self.tables, first, last, depth, weight)
+
+
+def _hull_slopes(memory: NDArray[np.int64], time: NDArray[np.int64]) -> list[float]:
+    """Nanoseconds a byte along the lower left hull of points."""
+    points = sorted(zip(memory.tolist(), time.tolist(), strict=True))
+    hull: list[tuple[int, int]] = []
+    for x, y in points:
+        if hull and y >= hull[-1][1]:
+            continue
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return [(a[1] - b[1]) / (b[0] - a[0]) for a, b in pairwise(hull) if b[0] > a[0]]

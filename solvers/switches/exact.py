@@ -1,0 +1,130 @@
+"""memory-switches, exactly: label-setting over the segments of the synchronised step (H3T, Section 3.3.2, without a grid).
+
+Where synchronisation is forced, the step is a `Chain`: layer i takes a column (r_{i-1}, s_i, lazy_{i+1}) with a time and, as
+in Algorithm 4, f = delta_i, ms = resident_i and b = peak_i - delta_i; neighbours agree on the state between them. Equal layers
+share their columns. Where synchronisation is free, segments run into each other: see `free_switches`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.memory_switches.columns import Columns, undominated
+from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
+from trainplan.formulations.memory_switches.segments import Segments, segments
+from trainplan.solvers.chain.chain import Agreement, Chain
+from trainplan.solvers.chain.label_setting import label_setting
+from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.core.brute_force import LARGEST_FREE, whole_steps
+from trainplan.solvers.core.result import Infeasibility
+from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.switches.free_segments import free_segments
+
+
+def switches_exact(instance: Instance, search: Search) -> Outcome:
+    """The optimum with proof, or the best solution and the bound where time runs out. Option: none."""
+    if not instance.forced:
+        from trainplan.solvers.switches.free_switches import free_exact
+
+        return free_exact(instance, search)
+    columns = undominated(segments(instance))
+    chain = chain_of_columns(columns, instance.memory_bytes)
+
+    def objective(choice: Sequence[int]) -> int | None:
+        taken = np.array([choice])
+        return int(chain.times(taken)[0]) if int(chain.peaks(taken)[0]) <= chain.memory_bytes else None
+
+    def report(_: object) -> None:
+        search.report(None if inner.best is None else solution_of(instance, columns, inner.best), inner.bound)
+
+    inner = Search(objective, search.time_limit, gap=search.gap, started=search.started, progress=report)
+    return label_setting(chain, inner)
+
+
+def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> Chain:
+    """The chain whose options are columns; links between equal layers are one."""
+    links: dict[tuple[int, int], Agreement] = {}
+    keys = [(id(own), id(following)) for own, following in pairwise(columns)]
+    for l, key in enumerate(keys):
+        if key not in links:
+            links[key] = Agreement(columns[l].leaves, columns[l + 1].enters)
+    return Chain(
+        memory_bytes,
+        tuple(own.time_ns for own in columns),
+        tuple(own.delta_bytes for own in columns),
+        tuple(own.peak_bytes - own.delta_bytes for own in columns),
+        tuple(own.resident_bytes for own in columns),
+        tuple(links[key] for key in keys),
+    )
+
+
+def solution_of(instance: Instance, columns: Sequence[Columns], choice: Sequence[int]) -> Solution:
+    """The switches that a choice of columns stands for."""
+    return Solution(tuple(instance.options[int(own.option[s])] for own, s in zip(columns, choice, strict=True)))
+
+
+def explain(instance: Instance) -> Infeasibility | None:
+    """Why no solution fits, in the user's terms; None where one does, or where that is not certain: without synchronisation a
+    step of many layers may need less than the least that is told, that of a synchronised one."""
+    least, solution = least_switches(instance)
+    if least <= instance.memory_bytes or not (instance.forced or _certainly_too_much(instance)):
+        return None
+    result = evaluate(instance, solution)
+    assert result.peak_bytes == least
+    running = [o for o in result.timeline if o.lane == "compute" and o.start_ns <= result.peak_ns]
+    latest = max(running, key=lambda o: o.start_ns, default=None)
+    layer, forward = (latest.layer, latest.what == "forward") if latest else (0, True)
+    advice = [f"give memory_bytes of at least {least}"]
+    whole = int(instance["gathered_parameter_bytes"][layer] + instance["gathered_gradient_bytes"][layer])
+    if 2 * whole >= least:
+        advice.append(f"split the layer: its whole parameters and gradients take {whole} bytes, the larger part")
+    else:
+        batch: Any = instance.provenance.get("batch")
+        smaller = f" than {batch}" if isinstance(batch, int) else ""
+        advice.append(f"take a smaller batch{smaller}, or more devices")
+    return Infeasibility(
+        instance.memory_bytes,
+        least,
+        layer,
+        instance.name_of(layer),
+        result.resident_bytes,
+        least - result.resident_bytes,
+        tuple(advice),
+        "forward" if forward else "backward",
+        ("shards that stay", "all that comes and goes"),
+    )
+
+
+def least_switches(instance: Instance) -> tuple[int, Solution]:
+    """Least peak in bytes of all synchronised choices, and one that has it; of all choices at all where they are few."""
+    if not instance.forced and _few(instance):
+        return _least_simulated(instance)
+    forced = replace(instance, synchronisation="forced")
+    columns = undominated(segments(forced))
+    least, choice = least_memory(chain_of_columns(columns, instance.memory_bytes))
+    return least, solution_of(forced, columns, choice)
+
+
+def _few(instance: Instance) -> bool:
+    return len(instance.options) ** instance.layers <= LARGEST_FREE
+
+
+def _least_simulated(instance: Instance) -> tuple[int, Solution]:
+    """The least peak of all choices, one after the other."""
+    lowest = ((int(peaks.min()), choices[peaks.argmin()]) for choices, _, peaks in whole_steps(instance))
+    least, choice = min(lowest, key=lambda found: found[0])
+    return least, Solution(tuple(instance.options[int(s)] for s in choice))
+
+
+def _certainly_too_much(instance: Instance) -> bool:
+    """Whether no choice fits, synchronised or not: by all of them where they are few, else by what any of them holds."""
+    if _few(instance):
+        return True  # by `least_switches`
+    own = free_segments(instance)
+    numbers = (own.peak_bytes, own.delta_bytes, own.resident_bytes, own.r, own.lazy)
+    columns = undominated(Segments(own.options, np.zeros_like(own.peak_bytes), *numbers))
+    return least_memory(chain_of_columns(columns, instance.memory_bytes))[0] > instance.memory_bytes

@@ -1,0 +1,226 @@
+"""memory-switches whose segments need not be synchronised: local search over the simulated step, and a bound beside it.
+
+Segments run into each other, so no chain of costs gives the step. Starts are the answer of the paper's dynamic program and the
+proven optimum, both of the synchronised step, with its synchronisation and without; the best that manual and greedy planning
+find; and every choice that the bound meets (see `free_bounds`): the bound's chain is easier than the step by little.
+
+From the most promising starts, one after the other, a walk looks at a batch of changes at a time: another combination or
+another switch in one layer or in two neighbours, a switch in a run of layers, a run that takes one layer's combination, a run
+moved by one, an exchange of two layers; and what several that help give together. What needs less memory where too much is
+needed goes first, then what takes less time, then what leaves more memory. A walk that finds nothing for a while is thrown off
+its place, and returns to it unless it ends better.
+
+Where there are few layers, all choices are looked at. The walk is repeatable by its seed, time limit apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
+from trainplan.formulations.memory_switches.simulation import simulate
+from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES
+from trainplan.solvers.core.brute_force import brute_force
+from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.switches.exact import switches_exact
+from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxation, enough, free_bound
+from trainplan.solvers.switches.free_segments import different
+from trainplan.solvers.switches.h3t import greedy, manual
+from trainplan.solvers.switches.h3t_dp import h3t_dp
+
+FORCED, BOUND, PLANNED = 0.2, 0.5, 0.6  # shares of the time limit, until these are done
+FORCED_S, MOST_FORCED = 2.0, 0.7  # planning the synchronised step gets these seconds, up to that share, where its own is less
+FEW = 1_000_000  # choices that are all looked at
+AT_ONCE, LAYERS_AT_ONCE = 256, 2**15  # choices of one batch, and layers in it
+BATCHES, LAYERS = 240, 48  # of all walks, where there is no limit; fewer in proportion for more layers
+WALKS = 6
+PATIENCE = 6  # batches without success before a walk is thrown off
+THROWS = 3  # changes at once
+RUN = 6  # layers of a run, in the mean
+
+Key = tuple[int, int, int]  # bytes too many, time in ns, peak in bytes
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A choice, by places in `Walks.options`, and its key: the less the better."""
+
+    key: Key
+    choice: Integers
+
+
+def free_exact(instance: Instance, search: Search) -> Outcome:
+    """The best choice found and the bound; optimal where they meet. Option: none."""
+    walks = Walks(instance, search)
+    forced = replace(instance, synchronisation="forced")
+    planned = Search(search.evaluate, _synchronised_seconds(search))
+    h3t_dp(forced, planned)
+    synchronised = Search(
+        search.evaluate,
+        _synchronised_seconds(search),
+        gap=search.gap,
+        progress=lambda _: search.report(synchronised.best),
+    )
+    switches_exact(forced, synchronised)
+    for solution in (Solution((ALL_ON,) * instance.layers), planned.best, synchronised.best):
+        if solution is not None:
+            search.report(solution)
+            walks.begin(solution)
+    relaxation = Relaxation(instance)
+    try:
+        free_bound(relaxation, search, _seconds(search, BOUND), walks.candidate(relaxation))
+    except NothingFits:
+        return Outcome(infeasible=True, bound_source="least memory that is certain, over all choices")
+    if enough(search):
+        return Outcome(bound=search.bound, bound_source=SOURCE)
+    if len(instance.options) ** instance.layers <= FEW:
+        outcome = brute_force(instance, search)
+        return outcome if outcome.bound is not None or outcome.infeasible else Outcome(bound=search.bound, bound_source=SOURCE)
+    for planner in (manual, greedy):
+        inner = Search(search.evaluate, _seconds(search, PLANNED))
+        planner(instance, inner)
+        if inner.best is not None:
+            search.report(inner.best)
+            walks.begin(inner.best)
+    statistics = walks.run()
+    return Outcome(bound=search.bound, bound_source=SOURCE, statistics=statistics)
+
+
+def _synchronised_seconds(search: Search) -> float | None:
+    if search.time_limit is None:
+        return None
+    share = max(FORCED, min(MOST_FORCED, FORCED_S / search.time_limit))
+    return _seconds(search, share)
+
+
+def _seconds(search: Search, share: float) -> float | None:
+    """Until a share of the time limit is over."""
+    return None if search.time_limit is None else max(1e-3, share * search.time_limit - search.elapsed())
+
+
+class Walks:
+    """Starts, and the walks from them."""
+
+    def __init__(self, instance: Instance, search: Search) -> None:
+        self.instance, self.search = instance, search
+        self.generator = np.random.default_rng(search.seed)
+        self.options = different(instance.options)
+        self.place = {switches: number for number, switches in enumerate(self.options)}
+        self.on = matrix([Solution(self.options)])[0]
+        # Of each option and switch, the option nearest to it with the switch the other way.
+        distance = (self.on[:, None] != self.on).sum(axis=2)
+        other = self.on[:, None, :] != self.on[None]
+        self.turned = np.where(other, distance[..., None], len(SWITCHES) + 1).argmin(axis=1)
+        self.at_once = max(1, min(AT_ONCE, LAYERS_AT_ONCE // instance.layers))
+        self.starts: dict[bytes, Integers] = {}
+        self.simulated = 0
+
+    def begin(self, solution: Solution) -> None:
+        """Walk from there, and from there without synchronisation."""
+        for sync in (True, False):
+            own = [replace(s, eco_forward=s.eco_forward and s.offload_hidden) for s in solution.switches]
+            self._start(np.array([self.place[replace(s, segment_sync=s.segment_sync and sync)] for s in own]))
+
+    def candidate(self, relaxation: Relaxation) -> Callable[[Sequence[int]], None]:
+        """Notes choices that the bound meets."""
+        places = np.array([self.place[switches] for switches in relaxation.segments.options])
+        return lambda options: self._start(places[list(options)])
+
+    def _start(self, choice: Integers) -> None:
+        self.starts[choice.tobytes()] = choice
+
+    def run(self) -> dict[str, int]:
+        """Walk until the budget or the time is over, or the bound is met. What was simulated, for the record."""
+        unlimited = self.search.time_limit is None
+        batches = max(2 * WALKS, BATCHES * LAYERS // max(LAYERS, self.instance.layers))
+        found = sorted(self._at(np.array(list(self.starts.values()))), key=lambda place: place.key)[:WALKS]
+        found = [self._walk(place, batches // (2 * WALKS)) for place in found]
+        best = min(found, key=lambda place: place.key)
+        while not self._over():
+            best = self._walk(best, batches // 2)
+            if unlimited:
+                break
+        return {"simulated": self.simulated}
+
+    def _over(self) -> bool:
+        return self.search.out_of_time() or enough(self.search)
+
+    def _walk(self, home: _Place, batches: int) -> _Place:
+        """The best place on a walk, which is reported where it fits and is better than known."""
+        here, stalled = home, 0
+        together = np.zeros((0, self.instance.layers), np.int64)
+        for _ in range(batches):
+            if self._over():
+                break
+            tried = self._at(np.concatenate((together, self._changes(here.choice, 1))))
+            helping = sorted((place for place in tried if place.key < here.key), key=lambda place: place.key)
+            together = self._together(here.choice, [place.choice for place in helping])
+            stalled = 0 if helping else stalled + 1
+            here = helping[0] if helping else here
+            if here.key < home.key:
+                home = here
+            if stalled == PATIENCE:
+                thrown = self._at(self._changes(home.choice, THROWS))
+                moved = [place for place in thrown if place.key != home.key]
+                here, stalled = min(moved, key=lambda place: place.key, default=home), 0
+        return home
+
+    def _at(self, choices: Integers) -> list[_Place]:
+        """Many places, simulated; the best that fits is reported where it is better than known."""
+        found = []
+        for first in range(0, len(choices), self.at_once):
+            rows = choices[first : first + self.at_once]
+            times, peaks = simulate(self.instance.columns, self.instance.nvlink, self.on[rows])
+            over = np.maximum(0, peaks - self.instance.memory_bytes)
+            keys = zip(over.tolist(), times.tolist(), peaks.tolist(), strict=True)
+            found += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]
+        self.simulated += len(choices)
+        best = min(found, key=lambda place: place.key)
+        if not best.key[0] and (self.search.objective is None or best.key[1] < self.search.objective):
+            self.search.report(Solution(tuple(self.options[place] for place in best.choice)))
+        return found
+
+    def _together(self, choice: Integers, helping: list[Integers]) -> Integers:
+        """The first changes that help, with the ones after them one by one, as far as they are of other layers."""
+        found = []
+        both, touched = choice.copy(), np.zeros(len(choice), bool)
+        for other in helping[: self.at_once // 4]:
+            changed = other != choice
+            if not (changed & touched).any():
+                both[changed], touched = other[changed], touched | changed
+                found.append(both.copy())
+        return np.array(found[1:], np.int64).reshape(-1, len(choice))
+
+    def _changes(self, choice: Integers, times: int) -> Integers:
+        """A batch of choices, each so many changes away."""
+        found = np.tile(choice, (self.at_once, 1))
+        for row in found:
+            for _ in range(times):
+                self._change(row)
+        return found
+
+    def _change(self, choice: Integers) -> None:
+        below, count = self.generator.integers, len(choice)
+        layer, switch, kind = int(below(count)), int(below(len(SWITCHES))), int(below(7))
+        end = min(count, layer + 1 + int(self.generator.geometric(1 / RUN)))
+        if kind == 0:
+            choice[layer] = below(len(self.options))
+        elif kind == 1:
+            choice[layer] = self.turned[choice[layer], switch]
+        elif kind == 2:
+            choice[layer : layer + 2] = below(len(self.options), size=len(choice[layer : layer + 2]))
+        elif kind == 3:
+            own = choice[layer:end]
+            choice[layer:end] = np.where(self.on[own, switch] == below(2), own, self.turned[own, switch])
+        elif kind == 4:
+            choice[layer:end] = choice[int(below(layer, end))]
+        elif kind == 5:
+            other = int(below(count))
+            choice[[layer, other]] = choice[[other, layer]]
+        elif below(2):
+            choice[layer + 1 : end] = choice[layer : end - 1].copy()
+        else:
+            choice[layer : end - 1] = choice[layer + 1 : end].copy()

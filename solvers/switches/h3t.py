@@ -1,0 +1,111 @@
+"""The planners that H3T compares its dynamic program with (Sections B.1, B.2, 4.1, C.3): random, greedy, manual, ZeRO-2 and -3.
+
+Each simulates whole steps, many at once, and takes the fastest of its own choices that fits; of equal ones the first. A layer
+has 48 legal combinations where synchronisation is forced, else 96 (see `switches.combinations`).
+
+ZeRO-2 and ZeRO-3 are settings of all layers alike. The paper runs Megatron-DeepSpeed with the optimizer on the host and with
+recomputation (Section C.3). What these are in switches is read from the authors' published code: there `zero_level` is the
+switch `partition`, and all else is at its default: recomputation, shards and hidden states on the device (where ZeRO-Offload
+too keeps the half precision parameters), economical backward, segments synchronised. So ZeRO-2 keeps gathered parameters from
+forward to backward pass, and ZeRO-3 gathers them twice. (DeepSpeed's ZeRO-2 gathers them after the optimizer's step instead of
+layer by layer in the forward pass: as many bytes, and as many held when the backward pass begins.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix, violations
+from trainplan.formulations.memory_switches.simulation import simulate
+from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
+from trainplan.solvers.core.search import Outcome, Search
+
+SAMPLES = 1000
+AT_ONCE = 2**15  # layers simulated in one go
+ZERO_2 = Switches(ckpt=True, eco_backward=True, segment_sync=True)
+ZERO_3 = replace(ZERO_2, partition=True)
+
+Choices = Callable[[Integers], Integers]
+
+
+def random_switches(instance: Instance, search: Search) -> Outcome:
+    """Algorithm 1: the best of `samples` (T, 1000) choices, uniformly at random by the seed.
+
+    Option answer: best, as printed; or last, the last one that fits, which is the answer of the published code.
+    """
+    count, last = search.options.get("samples") or SAMPLES, search.options.get("answer") == "last"
+    generator = np.random.default_rng(search.seed)
+
+    def drawn(numbers: Integers) -> Integers:
+        return generator.integers(len(instance.options), size=(len(numbers), instance.layers))
+
+    return _simulated(instance, search, count, drawn, last)
+
+
+def greedy(instance: Instance, search: Search) -> Outcome:
+    """Algorithm 2: all switches on, but for n layers, floor(N / n) apart from the first on, with one combination; all n and all
+    combinations."""
+    options, layers = instance.options, np.arange(instance.layers)
+
+    def spread(numbers: Integers) -> Integers:
+        before, combination = np.divmod(numbers[:, None], len(options))
+        gap = instance.layers // (before + 1)
+        return np.where((layers % gap == 0) & (layers // gap <= before), combination, options.index(ALL_ON))
+
+    return _simulated(instance, search, instance.layers * len(options), spread)
+
+
+def manual(instance: Instance, search: Search) -> Outcome:
+    """The best combination for all layers alike (Section 4.1)."""
+
+    def alike(numbers: Integers) -> Integers:
+        return np.repeat(numbers[:, None], instance.layers, axis=1)
+
+    return _simulated(instance, search, len(instance.options), alike)
+
+
+def zero_2(instance: Instance, search: Search) -> Outcome:
+    """ZeRO-2 with host optimizer and recomputation."""
+    return _setting(instance, search, ZERO_2, "ZeRO-2")
+
+
+def zero_3(instance: Instance, search: Search) -> Outcome:
+    """ZeRO-3 with host optimizer and recomputation."""
+    return _setting(instance, search, ZERO_3, "ZeRO-3")
+
+
+def _setting(instance: Instance, search: Search, switches: Switches, name: str) -> Outcome:
+    solution = Solution((switches,) * instance.layers)
+    if broken := violations(instance, solution):
+        return Outcome(message=f"{name} does not fit: {broken[0]}")
+    search.report(solution)
+    return Outcome()
+
+
+def _simulated(instance: Instance, search: Search, count: int, choices: Choices, last: bool = False) -> Outcome:
+    """The best or the last of `count` choices that fits. choices: from their numbers (K,) to options of all layers (K, N)."""
+    on, at_once = matrix([Solution(instance.options)])[0], max(1, AT_ONCE // instance.layers)
+    simulated = fitting = 0
+    found: Solution | None = None
+    while simulated < count and not search.out_of_time():
+        rows = choices(np.arange(simulated, min(simulated + at_once, count)))
+        times, peaks = simulate(instance.columns, instance.nvlink, on[rows])
+        (fits,) = np.nonzero(peaks <= instance.memory_bytes)
+        simulated, fitting = simulated + len(rows), fitting + len(fits)
+        if not len(fits):
+            continue
+        place = fits[-1] if last else fits[times[fits].argmin()]
+        found = Solution(tuple(instance.options[option] for option in rows[place]))
+        if not last and (search.objective is None or times[place] < search.objective):
+            search.report(found)
+    if last and found:
+        search.report(found)
+    message = None
+    if simulated < count:
+        message = f"time ran out after {simulated} of {count} choices"
+    elif not fitting:
+        message = f"none of {count} choices fits"
+    return Outcome(message=message, statistics={"simulated": simulated, "fitting": fitting})

@@ -1,0 +1,174 @@
+"""H3T's dynamic program for memory-switches (Section B.3): the table of Algorithm 4, or of Algorithm 3, on a memory grid.
+
+With every segment synchronised the step is a chain of segments (see `segments`), and of the first i layers
+
+    runtime(i, curr, peak, before, after)          the least time of those that hold `curr` and at most needed `peak`
+
+where `before` is r_i and `after` r_{i+1} (Algorithm 4, pruned), or s_i and s_{i+1} (Algorithm 3, basic). One layer more:
+
+    curr' = curr + resident_i + delta_i            peak' = max(peak, curr + peak_i) + resident_i <= M
+
+Both are levels from 0 to m, that is multiples of M / m. As in the authors' published code a level stands for floor(M level / m)
+bytes, and bytes are rounded up to a level again at every layer. So what is found fits, and a coarse grid may find nothing.
+Algorithm 4 drops a state where another one of its table is as fast with no more of either memory.
+
+Where the printed algorithms are put right, or are open:
+
+- Line 14 of Algorithm 3 forgets delta_i; without it, what layers keep for their backward pass would cost later layers nothing.
+- Lines 17 and 20 ask for peak' < m. Memory(s) <= M (Eq. 3) and the published code allow the last level.
+- Of the switches of layer i+1 segment i depends on `lazy_prefetch` alone. States that differ only in the rest of `after` have
+  equal tables: those are kept once, by `before` and by lazy_prefetch of layer i+1.
+- The published code also forgets a peak that later layers cannot raise above M. The printed algorithms do not.
+
+Both versions have the same answer, as rounding keeps the order of two memories; Algorithm 3 has up to 100 times the states.
+All states of a layer are extended at once; the least time of every cell, and what is dropped, come from whole tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.problem import Instance, Solution
+from trainplan.formulations.memory_switches.segments import Segments, segments
+from trainplan.formulations.memory_switches.simulation import Booleans
+from trainplan.solvers.core.search import Outcome, Search, Unsuited
+
+LEVELS = 128
+MOST_CELLS, MOST_TRANSITIONS = 10**7, 4 * 10**9
+AT_ONCE = 2**19  # transitions in one go
+UNREACHABLE = np.iinfo(np.int64).max
+
+
+def h3t_dp(instance: Instance, search: Search) -> Outcome:
+    """The choice of Algorithm 4 or 3. Options: `version`, pruned (default) or basic; `levels`, m (128).
+
+    Where synchronisation is free it plans as if it were forced, as the paper does. It proves nothing.
+    Raises Unsuited where its table would be too large.
+    """
+    basic, levels = search.options.get("version") == "basic", search.options.get("levels") or LEVELS
+    forced = replace(instance, synchronisation="forced")
+    _check_size(forced, levels, basic)
+    table = Table(segments(forced), forced.memory_bytes, levels, basic)
+    for layer in range(forced.layers):
+        for _ in table.extend(layer):
+            if search.out_of_time():
+                return Outcome(message="time ran out before the table was filled", statistics=table.statistics)
+        if not len(table.states.time_ns):
+            break
+    choice = table.choice()
+    if choice is None:
+        told = f"Algorithm {3 if basic else 4} found nothing on {levels} levels of memory; that proves nothing"
+        return Outcome(message=told, statistics=table.statistics)
+    search.report(Solution(tuple(forced.options[option] for option in choice)))
+    return Outcome(statistics=table.statistics)
+
+
+def _check_size(instance: Instance, levels: int, basic: bool) -> None:
+    options = len(instance.options)
+    cells = 2 * (options if basic else 8) * (levels + 1) ** 2
+    transitions = cells // 2 * options * instance.layers if basic else 0  # curr <= peak: half of the cells at most
+    if cells > MOST_CELLS or transitions > MOST_TRANSITIONS:
+        told = f"is 'h3t-dp' for {instance.layers} layers and {levels} levels of memory"
+        fix = "give fewer levels, or version=pruned" if basic else "give fewer levels"
+        raise Unsuited("command line", "--method", told, fix)
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """The cells of a table that are kept, (n,). before: r of the last layer so far, or the number of its option; lazy:
+    lazy_prefetch of the next one, 0 or 1; curr, peak: levels of memory."""
+
+    before: Integers
+    lazy: Integers
+    curr: Integers
+    peak: Integers
+    time_ns: Integers
+
+
+class Table:
+    """The table, layer by layer, from the first one on. states: of the layers so far. origins: of every layer, the state before
+    each of its states, times the number of options, plus the layer's option."""
+
+    def __init__(self, chain: Segments, memory_bytes: int, levels: int, basic: bool) -> None:
+        assert (chain.peak_bytes >= chain.delta_bytes[:, None, :, None]).all()  # so that curr' <= peak'
+        self.chain, self.memory_bytes, self.levels, self.basic = chain, memory_bytes, levels, basic
+        none, lazy = np.zeros(2, np.int64), np.arange(2)
+        self.states = States(none, lazy, none, none, none)
+        self.origins: list[Integers] = []
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        kept = [len(origin) for origin in self.origins]
+        version = "basic" if self.basic else "pruned"
+        return {"version": version, "levels": self.levels, "states": sum(kept), "most_states": max(kept, default=0)}
+
+    def extend(self, layer: int) -> Iterator[None]:
+        """One layer more; a pause now and then, to look at the clock."""
+        chain, options = self.chain, len(self.chain.options)
+        before = np.arange(options) if self.basic else chain.r
+        shape = (2 * (options if self.basic else 8), self.levels + 1, self.levels + 1)
+        least, origin = np.full(shape, UNREACHABLE).ravel(), np.zeros(np.prod(shape), np.int64)
+        for lazy in (0, 1):
+            (own,) = np.nonzero(chain.lazy == lazy)
+            (rows,) = np.nonzero(self.states.lazy == lazy)
+            count = max(1, AT_ONCE // (2 * len(own)))
+            for some in (rows[first : first + count] for first in range(0, len(rows), count)):
+                place, option, after, curr, peak, time = self._transitions(layer, some, own)
+                cell = np.ravel_multi_index((2 * before[option] + after, curr, peak), shape)
+                (better,) = np.nonzero(time < least[cell])
+                cell, time = cell[better], time[better]
+                np.minimum.at(least, cell, time)
+                (fastest,) = np.nonzero(time == least[cell])
+                origin[cell[fastest]] = (place * options + option)[better[fastest]]
+                yield
+        (cells,) = np.nonzero(least < UNREACHABLE)
+        if not self.basic:
+            cells = cells[_undominated(np.unravel_index(cells, shape), least[cells])]
+        table, curr, peak = np.unravel_index(cells, shape)
+        self.states = States(table // 2, table % 2, curr, peak, least[cells])
+        self.origins.append(origin[cells])
+
+    def _transitions(self, layer: int, rows: Integers, own: Integers) -> tuple[Integers, ...]:
+        """From each of these states with each of these options, where it fits: state, option, lazy_prefetch of the layer after
+        (0 after the last one), levels of curr' and peak', and time."""
+        chain, states, limit = self.chain, self.states, self.memory_bytes
+        r = chain.r[states.before[rows]] if self.basic else states.before[rows]
+        afters = np.arange(2 if layer + 1 < len(chain.time_ns) else 1)
+        beside = np.ix_(r, own, afters)
+        curr, peak = (limit * level[rows] // self.levels for level in (states.curr, states.peak))
+        resident, delta = chain.resident_bytes[layer][own], chain.delta_bytes[layer][own]
+        high = np.maximum(peak[:, None, None], curr[:, None, None] + chain.peak_bytes[layer][beside]) + resident[:, None]
+        fits: Booleans = high <= limit
+        row, column, after = np.nonzero(fits)
+        held = (curr[:, None] + resident + delta)[row, column]
+        time = (states.time_ns[rows][:, None, None] + chain.time_ns[layer][beside])[fits]
+        return rows[row], own[column], after, self._level(held), self._level(high[fits]), time
+
+    def _level(self, size: Integers) -> Integers:
+        return -(-self.levels * size // self.memory_bytes)
+
+    def choice(self) -> list[int] | None:
+        """The option of every layer in the fastest state of all layers; None where there is none."""
+        if not len(self.states.time_ns):
+            return None
+        found, place = [], int(self.states.time_ns.argmin())
+        for origin in reversed(self.origins):
+            place, option = divmod(int(origin[place]), len(self.chain.options))
+            found.append(option)
+        return found[::-1]
+
+
+def _undominated(cells: Sequence[Integers], time_ns: Integers) -> Booleans:
+    """Which of these cells (table, curr, peak) are faster than all others of their table with at most as much of both memories:
+    the scan of lines 27 to 43, over the levels that occur."""
+    table = cells[0]
+    (currs, curr), (peaks, peak) = (np.unique(level, return_inverse=True) for level in cells[1:])
+    grid = np.full((table.max(initial=0) + 1, len(currs) + 1, len(peaks) + 1), UNREACHABLE)
+    grid[table, curr + 1, peak + 1] = time_ns
+    running = np.minimum.accumulate(np.minimum.accumulate(grid, axis=1), axis=2)
+    found: Booleans = time_ns < np.minimum(running[table, curr, peak + 1], running[table, curr + 1, peak])
+    return found

@@ -1,0 +1,1 @@
+"""Pictures of profiles, plans, steps and results."""

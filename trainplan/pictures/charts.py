@@ -1,0 +1,82 @@
+"""Pictures of profiles and of throughput, with the plot extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import accumulate, groupby
+from typing import Any
+
+from trainplan.batches import Throughput
+from trainplan.profiling.base.errors import MissingExtra
+from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.profiles import Profile
+from trainplan.profiling.summary import summary
+
+TIME_PARTS = (("forward", "forward_ns", "#4c78a8"), ("backward", "backward_ns", "#9ecae9"))
+MEMORY_PARTS = (
+    ("model states", "state_bytes", "#54a24b"),
+    ("layer inputs", "input_bytes", "#f58518"),
+    ("kept for backward", "kept_bytes", "#ffbf79"),
+)
+
+
+def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | None = None) -> Any:
+    """A matplotlib Figure: time above and memory below, a bar for every layer of the chain. Raises MissingExtra, InputError."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "plot", "drawing a profile")
+    from matplotlib.figure import Figure
+
+    units = summary(profile, tp, rows, device)
+    layers = [list(group) for _, group in groupby(units, key=lambda unit: unit.layer)]
+    figure = Figure(figsize=(max(7.0, min(18.0, 3 + 0.16 * len(layers))), 6.0), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for axes, parts, scale, label in ((upper, TIME_PARTS, 1e6, "ms"), (lower, MEMORY_PARTS, 2**20, "MiB")):
+        bottom = [0.0] * len(layers)
+        for name, field, colour in parts:
+            heights = [sum(getattr(unit, field) for unit in layer) / scale for layer in layers]
+            axes.bar(range(len(layers)), heights, bottom=bottom, label=name, color=colour, width=0.9)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        axes.set_ylabel(label)
+        axes.legend(loc="upper center", ncols=len(parts), frameon=False, bbox_to_anchor=(0.5, 1.14))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.01)
+    kinds = device or " and ".join(profile.kinds)
+    upper.set_title(f"{profile.name}, {plural(rows, 'row')}, tp {tp}\non {kinds} ({profile.origin})", pad=26, fontsize=11)
+    step = max(1, len(layers) // 24)
+    shown = [place for place in range(len(layers)) if place % step == 0 or place == len(layers) - 1]
+    if len(shown) > 1 and shown[-1] - shown[-2] < step:
+        del shown[-2]
+    names = [layers[place][0].name.split(".")[0] for place in shown]
+    lower.set_xticks(shown, names, rotation=60, ha="right", rotation_mode="anchor")
+    return figure
+
+
+def draw_throughput(found: Sequence[Throughput]) -> Any:
+    """A matplotlib Figure: the best throughput up to each batch size, a line for each planner, its best batch marked; where a
+    line ends nothing larger fits. Raises MissingExtra."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "plot", "drawing throughput")
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 5.0), layout="constrained")
+    axes = figure.subplots()
+    colours = [colormaps["tab20"](place) for place in range(20)]
+    for place, one in enumerate(found):
+        if one.best is None:
+            axes.plot([], [], lw=1.5, color="lightgrey", label=f"{one.planner.label}: OOM")
+            continue
+        # Every second colour first: neighbours of the map are two shades of one.
+        colour = colours[(2 * place + place // 10) % 20]
+        points = [point for point in one.points if point.throughput]
+        highest = list(accumulate((point.throughput for point in points), max))
+        axes.plot([p.batch for p in points], highest, drawstyle="steps-post", lw=1.5, color=colour, label=one.planner.label)
+        axes.plot(one.best.batch, one.best.throughput, "o", color=colour)
+    axes.set(xlabel="batch size (samples)", ylabel="best throughput up to this batch size (samples/s)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
+    return figure

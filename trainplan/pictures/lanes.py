@@ -1,0 +1,243 @@
+"""Pictures of memory switches: a step on its lanes with its memory over time, and time against memory. With the plot extra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, matrix, violations
+from trainplan.formulations.memory_switches.simulation import LANES, Evaluation, Operation
+from trainplan.formulations.memory_switches.switches import SWITCHES
+from trainplan.pictures.timeline import AROUND, BACKWARD, CHARACTER, FORWARD, IDLE, LATER_FORWARD, PATH, box
+from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.quantities import format_bytes, format_time
+from trainplan.switch_limits import FrontierPoint
+
+# What a lane does: name in the legend and colour, Okabe and Ito's palette and lighter ones of the same hue.
+KINDS = {
+    "forward": ("forward", FORWARD),
+    "forward without graph": ("forward, nothing kept", LATER_FORWARD),
+    "recompute": ("recompute", "#f0d58a"),
+    "backward": ("backward", BACKWARD),
+    "all-gather": ("all-gather", "#009e73"),
+    "reduce-scatter": ("reduce-scatter", "#7fc8b0"),
+    "prefetch shard": ("shard in", "#cc79a7"),
+    "prefetch hidden": ("hidden state in", "#e5b8d0"),
+    "offload hidden": ("hidden state out", "#8c6bb1"),
+    "offload gradient": ("gradient out", "#c3b1e1"),
+    "optimizer": ("optimizer", "#7a7a7a"),
+}
+DARK = {FORWARD, "#009e73", "#8c6bb1", "#7a7a7a"}
+ON, OFF = FORWARD, "#ececec"
+HELD, RESIDENT = "#a9c9dc", "#5d8aa8"
+LANE = 0.42  # inches
+WIDTH = 13.0
+MOST_WIDTH = 26.0
+BESIDE = 1.9  # inches of names left of the axes
+UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
+SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+MARKERS = "os^DvPX"
+CLOSE = 0.1  # per cent; below, the scale of gaps is even
+
+
+def draw_switches(
+    instance: Instance,
+    solution: Solution | Mapping[str, Any],
+    *,
+    title: str | None = None,
+    window_ns: tuple[int, int] | None = None,
+) -> Any:
+    """A matplotlib Figure: every lane of the step, its operations numbered by layer where there is space; the bytes held over
+    time, with limit and peak; and every layer's switches.
+
+    solution: a Solution, or one in its file format, such as a Result's. window_ns: only this part of the step, from and to, and
+    no table of switches. Raises MissingExtra, InputError.
+    """
+    _check_extra()
+    from matplotlib.figure import Figure
+
+    chosen = solution if isinstance(solution, Solution) else load_solution(solution)
+    try:
+        step = evaluate(instance, chosen)
+    except ValueError:
+        [told, *_] = violations(instance, chosen)
+        raise InputError("solution", "switches", told, "give a solution of this instance") from None
+    if window_ns is not None and not 0 <= window_ns[0] < window_ns[1] <= step.time_ns:
+        raise InputError("window_ns", "", f"is {tuple(window_ns)}", f"give two rising times from 0 to {step.time_ns}")
+    lanes = [lane for lane in LANES if instance.nvlink or lane != "copy"]
+    width = WIDTH if window_ns else min(MOST_WIDTH, max(WIDTH, BESIDE + 0.14 * instance.layers))
+    heights = [LANE * len(lanes), 2.3] + ([] if window_ns else [0.19 * len(SWITCHES)])
+    figure: Any = Figure(figsize=(width, sum(heights) + (1.9 if window_ns else 2.7)), layout="constrained")
+    streams, memory, *switches = figure.subplots(len(heights), 1, height_ratios=heights)
+    memory.sharex(streams)
+    begin, end = window_ns or (0, step.time_ns)
+    scale, unit = next(((s, u) for s, u in UNITS if end - begin >= s), (1, "ns"))
+    _draw_lanes(streams, instance, step, lanes, scale, (begin / scale, end / scale), width - BESIDE)
+    _draw_memory(memory, instance, step, scale)
+    for axes in switches:
+        _draw_choice(axes, instance, chosen)
+    memory.set_xlabel(f"{unit} of the step", fontsize=8)
+    for axes in (streams, memory, *switches):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    streams.tick_params(labelbottom=False)
+    over = step.peak_bytes - instance.memory_bytes
+    fits = f"{format_bytes(-over)} below" if over <= 0 else f"{format_bytes(over)} ABOVE"
+    told = f"{format_time(step.time_ns)} a step, {format_bytes(step.peak_bytes)} at the peak, {fits} the limit"
+    figure.suptitle(f"{title or instance.name}\n{told}", fontsize=11)
+    return figure
+
+
+def _check_extra() -> None:
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "plot", "drawing memory switches")
+
+
+def _draw_lanes(
+    axes: Any,
+    instance: Instance,
+    step: Evaluation,
+    lanes: Sequence[str],
+    scale: float,
+    window: tuple[float, float],
+    width: float,
+) -> None:
+    """window: the times that are shown, divided by `scale`. width: of the axes, in inches."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Patch
+
+    rows, (begin, end) = {lane: row for row, lane in enumerate(lanes)}, window
+    inches = width / (end - begin or 1)  # of one unit of time
+    axes.add_collection(PolyCollection([box(begin, end, row, 0.8) for row in rows.values()], facecolors=IDLE, zorder=0.5))
+    own, numbered = dict[str, list[Operation]](), False
+    for operation in step.timeline:
+        if operation.end_ns > operation.start_ns and operation.end_ns > begin * scale and operation.start_ns < end * scale:
+            own.setdefault(operation.what, []).append(operation)
+    for what, (_, colour) in KINDS.items():
+        done = own.get(what, [])
+        boxes = [box(one.start_ns / scale, one.end_ns / scale, rows[one.lane], 0.8) for one in done]
+        lengths = sorted(one.end_ns - one.start_ns for one in done)
+        wide = bool(lengths) and lengths[len(lengths) // 2] / scale * inches > 0.06
+        line: dict[str, Any] = {"edgecolors": "white" if wide else colour, "linewidths": 0.4 if wide else 0.5}
+        axes.add_collection(PolyCollection(boxes, facecolors=colour, gid=what, **line))
+        for one in done:
+            first, last = max(begin, one.start_ns / scale), min(end, one.end_ns / scale)
+            if (last - first) * inches >= CHARACTER * len(str(one.layer)) + AROUND:
+                numbered, style = True, {"fontsize": 6.5, "ha": "center", "va": "center", "zorder": 4}
+                ink, middle = "white" if colour in DARK else "black", (first + last) / 2
+                axes.text(middle, rows[one.lane], one.layer, color=ink, gid=f"number {what} {one.layer}", **style)
+    names = {"communication": "communication" if instance.nvlink else "communication\nand copies", "copy": "host copies"}
+    axes.set_yticks(range(len(lanes)), [names.get(lane, lane) for lane in lanes])
+    axes.set(xlim=(begin, end or 1), ylim=(len(lanes) - 0.5, -0.75))
+    moments = (0, *(moment / scale for moment in step.phases_ns))
+    for phase, (first, last) in zip(("forward", "backward", "optimizer"), pairwise(moments), strict=True):
+        axes.axvline(last, color="black", lw=0.6, alpha=0.5)
+        told, seen = f"{phase} {format_time((last - first) * scale)}", (max(begin, first), min(end, last))
+        if (seen[1] - seen[0]) * inches > CHARACTER * len(told):
+            axes.text(sum(seen) / 2, -0.72, told, fontsize=8, ha="center", va="bottom", clip_on=False)
+    patches = [Patch(facecolor=colour, label=name) for what, (name, colour) in KINDS.items() if what in own]
+    axes.figure.legend(
+        handles=patches, loc="outside lower center", ncols=len(patches) if len(patches) < 9 else -(-len(patches) // 2),
+        frameon=False, fontsize=8, title="numbers: layer" if numbered else None, title_fontsize=8,
+    )  # fmt: skip
+
+
+def _draw_memory(axes: Any, instance: Instance, step: Evaluation, scale: float) -> None:
+    limit = instance.memory_bytes
+    size, unit = next(((s, u) for s, u in SIZES if step.peak_bytes >= s), (1, "B"))
+    changes = [(0, step.resident_bytes), *step.memory, (step.time_ns, step.memory[-1][1])]
+    times, held = np.array([time for time, _ in changes]) / scale, np.array([bytes_ for _, bytes_ in changes]) / size
+    axes.fill_between(times, np.minimum(held, limit / size), step="post", color=HELD, lw=0)
+    axes.fill_between(times, np.maximum(held, limit / size), limit / size, step="post", color=PATH, lw=0, gid="too much")
+    axes.plot(times, held, drawstyle="steps-post", color=RESIDENT, lw=0.7, gid="held")
+    if step.resident_bytes:
+        axes.axhspan(0, step.resident_bytes / size, color=RESIDENT, lw=0)
+        style = {"fontsize": 8, "color": "white", "va": "center"}
+        if step.resident_bytes / size > 0.1 * step.peak_bytes / size:
+            axes.text(0.005, step.resident_bytes / size / 2, "shards that stay", transform=axes.get_yaxis_transform(), **style)
+    axes.axhline(limit / size, color=PATH, lw=1.2, ls="--", gid="limit")
+    peak, moment = step.peak_bytes / size, step.peak_ns / scale
+    axes.plot([moment], [peak], "o", color="black", ms=4, zorder=5, gid="peak")
+    top = 1.18 * max(peak, limit / size if limit < 2 * step.peak_bytes else 0)
+    left = moment > 0.7 * step.time_ns / scale
+    axes.annotate(
+        f"peak {format_bytes(step.peak_bytes)}", (moment, peak), (-6 if left else 6, 4), textcoords="offset points",
+        fontsize=8, ha="right" if left else "left", va="bottom", bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.85},
+    )  # fmt: skip
+    if limit / size <= top:
+        shown = (0.995, limit / size, f"limit {format_bytes(limit)}")
+        axes.text(*shown, transform=axes.get_yaxis_transform(), fontsize=8, color=PATH, ha="right", va="bottom")
+    axes.set(ylim=(0, top), ylabel=f"memory, {unit}")
+    axes.yaxis.label.set_fontsize(8)
+
+
+def _draw_choice(axes: Any, instance: Instance, chosen: Solution) -> None:
+    from matplotlib.colors import ListedColormap
+
+    count = instance.layers
+    line = {"edgecolors": "white", "linewidth": 1.0 if count <= 60 else 0.4} if count <= 300 else {}
+    axes.pcolormesh(matrix([chosen])[0].T.astype(int), cmap=ListedColormap([OFF, ON]), vmin=0, vmax=1, gid="switches", **line)
+    shares = matrix([chosen])[0].mean(axis=0)
+    names = [f"{name.replace('_', ' ')}  {share:.0%}" for name, share in zip(SWITCHES, shares, strict=True)]
+    axes.set_yticks(np.arange(len(SWITCHES)) + 0.5, names)
+    apart = -(-count // 24)
+    axes.set_xticks(np.arange(0, count, apart) + 0.5, range(0, count, apart))
+    axes.tick_params(length=0)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"layer, from {instance.name_of(0)} to {instance.name_of(count - 1)}; filled: on", fontsize=8)
+    axes.spines[:].set_visible(False)
+
+
+def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) -> Any:
+    """A matplotlib Figure: the time of a step against the memory limit, a line for each method, and below how far each is above
+    the best lower bound (the best time, where there is none). Where a line begins, the method finds nothing within less.
+    Raises MissingExtra, InputError."""
+    _check_extra()
+    if not points:
+        raise InputError("points", "", "are none", "give those of `switch_frontier`")
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(9.5, 7.0), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    objectives = [point.result.objective for point in points if point.result.objective is not None]
+    scale, unit = next(((s, u) for s, u in UNITS if max(objectives, default=0) >= s), (1, "ns"))
+    size, size_unit = next(((s, u) for s, u in SIZES if max(point.memory_bytes for point in points) >= s), (1, "B"))
+    floors = _floors(points)
+    for place, name in enumerate(dict.fromkeys(point.result.method for point in points)):
+        own = [point for point in points if point.result.method == name and point.result.objective is not None]
+        proven = bool(own) and all(point.result.status == "optimal" for point in own)
+        style = {"color": "black", "lw": 2.2, "zorder": 3} if proven else {"color": f"C{place}", "lw": 1.3}
+        told = name + (" (proven)" if proven else "") if own else f"{name}: nothing"
+        memory = [point.memory_bytes / size for point in own]
+        times = [(point.result.objective or 0) / scale for point in own]
+        above = [100 * ((point.result.objective or 0) / floors[point.memory_bytes] - 1) for point in own]
+        style |= {"marker": MARKERS[place % len(MARKERS)], "ms": 4}
+        upper.plot(memory, times, label=told, gid=f"time {name}", **style)
+        lower.plot(memory, above, gid=f"gap {name}", **style)
+    upper.set_ylabel(f"time of a step, {unit}")
+    lower.set_yscale("symlog", linthresh=CLOSE)
+    lower.set_yticks(ticks := [0, 0.1, 1, 10, 100], [f"{tick:g} %" for tick in ticks])
+    lower.set_ylim(-0.02, max(1.0, 1.5 * max((g for line in lower.lines for g in line.get_ydata()), default=0)))
+    lower.set(xlabel=f"memory limit of a device, {size_unit}", ylabel="above the lower bound")
+    for axes in (upper, lower):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e6e6e6", lw=0.6)
+        axes.set_axisbelow(True)
+    upper.legend(frameon=False, fontsize=8)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _floors(points: Sequence[FrontierPoint]) -> dict[int, int]:
+    """By memory limit, the largest lower bound of any method, or the shortest time."""
+    found = {}
+    for limit in {point.memory_bytes for point in points}:
+        own = [point.result for point in points if point.memory_bytes == limit]
+        bounds = [result.bound for result in own if result.bound]
+        found[limit] = max(bounds) if bounds else min((result.objective for result in own if result.objective), default=1)
+    return found

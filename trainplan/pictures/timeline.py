@@ -1,0 +1,205 @@
+"""Pictures of simulated steps: a row for every device, a bar for every pass. With the plot extra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from trainplan.formulations.step.critical import Critical, critical_path
+from trainplan.formulations.step.timeline import Event, Timeline
+from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.quantities import format_time
+from trainplan.trace import label
+
+FORWARD, BACKWARD = "#0072b2", "#e69f00"  # Okabe and Ito's palette, which the colour-blind tell apart
+LATER_FORWARD, LATER_BACKWARD = "#56b4e9", "#f0d58a"  # the last of several stages on a device
+MESSAGE, PATH, IDLE = "#7a7a7a", "#c8102e", "#f4f4f4"
+ROW = 0.34  # inches of a device
+LARGEST = (26.0, 22.0)  # inches
+TEXT_HEIGHT = 0.16  # inches of a row that still holds a number
+MUCH_SHORTER = 0.6
+CHARACTER, AROUND = 0.062, 0.04  # inches of a number: of each character, and around it
+
+
+def draw_timeline(timeline: Timeline, *, title: str | None = None, stages: Sequence[str] | None = None) -> Any:
+    """A matplotlib Figure: when every device runs which pass, forward and backward apart, numbered by micro-batch where there
+    is space; what it receives as thin bars before; the critical path outlined; iteration, start-up and bubble in the title.
+
+    stages: names of what every stage holds, to stand beside its device. Raises MissingExtra.
+    """
+    _check_extra()
+    return _drawn([(title, timeline, stages)])
+
+
+def draw_timelines(timelines: Mapping[str, Timeline], *, width_inches: float | None = None) -> Any:
+    """A matplotlib Figure: several timelines, each under its name, on one axis of time. width_inches: of all (default: so that
+    numbers fit). Raises MissingExtra, InputError."""
+    _check_extra()
+    if not timelines:
+        raise InputError("timelines", "", "are none", "give at least one, under its name")
+    return _drawn([(name, timeline, None) for name, timeline in timelines.items()], width_inches)
+
+
+def _check_extra() -> None:
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "plot", "drawing a timeline")
+
+
+def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], width_inches: float | None = None) -> Any:
+    from matplotlib.figure import Figure
+
+    timelines = [timeline for _, timeline, _ in parts]
+    end = max(timeline.time_ns for timeline in timelines)
+    rows = [len(timeline.devices) for timeline in timelines]
+    beside = 0.9 + CHARACTER * max((len(name) for _, _, stages in parts for name in stages or []), default=0)
+    width = (width_inches or LARGEST[0]) - beside
+    if width_inches is None:
+        width = min(width, max(9.0, *(_width(timeline, end) for timeline in timelines)))
+    heads = 0.75 * len(parts) + 1.1
+    row = min(ROW, (LARGEST[1] - heads) / sum(rows))
+    figure: Any = Figure(figsize=(width + beside, heads + row * sum(rows)), layout="constrained")
+    scale, unit = next(((s, u) for s, u in ((1e9, "s"), (1e6, "ms"), (1e3, "us")) if end >= s), (1, "ns"))
+    every = figure.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
+    for axes, (name, timeline, stages) in zip(every, parts, strict=True):
+        _draw(axes, timeline, scale, width / (end / scale) if end else 1.0, row)
+        count = len(timeline.devices)
+        chunked = timeline.work.stages > count
+        step = -(-count // max(1, int(count * row / 0.14)))
+        told = [f"{d}: {stages[d]}" if stages and not chunked else str(d) for d in range(count)]
+        axes.set_yticks(range(0, count, step), told[::step], fontsize=8)
+        axes.set_title("\n".join([*([name] if name else []), _summary(timeline)]), fontsize=10, loc="left")
+        axes.set(xlim=(0, end / scale or 1), ylim=(count - 0.45, -0.55), ylabel="stage" if not chunked else "device")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.yaxis.label.set_fontsize(8)
+    every[-1].set_xlabel(unit, fontsize=8)
+    figure.legend(**_legend(timelines), loc="outside lower center", frameon=False, fontsize=8)
+    return figure
+
+
+def _width(timeline: Timeline, end: int) -> float:
+    """Inches with which forward passes have space for their numbers, halves for theirs, but those much shorter than others."""
+    needed = [0.0]
+    for halves in (False, True):
+        own = [event for events in timeline.devices for event in events if (event.task.half is not None) == halves]
+        lengths = sorted(event.end_ns - event.start_ns for event in own if event.task.kind == "forward")
+        if lengths and (usual := lengths[len(lengths) // 2]):
+            shortest = next(length for length in lengths if length >= MUCH_SHORTER * usual)
+            needed.append(_inches(_longest(timeline, halves)) * end / shortest)
+    return max(needed)
+
+
+def _number(timeline: Timeline, event: Event) -> str:
+    """3, 3a, or 3.1 where devices have several stages."""
+    count = len(timeline.devices)
+    return label(event.task, count if timeline.work.stages > count else None)[1:]
+
+
+def _longest(timeline: Timeline, halves: bool) -> int:
+    """Characters of the longest number, so that passes of one length have theirs or have none."""
+    own = [event for events in timeline.devices for event in events if (event.task.half is not None) == halves]
+    return max((len(_number(timeline, event)) for event in own), default=0)
+
+
+def _inches(characters: int) -> float:
+    return CHARACTER * characters + AROUND
+
+
+def _summary(timeline: Timeline) -> str:
+    critical = critical_path(timeline)
+    told = [
+        f"iteration {format_time(timeline.time_ns)}",
+        f"start-up {format_time(timeline.startup_ns)}",
+        f"bubble {timeline.bubble:.1%}",
+        f"master stage {critical.master}",
+    ]
+    return ", ".join(told)
+
+
+def _draw(axes: Any, timeline: Timeline, scale: float, inches: float, row: float) -> None:
+    """inches: of one unit of time; row: of one device."""
+    from matplotlib.collections import PolyCollection
+
+    count = len(timeline.devices)
+    events = [event for own in timeline.devices for event in own]
+    critical = critical_path(timeline)
+    on_path = {event.task for event in critical.path}
+    wide = [event for event in events if event.end_ns > event.start_ns]
+    line = 0.4 if row > TEXT_HEIGHT else 0.15
+    end = timeline.time_ns / scale
+    axes.add_collection(PolyCollection([box(0, end, d, 0.8) for d in range(count)], facecolors=IDLE, gid="idle", zorder=0.5))
+    for kind in ("forward", "backward"):
+        own = [event for event in wide if event.task.kind == kind]
+        boxes = [box(event.start_ns / scale, event.end_ns / scale, event.device, 0.8) for event in own]
+        colours = [_colour(event, count, timeline.work.stages // count) for event in own]
+        axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="white", linewidths=line, gid=kind))
+    messages = [event for event in events if event.start_ns > event.ready_ns]
+    boxes = [box(event.ready_ns / scale, event.start_ns / scale, event.device, 0.22) for event in messages]
+    axes.add_collection(PolyCollection(boxes, facecolors=MESSAGE, linewidths=0, gid="messages"))
+    outlined = [event for event in wide if event.task in on_path]
+    boxes = [box(event.start_ns / scale, event.end_ns / scale, event.device, 0.8) for event in outlined]
+    lengths = sorted(event.end_ns - event.start_ns for event in outlined)
+    points = 72 * inches * lengths[len(lengths) // 2] / scale if lengths else 1.0
+    thick = min(1.3, max(0.35, 0.12 * points))
+    outline: dict[str, Any] = {
+        "facecolors": "none",
+        "edgecolors": PATH,
+        "linewidths": thick,
+        "gid": "critical path",
+        "zorder": 3,
+    }
+    axes.add_collection(PolyCollection(boxes, **outline))
+    _draw_path(axes, critical, scale, thick)
+    if row < TEXT_HEIGHT:
+        return
+    needed = {halves: _inches(_longest(timeline, halves)) for halves in (False, True)}
+    for event in wide:
+        if needed[event.task.half is not None] <= 1.1 * (event.end_ns - event.start_ns) / scale * inches:
+            told = _number(timeline, event)
+            dark = event.task.kind == "forward" and event.task.stage < count
+            style = {"color": "white" if dark else "black", "fontsize": 6.5, "ha": "center", "va": "center", "zorder": 4}
+            axes.text(
+                (event.start_ns + event.end_ns) / 2 / scale, event.device, told, gid=f"number {label(event.task)}", **style
+            )
+
+
+def _draw_path(axes: Any, critical: Critical, scale: float, thick: float) -> None:
+    """A thin line from pass to pass, where the path changes the device."""
+    for before, after in zip(critical.path, critical.path[1:], strict=False):
+        if before.device != after.device:
+            places = [before.device, after.device]
+            axes.plot([before.end_ns / scale, after.start_ns / scale], places, color=PATH, lw=0.6 * thick, zorder=2.9)
+
+
+def box(start: float, end: float, row: int, height: float) -> list[tuple[float, float]]:
+    low, high = row - height / 2, row + height / 2
+    return [(start, low), (end, low), (end, high), (start, high)]
+
+
+def _colour(event: Event, devices: int, chunks: int) -> Any:
+    """Of several stages on a device the later ones lighter."""
+    from matplotlib.colors import to_rgb
+
+    first, last = (FORWARD, LATER_FORWARD) if event.task.kind == "forward" else (BACKWARD, LATER_BACKWARD)
+    share = event.task.stage // devices / max(1, chunks - 1)
+    return tuple((1 - share) * a + share * b for a, b in zip(to_rgb(first), to_rgb(last), strict=True))
+
+
+def _legend(timelines: Sequence[Timeline]) -> dict[str, Any]:
+    from matplotlib.patches import Patch
+
+    found, told = (
+        [Patch(facecolor=FORWARD, label="forward"), Patch(facecolor=BACKWARD, label="backward")],
+        ["numbers: micro-batch"],
+    )
+    if any(timeline.work.stages > len(timeline.devices) for timeline in timelines):
+        found.append(Patch(facecolor=LATER_FORWARD, label="forward, last stage of the device"))
+        found.append(Patch(facecolor=LATER_BACKWARD, label="backward, last stage of the device"))
+        told.append("after the dot, which of the device's stages, from 0")
+    if any(event.task.half is not None for timeline in timelines for own in timeline.devices for event in own):
+        told.append("a and b, its halves")
+    if any(any(timeline.work.transfer_ns) for timeline in timelines):
+        found.append(Patch(facecolor=MESSAGE, label="receiving"))
+    found.append(Patch(facecolor="none", edgecolor=PATH, label="critical path"))
+    return {"handles": found, "title": "; ".join(told), "title_fontsize": 8, "ncols": len(found)}
