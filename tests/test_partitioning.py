@@ -21,12 +21,12 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.models.model import load_model
+from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 
 import trainplan as tp
 from tests.partition_instances import random_partition
 from trainplan.partitioning import degrees_of, possible_degrees
-from trainplan.planning import make_profile
 
 PAPER: dict[str, Any] = {"model": "gpt2-345m", "cluster": "autopipe-3090-16"}
 SMALL: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "sequence": 64}
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"model": "gpt2", "cluster": "cpu-4", "sequence": 64}
 
 def profile_of(rows: int, degree: int = 1) -> Profile:
     cluster = load_cluster(PAPER["cluster"])
-    return make_profile(load_model(PAPER["model"]).fused(), cluster, [rows], [degree], devices=cluster.devices)
+    return obtain_profile(load_model(PAPER["model"]).fused(), cluster, [rows], [degree], devices=cluster.devices)
 
 
 def built(**options: Any) -> Any:

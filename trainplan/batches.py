@@ -11,13 +11,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainplan.formulations.layer_strategies.costs import COST_MODELS, CostModel
-from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
+from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Schedule
 from trainplan.formulations.pipeline.spaces import space, stage_powers
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.obtain import shapes_needed
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.pipeline.galvatron_bmw import MOST_MICRO_BATCHES, ruled_micro_batches

@@ -22,12 +22,13 @@ from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_of, model_of, origin_of, profile_of
 from trainplan.partitioning import degrees_of, partition_instance
 from trainplan.placing import assignment_instance, strategy_instance
-from trainplan.planning import make_profile, micro_batch_counts, runs, stage_counts
+from trainplan.planning import micro_batch_counts, runs, stage_counts
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.imports.galvatron_engine import read_engine_profile
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.registry import problem
 from trainplan.switch_instances import switches_of
@@ -249,7 +250,9 @@ def build(
         chosen = space_of(space or ("full" if takeaway3 else "full-dp-sdp"))
         counts, numbers = stage_counts(origin.devices, pipeline), micro_batch_counts(batch, micro_batches)
         groups = [origin.devices // count for count in counts]
-        found = make_profile(the_model, the_cluster, [batch // m for m in numbers], groups, devices=origin.devices, given=given)
+        found = obtain_profile(
+            the_model, the_cluster, [batch // m for m in numbers], groups, devices=origin.devices, earlier=given
+        )
         return PipelineCosts(found, costs=costs, space=chosen, by_unit=by_unit).instance(
             batch,
             memory_bytes,
@@ -266,7 +269,7 @@ def build(
         raise InputError("command line", "--pipeline", f"is {pipeline}", f"give a power of two up to {origin.devices}")
     part = layer_costs.Stage(pipeline, stage, micro_batches or 1)
     group = origin.devices // pipeline
-    found = make_profile(the_model, the_cluster, [part.samples(batch)], [group], devices=group, given=given)
+    found = obtain_profile(the_model, the_cluster, [part.samples(batch)], [group], devices=group, earlier=given)
     return layer_costs.build(
         found,
         memory_bytes,

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
-from trainplan.formulations.pipeline.costs import divisors
 from trainplan.formulations.pipeline_partition.costs import Degrees, added_ns, build, syncs_ns
 from trainplan.formulations.pipeline_partition.problem import LARGEST_STEP, Instance, Solution, evaluate, load_solution
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.step.timeline import Timeline
-from trainplan.planning import checked_walk, make_profile, runs, stage_times
+from trainplan.planning import checked_walk, runs, stage_times
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import Report
-from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.base.quantities import divisors, plural
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Progress, Unsuited
@@ -145,8 +145,8 @@ def partition_instance(
     known = (model or profile.described_model or profile).tp_degrees(tp) if profile else model.tp_degrees(tp)  # type: ignore[union-attr]
     if tp not in known:
         raise InputError("command line", "--tp", f"is {tp}", f"give one of: {', '.join(map(str, known))}")
-    found = make_profile(
-        model, cluster, rows, [tp], devices=origin.devices, given=profile, measured=measured, progress=measuring
+    found = obtain_profile(
+        model, cluster, rows, [tp], devices=origin.devices, earlier=profile, measured=measured, progress=measuring
     )
     where = cluster.name if cluster else found.cluster
     limit = (memory_bytes or origin.memory_bytes) if within_memory else None

@@ -15,16 +15,17 @@ from trainplan.formulations.cluster_strategy.problem import (
     load_solution,
     shares_of,
 )
-from trainplan.formulations.pipeline.costs import divisors
 from trainplan.formulations.pipeline.spaces import stage_powers
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage
 from trainplan.formulations.stage_assignment import problem as stage_assignment
 from trainplan.formulations.strategies import Paradigm, Strategy
-from trainplan.planning import checked_walk, make_profile, micro_batch_counts, runs, timed
+from trainplan.planning import checked_walk, micro_batch_counts, runs, timed
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import Report
+from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import versions
@@ -65,8 +66,8 @@ def strategy_instance(
     """The cluster-strategy problem of a batch, and the profile that it is made from; options as of
     `cluster_strategy.costs.build`. Raises InputError."""
     sizes, groups = micro_batch_counts(batch, None), stage_powers(cluster.devices)
-    found = make_profile(
-        model, cluster, sizes, groups, devices=cluster.devices, given=profile, measured=measured, progress=measuring
+    found = obtain_profile(
+        model, cluster, sizes, groups, devices=cluster.devices, earlier=profile, measured=measured, progress=measuring
     )
     return costs.build(found, cluster, batch, **options), found
 

@@ -11,7 +11,7 @@ from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.formulations.layer_strategies.costs import COST_MODELS
-from trainplan.formulations.pipeline.costs import PipelineCosts, divisors, shapes_needed
+from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Schedule, Solution, load_solution
 from trainplan.formulations.pipeline.spaces import space, stage_powers
 from trainplan.formulations.pipeline_partition.costs import PlannedWork, planned_work
@@ -19,11 +19,10 @@ from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Sta
 from trainplan.formulations.step.timeline import Work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import Report
+from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.complete import for_shapes
-from trainplan.profiling.estimate import estimate_shapes
-from trainplan.profiling.measure.measure import measure
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Progress
@@ -64,67 +63,6 @@ def runs(model: Model) -> bool:
     return model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
 
 
-def make_profile(
-    model: Model | None,
-    cluster: Cluster | None,
-    sizes: Sequence[int],
-    groups: Sequence[int],
-    *,
-    devices: int,
-    given: Profile | None = None,
-    measured: bool = False,
-    progress: Report | None = None,
-) -> Profile:
-    """The profile to plan with: the given one if it is for this model, else measured on this machine, else estimated.
-
-    sizes: of micro-batches, in samples; groups: devices of a stage; devices: all that the profile is for. What a given or
-    measured profile lacks is completed from what it has. model, cluster: None where the given one says all.
-    """
-    group = max(groups)
-    if given is not None:
-        if model is not None:
-            _check_model(given, model)
-        if cluster is not None:
-            _check_cluster(given, cluster)
-        return for_shapes(given, devices, _shapes((given.described_model or given).tp_degrees(group), groups, sizes))
-    assert model is not None and cluster is not None
-    shapes = _shapes(model.tp_degrees(group), groups, sizes)
-    if not measured:
-        return estimate_shapes(model, cluster, shapes, devices)
-    rows = {tp: [r for t, r in shapes if t == tp] for tp, _ in shapes}
-    ends = sorted({(tp, r) for tp, known in rows.items() for r in (min(known), max(known))})
-    return for_shapes(measure(model, cluster, ends, progress=progress), devices, shapes)
-
-
-def _shapes(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    shapes = shapes_needed(degrees, groups, sizes)
-    if not shapes:
-        fix = f"give a multiple of {max(groups) // max(degrees)}"
-        raise InputError("command line", "--batch", f"gives micro-batches of {max(sizes)} samples, which nothing divides", fix)
-    return shapes
-
-
-def _check_model(given: Profile, model: Model) -> None:
-    if given.dtype != model.dtype:
-        raise InputError("profile", "dtype", f"is {given.dtype!r}", f"measure for {model.dtype!r}")
-    profiled = given.described_model
-    if profiled is None:
-        told = f"is {given.name!r}, imported, whose sub-layers are not those of {model.name!r}"
-        raise InputError("profile", "name", told, "leave --model out and build from the profile alone")
-    if profiled.digest != model.digest:
-        raise InputError("profile", "model", f"is {profiled.name!r}", f"give a profile of {model.name!r}")
-    if profiled.tokens != model.tokens:
-        raise InputError("profile", "model.sequence", f"is {profiled.tokens}", f"measure for {model.tokens}")
-
-
-def _check_cluster(given: Profile, cluster: Cluster) -> None:
-    """A profile's times and links are those of its own cluster."""
-    kinds, known = {kind.name for kind in cluster.used_kinds}, {kind.name for kind in given.device_kinds}
-    if given.cluster != cluster.name or (known and kinds != known):
-        fix = f"give a profile of {cluster.name!r}, or leave --cluster out"
-        raise InputError("profile", "cluster", f"is {given.cluster!r}, of {', '.join(given.kinds)}", fix)
-
-
 def make_plan(
     model: Model,
     cluster: Cluster,
@@ -159,8 +97,8 @@ def make_plan(
         model = model.fused()  # as it will run
     counts, numbers = stage_counts(cluster.devices, pipeline), micro_batch_counts(batch, micro_batches)
     groups, sizes = [cluster.devices // count for count in reversed(counts)], [batch // m for m in numbers]
-    profile = make_profile(
-        model, cluster, sizes, groups, devices=cluster.devices, given=profile, measured=measured, progress=measuring
+    profile = obtain_profile(
+        model, cluster, sizes, groups, devices=cluster.devices, earlier=profile, measured=measured, progress=measuring
     )
     costs = PipelineCosts(profile, costs=COST_MODELS["executed"], space=space(space_name), by_unit=by_unit)
     name = f"{profile.name} on {cluster.name}"

@@ -13,11 +13,12 @@ from trainplan.formulations.plan import Plan, StageTimes
 from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.schedules import Pass, gpipe, in_flight, interleaved, most_sliced, one_f_one_b
 from trainplan.formulations.step.timeline import Timeline, Work, simulate
-from trainplan.planning import make_profile, work_of
+from trainplan.planning import work_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.partition.slicer import algorithm_2, least_sliced
 
@@ -197,8 +198,8 @@ def simulated_plan(
     if profile is not None and profile.model is None:
         raise InputError("profile", "name", f"is {profile.name!r}, imported", f"give a profile of {model.name!r}")
     devices = cluster.devices if cluster else plan.world
-    sources: dict[str, Any] = {"given": profile, "measured": measured, "progress": measuring}
-    found = make_profile(model, cluster, [samples_of(plan)], [plan.stage_size], devices=devices, **sources)
+    sources: dict[str, Any] = {"earlier": profile, "measured": measured, "progress": measuring}
+    found = obtain_profile(model, cluster, [samples_of(plan)], [plan.stage_size], devices=devices, **sources)
     planned = work_of(plan, found, None if cluster is None else cluster.device_kinds)
     name = f"{model.name} on {found.cluster}"
     return simulated(name, planned.work, planned.micro_batches, planned.names, planned.syncs_ns, **options)

@@ -8,7 +8,7 @@ from typing import get_args
 from trainplan.formulations.memory_switches import costs, published
 from trainplan.formulations.memory_switches.problem import Instance, Synchronisation
 from trainplan.inputs import FilePath, batch_of, cluster_of, leave_out, memory_of, model_of, origin_of, profile_of
-from trainplan.planning import make_profile, runs
+from trainplan.planning import runs
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.base.processes import Report
@@ -16,6 +16,7 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.imports import h3t
 from trainplan.profiling.imports.source import Source
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 
 
@@ -107,8 +108,8 @@ def switch_instance(
     if batch < 1:
         raise InputError("command line", "--batch", f"is {batch}", "give at least 1 sample")
     rows = costs.rows_of(batch, origin.devices)
-    found = make_profile(
-        model, cluster, [rows], [1], devices=origin.devices, given=profile, measured=measured, progress=measuring
+    found = obtain_profile(
+        model, cluster, [rows], [1], devices=origin.devices, earlier=profile, measured=measured, progress=measuring
     )
     made = costs.build(
         found,

@@ -20,9 +20,9 @@ from trainplan.formulations.layer_strategies.costs import (
     moved_bytes,
     unit_costs,
 )
-from trainplan.formulations.pipeline.costs import divisors
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import ChainUnit, Profile
 

@@ -28,6 +28,7 @@ from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Inst
 from trainplan.formulations.pipeline.spaces import SPACES, Space
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.profiles import Profile
 
@@ -168,15 +169,3 @@ class PipelineCosts:
                 **(provenance or {}),
             },
         )
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
-
-
-def shapes_needed(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """All (tp, rows on one device) that stages of these numbers of devices can meet with micro-batches of these sizes."""
-    splits = {(tp, group // tp) for group in groups for tp in degrees if group % tp == 0}
-    return sorted({(tp, size // data) for tp, data in splits for size in sizes if size % data == 0})

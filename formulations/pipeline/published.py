@@ -25,12 +25,12 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.pipeline.costs import divisors
 from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, Tables, even_partition, violations
 from trainplan.formulations.pipeline.published_costs import Choice, Costs, Options
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
+from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.imports.galvatron_engine import EngineProfile
 from trainplan.profiling.imports.source import MIB, Foreign
 

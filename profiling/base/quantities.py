@@ -66,3 +66,9 @@ def span(first: str, last: str) -> str:
 def plural(count: int, word: str) -> str:
     """``1 row``, ``2 rows``, ``3 batches``."""
     return f"{count} {word}" + ("" if count == 1 else "es" if word.endswith("ch") else "s")
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]

@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.pipeline.costs import PipelineCosts, shapes_needed
+from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import SCHEDULES, Evaluation, Instance, Schedule, Solution, evaluate
 from trainplan.formulations.pipeline.spaces import SPACES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
+from trainplan.profiling.obtain import shapes_needed
 from trainplan.solvers.chain.galvatron_dp import DEFAULT_LEVELS
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve

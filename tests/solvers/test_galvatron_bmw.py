@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.layer_strategies import problem as layers
-from trainplan.formulations.pipeline.costs import PipelineCosts, shapes_needed
+from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, load, violations
 from trainplan.formulations.pipeline.spaces import SPACES
 from trainplan.formulations.strategies import decision_tree
@@ -20,6 +20,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
+from trainplan.profiling.obtain import shapes_needed
 from trainplan.solvers.chain.galvatron_dp import galvatron_dp
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.galvatron_bmw import (

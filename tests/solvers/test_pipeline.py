@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainplan.formulations.pipeline.costs import PipelineCosts, shapes_needed
+from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, evaluate, load, load_solution, stage_costs
 from trainplan.formulations.pipeline.spaces import SPACES
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
+from trainplan.profiling.obtain import shapes_needed
 from trainplan.solvers.pipeline.memory import explain, least_pipeline_memory
 from trainplan.solvers.pipeline.stage_costs import Solved, StageCosts, undominated
 

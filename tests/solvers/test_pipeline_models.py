@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.formulations.pipeline.costs import PipelineCosts, shapes_needed
+from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, evaluate, load, violations
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
+from trainplan.profiling.obtain import shapes_needed
 from trainplan.solvers.adapters import highs
 from trainplan.solvers.adapters.cpsat import cpsat
 from trainplan.solvers.adapters.highs import milp

@@ -1,0 +1,75 @@
+"""What users may ask of a problem beside model, cluster, batch and memory: named parameters with types and defaults.
+
+A problem lists its parameters once; the command's flags, their help, the check of what was asked for, and the Python keyword
+arguments all come from that list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError, shown
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: its Python name, its type (int, float, str or bool), what it does, its default, and its only values.
+
+    `choices` is empty where every value of the type is possible; `least` is the smallest whole number that is.
+    """
+
+    name: str
+    type: type
+    about: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+
+    @property
+    def flag(self) -> str:
+        """The command's flag, such as `--micro-batches`."""
+        return "--" + self.name.replace("_", "-")
+
+    def check(self, value: Any) -> None:
+        """Raises InputError where the value is not one that the parameter takes."""
+        if value is None:
+            return
+        if self.choices and value not in self.choices:
+            raise InputError("command line", self.flag, f"is {shown(value)}", f"give one of: {', '.join(self.choices)}")
+        if self.type in (int, bool) and (not isinstance(value, int) or (self.type is int and isinstance(value, bool))):
+            raise InputError(
+                "command line",
+                self.flag,
+                f"is {shown(value)}",
+                "give a whole number" if self.type is int else "give true or false",
+            )
+        if self.least is not None and value < self.least:
+            raise InputError("command line", self.flag, f"is {shown(value)}", f"give at least {self.least}")
+
+
+def chosen(parameters: Iterable[Parameter], options: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """The value of every parameter: as asked for in `options`, else its default.
+
+    Raises InputError for an option that `owner` does not have, unless it is None, and for a value that it does not take.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name not in known:
+            flags = ", ".join(parameter.flag for parameter in known.values()) or "none"
+            flag = "--" + name.replace("_", "-")
+            raise InputError("command line", flag, f"is {shown(value)}", f"leave it out: {owner} has {flags}")
+        known[name].check(value)
+    return {name: parameter.default if options.get(name) is None else options[name] for name, parameter in known.items()}
+
+
+PIPELINE = Parameter("pipeline", int, "number of pipeline stages", least=1)
+MICRO_BATCHES = Parameter("micro_batches", int, "number of micro-batches a step", least=1)
+TP = Parameter("tp", int, "tensor-parallel degree of every stage", least=1)
+DP = Parameter("dp", int, "pipelines side by side", least=1)
+RECOMPUTE = Parameter("recompute", bool, "recompute every layer in its backward pass", False)
+IGNORE_MEMORY = Parameter("ignore_memory", bool, "leave the memory limit out", False)
+BY_UNIT = Parameter("by_unit", bool, "decide for every sub-layer, not for every layer", False)

@@ -1,0 +1,194 @@
+"""The protocol of problems: what every planning problem offers, and how the rest of trainplan uses it.
+
+A problem is one folder with one object of a subclass of `Problem`, and one line in `BUILT_IN` (or an entry point
+`trainplan.problems` of another package). Its instances and solutions are its own types. An instance has the attributes
+`problem` (the name), `name`, `provenance` and `digest` (SHA-256 of what the answer depends on), and `to_dict()`.
+
+`tests/formulations/test_conformance.py` holds every problem to this protocol.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, Source
+from trainplan.profiling.base.plugins import attribute, names, plugins
+
+GROUP = "trainplan.problems"
+
+
+class Evaluation(Protocol):
+    """What a solution costs: a whole number to be minimised (nanoseconds), whatever else the problem tells."""
+
+    @property
+    def objective(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows for people: a title, names of columns, and texts. The command, notebooks and pictures read the same rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass
+class Part:
+    """A part of an instance that MILP and CP-SAT state by itself.
+
+    bound: no solution of it is below (infinite where nothing fits); lifted: its solution as one of the whole instance.
+    """
+
+    instance: Any
+    bound: float
+    lifted: Callable[[Any], Any] = lambda solution: solution
+
+
+class Problem(ABC):
+    """One planning problem. Subclasses state it; nothing else in trainplan asks which problem it has before it.
+
+    name: as users write it. record, solution_record: the file formats. parameters: what `instance` reads from
+    `request.options`. cost_model: the name of the costs and of the objective that a claim speaks of. largest: the most
+    solutions that brute force takes.
+    """
+
+    name: ClassVar[str]
+    record: ClassVar[type[Record]]
+    solution_record: ClassVar[type[Record]]
+    parameters: ClassVar[tuple[Parameter, ...]] = ()
+    largest: ClassVar[int] = 2_000_000
+
+    # Files
+
+    @abstractmethod
+    def load(self, source: Source, where: str = "instance") -> Any:
+        """An instance from a file or a dict, which errors call `where`. Raises InputError."""
+
+    @abstractmethod
+    def load_solution(self, source: Source) -> Any:
+        """A solution from a file or a dict. Raises InputError."""
+
+    @abstractmethod
+    def solution_dict(self, solution: Any) -> dict[str, Any]:
+        """A solution in its file format."""
+
+    # Judging
+
+    @abstractmethod
+    def evaluate(self, instance: Any, solution: Any) -> Evaluation:
+        """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
+
+    @abstractmethod
+    def violations(self, instance: Any, solution: Any) -> list[str]:
+        """Every constraint that a solution breaks, in words; empty where it is feasible."""
+
+    @abstractmethod
+    def describe(self, instance: Any, solution: Any) -> dict[str, Any]:
+        """What users see of a solution's costs: `time_ns`, mostly `peak_bytes` and `peak_layer_name`, and the problem's own."""
+
+    @abstractmethod
+    def explain(self, instance: Any) -> Any:
+        """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does."""
+
+    def cost_model(self, instance: Any) -> str:
+        """The name of the costs and the objective that a claim about the instance speaks of."""
+        return str(instance.provenance.get("cost_model", self.name))
+
+    # Memory
+
+    @abstractmethod
+    def memory_bytes(self, instance: Any) -> int | None:
+        """The limit of one device; None without one, or where devices differ."""
+
+    @abstractmethod
+    def with_memory(self, instance: Any, memory_bytes: int) -> Any:
+        """The instance under another limit of every device."""
+
+    # From a request to a plan
+
+    @abstractmethod
+    def instance(self, request: Request) -> Any:
+        """The instance that `build` writes. Raises InputError."""
+
+    def instances(self, request: Request) -> Sequence[Any]:
+        """The instances that planning solves, of which the best counts: by default the one of `instance`. Raises InputError."""
+        return [self.instance(request)]
+
+    def plan(self, instance: Any, solution: Any, request: Request) -> Plan:
+        """The plan of a solution, without prediction and claim. Raises InputError where plans cannot say it."""
+        raise InputError("command line", "problem", f"is {self.name!r}", "which has no plans: give a problem that has")
+
+    # Brute force
+
+    @abstractmethod
+    def count(self, instance: Any) -> int:
+        """The number of solutions that brute force looks at."""
+
+    @abstractmethod
+    def solutions(self, instance: Any) -> Iterator[Any]:
+        """Every solution; or, where the problem compares many at once, the best of each lot that fits.
+
+        None among them is a moment to look at the clock. Only tiny instances are asked for.
+        """
+
+    # Models
+
+    def parts(self, instance: Any, out_of_time: Callable[[], bool]) -> list[Part] | None:
+        """The parts that MILP and CP-SAT state one by one; None where they state the whole instance.
+
+        Raises `solvers.core.search.Unsuited` where they cannot state it.
+        """
+        return None
+
+    # For people
+
+    @abstractmethod
+    def size(self, instance: Any) -> dict[str, int]:
+        """What tells an instance's size: layers, options, stages, devices; and memory_bytes where there is one limit."""
+
+    def tables(self, instance: Any, solution: Any) -> list[Table]:
+        """Tables of a solution that people want to see beside time and memory."""
+        return []
+
+
+BUILT_IN = {
+    "layer-strategies": "trainplan.formulations.layer_strategies.definition:PROBLEM",
+    "pipeline": "trainplan.formulations.pipeline.definition:PROBLEM",
+    "stage-assignment": "trainplan.formulations.stage_assignment.definition:PROBLEM",
+    "pipeline-partition": "trainplan.formulations.pipeline_partition.definition:PROBLEM",
+    "memory-switches": "trainplan.formulations.memory_switches.definition:PROBLEM",
+    "cluster-strategy": "trainplan.formulations.cluster_strategy.definition:PROBLEM",
+}
+
+
+def problem_names() -> list[str]:
+    """The names of all problems, those of plug-ins last."""
+    return names(BUILT_IN, GROUP)
+
+
+@cache
+def problem(name: str) -> Problem:
+    """A problem by name; its modules are imported now. Raises InputError where there is none."""
+    found: Any
+    if name in BUILT_IN:
+        found = attribute(BUILT_IN[name])
+    elif name in plugins(GROUP):
+        found = plugins(GROUP)[name].load()
+    else:
+        raise InputError("command line", "problem", f"is {name!r}", f"give one of: {', '.join(problem_names())}")
+    assert isinstance(found, Problem), f"{name} is no Problem"
+    return found
+
+
+def problem_of(instance: Any) -> Problem:
+    """The problem that an instance is of."""
+    return problem(instance.problem)

@@ -1,0 +1,84 @@
+"""What a user asks for: a model on a cluster with a batch and a memory limit, and the parameters of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profiles import Profile
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, which any problem can turn into instances.
+
+    model, cluster: either may be None where `profile` stands in for it. batch: samples of one step over all devices; None only
+    for problems whose source has its own. memory_bytes: of one device (default: the cluster's, or the profile's);
+    reserve_bytes: how much less of it the solver gets, so that the compiled programs fit. profile: numbers made earlier; else
+    they are measured on this machine where `measured`, else estimated from shapes. options: values of the problem's
+    parameters, checked and complete. report: called with the progress of measuring.
+    """
+
+    model: Model | None
+    cluster: Cluster | None
+    batch: int | None
+    memory_bytes: int | None = None
+    profile: Profile | None = None
+    measured: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reserve_bytes: int = 0
+    report: Report | None = None
+
+    @property
+    def origin(self) -> Cluster | Profile:
+        """Where devices and memory come from. Raises InputError where neither a cluster nor a profile is there."""
+        origin = self.cluster or self.profile
+        if origin is None:
+            raise InputError("command line", "--cluster", "is missing", "give it, or a --profile")
+        return origin
+
+    @property
+    def samples(self) -> int:
+        """The batch. Raises InputError where it is missing or not positive."""
+        if self.batch is None:
+            raise InputError("command line", "--batch", "is missing", "give the samples of one step, over all devices")
+        if not 1 <= self.batch <= 10**9:
+            raise InputError("command line", "--batch", f"is {self.batch}", "give 1 to 1000000000 samples")
+        return self.batch
+
+    @property
+    def limit_bytes(self) -> int:
+        """The memory of one device that a solver may use."""
+        whole = self.origin.memory_bytes if self.memory_bytes is None else self.memory_bytes
+        return max(1, whole - self.reserve_bytes)
+
+    @property
+    def place(self) -> str:
+        """The cluster's name."""
+        return self.cluster.name if self.cluster else self.origin.cluster  # type: ignore[union-attr]
+
+    def with_reserve(self, reserve_bytes: int) -> Request:
+        """The same request with that much less memory for the solver."""
+        return replace(self, reserve_bytes=reserve_bytes)
+
+    def profile_for(self, sizes: Sequence[int], groups: Sequence[int], devices: int | None = None) -> Profile:
+        """The profile with the costs of micro-batches of these sizes (samples) on stages of these numbers of devices.
+
+        devices: all that the profile is for (default: the origin's). Raises InputError.
+        """
+        return obtain_profile(
+            self.model,
+            self.cluster,
+            sizes,
+            groups,
+            devices=self.origin.devices if devices is None else devices,
+            earlier=self.profile,
+            measured=self.measured,
+            progress=self.report,
+        )

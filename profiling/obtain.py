@@ -1,0 +1,82 @@
+"""Profiles to plan with: from an earlier file, from measuring this machine, or from estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.complete import for_shapes
+from trainplan.profiling.estimate import estimate_shapes
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.profiles import Profile
+
+
+def obtain_profile(
+    model: Model | None,
+    cluster: Cluster | None,
+    sizes: Sequence[int],
+    groups: Sequence[int],
+    *,
+    devices: int,
+    earlier: Profile | None = None,
+    measured: bool = False,
+    progress: Report | None = None,
+) -> Profile:
+    """The profile to plan with: the earlier one if it is for this model, else measured on this machine, else estimated.
+
+    sizes: of micro-batches, in samples; groups: devices of a stage; devices: all that the profile is for. What an earlier or
+    measured profile lacks is completed from what it has. model, cluster: None where the earlier one says all.
+    """
+    group = max(groups)
+    if earlier is not None:
+        if model is not None:
+            _check_model(earlier, model)
+        if cluster is not None:
+            _check_cluster(earlier, cluster)
+        return for_shapes(earlier, devices, _shapes((earlier.described_model or earlier).tp_degrees(group), groups, sizes))
+    assert model is not None and cluster is not None
+    shapes = _shapes(model.tp_degrees(group), groups, sizes)
+    if not measured:
+        return estimate_shapes(model, cluster, shapes, devices)
+    from trainplan.profiling.measure.measure import measure  # only where it is asked for
+
+    rows = {tp: [r for t, r in shapes if t == tp] for tp, _ in shapes}
+    ends = sorted({(tp, r) for tp, known in rows.items() for r in (min(known), max(known))})
+    return for_shapes(measure(model, cluster, ends, progress=progress), devices, shapes)
+
+
+def _shapes(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    shapes = shapes_needed(degrees, groups, sizes)
+    if not shapes:
+        fix = f"give a multiple of {max(groups) // max(degrees)}"
+        raise InputError("command line", "--batch", f"gives micro-batches of {max(sizes)} samples, which nothing divides", fix)
+    return shapes
+
+
+def _check_model(earlier: Profile, model: Model) -> None:
+    if earlier.dtype != model.dtype:
+        raise InputError("profile", "dtype", f"is {earlier.dtype!r}", f"measure for {model.dtype!r}")
+    profiled = earlier.described_model
+    if profiled is None:
+        told = f"is {earlier.name!r}, imported, whose sub-layers are not those of {model.name!r}"
+        raise InputError("profile", "name", told, "leave --model out and build from the profile alone")
+    if profiled.digest != model.digest:
+        raise InputError("profile", "model", f"is {profiled.name!r}", f"give a profile of {model.name!r}")
+    if profiled.tokens != model.tokens:
+        raise InputError("profile", "model.sequence", f"is {profiled.tokens}", f"measure for {model.tokens}")
+
+
+def _check_cluster(earlier: Profile, cluster: Cluster) -> None:
+    """A profile's times and links are those of its own cluster."""
+    kinds, known = {kind.name for kind in cluster.used_kinds}, {kind.name for kind in earlier.device_kinds}
+    if earlier.cluster != cluster.name or (known and kinds != known):
+        fix = f"give a profile of {cluster.name!r}, or leave --cluster out"
+        raise InputError("profile", "cluster", f"is {earlier.cluster!r}, of {', '.join(earlier.kinds)}", fix)
+
+
+def shapes_needed(degrees: Sequence[int], groups: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """All (tp, rows on one device) that stages of these numbers of devices can meet with micro-batches of these sizes."""
+    splits = {(tp, group // tp) for group in groups for tp in degrees if group % tp == 0}
+    return sorted({(tp, size // data) for tp, data in splits for size in sizes if size % data == 0})
