@@ -97,3 +97,11 @@ def in_flight(order: Sequence[Pass]) -> int:
         else:
             held.remove(key)
     return most
+
+
+def most_in_flight(schedule: Schedule, stages: int, micro_batches: int, stage: int) -> int:
+    """The most micro-batches in flight on a stage (from 0) of a schedule with one stage on each device.
+
+    A closed form of `in_flight` over the orders of `one_f_one_b` and `gpipe` (asserted in tests/formulations/test_schedules.py).
+    """
+    return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)

@@ -6,7 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainplan.formulations.step.schedules import Pass, gpipe, in_flight, interleaved, is_sliced, most_sliced, one_f_one_b
+from trainplan.formulations.step.schedules import (
+    Pass,
+    gpipe,
+    in_flight,
+    interleaved,
+    is_sliced,
+    most_in_flight,
+    most_sliced,
+    one_f_one_b,
+)
 
 
 def plain(order: list[Pass]) -> str:
@@ -144,3 +153,10 @@ def test_1f1b_and_gpipe_are_torchs_order(p: int, m: int) -> None:
         assert staged(order) == torchs(schedules.ScheduleGPipe._get_pipeline_order(known)[x])
     for x, order in enumerate(one_f_one_b(p, m)[:-1]):
         assert staged(order) == torchs(schedules.Schedule1F1B._get_pipeline_order(known)[x])
+
+
+def test_most_in_flight_is_that_of_the_orders() -> None:
+    for stages, micro_batches in product(range(1, 7), range(1, 9)):
+        for schedule, orders in (("1f1b", one_f_one_b(stages, micro_batches)), ("gpipe", gpipe(stages, micro_batches))):
+            counts = [most_in_flight(schedule, stages, micro_batches, stage) for stage in range(stages)]
+            assert counts == [in_flight(order) for order in orders], (schedule, stages, micro_batches)
