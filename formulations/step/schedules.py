@@ -102,6 +102,7 @@ def in_flight(order: Sequence[Pass]) -> int:
 def most_in_flight(schedule: Schedule, stages: int, micro_batches: int, stage: int) -> int:
     """The most micro-batches in flight on a stage (from 0) of a schedule with one stage on each device.
 
-    A closed form of `in_flight` over the orders of `one_f_one_b` and `gpipe` (asserted in tests/formulations/test_schedules.py).
+    A closed form of `in_flight` over the orders of `one_f_one_b` and `gpipe` (asserted by
+    test_most_in_flight_is_that_of_the_orders).
     """
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
