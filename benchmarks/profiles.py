@@ -4,7 +4,7 @@ Held out: a layer is measured at five sizes; its times and bytes at two of them 
 line through the profiled sizes, as `profiling.complete` draws it) and by hidden size (the roofline calibrated to them).
 Pairs: every shipped model on every shipped cluster becomes an instance.
 
-    python benchmarks/profiles.py [--budget 60] [--json]
+    python -m benchmarks.profiles [--budget 60] [--json]
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from rich.table import Table
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.network import Island
 from trainplan.profiling.complete import complete
-from trainplan.profiling.estimate import Sample, calibrate, estimated_cost
+from trainplan.profiling.estimate import estimated_cost
 from trainplan.profiling.measure.measure import measure
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile, UnitCost
 from trainplan.profiling.shipped import shipped
 
 import trainplan as tp
+from benchmarks.calibration import Sample, calibrate
 
 PARTS = ("attention", "ffn")
 SEEN_ROWS, HELD_ROWS = (1, 4, 16), (2, 8)

@@ -8,20 +8,16 @@ Completed numbers are `estimated`; their spread is the largest relative residual
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.lines import relative_line
-from trainplan.profiling.clusters.cluster import DeviceKind, DtypeName
+from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import estimated_cost
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.profiles import NUMBERS, Number, Profile, UnitCost, needed_shapes, shapes_of
-
-
-def for_group(profile: Profile, group: int, rows: int) -> Profile:
-    """The profile with all that strategies over `group` devices can meet with `rows` samples at once. Raises InputError."""
-    degrees = (profile.described_model or profile).tp_degrees(group)
-    return for_shapes(profile, group, needed_shapes(degrees, group, rows))
+from trainplan.profiling.models.sublayers import DTYPE_BYTES
+from trainplan.profiling.profiles import NUMBERS, Number, Profile, UnitCost, shapes_of
 
 
 def for_shapes(profile: Profile, group: int, shapes: Iterable[tuple[int, int]]) -> Profile:
@@ -36,16 +32,16 @@ def complete(profile: Profile, shapes: Iterable[tuple[int, int]]) -> Profile:
     """The profile with every (tp, rows) of `shapes`. Raises InputError where neither a line nor an estimate is possible."""
     shapes = list(shapes)
     model = profile.described_model
-    known = {(entry.sublayer, entry.device, entry.tp, entry.rows) for entry in profile.costs}
+    profiled = {(entry.sublayer, entry.device, entry.tp, entry.rows) for entry in profile.costs}
     added = []
     for device in profile.kinds:
         for name in profile.shapes:
-            own = [entry for entry in profile.costs if (entry.sublayer, entry.device) == (name, device)]
+            entries = [entry for entry in profile.costs if (entry.sublayer, entry.device) == (name, device)]
             failed = [shape for shape in profile.out_of_memory if (shape.sublayer, shape.device) == (name, device)]
             for tp, rows in shapes:
-                if (name, device, tp, rows) in known:
+                if (name, device, tp, rows) in profiled:
                     continue
-                entry = _completed(profile, model, own, name, device, tp, rows)
+                entry = _completed(profile, model, entries, name, device, tp, rows)
                 too_large = any(shape.rows <= rows and shape.tp >= tp for shape in failed)
                 added.append(_too_large(entry, profile.memory_bytes) if too_large else entry)
     if not added:
@@ -66,26 +62,26 @@ def _too_large(entry: UnitCost, memory_bytes: int) -> UnitCost:
 def _completed(
     profile: Profile,
     model: Model | None,
-    own: Sequence[UnitCost],
+    entries: Sequence[UnitCost],
     name: str,
     device: str,
     tp: int,
     rows: int,
 ) -> UnitCost:
-    same = sorted((entry for entry in own if entry.tp == tp), key=lambda entry: entry.rows)
+    same = sorted((entry for entry in entries if entry.tp == tp), key=lambda entry: entry.rows)
     if len({entry.rows for entry in same}) > 1:
         return same[0].changed(rows=rows, **{n: _on_line(same, n, rows) for n in same[0].numbers})
     if model is None:
         if same:
             factor = rows / same[0].rows
             return same[0].changed(rows=rows, **{n: _scaled(number, factor) for n, number in same[0].numbers.items()})
-        profiled = sorted({entry.tp for entry in own})
+        profiled = sorted({entry.tp for entry in entries})
         raise InputError("profile", f"{name} with tp {tp}", "is missing", f"use tp degrees among {profiled}, or profile it")
     part, kind = model.sublayers[name], _kind(profile, device)
     wanted = estimated_cost(name, part, kind, tp, rows)
-    if not own:
+    if not entries:
         return wanted
-    nearest = min(own, key=lambda entry: (entry.tp != tp, abs(np.log(entry.tp / tp)), abs(np.log(entry.rows / rows))))
+    nearest = min(entries, key=lambda entry: (entry.tp != tp, abs(np.log(entry.tp / tp)), abs(np.log(entry.rows / rows))))
     there = estimated_cost(name, part, kind, nearest.tp, nearest.rows)
     update = {}
     for n in NUMBERS:
@@ -99,7 +95,7 @@ def _kind(profile: Profile, device: str) -> DeviceKind:
     for kind in profile.device_kinds:
         if kind.name == device:
             return kind
-    rates: dict[DtypeName, float] = dict.fromkeys(("float32", "float64", "bfloat16", "float16"), 1e13)
+    rates: Any = dict.fromkeys(DTYPE_BYTES, 1e13)
     return DeviceKind(name=device, memory_bytes=profile.memory_bytes, flops_per_s=rates, memory_bytes_per_s=5e11)
 
 

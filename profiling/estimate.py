@@ -12,10 +12,7 @@ recomputes). AdamW reads four and writes three numbers for each parameter, in ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import exp, log
-from typing import Any
+from collections.abc import Iterable
 
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind
@@ -30,7 +27,6 @@ from trainplan.profiling.profiles import (
     Rate,
     UnitCost,
     chain_of,
-    needed_shapes,
     shapes_of,
 )
 
@@ -63,15 +59,13 @@ def sublayer_ns(part: Sublayer, kind: DeviceKind, rows: int, tp: int) -> tuple[f
 def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: int) -> UnitCost:
     """One entry of a profile. Raises InputError where the device has no rate for the dtype, or the time is absurd."""
     if part.dtype not in kind.flops_per_s:
-        known = ", ".join(kind.flops_per_s)
-        raise InputError(
-            "cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", f"add its rate, or use --dtype of {known}"
-        )
+        fix = f"add its rate, or use --dtype of {', '.join(kind.flops_per_s)}"
+        raise InputError("cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", fix)
     forward, backward = sublayer_ns(part, kind, rows, tp)
     largest = max(part.kept_bytes(rows, tp), part.forward_workspace_bytes(rows, tp), part.backward_workspace_bytes(rows, tp))
     if max(forward, backward) > LONGEST_NS or largest > MOST_BYTES:
-        told = f"with {rows} rows takes {max(forward, backward):.3g} ns and {largest:.3g} bytes"
-        raise InputError("profile", name, told, "give fewer rows (a smaller batch), or a faster device")
+        problem = f"with {rows} rows takes {max(forward, backward):.3g} ns and {largest:.3g} bytes"
+        raise InputError("profile", name, problem, "give fewer rows (a smaller batch), or a faster device")
 
     def number(value: float) -> Number:
         return Number(value=max(0, round(value)), origin="estimated")
@@ -88,11 +82,6 @@ def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: i
         forward_workspace_bytes=number(part.forward_workspace_bytes(rows, tp)),
         backward_workspace_bytes=number(part.backward_workspace_bytes(rows, tp)),
     )
-
-
-def estimate(model: Model, cluster: Cluster, group: int, rows: int) -> Profile:
-    """A profile for all that strategies over `group` devices can meet with `rows` samples at once. Raises InputError."""
-    return estimate_shapes(model, cluster, needed_shapes(model.tp_degrees(group), group, rows), group)
 
 
 def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, int]], group: int | None = None) -> Profile:
@@ -159,55 +148,3 @@ def estimated_host(cluster: Cluster, element_bytes: int) -> HostCosts | None:
 
 def _rate(value: float) -> Rate:
     return Rate(value=value, origin="estimated")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A measured time of a sub-layer: what `calibrate` fits a kind's rates to."""
-
-    part: Sublayer
-    tp: int
-    rows: int
-    forward_ns: float
-    backward_ns: float
-
-
-# Fields that `calibrate` fits, with their bounds.
-FITTED = {"efficiency": (1e-6, 1.0), "memory_bytes_per_s": (1e3, 1e15), "half_size": (0, 2**16), "kernel_ns": (0, 10**8)}
-
-
-def calibrate(kind: DeviceKind, samples: Sequence[Sample]) -> DeviceKind:
-    """The kind with efficiency, memory bandwidth, half size and kernel time fitted to measured times.
-
-    Least squares of the logarithms of predicted over measured times, by coordinate descent with shrinking steps. A peak rate
-    below what some sample reached is raised to it first.
-    """
-    rates = dict(kind.flops_per_s)
-    for sample in samples:
-        reached = 3 * sample.part.forward_flops(sample.rows, sample.tp) / (sample.forward_ns + sample.backward_ns) * 1e9
-        dtype: Any = sample.part.dtype
-        rates[dtype] = max(rates.get(dtype, 0.0), reached)
-
-    def error(candidate: DeviceKind) -> float:
-        found = 0.0
-        for sample in samples:
-            forward, backward = sublayer_ns(sample.part, candidate, sample.rows, sample.tp)
-            found += log(forward / sample.forward_ns) ** 2 + log(backward / sample.backward_ns) ** 2
-        return found
-
-    best = kind.changed(flops_per_s=rates)
-    least, step = error(best), log(2.0)
-    while step > 0.005:
-        improved = False
-        for name, (low, high) in FITTED.items():
-            for sign in (step, -step):
-                old = getattr(best, name)
-                value = old * exp(sign)
-                if name in ("half_size", "kernel_ns"):
-                    value = round(value) if round(value) != old else old + (1 if sign > 0 else -1)
-                candidate = best.changed(**{name: min(high, max(low, value))})
-                if (found := error(candidate)) < least:
-                    best, least, improved = candidate, found, True
-        if not improved:
-            step /= 2
-    return best

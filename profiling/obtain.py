@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.processes import Report
+from trainplan.profiling.base.progress import Report
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.complete import for_shapes
-from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
 
@@ -29,6 +27,9 @@ def obtain_profile(
     sizes: of micro-batches, in samples; groups: devices of a stage; devices: all that the profile is for. What an earlier or
     measured profile lacks is completed from what it has. model, cluster: None where the earlier one says all.
     """
+    # Planning from a file estimates nothing, and only some requests measure: each way loads its own modules.
+    from trainplan.profiling.complete import for_shapes
+
     group = max(groups)
     if earlier is not None:
         if model is not None:
@@ -39,11 +40,13 @@ def obtain_profile(
     assert model is not None and cluster is not None
     shapes = _shapes(model.tp_degrees(group), groups, sizes)
     if not measured:
+        from trainplan.profiling.estimate import estimate_shapes
+
         return estimate_shapes(model, cluster, shapes, devices)
-    from trainplan.profiling.measure.measure import measure  # only where it is asked for
+    from trainplan.profiling.measure.measure import measure
 
     rows = {tp: [r for t, r in shapes if t == tp] for tp, _ in shapes}
-    ends = sorted({(tp, r) for tp, known in rows.items() for r in (min(known), max(known))})
+    ends = sorted({(tp, r) for tp, sizes_of_tp in rows.items() for r in (min(sizes_of_tp), max(sizes_of_tp))})
     return for_shapes(measure(model, cluster, ends, progress=progress), devices, shapes)
 
 
@@ -60,8 +63,8 @@ def _check_model(earlier: Profile, model: Model) -> None:
         raise InputError("profile", "dtype", f"is {earlier.dtype!r}", f"measure for {model.dtype!r}")
     profiled = earlier.described_model
     if profiled is None:
-        told = f"is {earlier.name!r}, imported, whose sub-layers are not those of {model.name!r}"
-        raise InputError("profile", "name", told, "leave --model out and build from the profile alone")
+        problem = f"is {earlier.name!r}, imported, whose sub-layers are not those of {model.name!r}"
+        raise InputError("profile", "name", problem, "leave --model out and build from the profile alone")
     if profiled.digest != model.digest:
         raise InputError("profile", "model", f"is {profiled.name!r}", f"give a profile of {model.name!r}")
     if profiled.tokens != model.tokens:
@@ -70,8 +73,8 @@ def _check_model(earlier: Profile, model: Model) -> None:
 
 def _check_cluster(earlier: Profile, cluster: Cluster) -> None:
     """A profile's times and links are those of its own cluster."""
-    kinds, known = {kind.name for kind in cluster.used_kinds}, {kind.name for kind in earlier.device_kinds}
-    if earlier.cluster != cluster.name or (known and kinds != known):
+    kinds, profiled_kinds = {kind.name for kind in cluster.used_kinds}, {kind.name for kind in earlier.device_kinds}
+    if earlier.cluster != cluster.name or (profiled_kinds and kinds != profiled_kinds):
         fix = f"give a profile of {cluster.name!r}, or leave --cluster out"
         raise InputError("profile", "cluster", f"is {earlier.cluster!r}, of {', '.join(earlier.kinds)}", fix)
 

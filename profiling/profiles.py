@@ -43,7 +43,7 @@ class Rate(Record):
     spread: Share = 0.0
 
 
-class Shard(Record):
+class ShardCounts(Record):
     """One tensor-parallel rank's part of a sub-layer, the largest of them: parameters, those of all ranks alike, output."""
 
     tp: Degree
@@ -65,10 +65,10 @@ class SublayerShape(Record):
     output_bytes: Count
     carried_bytes: Count = 0
     reductions: Annotated[int, Field(ge=0, le=64)] = 1
-    shards: Annotated[list[Shard], Field(min_length=1)]
+    shards: Annotated[list[ShardCounts], Field(min_length=1)]
 
-    def shard(self, tp: int) -> Shard:
-        """Raises KeyError."""
+    def shard(self, tp: int) -> ShardCounts:
+        """The counts of one rank under tensor-parallel degree `tp`. Raises KeyError where they are not profiled."""
         for shard in self.shards:
             if shard.tp == tp:
                 return shard
@@ -104,9 +104,9 @@ class UnitCost(Record):
 
     @property
     def numbers(self) -> dict[str, Number]:
-        """Those that are given, by name."""
-        found = {name: getattr(self, name) for name in (*NUMBERS, "checkpoint_bytes")}
-        return {name: number for name, number in found.items() if number is not None}
+        """The times and bytes of this entry by name, without those that it lacks."""
+        numbers = {name: getattr(self, name) for name in (*NUMBERS, "checkpoint_bytes")}
+        return {name: number for name, number in numbers.items() if number is not None}
 
 
 NUMBERS = (
@@ -181,17 +181,17 @@ class Profile(Record):
             raise InputError("", "network", f"does not reach all {self.devices} devices", "give an island that holds them")
         layer = 0
         for i, unit in enumerate(self.units):
-            if unit.sublayer not in self.shapes:
-                known = ", ".join(self.shapes)
-                raise InputError("", f"units[{i}].sublayer", f"is {unit.sublayer!r}", f"give one of: {known}")
+            self._check_sublayer(f"units[{i}]", unit.sublayer)
             if unit.layer not in (layer, layer + 1) or (i == 0 and unit.layer):
                 raise InputError("", f"units[{i}].layer", f"is {unit.layer}", f"give {layer} or {layer + 1}: layers in order")
             layer = unit.layer
         for i, entry in enumerate(self.costs):
-            if entry.sublayer not in self.shapes:
-                known = ", ".join(self.shapes)
-                raise InputError("", f"costs[{i}].sublayer", f"is {entry.sublayer!r}", f"give one of: {known}")
+            self._check_sublayer(f"costs[{i}]", entry.sublayer)
         return self
+
+    def _check_sublayer(self, place: str, name: str) -> None:
+        if name not in self.shapes:
+            raise InputError("", f"{place}.sublayer", f"is {name!r}", f"give one of: {', '.join(self.shapes)}")
 
     @cached_property
     def described_model(self) -> Model | None:
@@ -200,6 +200,7 @@ class Profile(Record):
 
     @cached_property
     def shapes(self) -> dict[str, SublayerShape]:
+        """The distinct sub-layers by name."""
         return {shape.name: shape for shape in self.sublayers}
 
     @cached_property
@@ -215,20 +216,21 @@ class Profile(Record):
         return tuple(dict.fromkeys(entry.device for entry in self.costs))
 
     def entries(self, sublayer: str, tp: int, rows: int) -> list[UnitCost]:
-        """Costs of one shape, by kind of device."""
+        """The costs of a sub-layer with one degree and number of rows, an entry for each kind of device that has them."""
         return self._table.get((sublayer, tp, rows), [])
 
     def cost(self, sublayer: str, tp: int, rows: int, device: str | None = None) -> UnitCost:
         """Costs of one shape on one kind of device; with several kinds and none named, the largest of each number: a group
         works at the pace of its slowest device. Raises InputError where the profile lacks it."""
-        found = [entry for entry in self.entries(sublayer, tp, rows) if device in (None, entry.device)]
-        if not found:
+        entries = [entry for entry in self.entries(sublayer, tp, rows) if device in (None, entry.device)]
+        if not entries:
             shape = f"{sublayer} with tp {tp} and {rows} rows"
             raise InputError("profile", shape, "is missing", "measure or estimate it for this batch")
-        return slowest(found)
+        return slowest(entries)
 
     @property
     def total_parameters(self) -> int:
+        """Parameters of the whole model: a tied head's matrix counts once."""
         counts = {name: shape.shard(min(s.tp for s in shape.shards)).parameters for name, shape in self.shapes.items()}
         return sum(counts[unit.sublayer] for unit in self.units) - self.tied_parameters
 
@@ -244,12 +246,13 @@ class Profile(Record):
 
     @property
     def links_origin(self) -> str:
+        """Where the links come from: `measured`, `estimated`, `imported`, or several of them."""
         origins = {island.origin for island in self.network.islands} or {"estimated"}
         return "+".join(sorted(origins))
 
 
 def slowest(entries: Sequence[UnitCost]) -> UnitCost:
-    """The largest of each number."""
+    """Of several costs of one sub-layer the largest of each number, where all of them have it."""
     if len(entries) == 1:
         return entries[0]
     names = [name for name in entries[0].numbers if all(name in entry.numbers for entry in entries)]
@@ -260,10 +263,10 @@ def slowest(entries: Sequence[UnitCost]) -> UnitCost:
 
 def shapes_of(model: Model, degrees: Iterable[int]) -> list[SublayerShape]:
     """The exact counts of a model's distinct sub-layers, for the tensor-parallel degrees that it can be split into."""
-    found = []
+    shapes = []
     for name, part in model.sublayers.items():
         shards = [
-            Shard(
+            ShardCounts(
                 tp=tp,
                 parameters=max(part.parameter_count(tp, index) for index in {0, tp - 1}),
                 replicated_parameters=part.replicated_count,
@@ -271,7 +274,7 @@ def shapes_of(model: Model, degrees: Iterable[int]) -> list[SublayerShape]:
             )
             for tp in degrees
         ]
-        found.append(
+        shapes.append(
             SublayerShape(
                 name=name,
                 kind=part.kind,
@@ -282,19 +285,12 @@ def shapes_of(model: Model, degrees: Iterable[int]) -> list[SublayerShape]:
                 shards=shards,
             )
         )
-    return found
+    return shapes
 
 
 def chain_of(model: Model) -> list[ChainUnit]:
+    """The units of a model as a profile lists them."""
     return [ChainUnit(name=unit.name, layer=unit.layer, sublayer=model.key_of(unit)) for unit in model.units]
-
-
-def needed_shapes(degrees: Sequence[int], group: int, rows: int) -> list[tuple[int, int]]:
-    """All (tp, rows on one device) that strategies over `group` devices can meet with `rows` samples at once."""
-    shapes = [(tp, rows // (group // tp)) for tp in degrees if group % tp == 0 and rows % (group // tp) == 0]
-    if not shapes:
-        raise InputError("command line", "--batch", f"is {rows}", f"give a multiple of {group // max(degrees)}")
-    return shapes
 
 
 def load_profile(source: str | os.PathLike[str]) -> Profile:

@@ -28,10 +28,10 @@ def locate(kind: Literal["models", "clusters"], name: str, option: str, otherwis
 
     option: the command's option that the name came with. otherwise: what a file given in its place is called.
     """
-    known = _files(kind)
-    if name in known:
-        return known[name]
+    files = _files(kind)
+    if name in files:
+        return files[name]
     if not os.path.exists(name):
-        names = ", ".join(sorted(known))
+        names = ", ".join(sorted(files))
         raise InputError("command line", option, f"is {name!r}", f"give {otherwise} or one of: {names}")
     return name

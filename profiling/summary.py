@@ -27,14 +27,17 @@ class LayerSummary:
 
     @property
     def time_ns(self) -> int:
+        """Forward and backward pass together."""
         return self.forward_ns + self.backward_ns
 
     @property
     def activation_bytes(self) -> int:
+        """What the unit leaves for the backward pass: its input and kept bytes."""
         return self.input_bytes + self.kept_bytes
 
     @property
     def memory_bytes(self) -> int:
+        """Bytes of activations and model states together."""
         return self.activation_bytes + self.state_bytes
 
 
@@ -42,11 +45,11 @@ def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> 
     """Every unit with tensor-parallel degree `tp` and `rows` samples at once. Raises InputError where a number is missing."""
     if device is not None and device not in profile.kinds:
         raise InputError("command line", "--kind", f"is {device!r}", f"give one of: {', '.join(profile.kinds)}")
-    found = []
+    summaries = []
     for unit in profile.units:
         shape, entry = profile.shapes[unit.sublayer], profile.cost(unit.sublayer, tp, rows, device)
         shard = shape.shard(tp)
-        found.append(
+        summaries.append(
             LayerSummary(
                 name=unit.name,
                 layer=unit.layer,
@@ -61,10 +64,11 @@ def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> 
                 spread=max(entry.forward_ns.spread, entry.backward_ns.spread),
             )
         )
-    return found
+    return summaries
 
 
 def origins(entry: UnitCost) -> tuple[str, ...]:
+    """Where the times and bytes of an entry come from, each origin once."""
     return tuple(sorted({entry.forward_ns.origin, entry.backward_ns.origin, entry.kept_bytes.origin}))
 
 

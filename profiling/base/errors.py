@@ -16,8 +16,12 @@ class InputError(ValueError):
 
     def __init__(self, where: str, field: str, problem: str, fix: str) -> None:
         self.where, self.field, self.problem, self.fix = where, field, problem, fix
-        told = f"{where}: {field + ' ' if field else ''}{problem}; {fix}"
-        super().__init__(" ".join(told.splitlines()))
+        text = f"{where}: {field + ' ' if field else ''}{problem}; {fix}"
+        super().__init__(" ".join(text.splitlines()))
+
+
+class Unsuited(InputError):
+    """The instance is larger than a method takes, or of another kind; `compare` passes such a method over."""
 
 
 class MissingExtra(ImportError):

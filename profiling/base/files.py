@@ -15,7 +15,6 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
-from trainplan.profiling.base.yaml_files import yaml_value
 
 LARGEST_FILE_BYTES = 100 * 2**20
 
@@ -25,7 +24,7 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 class Record(BaseModel):
     """Base of every public file format: unknown fields are refused, numbers are never coerced."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     def changed(self, **fields: Any) -> Self:
         """A checked copy with some fields replaced. (pydantic's own copy checks nothing and keeps what was cached.)
@@ -66,7 +65,11 @@ def read_data(path: str | os.PathLike[str]) -> Any:
     if not text.strip():
         raise InputError(where, "", "is empty", f"give a {language} object")
     try:
-        return yaml_value(text, where) if language == "YAML" else _json_value(text, where)
+        if language == "JSON":
+            return _json_value(text, where)
+        from trainplan.profiling.base.yaml_files import yaml_value  # many runs read no YAML
+
+        return yaml_value(text, where)
     except InputError:
         raise
     except ValueError:
@@ -77,12 +80,12 @@ def read_data(path: str | os.PathLike[str]) -> Any:
 
 def _json_value(text: str, where: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise InputError(where, twice, "is given twice in one object", "give it once")
-        return found
+        return fields
 
     try:
         return json.loads(text, object_pairs_hook=unique)
@@ -110,7 +113,7 @@ def parse(source: Source, record: type[RecordType], where: str | None = None) ->
 
 
 def as_input_error(error: ValidationError, where: str) -> InputError:
-    """The first fault of a record, in one line."""
+    """A failed validation as one line about the record's first fault."""
     first = error.errors(include_url=False)[0]
     field = field_path(first["loc"])
     if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
@@ -183,9 +186,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 def check_different(*paths: str | os.PathLike[str] | None) -> None:
     """Raises InputError where two of the outputs are one file."""
-    found = [os.path.realpath(path) for path in paths if path is not None]
-    for path in found:
-        if found.count(path) > 1:
+    targets = [os.path.realpath(path) for path in paths if path is not None]
+    for path in targets:
+        if targets.count(path) > 1:
             raise InputError(path, "", "is named for two outputs", "give each a file of its own")
 
 

@@ -15,6 +15,12 @@ def relative_line(x: Any, y: Any, scale: Any) -> tuple[float, float]:
     return float(a), float(b)
 
 
+def fitted_link(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """The link that (bytes, seconds) of single steps show: its bandwidth, latency, and the fit's largest relative error."""
+    alpha, beta, error = fit_line(points)
+    return {"bandwidth_bytes_per_s": 1 / max(beta, 1e-15), "latency_ns": round(alpha * 1e9), "error": error}
+
+
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """(alpha, beta, error) of y = alpha + beta x with least relative squares; alpha, beta >= 0; error: largest relative one."""
     x, y = np.array([p[0] for p in points]), np.array([p[1] for p in points])

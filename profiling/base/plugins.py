@@ -6,16 +6,20 @@ A package extends trainplan by entry points of the groups `trainplan.problems`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @cache
 def plugins(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name, of all installed packages."""
+    from importlib.metadata import entry_points  # slow to import, and needed only once a name is not built in
+
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
@@ -25,7 +29,14 @@ def attribute(target: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def load_named(name: str, built_in: Mapping[str, str], group: str) -> Any:
+    """What a name stands for: trainplan's own by its target, else a plug-in of the group; None where there is neither."""
+    if name in built_in:
+        return attribute(built_in[name])
+    return plugins(group)[name].load() if name in plugins(group) else None
+
+
 def names(built_in: Iterable[str], group: str) -> list[str]:
     """The names that come with trainplan, and those of plug-ins behind them."""
-    own = list(built_in)
-    return own + sorted(set(plugins(group)) - set(own))
+    first = list(built_in)
+    return first + sorted(set(plugins(group)) - set(first))

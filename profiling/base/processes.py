@@ -13,13 +13,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainplan.profiling.base.progress import Report
+
 ENDED = b"ended"
-Report = Callable[[dict[str, Any]], None]
 
 
 class WorkerError(RuntimeError):

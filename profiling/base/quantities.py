@@ -69,6 +69,6 @@ def plural(count: int, word: str) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, ascending."""
+    """All divisors of a number, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]

@@ -98,13 +98,14 @@ class Cluster(Record):
             first, size = island.first or 0, island.devices
             ends = range(first, self.devices + 1, size) if island.first is None else (first, first + size)
             if any(end not in starts for end in ends):
-                told = f"is {size} devices" + (f" from {first}" if first else "")
-                raise InputError("", f"islands[{i}]", told, "give whole nodes, or the first device of whole nodes as well")
+                problem = f"is {size} devices" + (f" from {first}" if first else "")
+                raise InputError("", f"islands[{i}]", problem, "give whole nodes, or the first device of whole nodes as well")
         _check_nested(self.islands, self.devices, "islands", optional=one_node)
         return self
 
     @cached_property
     def devices(self) -> int:
+        """The number of devices of all nodes."""
         return sum(node.count * node.devices for node in self.nodes)
 
     @cached_property
@@ -118,7 +119,7 @@ class Cluster(Record):
 
     @property
     def device_kinds(self) -> list[str]:
-        """Name of the kind of every device."""
+        """The name of every device's kind, by the devices' numbers."""
         return [node.kind for node in self.nodes for _ in range(node.count * node.devices)]
 
     def node_of(self, rank: int) -> Nodes:
@@ -130,6 +131,7 @@ class Cluster(Record):
         raise IndexError(f"the cluster has {self.devices} devices")
 
     def kind_of(self, rank: int) -> DeviceKind:
+        """The kind of one device, by its number. Raises IndexError."""
         return self._kinds[self.node_of(rank).kind]
 
     @property
@@ -167,8 +169,8 @@ def _check_nested(islands: list[Island], devices: int, field: str, optional: boo
     for (_, smaller), (i, larger) in pairwise(tiling):
         same = larger.devices == smaller.devices and larger.operation != smaller.operation
         if not same and (larger.devices <= smaller.devices or larger.devices % smaller.devices):
-            told = f"is {larger.devices} after {smaller.devices}"
-            raise InputError("", f"{field}[{i}].devices", told, "nest them, smallest first")
+            problem = f"is {larger.devices} after {smaller.devices}"
+            raise InputError("", f"{field}[{i}].devices", problem, "nest them, smallest first")
     if not islands:
         if optional:
             return
@@ -180,8 +182,8 @@ def _check_nested(islands: list[Island], devices: int, field: str, optional: boo
         raise InputError("", f"{field}[{last}].operation", f"is {largest.operation!r}", "leave it out: it must serve all")
     for i, island in enumerate(islands):
         if (island.first or 0) + island.devices > devices:
-            told = f"is {island.first}, so that the island ends beyond the {devices} devices"
-            raise InputError("", f"{field}[{i}].first", told, f"give at most {devices - island.devices}")
+            problem = f"is {island.first}, so that the island ends beyond the {devices} devices"
+            raise InputError("", f"{field}[{i}].first", problem, f"give at most {devices - island.devices}")
 
 
 def load_cluster(source: str | os.PathLike[str]) -> Cluster:

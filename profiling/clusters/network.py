@@ -43,6 +43,7 @@ class Island(Link):
     error: Share = 0.0
 
     def holds(self, lowest: int, highest: int) -> bool:
+        """Whether the devices `lowest` to `highest` are all within one such island."""
         if self.first is None:
             return lowest // self.devices == highest // self.devices
         return self.first <= lowest and highest < self.first + self.devices
@@ -77,6 +78,7 @@ class Matrix(Record):
         return self
 
     def link(self, ranks: Sequence[int]) -> Link:
+        """The slowest of the links between any two of these devices: the least bandwidth and the largest latency."""
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         table = self.latencies_ns
         return Link(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.imports import galvatron, h3t, piper
 from trainplan.profiling.imports.source import Options, Source
 from trainplan.profiling.profiles import Profile
 
 Reader = Callable[[Sequence[Source], Options], Profile]
-FORMATS = {"galvatron": galvatron, "piper": piper, "h3t": h3t}
+FORMATS = {name: f"{__name__}.{name}" for name in ("galvatron", "piper", "h3t")}
 
 
 def import_profile(
@@ -40,14 +40,14 @@ def import_profile(
     if format is not None and format not in FORMATS:
         raise InputError("command line", "--format", f"is {shown(format)}", f"give one of: {', '.join(FORMATS)}")
     sources = [_read(os.fspath(path)) for path in paths]
-    found = [_recognised(source) for source in sources]
-    for source, own in zip(sources, found, strict=True):
-        if own != (format or found[0]):
-            wanted = format or f"{found[0]}, as {paths[0]} is"
-            raise InputError(source.path, "", f"is a file of {own}, not of {wanted}", "give files of one format")
-    module = FORMATS[found[0]]
+    formats = [_recognised(source) for source in sources]
+    for source, recognised in zip(sources, formats, strict=True):
+        if recognised != (format or formats[0]):
+            wanted = format or f"{formats[0]}, as {paths[0]} is"
+            raise source.fail("", f"is a file of {recognised}, not of {wanted}", "give files of one format")
+    module = import_module(FORMATS[formats[0]])
     options = Options(cluster, layers, sequence, hidden_size, rows, memory_bytes, name)
-    options.check(found[0], module.OPTIONS)
+    options.check(formats[0], module.OPTIONS)
     read: Reader = module.read
     return read(sources, options)
 
@@ -62,10 +62,10 @@ def _read(path: str) -> Source:
 
 
 def _recognised(source: Source) -> str:
-    for name, module in FORMATS.items():
-        if module.recognises(source.data):
+    for name, target in FORMATS.items():
+        if import_module(target).recognises(source.data):
             return name
     if source.data.get("format") == "trainplan-profile":
-        raise InputError(source.path, "", "is a profile of trainplan already", "load it as it is")
+        raise source.fail("", "is a profile of trainplan already", "load it as it is")
     keys = ", ".join(shown(key) for key in list(source.data)[:3]) or "none"
-    raise InputError(source.path, "", f"is of no known format (its first keys: {keys})", f"give one of: {', '.join(FORMATS)}")
+    raise source.fail("", f"is of no known format (its first keys: {keys})", f"give one of: {', '.join(FORMATS)}")

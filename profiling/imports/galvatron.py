@@ -29,7 +29,7 @@ from trainplan.profiling.imports.galvatron_blocks import BLOCK, STATE_COPIES
 from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, P2P, TIMES, islands
 from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, SUMMARY, Memory, read_memory, sequences
 from trainplan.profiling.imports.galvatron_times import TIME, TOTAL, Times, read_times
-from trainplan.profiling.imports.source import Options, Source, cost, finished, number, rate
+from trainplan.profiling.imports.source import Options, Source, cost, finished, number, rate, shape
 from trainplan.profiling.profiles import Profile
 
 OPTIONS = ("layers", "sequence", "hidden_size", "memory_bytes")
@@ -52,6 +52,7 @@ LINKS = ("allreduce", "p2p", "sp_time")
 
 
 def recognises(data: dict[str, Any]) -> bool:
+    """Whether an object, read from a file, is one of Galvatron's files."""
     return bool(_kind(data))
 
 
@@ -66,7 +67,7 @@ def _kind(data: dict[str, Any]) -> str:
 
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
-    """Raises InputError."""
+    """The profile of one model's Galvatron files. Raises InputError."""
     files = files_by_kind(sources)
     times = files["computation"]
     layers, hidden = options.needed(times, "layers", 24), hidden_size_of(options, times)
@@ -79,53 +80,52 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
     precision = next((name for name in DTYPES if f"_{name}_" in f"{times.stem}_"), "bf16")
     dtype, element_bytes = DTYPES[precision]
     hidden_bytes = sequence * hidden * element_bytes
-    units = [{"name": "embedding", "layer": 0, "sublayer": "embedding"}]
-    units += [{"name": f"layer-{i}", "layer": i + 1, "sublayer": "layer"} for i in range(layers)]
-    units += [{"name": "head", "layer": layers + 1, "sublayer": "head"}]
+    names = ["embedding", *(f"layer-{i}" for i in range(layers)), "head"]
+    units = [{"name": name, "layer": i, "sublayer": name.partition("-")[0]} for i, name in enumerate(names)]
     slowdowns = _overlap(files["overlap"]) if "overlap" in files else {}
     return finished(
         sources,
         "Hetu-Galvatron",
+        options,
         {
-            "name": options.name or re.sub(rf"computation_profiling_({'|'.join(DTYPES)})_", "", times.stem),
+            "name": re.sub(rf"computation_profiling_({'|'.join(DTYPES)})_", "", times.stem),
             "dtype": dtype,
             "parameter_bytes": element_bytes,
             "state_bytes_per_parameter": STATE_BYTES_PER_PARAMETER,
             "units": units,
             "sublayers": _shapes(memory, sequence, hidden_bytes),
-            "cluster": options.cluster.name if options.cluster else f"{devices} devices of Galvatron",
             "devices": devices,
             "memory_bytes": options.memory(times),
             "network": network,
-            "optimizer_ns_per_parameter": rate(0) | {"origin": "estimated"},  # not in the files
             "costs": _costs(memory, table.get(sequence) or table[0], sequence, hidden_bytes, options.device),
             **slowdowns,
         },
         sequence=sequence,
         layers=layers,
-        memory=memory.told,
+        memory=memory.origin,
         optimizer="not in the files, so 0",
     )
 
 
 def files_by_kind(sources: Sequence[Source]) -> dict[str, Source]:
-    """By kind; times and memory are among them. Raises InputError."""
+    """The files by their kind, such as `computation`; times and memory must be among them. Raises InputError."""
     files: dict[str, Source] = {}
     for source in sources:
         kind = _kind(source.data)
         if kind == "plan":
             fix = f"leave it out, and give {NAMES['computation']} and {NAMES['memory']}"
-            raise InputError(source.path, "", "is a plan that Galvatron's search found, not a profile", fix)
+            raise source.fail("", "is a plan that Galvatron's search found, not a profile", fix)
         if kind in files:
-            raise InputError(source.path, "", f"is of the same kind as {files[kind].path}", "give one of each kind")
+            raise source.fail("", f"is of the same kind as {files[kind].path}", "give one of each kind")
         files[kind] = source
     for kind, name in NAMES.items():
         if kind not in files:
-            raise InputError(sources[0].path, "", f"comes without {name}", "give that file as well")
+            raise sources[0].fail("", f"comes without {name}", "give that file as well")
     return files
 
 
 def hidden_size_of(options: Options, times: Source) -> int:
+    """The hidden size: as given, else as in the name of the file of times. Raises InputError."""
     named = re.search(r"hidden(\d{1,6})(?!\d)", times.stem)
     if options.hidden_size is None and named and int(named[1]):
         return int(named[1])
@@ -137,36 +137,36 @@ def _links(files: dict[str, Source], options: Options, times: Source) -> tuple[A
     cluster = options.cluster
     hardware = {kind: files[kind] for kind in LINKS if kind in files}
     if not hardware and cluster is None:
-        raise InputError(times.path, "", "says nothing of links", "add allreduce_bandwidth_*.json, or give a cluster")
+        raise times.fail("", "says nothing of links", "add allreduce_bandwidth_*.json, or give a cluster")
     if not hardware and cluster is not None:
         return cluster.network, cluster.devices
-    found, devices = islands(hardware, cluster)
+    measured, devices = islands(hardware, cluster)
     if cluster is not None and cluster.devices != devices:
-        told = f"is of {devices} devices, but cluster {cluster.name!r} has {cluster.devices}"
-        raise InputError(next(iter(hardware.values())).path, "", told, "give files and cluster of one size")
-    return {"islands": found}, devices
+        problem = f"is of {devices} devices, but cluster {cluster.name!r} has {cluster.devices}"
+        raise next(iter(hardware.values())).fail("", problem, "give files and cluster of one size")
+    return {"islands": measured}, devices
 
 
 def sequence_of(options: Options, times: Source, memory: Source, table: Mapping[int, Any]) -> int:
-    """The one that was asked for, or the only one that both files have. Raises InputError."""
+    """The sequence length that was asked for, or the only one that both files have. Raises InputError."""
     timed, sized = set(table), sequences(memory)
     both = sized if timed == {0} else timed if sized == {0} else timed & sized
-    told = ", ".join(map(str, sorted(both - {0})))
+    lengths = ", ".join(map(str, sorted(both - {0})))
     if options.sequence is not None and (options.sequence in both or both == {0}):
         return options.sequence
     if options.sequence is not None:
-        raise InputError("command line", "--sequence", f"is {options.sequence}", f"give one of: {told or 'none is in both'}")
+        raise InputError("command line", "--sequence", f"is {options.sequence}", f"give one of: {lengths or 'none is in both'}")
     if len(both) == 1 and both != {0}:
         return both.pop()
     if not both:
-        raise InputError(memory.path, "", f"has no sequence length of {times.path}", "give files of one profile")
-    raise InputError(times.path, "", f"has the sequence lengths {told or '(not told)'}", "say which one with --sequence")
+        raise memory.fail("", f"has no sequence length of {times.path}", "give files of one profile")
+    raise times.fail("", f"has the sequence lengths {lengths or '(not told)'}", "say which one with --sequence")
 
 
 def _overlap(source: Source) -> dict[str, Any]:
     value = number(source, "overlap_coe", source.data["overlap_coe"], 10)
     if value < 1:
-        raise InputError(source.path, "overlap_coe", f"is {value}", "give a slowdown of at least 1")
+        raise source.fail("overlap_coe", f"is {value}", "give a slowdown of at least 1")
     return {"compute_slowdown": rate(value), "communication_slowdown": rate(value)}
 
 
@@ -176,25 +176,17 @@ def _shapes(memory: Memory, sequence: int, hidden_bytes: int) -> list[dict[str, 
     embedding = {tp: round(count * memory.state_share) for tp, count in ends.items()}
     head = {tp: round(count) - embedding[tp] for tp, count in ends.items()}
     layer = {tp: round(memory.parameters / tp) for tp in memory.degrees}
-
-    def shape(kind: str, input_bytes: int, output_bytes: int, reductions: int, parameters: dict[int, int]) -> dict[str, Any]:
-        shards = [
-            {"tp": tp, "parameters": count, "replicated_parameters": 0, "output_bytes": output_bytes}
-            for tp, count in parameters.items()
-        ]
-        place = {"name": kind, "kind": kind, "tokens": sequence, "input_bytes": input_bytes, "output_bytes": output_bytes}
-        return place | {"reductions": reductions, "shards": shards}
-
-    return [
-        shape("embedding", sequence * TOKEN_BYTES, hidden_bytes, 1, embedding),
-        shape("layer", hidden_bytes, hidden_bytes, 2, layer),
-        shape("head", hidden_bytes, 0, 1, head),
+    parts = [
+        shape("embedding", sequence * TOKEN_BYTES, hidden_bytes, embedding, tokens=sequence),
+        shape("layer", hidden_bytes, hidden_bytes, layer, tokens=sequence, reductions=2),
+        shape("head", hidden_bytes, 0, head, tokens=sequence),
     ]
+    return [{"name": part["kind"], **part} for part in parts]
 
 
 def _costs(memory: Memory, times: Mapping[int, Times], sequence: int, hidden_bytes: int, device: str) -> list[Any]:
     """Those of all profiled batches at all degrees. A time without a batch is that of one sample."""
-    found = []
+    costs = []
     for tp in memory.degrees:
         activation_bytes = memory.activation_bytes[tp]
         kept_bytes = {
@@ -208,5 +200,5 @@ def _costs(memory: Memory, times: Mapping[int, Times], sequence: int, hidden_byt
             for name, kept in kept_bytes.items():
                 ns = samples * 1e6 * (time.layer_ms if name == "layer" else time.other_ms / 2)
                 more = {"checkpoint_bytes": rows * memory.checkpoint_bytes} if name == "layer" else {}
-                found.append(cost(name, device, tp, rows, ns, BACKWARD * ns, rows * max(0.0, kept), **more))
-    return found
+                costs.append(cost(name, device, tp, rows, ns, BACKWARD * ns, rows * max(0.0, kept), **more))
+    return costs

@@ -11,8 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.lines import fit_line
+from trainplan.profiling.base.lines import fitted_link
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import PHASES
@@ -42,24 +41,24 @@ def islands(files: dict[str, Source], cluster: Cluster | None) -> tuple[Islands,
     fitted = _fits(files["sp_time"]) if "sp_time" in files else {}
     world = max([world, *(size for size, _ in fitted)])
     if "allreduce" in files and world not in general:
-        told = f"has groups of {world} devices, more than {files['allreduce'].path}"
-        raise InputError(files["sp_time"].path, "", told, "give files of one cluster")
-    found: Islands = []
+        problem = f"has groups of {world} devices, more than {files['allreduce'].path}"
+        raise files["sp_time"].fail("", problem, "give files of one cluster")
+    links: Islands = []
     for size in sorted(set(general) | {size for size, _ in fitted}):
         place = {key: value for key, value in general.get(size, {}).items() if key in ("shared_by", "node_bytes_per_s")}
         for operation in PHASES:
             if (size, operation) in fitted:
-                found.append({**place, **fitted[size, operation], "devices": size, "operation": operation})
+                links.append({**place, **fitted[size, operation], "devices": size, "operation": operation})
         if (size, "all-reduce") in fitted:
-            found.append({**place, **fitted[size, "all-reduce"], "devices": size})
+            links.append({**place, **fitted[size, "all-reduce"], "devices": size})
         elif size in general:
-            found.append({**general[size], "devices": size})
-    if "p2p" in files and found:
-        found += _point_to_point(files["p2p"], world, nodes, general)
-    if not found:
+            links.append({**general[size], "devices": size})
+    if "p2p" in files and links:
+        links += _point_to_point(files["p2p"], world, nodes, general)
+    if not links:
         source = next(iter(files.values()))
-        raise InputError(source.path, "", "comes without all-reduce bandwidths", "add allreduce_bandwidth_*.json")
-    return sorted(found, key=lambda island: int(island["devices"])), world
+        raise source.fail("", "comes without all-reduce bandwidths", "add allreduce_bandwidth_*.json")
+    return sorted(links, key=lambda island: int(island["devices"])), world
 
 
 def _all_reduces(source: Source, cluster: Cluster | None) -> tuple[dict[int, dict[str, Any]], int, int]:
@@ -71,28 +70,28 @@ def _all_reduces(source: Source, cluster: Cluster | None) -> tuple[dict[int, dic
         size = _size(source, key, match[1])
         (consecutive if match[2] == "1" else strided)[size] = GIGA * number(source, key, value, MOST_GB_PER_S, SMALLEST)
     if not consecutive:
-        raise InputError(source.path, "", "has no consecutive groups", "add allreduce_size_<n>_consec_1")
+        raise source.fail("", "has no consecutive groups", "add allreduce_size_<n>_consec_1")
     world = max(consecutive)
     if too_large := [size for size in strided if size >= world]:
         field = f"allreduce_size_{too_large[0]}_consec_0"
-        raise InputError(source.path, field, f"is of {too_large[0]} among {world} devices", "add the group of all devices")
+        raise source.fail(field, f"is of {too_large[0]} among {world} devices", "add the group of all devices")
     nodes = _nodes(source, world, cluster)
     node = world // nodes
-    found: dict[int, dict[str, Any]] = {}
+    links: dict[int, dict[str, Any]] = {}
     for size, bandwidth in sorted(consecutive.items()):
-        found[size] = {"bandwidth_bytes_per_s": bandwidth, "origin": "imported"}
+        links[size] = {"bandwidth_bytes_per_s": bandwidth, "origin": "imported"}
         if size > node:
-            found[size]["shared_by"] = node
+            links[size]["shared_by"] = node
     if nodes == 1:
-        found[world] |= _middle([consecutive[world], *strided.values()], "bandwidth_bytes_per_s")
+        links[world] |= _middle([consecutive[world], *strided.values()], "bandwidth_bytes_per_s")
     elif strided:
         # What the node's cards send together, by how many of its devices are in a group.
         parts = {size: max(1, size // nodes) / node for size in strided}
         shared = _middle([strided[size] / part for size, part in parts.items()], "node_bytes_per_s")
-        told = [min(consecutive[world], shared["node_bytes_per_s"] * part) for part in parts.values()]
-        error = max(abs(measured / mine - 1) for measured, mine in zip(strided.values(), told, strict=True))
-        found[world] |= shared | {"error": round(error, 4)}
-    return found, world, nodes
+        predicted = [min(consecutive[world], shared["node_bytes_per_s"] * part) for part in parts.values()]
+        error = max(abs(measured / expected - 1) for measured, expected in zip(strided.values(), predicted, strict=True))
+        links[world] |= shared | {"error": round(error, 4)}
+    return links, world, nodes
 
 
 def _nodes(source: Source, world: int, cluster: Cluster | None) -> int:
@@ -100,8 +99,8 @@ def _nodes(source: Source, world: int, cluster: Cluster | None) -> int:
     if match := NODES.search(source.stem):
         nodes, each = int(match[1]), int(match[2])
         if nodes * each != world:
-            told = f"has groups of up to {world} devices, but is named for {nodes} x {each}"
-            raise InputError(source.path, "", told, "give the whole file, or name it for what it holds")
+            problem = f"has groups of up to {world} devices, but is named for {nodes} x {each}"
+            raise source.fail("", problem, "give the whole file, or name it for what it holds")
         return nodes
     if cluster is not None and cluster.devices == world:
         return sum(node.count for node in cluster.nodes)
@@ -120,7 +119,7 @@ def _point_to_point(source: Source, world: int, nodes: int, general: dict[int, d
     for key, value in source.data.items():
         size = _size(source, key, matched(source, P2P, key)[1])
         if world % size:
-            raise InputError(source.path, key, f"is of {size} among {world} devices", "give files of one cluster")
+            raise source.fail(key, f"is of {size} among {world} devices", "give files of one cluster")
         rings[size] = GIGA * number(source, key, value, MOST_GB_PER_S, SMALLEST)
     common = {"operation": "p2p", "origin": "imported"}
     if nodes == 1:
@@ -141,23 +140,23 @@ def _fits(source: Source) -> dict[tuple[int, str], dict[str, Any]]:
         seconds = number(source, key, value, MOST_MS, SMALLEST) / 1e3
         points.setdefault((size, operation), []).append((piece, seconds / PHASES[operation] / (size - 1)))
     fitted: dict[tuple[int, str], dict[str, Any]] = {}
-    for (size, name), found in points.items():
-        if len(found) < 2:
-            told = f"has one message size for {name} of {size}"
-            raise InputError(source.path, "", told, "give two or more: latency and bandwidth are fitted to them")
-        alpha, beta, error = fit_line(found)
-        line = {"bandwidth_bytes_per_s": 1 / max(beta, 1e-15), "latency_ns": round(alpha * 1e9)}
-        fitted[size, name] = line | {"origin": "imported", "error": round(error, 4)}
+    for (size, name), pairs in points.items():
+        if len(pairs) < 2:
+            problem = f"has one message size for {name} of {size}"
+            raise source.fail("", problem, "give two or more: latency and bandwidth are fitted to them")
+        link = fitted_link(pairs)
+        fitted[size, name] = link | {"origin": "imported", "error": round(link["error"], 4)}
     sizes = {size for size, _ in fitted}
     if missing := [size for size in sizes if (size, "all-reduce") not in fitted]:
-        raise InputError(source.path, "", f"has no all-reduces of {missing[0]} devices", "add allreduce_size_<n>_<s>MB_time")
+        raise source.fail("", f"has no all-reduces of {missing[0]} devices", "add allreduce_size_<n>_<s>MB_time")
     return fitted
 
 
 def matched(source: Source, pattern: re.Pattern[str], key: str) -> re.Match[str]:
+    """The match of a whole key with the pattern of its file. Raises InputError where it does not match."""
     if match := pattern.fullmatch(key):
         return match
-    raise InputError(source.path, key, "is not a key of this file", f"give keys such as {_example(pattern)}")
+    raise source.fail(key, "is not a key of this file", f"give keys such as {_example(pattern)}")
 
 
 def _example(pattern: re.Pattern[str]) -> str:
@@ -167,5 +166,5 @@ def _example(pattern: re.Pattern[str]) -> str:
 def _size(source: Source, key: str, text: str) -> int:
     size = int(text)
     if not 2 <= size <= LARGEST_COUNT or size & (size - 1):
-        raise InputError(source.path, key, f"is of {size} devices", f"give powers of two from 2 to {LARGEST_COUNT}")
+        raise source.fail(key, f"is of {size} devices", f"give powers of two from 2 to {LARGEST_COUNT}")
     return size

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.imports.galvatron_blocks import BLOCK, FIRST, LAST, LAYER, MOST_MIB, OFF, RAW, SUMMARIES, derived
+from trainplan.profiling.base.errors import shown
+from trainplan.profiling.base.plugins import attribute
+from trainplan.profiling.imports.galvatron_blocks import BLOCK, DERIVED, FIRST, LAST, LAYER, MOST_MIB, OFF, RAW, SUMMARIES
 from trainplan.profiling.imports.source import AGREEMENT, LARGEST_COUNT, MIB, SMALLEST, Source, number
 
 SUMMARY = re.compile(r"layertype_\d+(_sp)?|other_memory_pp_(off|on_first|on_last)(_sp)?")
@@ -35,56 +36,57 @@ class Memory:
     activation_bytes: dict[int, float]
     state_share: float  # the embedding's, of both ends
     activation_share: float
-    told: str
+    origin: str
     ends: dict[str, Ends]
 
     @property
     def degrees(self) -> list[int]:
+        """Tensor-parallel degrees for which layers as well as both ends were profiled, ascending."""
         return sorted(set(self.kept_bytes) & set(self.state_bytes) & set(self.activation_bytes))
 
 
 def read_memory(source: Source, sequence: int) -> Memory:
-    """From the file's summaries or, without them, its raw blocks. Raises InputError."""
+    """What one sample takes, from the file's summaries or, without them, its raw blocks. Raises InputError."""
     if others := [key for key in source.data if key.startswith("layertype_") and not key.startswith(LAYER)]:
-        raise InputError(source.path, others[0], "is of a second type of layers", "give a model of one type")
-    found = {name: table for name in SUMMARIES if (table := _summary(source, name, sequence))}
-    told = "summaries of the file"
-    if LAYER not in found or OFF not in found:
+        raise source.fail(others[0], "is of a second type of layers", "give a model of one type")
+    summaries = {name: table for name in SUMMARIES if (table := _summary(source, name, sequence))}
+    origin = "summaries of the file"
+    if LAYER not in summaries or OFF not in summaries:
         place = f"raw blocks of seq{sequence}"
-        found = {name: _Table(source, place, values) for name, values in derived(source, sequence).items()}
-        told = "derived from raw blocks, as profiled with zero3"
-    parameter_bytes = found[LAYER].bytes("parameter_size")
-    table = found[LAYER].table("tp_activation_per_bsz_dict")
+        summaries = {name: _Table(source, place, values) for name, values in attribute(DERIVED)(source, sequence).items()}
+        origin = "derived from raw blocks, as profiled with zero3"
+    parameter_bytes = summaries[LAYER].bytes("parameter_size")
+    table = summaries[LAYER].table("tp_activation_per_bsz_dict")
     kept_bytes, checkpoint_bytes = table.by_degree(least=SMALLEST), table.bytes("checkpoint")
     if checkpoint_bytes > kept_bytes[1]:
-        told = f"is {checkpoint_bytes / MIB:g} MB, above the {kept_bytes[1] / MIB:g} MB kept without it"
-        raise InputError(source.path, f"{table.field}.checkpoint", told, "give what stays when a layer is recomputed")
-    ends = {name: _ends(found[name]) for name in (OFF, FIRST, LAST) if name in found}
+        problem = f"is {checkpoint_bytes / MIB:g} MB, above the {kept_bytes[1] / MIB:g} MB kept without it"
+        raise source.fail(f"{table.field}.checkpoint", problem, "give what stays when a layer is recomputed")
+    ends = {name: _ends(summaries[name]) for name in (OFF, FIRST, LAST) if name in summaries}
     return Memory(
         parameters=parameter_bytes / FP32_BYTES,
         checkpoint_bytes=checkpoint_bytes,
         kept_bytes=kept_bytes,
         state_bytes=ends[OFF].state_bytes,
         activation_bytes=ends[OFF].activation_bytes,
-        state_share=_embedding_share(found, "model_states"),
-        activation_share=_embedding_share(found, "activation"),
-        told=told,
+        state_share=_embedding_share(summaries, "model_states"),
+        activation_share=_embedding_share(summaries, "activation"),
+        origin=origin,
         ends=ends,
     )
 
 
 def sequences(source: Source) -> set[int]:
     """Sequence lengths with a summary or raw blocks; 0 for a summary that names none. Raises InputError."""
-    found: set[int] = set()
+    lengths: set[int] = set()
     for key, value in source.data.items():
         if not (block := BLOCK.fullmatch(key)) and not SUMMARY.fullmatch(key):
-            raise InputError(source.path, key, "is not a key of this file", "give keys such as layertype_0_sp or 1_1_8_sp")
+            raise source.fail(key, "is not a key of this file", "give keys such as layertype_0_sp or 1_1_8_sp")
         _object(source, key, value)
         if block:
-            found |= {int(raw[3]) for raw in map(RAW.fullmatch, value) if raw}
+            lengths |= {int(raw[3]) for raw in map(RAW.fullmatch, value) if raw}
         elif key.startswith(LAYER):
-            found |= {0} if "parameter_size" in value else {int(name) for name in value if name.isdecimal()}
-    return found
+            lengths |= {0} if "parameter_size" in value else {int(name) for name in value if name.isdecimal()}
+    return lengths
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,14 @@ class _Table:
         """Raises InputError."""
         field = f"{self.field}.{name}"
         if name not in self.values:
-            raise InputError(self.source.path, field, "is missing", "give it in MB")
+            raise self.source.fail(field, "is missing", "give it in MB")
         return number(self.source, field, self.values[name], MOST_MIB, least) * MIB
 
     def table(self, name: str, *, bare: bool = False) -> _Table:
         """The object in it. bare: a number may stand for that of degree 1. Raises InputError."""
         field = f"{self.field}.{name}"
         if name not in self.values:
-            raise InputError(self.source.path, field, "is missing", "give MB by tensor-parallel degree")
+            raise self.source.fail(field, "is missing", "give MB by tensor-parallel degree")
         value = self.values[name]
         if bare and isinstance(value, int | float):
             value = {"1": value}
@@ -114,19 +116,19 @@ class _Table:
 
     def by_degree(self, least: float = 0.0) -> dict[int, float]:
         """Bytes by tensor-parallel degree, which fall as it grows. Raises InputError."""
-        found: dict[int, float] = {}
+        sizes: dict[int, float] = {}
         for key in self.values:
             if key == "checkpoint":
                 continue
             if not key.isdecimal() or not 1 <= int(key) <= LARGEST_COUNT:
-                raise InputError(self.source.path, f"{self.field}.{key}", "is not a degree", "give keys such as 1, 2, 4")
-            found[int(key)] = self.bytes(key, least)
-        if 1 not in found:
-            raise InputError(self.source.path, f"{self.field}.1", "is missing", "give MB for tensor-parallel degree 1")
-        if larger := [tp for tp, size in found.items() if size > found[1] * (1 + AGREEMENT)]:
-            told = f"is above that of degree 1, {found[1] / MIB:g}"
-            raise InputError(self.source.path, f"{self.field}.{larger[0]}", told, "give what one of the ranks keeps")
-        return found
+                raise self.source.fail(f"{self.field}.{key}", "is not a degree", "give keys such as 1, 2, 4")
+            sizes[int(key)] = self.bytes(key, least)
+        if 1 not in sizes:
+            raise self.source.fail(f"{self.field}.1", "is missing", "give MB for tensor-parallel degree 1")
+        if larger := [tp for tp, size in sizes.items() if size > sizes[1] * (1 + AGREEMENT)]:
+            problem = f"is above that of degree 1, {sizes[1] / MIB:g}"
+            raise self.source.fail(f"{self.field}.{larger[0]}", problem, "give what one of the ranks keeps")
+        return sizes
 
 
 def _summary(source: Source, name: str, sequence: int) -> _Table | None:
@@ -142,17 +144,17 @@ def _summary(source: Source, name: str, sequence: int) -> _Table | None:
     return None
 
 
-def _ends(found: _Table) -> Ends:
-    return Ends(*(found.table(name, bare=True).by_degree() for name in ("model_states", "activation")))
+def _ends(table: _Table) -> Ends:
+    return Ends(*(table.table(name, bare=True).by_degree() for name in ("model_states", "activation")))
 
 
-def _embedding_share(found: dict[str, _Table], name: str) -> float:
+def _embedding_share(summaries: dict[str, _Table], name: str) -> float:
     """By the stages of a pipeline; a half where one of both was not profiled."""
-    ends = [found[end].table(name, bare=True).by_degree()[1] for end in (FIRST, LAST) if end in found]
+    ends = [summaries[end].table(name, bare=True).by_degree()[1] for end in (FIRST, LAST) if end in summaries]
     return ends[0] / total if len(ends) == 2 and (total := sum(ends)) else 0.5
 
 
 def _object(source: Source, field: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
-        raise InputError(source.path, field, f"is {shown(value)}", "give an object {...}")
+        raise source.fail(field, f"is {shown(value)}", "give an object {...}")
     return value

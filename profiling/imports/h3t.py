@@ -16,10 +16,21 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
-from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.base.lines import fit_line
-from trainplan.profiling.imports.source import LONGEST_S, MOST_BYTES, Foreign, Options, Source, cost, finished, imported, rate
+from trainplan.profiling.imports.source import (
+    LONGEST_S,
+    MOST_BYTES,
+    Foreign,
+    Options,
+    Source,
+    chain,
+    cost,
+    finished,
+    imported,
+    rate,
+    shape,
+)
 from trainplan.profiling.profiles import Profile
 
 OPTIONS = ("rows", "memory_bytes")
@@ -31,7 +42,7 @@ Change = Annotated[int, Field(ge=-int(MOST_BYTES), le=int(MOST_BYTES))]
 
 
 class Runtime(Foreign):
-    """Seconds."""
+    """One layer's times, in seconds."""
 
     forward_no_grad: Seconds
     forward_with_grad: Seconds
@@ -46,7 +57,7 @@ class Runtime(Foreign):
 
 
 class Memory(Foreign):
-    """Bytes."""
+    """One layer's sizes and memory use, in bytes."""
 
     input_tensor: Bytes
     gathered_parameter: Bytes
@@ -62,6 +73,8 @@ class Memory(Foreign):
 
 
 class LayerProfile(Foreign):
+    """The whole file: times and sizes of every layer, in order."""
+
     name: str = ""
     nvlink_available: bool
     layer_runtime: Annotated[list[Runtime], Field(min_length=1, max_length=10_000)]
@@ -69,110 +82,96 @@ class LayerProfile(Foreign):
 
     @property
     def layers(self) -> list[tuple[Runtime, Memory]]:
+        """Times and sizes of each layer."""
         return list(zip(self.layer_runtime, self.layer_memory, strict=True))
 
 
 def recognises(data: dict[str, Any]) -> bool:
+    """Whether an object, read from a file, is a profile of H3T's code."""
     return "layer_runtime" in data or "layer_memory" in data
 
 
 def checked(source: Source) -> tuple[LayerProfile, int]:
     """The file as it is, and how many devices share a parameter. Raises InputError."""
-    found = parse(source.data, LayerProfile, where=source.path)
-    return found, _devices(source, found)
+    file = parse(source.data, LayerProfile, where=source.path)
+    return file, _devices(source, file)
 
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
-    """Raises InputError."""
+    """The profile of one file of H3T's. Raises InputError."""
     source = sources[0]
     if len(sources) > 1:
-        raise InputError(sources[1].path, "", "is a second H3T file", "give one: it holds the whole profile")
-    found, devices = checked(source)
-    layers, rows = found.layers, options.rows or 1
-    names: dict[tuple[Runtime, Memory], str] = {}
-    units: list[dict[str, Any]] = []
-    sublayers, costs = [], []
-    for i, (time, memory) in enumerate(layers):
-        key = _hashable(time, memory)
-        if key not in names:
-            names[key] = f"layer-{i}"
-            sublayers.append(_shape(source, names[key], i, memory, rows))
-            costs.append(_cost(names[key], options.device, rows, time, memory))
-        units.append({"name": f"layer-{i}", "layer": i, "sublayer": names[key]})
+        raise sources[1].fail("", "is a second H3T file", "give one: it holds the whole profile")
+    file, devices = checked(source)
+    layers, rows = file.layers, options.rows or 1
+    parts = [
+        (f"layer-{i}", _shape(source, i, memory, rows), [_cost(options.device, rows, time, memory)])
+        for i, (time, memory) in enumerate(layers)
+    ]
     return finished(
         sources,
         "H3T",
+        options,
         {
-            "name": options.name or found.name or source.stem,
+            **chain(parts),
+            "name": file.name or source.stem,
             "dtype": "float16",
             "parameter_bytes": ELEMENT_BYTES,
-            "units": units,
-            "sublayers": sublayers,
-            "cluster": options.cluster.name if options.cluster else f"{devices} devices of H3T",
             "devices": devices,
             "memory_bytes": options.memory(source),
             "network": {"islands": _islands(layers, devices)},
-            "optimizer_ns_per_parameter": rate(0) | {"origin": "estimated"},  # not in the files
-            "host": _host(layers) | {"shares_bus": not found.nvlink_available},
-            "costs": costs,
+            "host": _host(layers) | {"shares_bus": not file.nvlink_available},
         },
-        nvlink_available=found.nvlink_available,
+        nvlink_available=file.nvlink_available,
         optimizer_on_device="not in the file, so 0",
     )
 
 
-def _hashable(time: Runtime, memory: Memory) -> Any:
-    return tuple(time.model_dump().values()) + tuple(memory.model_dump().values())
-
-
-def _devices(source: Source, found: LayerProfile) -> int:
+def _devices(source: Source, file: LayerProfile) -> int:
     """How many devices share a parameter. Raises InputError where the file contradicts itself."""
-    times, memories = len(found.layer_runtime), len(found.layer_memory)
+    times, memories = len(file.layer_runtime), len(file.layer_memory)
     if times != memories:
-        raise InputError(source.path, "layer_memory", f"has {memories} layers", f"give {times}, as layer_runtime has")
-    devices = found.layer_memory[0].gathered_parameter // found.layer_memory[0].partitioned_parameter
-    for i, memory in enumerate(found.layer_memory):
+        raise source.fail("layer_memory", f"has {memories} layers", f"give {times}, as layer_runtime has")
+    devices = file.layer_memory[0].gathered_parameter // file.layer_memory[0].partitioned_parameter
+    for i, memory in enumerate(file.layer_memory):
         where = f"layer_memory[{i}]"
         for whole, part in (("gathered_parameter", "partitioned_parameter"), ("gathered_gradient", "partitioned_gradient")):
             if getattr(memory, whole) != devices * getattr(memory, part) or devices < 1:
-                told = f"is {getattr(memory, whole)}, with {getattr(memory, part)} of it on each device"
-                raise InputError(source.path, f"{where}.{whole}", told, f"give {max(1, devices)} parts, as the first layer has")
+                problem = f"is {getattr(memory, whole)}, with {getattr(memory, part)} of it on each device"
+                raise source.fail(f"{where}.{whole}", problem, f"give {max(1, devices)} parts, as the first layer has")
         for pass_ in ("forward_no_grad", "forward_with_grad"):
             peak, delta = getattr(memory, f"{pass_}_peak"), getattr(memory, f"{pass_}_delta")
             if peak < delta:
-                told = f"is {peak}, below the {delta} that stay"
-                raise InputError(source.path, f"{where}.{pass_}_peak", told, "give the largest use during the pass")
+                problem = f"is {peak}, below the {delta} that stay"
+                raise source.fail(f"{where}.{pass_}_peak", problem, "give the largest use during the pass")
         if memory.forward_with_grad_delta < memory.forward_no_grad_delta:
-            told = f"is {memory.forward_with_grad_delta}, below forward_no_grad_delta"
-            raise InputError(source.path, f"{where}.forward_with_grad_delta", told, "give the output and all the graph holds")
+            problem = f"is {memory.forward_with_grad_delta}, below forward_no_grad_delta"
+            raise source.fail(f"{where}.forward_with_grad_delta", problem, "give the output and all the graph holds")
     return devices
 
 
-def _shape(source: Source, name: str, index: int, memory: Memory, rows: int) -> dict[str, Any]:
+def _shape(source: Source, index: int, memory: Memory, rows: int) -> dict[str, Any]:
     if memory.input_tensor % rows or memory.forward_no_grad_delta % rows:
-        told = f"is {memory.input_tensor}, not that of {rows} samples"
-        raise InputError(source.path, f"layer_memory[{index}].input_tensor", told, "give another rows, or none")
-    output = memory.forward_no_grad_delta // rows
-    parameters = memory.gathered_parameter // ELEMENT_BYTES
-    shard = {"tp": 1, "parameters": parameters, "replicated_parameters": 0, "output_bytes": output}
-    shape = {"name": name, "kind": "layer", "input_bytes": memory.input_tensor // rows, "output_bytes": output}
-    return shape | {"shards": [shard]}
+        problem = f"is {memory.input_tensor}, not that of {rows} samples"
+        raise source.fail(f"layer_memory[{index}].input_tensor", problem, "give another rows, or none")
+    parameters = {1: memory.gathered_parameter // ELEMENT_BYTES}
+    return shape("layer", memory.input_tensor // rows, memory.forward_no_grad_delta // rows, parameters)
 
 
-def _cost(name: str, device: str, rows: int, time: Runtime, memory: Memory) -> Any:
-    kept = memory.forward_with_grad_delta - memory.forward_no_grad_delta
+def _cost(device: str, rows: int, time: Runtime, memory: Memory) -> Any:
+    kept_bytes = memory.forward_with_grad_delta - memory.forward_no_grad_delta
     return cost(
-        name,
+        "",
         device,
         1,
         rows,
         time.forward_with_grad * 1e9,
         time.backward * 1e9,
-        kept,
+        kept_bytes,
         forward_without_graph_ns=time.forward_no_grad * 1e9,
         forward_workspace_bytes=max(
             memory.forward_with_grad_peak - memory.forward_with_grad_delta,
-            memory.forward_no_grad_peak - memory.forward_no_grad_delta - kept,
+            memory.forward_no_grad_peak - memory.forward_no_grad_delta - kept_bytes,
         ),
         backward_workspace_bytes=max(0, memory.backward_peak - memory.input_tensor),
     )

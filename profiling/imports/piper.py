@@ -22,7 +22,7 @@ from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
-from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.errors import shown
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.imports.source import (
     LARGEST_COUNT,
@@ -31,9 +31,10 @@ from trainplan.profiling.imports.source import (
     Foreign,
     Options,
     Source,
+    chain,
     cost,
     finished,
-    rate,
+    shape,
 )
 from trainplan.profiling.profiles import Profile
 
@@ -59,25 +60,33 @@ class Tmpc(Foreign):
 
 
 class Node(Foreign):
+    """A layer or a tensor of the graph: `ways` has its TMPCs by tensor-parallel degree."""
+
     id: int
     name: str = "node"
     ways: Annotated[dict[str, Annotated[list[Tmpc], Field(min_length=1)]], Field(min_length=1)] = Field(alias="TMPCs")
 
     @property
     def is_tensor(self) -> bool:
+        """Whether the node computes nothing and has no parameters."""
         return not any(tmpc.seconds or tmpc.parameter_bytes for tmpcs in self.ways.values() for tmpc in tmpcs)
 
     def way(self, tp: int, id: str) -> Tmpc | None:
+        """The TMPC of a degree by its id; None where there is none."""
         return next((tmpc for tmpc in self.ways.get(str(tp), []) if tmpc.id == id), None)
 
 
 class Edge(Foreign):
+    """Bytes of one sample that go from one node to another."""
+
     source: int = Field(alias="sourceId")
     target: int = Field(alias="destId")
     bytes: Bytes = Field(alias="communicationCost")
 
 
 class Graph(Foreign):
+    """Piper's whole input: devices with their memory and bandwidth, and the layers as a graph."""
+
     devices: Annotated[int, Field(ge=1, le=LARGEST_COUNT)] = Field(alias="maxDevices")
     memory_bytes: Positive = Field(alias="maxMemoryPerDevice")
     bandwidth_bytes_per_s: Positive = Field(alias="bandwidth")
@@ -86,56 +95,38 @@ class Graph(Foreign):
 
 
 def recognises(data: dict[str, Any]) -> bool:
+    """Whether an object, read from a file, is a graph of Piper's."""
     return "nodes" in data or "maxMemoryPerDevice" in data
 
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
-    """Raises InputError."""
+    """The profile of one Piper graph. Raises InputError."""
     source = sources[0]
     if len(sources) > 1:
-        raise InputError(sources[1].path, "", "is a second Piper graph", "give one: it holds the whole profile")
+        raise sources[1].fail("", "is a second Piper graph", "give one: it holds the whole profile")
     graph = parse(source.data, Graph, where=source.path)
-    chain, tensors, after = _chain(source, graph)
-    degrees = _degrees(source, chain)
-    names: dict[str, str] = {}
-    units: list[dict[str, Any]] = []
-    sublayers: list[dict[str, Any]] = []
-    costs: list[Any] = []
-    before = 0.0
-    for i, node in enumerate(chain):
-        kind = "embedding" if i == 0 else "head" if i == len(chain) - 1 else "layer"
-        content = _unit(source, node, degrees, kind, before, after[i], tensors[i], options.device)
-        before = after[i]
-        if (key := repr(content)) not in names:
-            names[key] = f"{node.name}-{node.id}"
-            sublayers.append({"name": names[key], **content[0]})
-            costs += [{**entry, "sublayer": names[key]} for entry in content[1]]
-        units.append({"name": f"{node.name}-{node.id}", "layer": i, "sublayer": names[key]})
+    nodes, tensors, after = _chain(source, graph)
+    degrees = _degrees(source, nodes)
+    parts = []
+    for i, node in enumerate(nodes):
+        kind = "embedding" if i == 0 else "head" if i == len(nodes) - 1 else "layer"
+        content = _unit(source, node, degrees, kind, after[i - 1] if i else 0.0, after[i], tensors[i], options.device)
+        parts.append((f"{node.name}-{node.id}", *content))
+    island = {"devices": graph.devices, "bandwidth_bytes_per_s": graph.bandwidth_bytes_per_s, "origin": "imported"}
     return finished(
         sources,
         "Piper",
+        options,
         {
-            "name": options.name or source.stem,
+            **chain(parts),
+            "name": source.stem,
             "parameter_bytes": 1,
-            "state_bytes_per_parameter": _states(chain),
-            "units": units,
-            "sublayers": sublayers,
-            "cluster": options.cluster.name if options.cluster else f"{graph.devices} devices of Piper",
+            "state_bytes_per_parameter": _states(nodes),
             "devices": graph.devices,
             "memory_bytes": options.memory_bytes or int(graph.memory_bytes),
-            "network": {
-                "islands": [
-                    {
-                        "devices": graph.devices,
-                        "bandwidth_bytes_per_s": graph.bandwidth_bytes_per_s,
-                        "origin": "imported",
-                    }
-                ]
-            },
-            "optimizer_ns_per_parameter": rate(0) | {"origin": "estimated"},  # not in the files
-            "costs": costs,
+            "network": {"islands": [island]},
         },
-        forward_of_recomputation=_check(chain),
+        forward_of_recomputation=_check(nodes),
         optimizer="not in the file, so 0",
     )
 
@@ -147,43 +138,43 @@ def _chain(source: Source, graph: Graph) -> tuple[list[Node], list[float], list[
     """
     nodes = {node.id: node for node in graph.nodes}
     if len(nodes) < len(graph.nodes):
-        raise InputError(source.path, "nodes", "have an id twice", "give each node its own id")
+        raise source.fail("nodes", "have an id twice", "give each node its own id")
     following: dict[int, Edge] = {}
     readers: dict[int, list[int]] = {node.id: [] for node in graph.nodes if node.is_tensor}
     for i, edge in enumerate(graph.edges):
         for name, end in (("sourceId", edge.source), ("destId", edge.target)):
             if end not in nodes:
-                raise InputError(source.path, f"edges[{i}].{name}", f"is {end}", "give the id of a node")
+                raise source.fail(f"edges[{i}].{name}", f"is {end}", "give the id of a node")
         if edge.source in readers:
             readers[edge.source].append(edge.target)
         elif edge.target in readers or following.setdefault(edge.source, edge) is not edge:
-            raise InputError(source.path, f"edges[{i}]", "leaves a chain", "give a graph whose computing nodes form one chain")
+            raise source.fail(f"edges[{i}]", "leaves a chain", "give a graph whose computing nodes form one chain")
     computing = [node.id for node in graph.nodes if node.id not in readers]
     targets = {edge.target for edge in following.values()}
     order = [id for id in computing if id not in targets][:1]
     while order and order[-1] in following and len(order) < len(nodes):
         order.append(following[order[-1]].target)
     if len(order) != len(computing) or set(order) != set(computing) or len(following) != len(computing) - 1:
-        told = f"join only {len(set(order))} of the {len(computing)} computing nodes in one chain"
-        raise InputError(source.path, "edges", told, "give a graph whose computing nodes form one chain")
+        problem = f"join only {len(set(order))} of the {len(computing)} computing nodes in one chain"
+        raise source.fail("edges", problem, "give a graph whose computing nodes form one chain")
     place, read_first = {id: i for i, id in enumerate(order)}, [0.0] * len(order)
-    for tensor, found in readers.items():
-        if first := [place[reader] for reader in found if reader in place]:
+    for tensor, targets_of in readers.items():
+        if first := [place[reader] for reader in targets_of if reader in place]:
             tmpc = next(iter(nodes[tensor].ways.values()))[0]
             read_first[min(first)] += tmpc.sample_bytes
     return [nodes[id] for id in order], read_first, [following[id].bytes if id in following else 0.0 for id in order]
 
 
-def _degrees(source: Source, chain: Sequence[Node]) -> list[int]:
+def _degrees(source: Source, nodes: Sequence[Node]) -> list[int]:
     """Tensor-parallel degrees that every node has a plain TMPC for. Raises InputError."""
-    for node in chain:
+    for node in nodes:
         for key in node.ways:
             if not key.isdecimal() or not 1 <= int(key) <= LARGEST_COUNT:
-                told = f"have the tensor-parallel degree {shown(key)}"
-                raise InputError(source.path, f"TMPCs of node {node.id}", told, "give whole numbers from 1")
-    common = set.intersection(*({int(key) for key in node.ways if node.way(int(key), PLAIN)} for node in chain))
+                problem = f"have the tensor-parallel degree {shown(key)}"
+                raise source.fail(f"TMPCs of node {node.id}", problem, "give whole numbers from 1")
+    common = set.intersection(*({int(key) for key in node.ways if node.way(int(key), PLAIN)} for node in nodes))
     if 1 not in common:
-        raise InputError(source.path, "TMPCs", f"lack {PLAIN!r} for degree 1 in some node", "give each node one")
+        raise source.fail("TMPCs", f"lack {PLAIN!r} for degree 1 in some node", "give each node one")
     return sorted(common)
 
 
@@ -209,32 +200,27 @@ def _unit(
             again = (other.seconds - way.seconds) * 1e9
             for field, wrong in (("timePerSample", again < 0), ("memoryUsageA", other.sample_bytes > way.sample_bytes)):
                 if wrong:
-                    told = f"contradicts {PLAIN!r} of degree {tp}: slower and smaller is what it must be"
-                    raise InputError(source.path, f"{field} of {RECOMPUTED!r} in node {node.id}", told, "give each its own")
+                    problem = f"contradicts {PLAIN!r} of degree {tp}: slower and smaller is what it must be"
+                    raise source.fail(f"{field} of {RECOMPUTED!r} in node {node.id}", problem, "give each its own")
         backward = round(way.seconds * 1e9) - round(forward)
-        kept = max(0.0, way.sample_bytes - kept_always)
-        costs.append(cost("", device, tp, 1, forward, backward, kept, forward_without_graph_ns=again))
-    shards = [
-        {"tp": tp, "parameters": round(way.parameter_bytes), "replicated_parameters": 0, "output_bytes": round(after)}
-        for tp, way in plain.items()
-    ]
-    incoming = round(kept_always + tensor_bytes)
-    shape = {"kind": kind, "input_bytes": incoming, "output_bytes": round(after), "reductions": 0, "shards": shards}
-    return shape, costs
+        kept_bytes = max(0.0, way.sample_bytes - kept_always)
+        costs.append(cost("", device, tp, 1, forward, backward, kept_bytes, forward_without_graph_ns=again))
+    parameters = {tp: round(way.parameter_bytes) for tp, way in plain.items()}
+    return shape(kind, round(kept_always + tensor_bytes), round(after), parameters, reductions=0), costs
 
 
-def _states(chain: Sequence[Node]) -> int:
+def _states(nodes: Sequence[Node]) -> int:
     """Bytes of memoryUsageB for each byte of parameterSize, rounded up; the largest of the plain TMPCs."""
-    plain = [tmpc for node in chain for tmpcs in node.ways.values() for tmpc in tmpcs if tmpc.id == PLAIN]
+    plain = [tmpc for node in nodes for tmpcs in node.ways.values() for tmpc in tmpcs if tmpc.id == PLAIN]
     ratios = [tmpc.fixed_bytes / tmpc.parameter_bytes for tmpc in plain if tmpc.parameter_bytes >= 1]
     return max(1, ceil(max(ratios, default=1.0)))
 
 
-def _check(chain: Sequence[Node]) -> str:
+def _check(nodes: Sequence[Node]) -> str:
     """What recomputation adds, relative to a third of the time without it: 1 where the split 1 : 2 is right."""
-    found = []
-    for node in chain:
+    ratios = []
+    for node in nodes:
         plain, recomputed = node.way(1, PLAIN), node.way(1, RECOMPUTED)
         if plain and recomputed and plain.seconds:
-            found.append((recomputed.seconds / plain.seconds - 1) / FORWARD_SHARE)
-    return f"{min(found):.3f} to {max(found):.3f} of a third" if found else "not in the file"
+            ratios.append((recomputed.seconds / plain.seconds - 1) / FORWARD_SHARE)
+    return f"{min(ratios):.3f} to {max(ratios):.3f} of a third" if ratios else "not in the file"

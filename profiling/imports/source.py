@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from pathlib import Path
@@ -41,8 +41,13 @@ class Source:
     path: str
     data: dict[str, Any]
 
+    def fail(self, field: str, problem: str, fix: str) -> InputError:
+        """The error, to be raised, about one field of the file; about the whole file where `field` is empty."""
+        return InputError(self.path, field, problem, fix)
+
     @property
     def stem(self) -> str:
+        """The file's name without folder and suffix."""
         return Path(self.path).stem
 
 
@@ -65,8 +70,8 @@ class Options:
             if value is None or field.name in ("cluster", "name"):
                 continue
             if field.name not in usable:
-                told = f"is {shown(value)}, but {format} files do not need it"
-                raise InputError("command line", flag(field.name), told, "leave it out")
+                problem = f"is {shown(value)}, but {format} files do not need it"
+                raise InputError("command line", flag(field.name), problem, "leave it out")
             most = 2**50 if field.name == "memory_bytes" else LARGEST_COUNT
             if type(value) is not int or not 1 <= value <= most:
                 fix = f"give a whole number from 1 to {most}"
@@ -76,9 +81,9 @@ class Options:
         """The option's value. Raises InputError where it was left out."""
         value: int | None = getattr(self, option)
         if value is None:
-            told = f"does not say the {option.replace('_', ' ')}"
+            problem = f"does not say the {option.replace('_', ' ')}"
             raise InputError(
-                source.path, "", told, f"give {flag(option)}, such as {'24GiB' if option == 'memory_bytes' else example}"
+                source.path, "", problem, f"give {flag(option)}, such as {'24GiB' if option == 'memory_bytes' else example}"
             )
         return value
 
@@ -90,19 +95,20 @@ class Options:
 
     @property
     def device(self) -> str:
+        """The name of the profiled kind of device: the cluster's, else `device`."""
         return "device" if self.cluster is None else self.cluster.used_kinds[0].name
 
 
 def number(source: Source, field: str, value: Any, most: float, least: float = 0.0) -> float:
     """A finite number from `least` to `most`. Raises InputError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(source.path, field, f"is {shown(value)}", "give a number")
+        raise source.fail(field, f"is {shown(value)}", "give a number")
     if isinstance(value, float) and not isfinite(value):
-        raise InputError(source.path, field, f"is {shown(value)}", "give a finite number")
+        raise source.fail(field, f"is {shown(value)}", "give a finite number")
     if value < least:
-        raise InputError(source.path, field, f"is {shown(value)}", f"give at least {least:g}")
+        raise source.fail(field, f"is {shown(value)}", f"give at least {least:g}")
     if value > most:
-        raise InputError(source.path, field, f"is {shown(value)}", f"give at most {most:g}")
+        raise source.fail(field, f"is {shown(value)}", f"give at most {most:g}")
     return float(value)
 
 
@@ -110,7 +116,7 @@ def counted(source: Source, field: str, text: str) -> int:
     """A number of things, as it stands in a key. Raises InputError."""
     value = int(text)
     if not 1 <= value <= LARGEST_COUNT:
-        raise InputError(source.path, field, f"counts {value}", f"give 1 to {LARGEST_COUNT}")
+        raise source.fail(field, f"counts {value}", f"give 1 to {LARGEST_COUNT}")
     return value
 
 
@@ -120,6 +126,7 @@ def imported(value: float, spread: float = 0.0) -> dict[str, Any]:
 
 
 def rate(value: float, spread: float = 0.0) -> dict[str, Any]:
+    """A ratio or a rate as a profile has it, imported."""
     return {"value": float(value), "origin": "imported", "spread": spread}
 
 
@@ -131,8 +138,38 @@ def cost(sublayer: str, device: str, tp: int, rows: int, forward: float, backwar
     return place | {name: imported(value) for name, value in numbers.items()}
 
 
-def finished(sources: Sequence[Source], format: str, content: dict[str, Any], **provenance: Any) -> Profile:
-    """The checked profile. Raises InputError naming the first file."""
-    told = {"format": format, "files": ", ".join(Path(source.path).name for source in sources)}
-    told |= {name: str(value) for name, value in provenance.items()}
-    return parse({"provenance": told, **content}, Profile, where=sources[0].path)
+def shape(kind: str, input_bytes: int, output_bytes: int, parameters: Mapping[int, int], **more: int) -> dict[str, Any]:
+    """A sub-layer of a profile, without its name. parameters: of one rank, by tensor-parallel degree."""
+    shards = [
+        {"tp": tp, "parameters": count, "replicated_parameters": 0, "output_bytes": output_bytes}
+        for tp, count in parameters.items()
+    ]
+    return {"kind": kind, "input_bytes": input_bytes, "output_bytes": output_bytes, **more, "shards": shards}
+
+
+def chain(layers: Iterable[tuple[str, dict[str, Any], list[Any]]]) -> dict[str, Any]:
+    """Units, sub-layers and costs of a profile from the name, shape and costs of each layer; equal ones share a sub-layer."""
+    names: dict[str, str] = {}
+    units, sublayers, costs = [], [], []
+    for i, (name, place, entries) in enumerate(layers):
+        if (key := repr((place, entries))) not in names:
+            names[key] = name
+            sublayers.append({"name": name, **place})
+            costs += [{**entry, "sublayer": name} for entry in entries]
+        units.append({"name": name, "layer": i, "sublayer": names[key]})
+    return {"units": units, "sublayers": sublayers, "costs": costs}
+
+
+def finished(sources: Sequence[Source], format: str, options: Options, content: dict[str, Any], **provenance: Any) -> Profile:
+    """The checked profile, named as the options say. Raises InputError naming the first file."""
+    notes = {"format": format, "files": ", ".join(Path(source.path).name for source in sources)}
+    notes |= {name: str(value) for name, value in provenance.items()}
+    common = {
+        "provenance": notes,
+        "cluster": f"{content['devices']} devices of {format.removeprefix('Hetu-')}",
+        "optimizer_ns_per_parameter": rate(0) | {"origin": "estimated"},  # in no file
+    }
+    named = {"name": options.name or content["name"]}
+    if options.cluster is not None:
+        named["cluster"] = options.cluster.name
+    return parse({**common, **content, **named}, Profile, where=sources[0].path)

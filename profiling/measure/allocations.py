@@ -26,6 +26,7 @@ class PeakMemory:
         return self
 
     def phase(self, name: str) -> AbstractContextManager[object]:
+        """A context manager: what is allocated in it counts for the phase of this name."""
         return record_function(f"trainplan:{name}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -43,11 +44,11 @@ class PeakMemory:
             for event in events
             if event.get("name", "").startswith("trainplan:") and "dur" in event
         }
-        held = 0
+        alive = 0
         memory = [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Type"] == 0]
         for event in sorted(memory, key=lambda event: event["args"]["Ev Idx"]):
-            held += event["args"]["Bytes"]
-            self.peak_bytes = max(self.peak_bytes, held)
+            alive += event["args"]["Bytes"]
+            self.peak_bytes = max(self.peak_bytes, alive)
             for name, (start, end) in phases.items():
                 if start <= event["ts"] <= end:
-                    self.phase_peak_bytes[name] = max(self.phase_peak_bytes.get(name, 0), held)
+                    self.phase_peak_bytes[name] = max(self.phase_peak_bytes.get(name, 0), alive)

@@ -51,7 +51,7 @@ class Journal:
             raise InputError(where, "", "cannot be read", "name a journal written by an earlier measurement") from None
         if rest:
             write_whole(self.path, "".join(f"{line}\n" for line in lines))
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         head: dict[str, Any] = {}
         for number, line in enumerate(lines, start=1):
             try:
@@ -59,19 +59,20 @@ class Journal:
                 if number == 1:
                     head = {name: value[name] for name in self.head}
                 else:
-                    found[str(value["task"])] = _checked(value["result"])
+                    results[str(value["task"])] = _checked(value["result"])
             except (ValueError, KeyError, TypeError):
-                told = f"is {shown(line)}, not a finished task"
-                raise InputError(where, f"line {number}", told, "remove the file to measure anew") from None
+                problem = f"is {shown(line)}, not a finished task"
+                raise InputError(where, f"line {number}", problem, "remove the file to measure anew") from None
         if lines and head["journal"] != self.head["journal"]:
-            told = "is of another model, cluster, machine or seed"
-            raise InputError(where, "line 1", told, "remove the file, or name another one")
+            problem = "is of another model, cluster, machine or seed"
+            raise InputError(where, "line 1", problem, "remove the file, or name another one")
         if lines and (not isinstance(head["spread"], float) or head["spread"] > self.spread):
             fix = f"use --spread {head['spread']}, or name another file"
             raise InputError(where, "line 1", f"was measured to a spread of {shown(head['spread'])}", fix)
-        return found
+        return results
 
     def add(self, title: str, result: Any) -> None:
+        """Keep a task's result, and write it to the file at once. Raises InputError."""
         self.results[title] = result
         if self.path is None:
             return

@@ -16,8 +16,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError, MissingExtra
-from trainplan.profiling.base.lines import fit_line
-from trainplan.profiling.base.processes import Report, WorkerError, run_workers
+from trainplan.profiling.base.lines import fit_line, fitted_link
+from trainplan.profiling.base.processes import WorkerError, run_workers
+from trainplan.profiling.base.progress import Report
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.network import Island, Network
 from trainplan.profiling.costs import PHASES
@@ -188,8 +189,8 @@ def _assembled(
             numbers: Any = {name: _number(*value) for name, value in result.items()}
             costs.append(UnitCost(**place, **numbers))
     if not costs:
-        told = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
-        raise InputError("command line", "--rows", told, "give fewer rows, or a cluster with more memory")
+        problem = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
+        raise InputError("command line", "--rows", problem, "give fewer rows, or a cluster with more memory")
     islands = _islands([(task, result) for task, result in done if task["kind"] == "collective"], cluster, world)
     overlap = next((result for task, result in done if task["kind"] == "overlap" and "compute" in result), None)
     elsewhere = [entry for entry in base.costs if entry.device != kind]  # on kinds that this machine has none of
@@ -234,29 +235,17 @@ def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list
         piece = result["message_bytes"] if operation == "p2p" else result["message_bytes"] / size
         points.setdefault((size, operation), []).append((piece, result["seconds"] / steps))
     islands = []
-    for (size, operation), found in sorted(points.items()):
-        if len(found) < 2:
+    for (size, operation), pairs in sorted(points.items()):
+        if len(pairs) < 2:
             continue
-        islands.append(_fitted(size, operation, found))
+        place: Any = {"devices": size, "operation": operation, "origin": "measured"}
+        islands.append(Island(**place, **fitted_link(pairs)))
         if operation == "all-reduce":
             islands.append(islands[-1].changed(operation=None))
     if not islands or cluster.devices == world:
         return islands
     # Wider groups than were measured keep the cluster's own links.
     return [*islands, *(i for i in cluster.network.islands if i.devices > world)] if cluster.matrix is None else []
-
-
-def _fitted(devices: int, operation: Any, points: list[tuple[float, float]]) -> Island:
-    """Alpha and beta of (bytes, seconds) of a step, by least relative squares, neither negative; and the largest error."""
-    alpha, beta, error = fit_line(points)
-    return Island(
-        devices=devices,
-        operation=operation,
-        bandwidth_bytes_per_s=1 / max(beta, 1e-15),
-        latency_ns=round(alpha * 1e9),
-        origin="measured",
-        error=round(error, 4),
-    )
 
 
 def _host(done: list[tuple[Task, Any]], estimated: HostCosts | None) -> HostCosts | None:

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from trainplan.profiling.base.processes import Report
+from trainplan.profiling.base.progress import Report
 from trainplan.profiling.measure.allocations import PeakMemory
-from trainplan.profiling.measure.timing import Clock, OutOfMemory, Repeats, Timed, is_out_of_memory, repeat, slowest
+from trainplan.profiling.measure.timing import Clock, OutOfMemory, Repeats, Timed, attempted, repeat, slowest, timed
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
@@ -92,7 +92,7 @@ class _Measuring:
     def warm_up(self) -> None:
         """One tiny sub-layer through everything that a task does: torch loads and allocates much at first use."""
         part = FeedForward(tokens=8, hidden=8, inner=8)
-        trial = Trial(part, 1, torch_units.Shard(), self.device, self.seed)
+        trial = SublayerTrial(part, 1, torch_units.Shard(), self.device, self.seed)
         trial.once()
         trial.without_graph()
         trial.memory()
@@ -102,13 +102,7 @@ class _Measuring:
 
     def _together(self, make: Callable[[], T]) -> T:
         """What `make` gives on this process. Raises OutOfMemory on all of them where any has not enough."""
-        made, failed = None, 0.0
-        try:
-            made = make()
-        except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failed = 1.0
+        made, failed = attempted(make)
         if slowest(self.world, [failed])[0]:
             raise OutOfMemory
         assert made is not None
@@ -116,7 +110,7 @@ class _Measuring:
 
     def sublayer(self, task: Task) -> dict[str, Any]:
         part, shard = self.model.sublayers[task["sublayer"]], torch_units.Shard(task["tp"], 0)
-        trial = self._together(lambda: Trial(part, task["rows"], shard, self.device, self.seed))
+        trial = self._together(lambda: SublayerTrial(part, task["rows"], shard, self.device, self.seed))
         times = self.repeat(2, trial.once)
         alone = self.repeat(1, trial.without_graph)
         peaks = self._together(trial.memory)
@@ -138,15 +132,11 @@ class _Measuring:
         whole, piece = torch.zeros(count * size, device=self.device), torch.zeros(count, device=self.device)
         place = self.rank % size
 
-        def once() -> list[float]:
-            clock = Clock(self.device)
-            clock.mark()
+        def communicate() -> None:
             if group is not None:
                 _communicate(operation, whole, piece, group, place, self.rank)
-            clock.mark()
-            return clock.parts()
 
-        times = self.repeat(1, once)
+        times = self.repeat(1, lambda: timed(self.device, communicate))
         return {"seconds": times.medians[0], "spread": times.spreads[0], "message_bytes": count * size * 4}
 
     def copies(self, task: Task) -> dict[str, Any]:
@@ -154,16 +144,13 @@ class _Measuring:
         count = task["message_bytes"] // 4
         host, device = torch.zeros(count, pin_memory=pinned), torch.zeros(count, device=self.device)
 
-        def once() -> list[float]:
-            clock = Clock(self.device)
-            clock.mark()
+        def there() -> None:
             device.copy_(host, non_blocking=pinned)
-            clock.mark()
-            host.copy_(device, non_blocking=pinned)
-            clock.mark()
-            return clock.parts()
 
-        times = self.repeat(2, once)
+        def back() -> None:
+            host.copy_(device, non_blocking=pinned)
+
+        times = self.repeat(2, lambda: timed(self.device, there, back))
         return {"to_device": times.medians[0], "to_host": times.medians[1], "spread": max(times.spreads)}
 
     def optimizer(self, task: Task) -> dict[str, Any]:
@@ -175,18 +162,14 @@ class _Measuring:
         used = torch.ones(OPTIMIZER_PARAMETERS, device=device, dtype=dtype) if half else None
         adam = torch.optim.AdamW([value], fused=True)
 
-        def once() -> list[float]:
-            clock = Clock(device)
-            clock.mark()
+        def step() -> None:
             if used is not None:
                 value.grad.copy_(used)
             adam.step()
             if used is not None:
                 used.copy_(value.detach())
-            clock.mark()
-            return clock.parts()
 
-        times = self.repeat(1, once)
+        times = self.repeat(1, lambda: timed(device, step))
         return {"ns_per_parameter": times.medians[0] / OPTIMIZER_PARAMETERS * 1e9, "spread": times.spreads[0]}
 
     def overlap(self, task: Task) -> dict[str, Any]:
@@ -246,7 +229,7 @@ def _communicate(operation: str, whole: Tensor, piece: Tensor, group: Any, place
         dist.recv(whole, src=rank - place, group=group)
 
 
-class Trial:
+class SublayerTrial:
     """A sub-layer with parameters and an input, ready to run."""
 
     def __init__(self, part: Sublayer, rows: int, shard: torch_units.Shard, device: torch.device, seed: int) -> None:
@@ -269,9 +252,9 @@ class Trial:
         if isinstance(part, LanguageHead):
             self.targets = torch.randint(part.vocabulary, (rows, part.tokens), generator=generator).to(device)
         with torch.no_grad():
-            self.gradient = torch.randn_like(self._forward(self._given()[0], None))
+            self.gradient = torch.randn_like(self._forward(self._inputs()[0], None))
 
-    def _given(self) -> tuple[Tensor, Tensor | None]:
+    def _inputs(self) -> tuple[Tensor, Tensor | None]:
         indices = isinstance(self.part, TokenEmbedding)
         leaf = self.x if indices else self.x.detach().requires_grad_(self.part.kind != "embedding")
         memory = self.memory_states
@@ -283,9 +266,9 @@ class Trial:
 
     def once(self) -> list[float]:
         """Seconds forward and backward; a language head's with the loss, its gradient made in the logits' place."""
-        clock, given = Clock(self.device), self._given()
+        clock, inputs = Clock(self.device), self._inputs()
         clock.mark()
-        y = self._forward(*given)
+        y = self._forward(*inputs)
         if self.targets is None:
             clock.mark()
             y.backward(self.gradient)
@@ -293,18 +276,19 @@ class Trial:
             assert isinstance(self.part, LanguageHead)
             edge, logits = torch.autograd.graph.get_gradient_edge(y), y.detach()
             del y
-            found = torch_units.loss_statistics(logits, self.targets, self.part.vocabulary, self.shard)
+            statistics = torch_units.loss_statistics(logits, self.targets, self.part.vocabulary, self.shard)
             clock.mark()
-            everyone = found.unsqueeze(0).expand(self.shard.tp, *found.shape)
+            everyone = statistics.unsqueeze(0).expand(self.shard.tp, *statistics.shape)
             torch_units.loss_gradient(logits, self.targets, everyone, self.part.vocabulary, self.shard, 1e-6)
             torch.autograd.backward([edge], [logits])
         clock.mark()
         return clock.parts()
 
     def without_graph(self) -> list[float]:
+        """Seconds of a forward pass that keeps no graph; a language head's with the loss."""
         clock = Clock(self.device)
         with torch.no_grad():
-            x, memory = self._given()
+            x, memory = self._inputs()
             clock.mark()
             y = self._forward(x, memory)
             if self.targets is not None:
@@ -326,30 +310,30 @@ class Trial:
     @property
     def incoming_bytes(self) -> int:
         """Gradients that the backward pass makes of its inputs."""
-        return sum(t.nbytes for t in self._given() if t is not None and t.requires_grad)
+        return sum(t.nbytes for t in self._inputs() if t is not None and t.requires_grad)
 
     def _kept(self) -> tuple[int, int]:
-        given = self._given()
-        held: dict[int, int] = {}
-        known = {t.untyped_storage().data_ptr() for t in (*self.parameters.values(), *given) if t is not None}
+        inputs = self._inputs()
+        saved: dict[int, int] = {}
+        outside = {t.untyped_storage().data_ptr() for t in (*self.parameters.values(), *inputs) if t is not None}
 
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
-                held[storage.data_ptr()] = storage.nbytes()
+            if storage.data_ptr() not in outside:
+                saved[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = self._forward(*given)
-        return sum(held.values()), y.nbytes
+            y = self._forward(*inputs)
+        return sum(saved.values()), y.nbytes
 
     def _peaks(self) -> tuple[int, int]:
-        given = self._given()
+        inputs = self._inputs()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            y = self._forward(*given)
+            y = self._forward(*inputs)
             forward = torch.cuda.max_memory_allocated() - before
             edge, output = torch.autograd.graph.get_gradient_edge(y), y.nbytes
             del y
@@ -358,7 +342,7 @@ class Trial:
             return forward, torch.cuda.max_memory_allocated() - before if output else 0
         with PeakMemory() as memory:
             with memory.phase("forward"):
-                y = self._forward(*given)
+                y = self._forward(*inputs)
             edge = torch.autograd.graph.get_gradient_edge(y)
             del y
             with memory.phase("backward"):

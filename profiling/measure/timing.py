@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 LEAST_REPEATS = 3
 WARM_UPS = 2
+T = TypeVar("T")
 
 
 class OutOfMemory(Exception):
@@ -36,6 +37,7 @@ class Clock:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
+        """Mark this moment."""
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -44,14 +46,35 @@ class Clock:
             self._marks.append(time.perf_counter())
 
     def parts(self) -> list[float]:
+        """Seconds between each mark and the next one."""
         if self._cuda:
             torch.cuda.synchronize()
             return [a.elapsed_time(b) / 1e3 for a, b in zip(self._marks, self._marks[1:], strict=False)]
         return [b - a for a, b in zip(self._marks, self._marks[1:], strict=False)]
 
 
+def timed(device: torch.device, *steps: Callable[[], object]) -> list[float]:
+    """Seconds that each step takes on a device, one after the other."""
+    clock = Clock(device)
+    clock.mark()
+    for step in steps:
+        step()
+        clock.mark()
+    return clock.parts()
+
+
+def attempted(work: Callable[[], T]) -> tuple[T | None, float]:
+    """What the work gives, and 0; None and 1 where this process has not enough memory for it."""
+    try:
+        return work(), 0.0
+    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None, 1.0
+
+
 def slowest(world: int, values: Sequence[float]) -> list[float]:
-    """Element-wise maximum over the processes."""
+    """The largest of each value over all processes."""
     if world == 1:
         return list(values)
     shared = torch.tensor(list(values), dtype=torch.float64)
@@ -77,28 +100,22 @@ class Timed:
 
 def repeat(world: int, stop: Repeats, parts: int, run: Callable[[], Sequence[float]]) -> Timed:
     """Timings of `run()`, seconds of its `parts`; a repeat counts with its slowest process. Raises OutOfMemory on all ranks."""
-    started, found = time.perf_counter(), []
+    started, repeats = time.perf_counter(), []
     for number in count():
         if world > 1:
             dist.barrier()
-        failed, mine = 0.0, [0.0] * parts
-        try:
-            mine = list(run())
-        except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failed = 1.0
-        shared = slowest(world, [*mine, failed, time.perf_counter() - started])
+        seconds, failed = attempted(run)
+        shared = slowest(world, [*(seconds or [0.0] * parts), failed, time.perf_counter() - started])
         if shared[-2]:
             raise OutOfMemory
         if number >= WARM_UPS:
-            found.append(shared[:parts])
+            repeats.append(shared[:parts])
         # All processes decide on the same shared numbers, seldom once there are many.
-        if len(found) < LEAST_REPEATS or len(found) % max(1, len(found) // 20):
+        if len(repeats) < LEAST_REPEATS or len(repeats) % max(1, len(repeats) // 20):
             continue
-        if shared[-1] > stop.seconds or max(spread(column) for column in zip(*found, strict=True)) < stop.spread:
+        if shared[-1] > stop.seconds or max(spread(column) for column in zip(*repeats, strict=True)) < stop.spread:
             break
-    columns = list(zip(*found, strict=True))
+    columns = list(zip(*repeats, strict=True))
     return Timed([statistics.median(column) for column in columns], [spread(column) for column in columns])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
-from trainplan.profiling.models.families import ROLES, Fields, Unit, build_chain
+from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names
 from trainplan.profiling.models.sublayers import DTYPE_BYTES, Sublayer
 from trainplan.profiling.shipped import locate
 
@@ -38,6 +38,7 @@ class Model:
 
     @property
     def family(self) -> str:
+        """The name of the model's family: `model_type` of its configuration."""
         return str(self.config["model_type"])
 
     @property
@@ -47,6 +48,7 @@ class Model:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of one number in the model's dtype."""
         return DTYPE_BYTES[self.dtype]
 
     @property
@@ -67,14 +69,14 @@ class Model:
     @cached_property
     def _keys(self) -> dict[Sublayer, str]:
         """Names of the distinct sub-layers: their kind, with a number from the second of a kind on."""
-        found: dict[Sublayer, str] = {}
+        names: dict[Sublayer, str] = {}
         counts: Counter[str] = Counter()
         for unit in self.units:
-            if unit.sublayer not in found:
+            if unit.sublayer not in names:
                 number = counts[unit.kind]
-                found[unit.sublayer] = f"{unit.kind}.{number}" if number else unit.kind
+                names[unit.sublayer] = f"{unit.kind}.{number}" if number else unit.kind
                 counts[unit.kind] += 1
-        return found
+        return names
 
     @cached_property
     def sublayers(self) -> dict[str, Sublayer]:
@@ -113,11 +115,10 @@ class Model:
             raise InputError("command line", "--scale-down", f"is {factor}", "give 1 or more")
         if factor == 1:
             return self
-        if self.family not in ROLES:
-            raise InputError(
-                "command line", "--scale-down", f"is {factor} for a {self.family}", f"give one of {', '.join(ROLES)}"
-            )
-        roles, sizes = ROLES[self.family], dict(self.config)
+        roles, sizes = _size_fields(self.family), dict(self.config)
+        if not roles:
+            fix = f"give one of {', '.join(filter(_size_fields, family_names()))}"
+            raise InputError("command line", "--scale-down", f"is {factor} for a {self.family}", fix)
         hidden, heads, inner = (sizes[roles[role]] for role in ("hidden", "heads", "inner"))
         width = max(2, hidden // heads // factor // 2 * 2)
         sizes[roles["hidden"]] = width * heads
@@ -134,6 +135,7 @@ class Model:
         return model_from_config(changed, self.name, sequence or self.sequence, self.dtype, self.name)
 
     def in_dtype(self, dtype: str) -> Model:
+        """The same model in another dtype, one of `DTYPE_BYTES`."""
         units = tuple(replace(unit, sublayer=replace(unit.sublayer, dtype=dtype)) for unit in self.units)
         return replace(self, units=units, dtype=dtype)
 
@@ -146,6 +148,12 @@ class Model:
     def shape(self) -> dict[str, Any]:
         """All that `plan.json` and profiles carry of a model; `model_from_shape` gives the model back."""
         return {"name": self.name, "config": dict(self.config), "sequence": self.sequence, "dtype": self.dtype}
+
+
+def _size_fields(name: str) -> Mapping[Role, str]:
+    """The fields of a family's configurations that say how large a model is; empty where the family names none."""
+    described = family(name)
+    return described.sizes if described else {}
 
 
 def model_from_shape(shape: Any, where: str) -> Model:
@@ -167,7 +175,7 @@ def model_from_shape(shape: Any, where: str) -> Model:
 
 
 def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtype: str = "float32") -> Model:
-    """A shipped model by name, or any Hugging Face `config.json` of the families in `families.FAMILIES`; no weights are read.
+    """A shipped model by name, or any Hugging Face `config.json` of a known family (`models.families`); no weights are read.
 
     Raises InputError naming file, field and a value that would work.
     """

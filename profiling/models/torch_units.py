@@ -50,6 +50,7 @@ class Shard:
 
     @property
     def first(self) -> bool:
+        """Whether this is rank 0 of the group."""
         return self.index == 0
 
 
@@ -195,16 +196,16 @@ def _t5_places(tokens: int, buckets: int, both: bool, device: torch.device) -> T
     """Bucket of every (query, key) pair (Raffel et al., 2020, Section 2.1): near ones alone, far ones by logarithm to 128."""
     places = torch.arange(tokens)
     distance = places[None, :] - places[:, None]
-    found = torch.zeros_like(distance)
+    first = torch.zeros_like(distance)
     if both:
         buckets //= 2
-        found = (distance > 0).long() * buckets
+        first = (distance > 0).long() * buckets
         distance = distance.abs()
     else:
         distance = -distance.clamp(max=0)
     near = buckets // 2
     far = near + (torch.log(distance.clamp(min=1).float() / near) / math.log(128 / near) * (buckets - near)).long()
-    return (found + torch.where(distance < near, distance, far.clamp(max=buckets - 1))).to(device)
+    return (first + torch.where(distance < near, distance, far.clamp(max=buckets - 1))).to(device)
 
 
 @cache
@@ -330,10 +331,10 @@ def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary:
     logits: as `loss_statistics` left them. everyone: its results of all shards, (tp, 3, rows, tokens). Returns the sum of the
     losses times `scale`.
     """
-    largest, own = everyone[:, 0].amax(0), everyone[shard.index]
+    largest, mine = everyone[:, 0].amax(0), everyone[shard.index]
     normaliser = largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
     loss = (normaliser - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
-    logits.mul_(((own[0] - normaliser).exp() * scale).unsqueeze(-1))
+    logits.mul_(((mine[0] - normaliser).exp() * scale).unsqueeze(-1))
     low, high = shard_bounds(vocabulary, shard.tp, shard.index)
     inside = (targets >= low) & (targets < high)
     place = (targets - low).clamp_(0, high - low - 1).unsqueeze(-1)

@@ -10,21 +10,14 @@ from typing import Any
 import pytest
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
-from trainplan.profiling.clusters.detect import (
-    QUERY,
-    Gpu,
-    Rates,
-    available_bytes,
-    detect,
-    measure_rates,
-    nvml_gpus,
-    parse_nccl,
-    parse_query,
-    parse_topology,
-    run_command,
-    system,
-    to_yaml,
-)
+from trainplan.profiling.clusters.detect import system
+from trainplan.profiling.clusters.detect.cpu import Rates, available_bytes, measure_rates
+from trainplan.profiling.clusters.detect.devices import Gpu
+from trainplan.profiling.clusters.detect.driver import QUERY, nvml_gpus, parse_query
+from trainplan.profiling.clusters.detect.machine import detect, to_yaml
+from trainplan.profiling.clusters.detect.nccl import parse_nccl
+from trainplan.profiling.clusters.detect.system import run_command
+from trainplan.profiling.clusters.detect.topology import parse_topology
 
 FIXTURES = Path(__file__).parent / "fixtures"
 H100 = Gpu("NVIDIA H100 80GB HBM3", 85_520_809_984, pcie_bytes_per_s=63e9)
@@ -178,7 +171,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
 
 def test_names_like_a_known_device_are_not_taken_for_it() -> None:
     for name in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA A10G", "NVIDIA L40", "NVIDIA H100 NVL"):
-        assert Gpu(name, 1).known() is None
+        assert Gpu(name, 1).sheet() is None
     for name in (
         "Tesla T4",
         "NVIDIA A100 80GB PCIe",
@@ -188,7 +181,7 @@ def test_names_like_a_known_device_are_not_taken_for_it() -> None:
         "TITAN RTX",
         "NVIDIA B200",
     ):
-        assert Gpu(name, 1).known() is not None
+        assert Gpu(name, 1).sheet() is not None
 
 
 def test_unknown_devices_are_estimated_from_clocks() -> None:

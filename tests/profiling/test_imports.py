@@ -8,18 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trainplan.formulations.layer_strategies.costs import COST_MODELS, build, unit_costs
+from trainplan.formulations.layer_strategies.costs import build
 from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.work.models import COST_MODELS, unit_costs
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.clusters.cluster import load_cluster
-from trainplan.profiling.complete import for_group
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.imports import import_profile
-from trainplan.profiling.imports.galvatron_blocks import SUMMARIES, derived
+from trainplan.profiling.imports.galvatron_blocks import SUMMARIES
 from trainplan.profiling.imports.source import Source
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.solve import solve
+
+from tests.profiling.made import for_group
+from trainplan.papers.galvatron_blocks import derived
 
 DATA = pathlib.Path(os.environ.get("TRAINPLAN_DATA") or pathlib.Path(__file__).parents[2].parent / "shared/data")
 MIB, GIB = 2**20, 2**30

@@ -22,7 +22,7 @@ from trainplan.profiling.measure.timing import spread
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import NUMBERS, Profile
 
-from trainplan.planning import make_plan
+import trainplan as tp
 
 GPT2 = load_model("gpt2", 64).with_fields(n_embd=64, n_head=4, n_layer=2, vocab_size=512, n_positions=64)
 
@@ -60,7 +60,7 @@ def test_bytes_are_those_of_the_shapes(profile: Profile) -> None:
 
 def test_a_measured_profile_plans_other_batches(profile: Profile) -> None:
     for batch in (4, 12):
-        assert make_plan(GPT2, cluster_of(2), batch, 2**30, profile=profile).result.status == "optimal"
+        assert tp.plan(model=GPT2, cluster=cluster_of(2), batch=batch, memory=2**30, profile=profile).result.status == "optimal"
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.models.families import FAMILIES
+from trainplan.profiling.models.families import BUILT_IN
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
 from trainplan.profiling.shipped import shipped
 
@@ -81,7 +81,7 @@ def test_a_layers_activations_are_those_of_the_authors_profile() -> None:
 def test_every_shipped_model_loads_and_round_trips() -> None:
     names = shipped("models")
     assert len(names) >= 30
-    assert {load_model(name).family for name in names} == set(FAMILIES)
+    assert {load_model(name).family for name in names} == set(BUILT_IN)
     for name in names:
         model = load_model(name)
         again = model_from_shape(json.loads(json.dumps(model.shape())), "plan.json")
@@ -183,7 +183,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def test_bytes_are_those_that_torch_holds(family: str, tp: int) -> None:
     """Of every distinct sub-layer: what its graph keeps within 1 %, its peak within 6 %, or 20 % of a quarter of it."""
     import torch
-    from trainplan.profiling.measure.tasks import Trial
+    from trainplan.profiling.measure.tasks import SublayerTrial
     from trainplan.profiling.models import torch_units
 
     torch.set_num_threads(1)
@@ -191,7 +191,7 @@ def test_bytes_are_those_that_torch_holds(family: str, tp: int) -> None:
     for name, part in model.sublayers.items():
         if not part.splits_into(tp):
             continue
-        trial = Trial(part, rows, torch_units.Shard(tp, 0), torch.device("cpu"), seed=0)
+        trial = SublayerTrial(part, rows, torch_units.Shard(tp, 0), torch.device("cpu"), seed=0)
         found, incoming, output = trial.memory(), trial.incoming_bytes, part.output_bytes(rows, tp)
         assert part.kept_bytes(rows, tp) == pytest.approx(found["kept_bytes"], rel=0.01, abs=64), name
 
@@ -205,7 +205,7 @@ def test_bytes_are_those_that_torch_holds(family: str, tp: int) -> None:
 def test_bytes_of_real_layers() -> None:
     """The two shapes that plans of this project's demonstration run on, at their real width."""
     import torch
-    from trainplan.profiling.measure.tasks import Trial
+    from trainplan.profiling.measure.tasks import SublayerTrial
     from trainplan.profiling.models import torch_units
 
     torch.set_num_threads(1)
@@ -213,7 +213,7 @@ def test_bytes_of_real_layers() -> None:
         for name in ("attention", "ffn", "embedding", "head"):
             for tp in (1, 4):
                 part = model.sublayers[name]
-                trial = Trial(part, 2, torch_units.Shard(tp, 0), torch.device("cpu"), seed=0)
+                trial = SublayerTrial(part, 2, torch_units.Shard(tp, 0), torch.device("cpu"), seed=0)
                 found = trial.memory()
                 assert part.kept_bytes(2, tp) == pytest.approx(found["kept_bytes"], rel=0.01)
                 backward = found["kept_bytes"] + trial.incoming_bytes + found["backward_workspace_bytes"]

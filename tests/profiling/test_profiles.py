@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainplan.formulations.layer_strategies.costs import COST_MODELS, build, layer_costs, unit_costs
+from trainplan.formulations.layer_strategies.costs import build
 from trainplan.formulations.strategies import decision_tree, parse_strategy
+from trainplan.formulations.work.models import COST_MODELS, layer_costs, unit_costs
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
-from trainplan.profiling.complete import complete, for_group
+from trainplan.profiling.complete import complete
 from trainplan.profiling.costs import overlapped_ns, ring_ns
-from trainplan.profiling.estimate import Sample, calibrate, estimate, estimate_shapes, sublayer_ns
+from trainplan.profiling.estimate import estimate_shapes, sublayer_ns
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Number, Profile, Shape, load_profile
 from trainplan.profiling.shipped import shipped
 
 import trainplan as tp
-from trainplan.planning import make_plan
+from benchmarks.calibration import Sample, calibrate
+from tests.profiling.made import estimate, for_group
 
 
 def test_paper_costs_by_hand() -> None:
@@ -75,13 +77,16 @@ def test_a_program_never_needs_more_than_its_plan_says(
         model = model.with_fields(num_hidden_layers=12, head_dim=64, **sizes)
     ratios = []
     for memory in range(3 * 2**28, 5 * 2**30, 2**29):
-        found = make_plan(model, cluster, batch[0], memory, micro_batches=batch[1], by_unit=by_unit)
+        found = tp.plan(model=model, cluster=cluster, batch=batch[0], memory=memory, micro_batches=batch[1], by_unit=by_unit)
         if found.plan is None:
             assert found.result.status == "infeasible"
             continue
+        assert found.result.evaluation is not None
+        claimed = found.result.evaluation["peak_bytes"]
+        ratios.append(max(found.walk_bytes) / claimed)
+        assert max(found.walk_bytes) <= claimed <= memory
         assert found.plan.predicted is not None
-        ratios.append(max(found.walk_bytes) / found.plan.predicted.peak_bytes)
-        assert max(found.walk_bytes) <= found.plan.predicted.peak_bytes <= memory
+        assert found.plan.predicted.most_bytes == max(found.walk_bytes)
     assert len(ratios) >= 3
     assert min(ratios) > 0.9
 
@@ -141,9 +146,9 @@ def test_profiles_refuse_other_models() -> None:
     model, cluster = load_model("gpt2", 128), load_cluster("cpu-4")
     profile = estimate(model, cluster, 4, 8)
     with pytest.raises(InputError, match=r"profile: model is 'gpt2'"):
-        make_plan(load_model("bert-huge-32", 128), cluster, 8, profile=profile)
+        tp.plan(model=load_model("bert-huge-32", 128), cluster=cluster, batch=8, profile=profile)
     with pytest.raises(InputError, match=r"profile: model.sequence is 128; measure for 256"):
-        make_plan(load_model("gpt2", 256), cluster, 8, profile=profile)
+        tp.plan(model=load_model("gpt2", 256), cluster=cluster, batch=8, profile=profile)
     with pytest.raises(InputError, match="measure or estimate it for this batch"):
         build(profile, 2**30, 12)
 
@@ -160,7 +165,7 @@ def test_a_measurement_never_blocks_a_plan() -> None:
         assert found.forward_ns.origin == "estimated"
         assert found.forward_ns.value == pytest.approx(2 * entry.forward_ns.value, rel=0.12)
         assert found.kept_bytes.value == pytest.approx(entry.kept_bytes.value, rel=0.001, abs=64)
-    assert make_plan(model, cluster, 24, profile=few).result.status == "optimal"
+    assert tp.plan(model=model, cluster=cluster, batch=24, profile=few).result.status == "optimal"
 
 
 def twice(entry: Any) -> dict[str, Number]:
@@ -173,11 +178,11 @@ def test_profiles_refuse_other_clusters_and_imported_ones_other_models() -> None
     model = load_model("gpt2", 128)
     here = estimate(model, load_cluster("cpu-4"), 4, 8)
     with pytest.raises(InputError, match=r"profile: cluster is 'cpu-4', of CPU process; give a profile of 'h100-8'"):
-        make_plan(model, load_cluster("h100-8"), 8, profile=here)
+        tp.plan(model=model, cluster=load_cluster("h100-8"), batch=8, profile=here)
     with pytest.raises(InputError, match=r"profile: cluster is 'cpu-4'"):
         tp.build(model="gpt2", cluster="rtx-titan-8", batch=8, sequence=128, profile=here)
     with pytest.raises(InputError, match=r"profile: name is 'gpt2', imported, .* leave --model out"):
-        make_plan(model, load_cluster("cpu-4"), 8, profile=here.changed(model=None))
+        tp.plan(model=model, cluster=load_cluster("cpu-4"), batch=8, profile=here.changed(model=None))
     with pytest.raises(InputError, match="--sequence is 64; leave it out"):
         tp.build(profile=here, batch=8, sequence=64)
     with pytest.raises(InputError, match="--dtype is 'bfloat16'; leave it out: the profile is of float32"):

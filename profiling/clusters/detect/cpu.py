@@ -73,7 +73,7 @@ def measure_rates(seconds: float = 0.5) -> Rates:
 def cpu_cluster(
     nodes: int, processes: int, network_bytes_per_s: float | None, name: str | None, ram_bytes: int, rates: Rates
 ) -> Cluster:
-    """Processes share cores, RAM and its bandwidth evenly."""
+    """A cluster whose devices are processes that share cores, RAM and its bandwidth evenly."""
     memory_bytes_per_s = round(rates.memory_bytes_per_s / processes)
     kind = DeviceKind.model_validate(
         {

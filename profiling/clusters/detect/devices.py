@@ -10,7 +10,7 @@ from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.clusters.cluster import DeviceKind
 
 
-class Known(NamedTuple):
+class DataSheet(NamedTuple):
     """Data sheet of a device: dense peaks without sparsity, float32 on CUDA cores (no TF32), NVLink of one link one way."""
 
     pattern: str  # of the driver's name, without NVIDIA, GeForce and Tesla
@@ -24,31 +24,31 @@ class Known(NamedTuple):
 
     @property
     def teraflops(self) -> dict[str, float]:
-        """Peaks by dtype."""
+        """Peak rates of matrix products in teraflops, by dtype."""
         halves = ("bfloat16", "float16") if self.bfloat16 else ("float16",)
         full = {"float32": self.float32_teraflops, "float64": self.float64_teraflops}
         return full | dict.fromkeys(halves, self.half_teraflops)
 
 
 DEVICES = (
-    Known(r"TITAN RTX", 16.3, 130.5, 0.51, 672, 25, bfloat16=False),
-    Known(r"RTX 2080 Ti", 13.4, 53.8, 0.42, 616, 25, bfloat16=False),
-    Known(r"RTX 3090", 35.6, 71, 0.556, 936, 14.06),
-    Known(r"RTX 4090", 82.6, 165.2, 1.29, 1008),
-    Known(r"T4", 8.1, 65, 0.253, 320, bfloat16=False),
-    Known(r"V100-SXM2.*", 15.7, 125, 7.8, 900, 25, bfloat16=False),
-    Known(r"V100-PCIE.*", 14, 112, 7, 900, bfloat16=False),
-    Known(r"A10", 31.2, 125, 0.976, 600),
-    Known(r"A100-SXM\S*40GB", 19.5, 312, 19.5, 1555, 25, half_size=128),
-    Known(r"A100-PCIE-40GB", 19.5, 312, 19.5, 1555, 25, half_size=128),
-    Known(r"A100-SXM\S*80GB", 19.5, 312, 19.5, 2039, 25, half_size=128),
-    Known(r"A100 80GB PCIe", 19.5, 312, 19.5, 1935, 25, half_size=128),
-    Known(r"L4", 30.3, 121, 0.47, 300),
-    Known(r"L40S", 91.6, 362, 1.43, 864),
-    Known(r"H100 PCIe", 51, 756, 51, 2000, 25, half_size=256),
-    Known(r"H100 80GB HBM3", 67, 989, 67, 3350, 25, half_size=256),
-    Known(r"H200", 67, 989, 67, 4800, 25, half_size=256),
-    Known(r"B200", 75, 2250, 37, 7700, 50, half_size=256),
+    DataSheet(r"TITAN RTX", 16.3, 130.5, 0.51, 672, 25, bfloat16=False),
+    DataSheet(r"RTX 2080 Ti", 13.4, 53.8, 0.42, 616, 25, bfloat16=False),
+    DataSheet(r"RTX 3090", 35.6, 71, 0.556, 936, 14.06),
+    DataSheet(r"RTX 4090", 82.6, 165.2, 1.29, 1008),
+    DataSheet(r"T4", 8.1, 65, 0.253, 320, bfloat16=False),
+    DataSheet(r"V100-SXM2.*", 15.7, 125, 7.8, 900, 25, bfloat16=False),
+    DataSheet(r"V100-PCIE.*", 14, 112, 7, 900, bfloat16=False),
+    DataSheet(r"A10", 31.2, 125, 0.976, 600),
+    DataSheet(r"A100-SXM\S*40GB", 19.5, 312, 19.5, 1555, 25, half_size=128),
+    DataSheet(r"A100-PCIE-40GB", 19.5, 312, 19.5, 1555, 25, half_size=128),
+    DataSheet(r"A100-SXM\S*80GB", 19.5, 312, 19.5, 2039, 25, half_size=128),
+    DataSheet(r"A100 80GB PCIe", 19.5, 312, 19.5, 1935, 25, half_size=128),
+    DataSheet(r"L4", 30.3, 121, 0.47, 300),
+    DataSheet(r"L40S", 91.6, 362, 1.43, 864),
+    DataSheet(r"H100 PCIe", 51, 756, 51, 2000, 25, half_size=256),
+    DataSheet(r"H100 80GB HBM3", 67, 989, 67, 3350, 25, half_size=256),
+    DataSheet(r"H200", 67, 989, 67, 4800, 25, half_size=256),
+    DataSheet(r"B200", 75, 2250, 37, 7700, 50, half_size=256),
 )
 
 
@@ -63,14 +63,15 @@ class Gpu:
     clock_hz: float | None = None
     memory_bytes_per_s: float | None = None
 
-    def known(self) -> Known | None:
+    def sheet(self) -> DataSheet | None:
+        """The data sheet of this GPU by its name; None where the table has none."""
         name = re.sub(r"\b(NVIDIA|GeForce|Tesla)\b", "", self.name).strip()
-        return next((known for known in DEVICES if re.fullmatch(known.pattern, name)), None)
+        return next((sheet for sheet in DEVICES if re.fullmatch(sheet.pattern, name)), None)
 
     def kind(self) -> DeviceKind:
         """Rates from the data sheet, else float32's from cores and clock. Raises InputError."""
-        if known := self.known():
-            teraflops, memory_bytes_per_s, half_size = known.teraflops, known.memory_gb_per_s * 1e9, known.half_size
+        if sheet := self.sheet():
+            teraflops, memory_bytes_per_s, half_size = sheet.teraflops, sheet.memory_gb_per_s * 1e9, sheet.half_size
         elif self.cores and self.clock_hz and self.memory_bytes_per_s:
             teraflops = {"float32": 2 * self.cores * self.clock_hz / 1e12}
             memory_bytes_per_s, half_size = self.memory_bytes_per_s, 64

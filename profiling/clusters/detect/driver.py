@@ -54,12 +54,11 @@ def _ask(nvml: Any, question: str, *arguments: Any) -> Any:
 
 def parse_query(text: str) -> list[Gpu]:
     """GPUs in the answer to `QUERY`: name, MiB, PCIe generation and lanes, one GPU a line. Raises InputError."""
-    found = []
+    gpus = []
     for i, line in enumerate(filter(str.strip, text.splitlines()), start=1):
         name, *cells = (cell.strip() for cell in line.rsplit(",", 3))
         if len(cells) != 3 or not cells[0].isdigit():
-            fix = "install nvidia-ml-py, which asks the driver"
-            raise InputError(QUERY[0], f"line {i}", f"is {shown(line.strip())}", fix)
+            raise InputError(QUERY[0], f"line {i}", f"is {shown(line.strip())}", "install nvidia-ml-py, which asks the driver")
         generation, lanes = (int(cell) if cell.isdigit() else None for cell in cells[1:])
-        found.append(Gpu(name, int(cells[0]) * 2**20, generation_bytes_per_s(generation, lanes)))
-    return found
+        gpus.append(Gpu(name, int(cells[0]) * 2**20, generation_bytes_per_s(generation, lanes)))
+    return gpus

@@ -17,10 +17,10 @@ from trainplan.profiling.clusters.detect.links import (
 )
 from trainplan.profiling.clusters.network import Island, Matrix
 
-Table = list[list[float]]  # bytes a second from each device to each other
+PairTable = list[list[float]]  # bytes a second from each device to each other
 
 
-def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_per_s: float) -> Table:
+def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_per_s: float) -> PairTable:
     """Bandwidth of each pair by how it is joined (NV4, PIX, ...); 0 of a device with itself."""
 
     def bytes_per_s(i: int, j: int) -> float:
@@ -28,13 +28,13 @@ def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_p
             return 0.0
         if (way := pairs[i][j]) in PCIE_SHARES:
             return round(PCIE_SHARES[way] * pcie_bytes_per_s)
-        rates = [known.nvlink_gb_per_s for gpu in (gpus[i], gpus[j]) if (known := gpu.known())]
+        rates = [sheet.nvlink_gb_per_s for gpu in (gpus[i], gpus[j]) if (sheet := gpu.sheet())]
         return round(NVLINK_SHARE * int(way.removeprefix("NV")) * (min(rates, default=0) or 25) * 1e9)
 
     return [[bytes_per_s(i, j) for j in range(len(gpus))] for i in range(len(gpus))]
 
 
-def nested_islands(table: Table) -> list[tuple[int, float]] | None:
+def nested_islands(table: PairTable) -> list[tuple[int, float]] | None:
     """Sizes and bandwidths of equal islands of consecutive devices, smallest first; None where the links are no such tree."""
     count = len(table)
     both = [[min(table[i][j], table[j][i]) for j in range(count)] for i in range(count)]
@@ -49,7 +49,7 @@ def nested_islands(table: Table) -> list[tuple[int, float]] | None:
 
 
 def gpu_cluster(
-    gpus: Sequence[Gpu], table: Table, nodes: int, network_bytes_per_s: float, host: Host, name: str | None, source: str
+    gpus: Sequence[Gpu], table: PairTable, nodes: int, network_bytes_per_s: float, host: Host, name: str | None, source: str
 ) -> Cluster:
     """`nodes` machines of these GPUs and this host. Raises InputError."""
     name = name or f"{_slug(gpus[0].name)}-{nodes * len(gpus)}"
@@ -82,7 +82,7 @@ def _parts(gpus: Sequence[Gpu], host: Host) -> list[Nodes]:
     return parts
 
 
-def _repeated(table: Table, nodes: int, network_bytes_per_s: float) -> Table:
+def _repeated(table: PairTable, nodes: int, network_bytes_per_s: float) -> PairTable:
     """The table over several machines."""
     places = [(node, i) for node in range(nodes) for i in range(len(table))]
     return [[table[i][j] if node == other else network_bytes_per_s for other, j in places] for node, i in places]

@@ -17,7 +17,7 @@ def pcie_bytes_per_s(gt_per_s: float, lanes: int) -> float:
 
 
 def generation_bytes_per_s(generation: int | None, lanes: int | None) -> float | None:
-    """The same by PCIe generation; None where one of both is not told."""
+    """Peak of a PCIe link one way, by its generation and lanes; None where one of the two is unknown."""
     if not generation or not lanes:
         return None
     return pcie_bytes_per_s(PCIE_GT_PER_S[min(generation, len(PCIE_GT_PER_S)) - 1], lanes)

@@ -46,24 +46,24 @@ def detect(
         if value is not None and not 1 <= value <= MOST:
             raise InputError("command line", f"--{field}", f"is {value}", f"give 1 to {MOST}")
     if network_bytes_per_s is not None and not 1 <= network_bytes_per_s <= MOST_BYTES_PER_S:
-        told = f"is {network_bytes_per_s} bytes a second"
-        raise InputError("command line", "--network", told, "give what a ring gets, such as 12.5GB")
+        problem = f"is {network_bytes_per_s} bytes a second"
+        raise InputError("command line", "--network", problem, "give what a ring gets, such as 12.5GB")
     file = topology_file or os.environ.get("NCCL_TOPO_FILE")
     described = _described(os.fspath(file), read) if file else None
-    found, asked = gpus(), "NVML"
-    if found is None and (text := run(QUERY)):
-        found, asked = parse_query(text), "nvidia-smi"
+    devices, asked = gpus(), "NVML"
+    if devices is None and (text := run(QUERY)):
+        devices, asked = parse_query(text), "nvidia-smi"
     network_bytes_per_s = network_bytes_per_s or (described.network_bytes_per_s if described else None)
     if nodes > 1 and not network_bytes_per_s:
         raise InputError("command line", "--network", "is missing", "give what one ring between nodes gets, such as 12.5GB")
-    if not found:
+    if not devices:
         memory_bytes, count = available_bytes(read), processes or cpu_cores()
         if memory_bytes // count < LEAST_BYTES:
-            told = f"is {count}, with {memory_bytes // count} bytes each"
-            raise InputError("command line", "--processes", told, f"give at most {max(1, memory_bytes // LEAST_BYTES)}")
+            problem = f"is {count}, with {memory_bytes // count} bytes each"
+            raise InputError("command line", "--processes", problem, f"give at most {max(1, memory_bytes // LEAST_BYTES)}")
         return cpu_cluster(nodes, count, network_bytes_per_s, name, memory_bytes, rates())
-    topology = _topology(found, described, run)
-    pcie_bytes_per_s = topology.pcie_bytes_per_s or _slowest_pcie(found)
+    topology = _topology(devices, described, run)
+    pcie_bytes_per_s = topology.pcie_bytes_per_s or _slowest_pcie(devices)
     measured = rates()
     host = Host(
         memory_bytes=available_bytes(read),
@@ -71,13 +71,13 @@ def detect(
         link=Link(bandwidth_bytes_per_s=round(pcie_bytes_per_s * PCIE_SHARES["PIX"]), latency_ns=PCIE_LATENCY_NS),
         shares_bus=not all(way.startswith(("NV", "X")) for row in topology.pairs for way in row),
     )
-    sheets = "data sheets" if all(gpu.known() for gpu in found) else "data sheets, or clocks and cores where none is known"
+    sheets = "data sheets" if all(gpu.sheet() for gpu in devices) else "data sheets, or clocks and cores where none is known"
     source = (
         f"Devices by {asked}, links by {topology.origin}, rates by {sheets}, RAM's {measured.origin}; "
         "what is reached of peak rates, of NVLink and of PCIe are assumptions."
     )
-    table = pair_table(found, topology.pairs, pcie_bytes_per_s)
-    return gpu_cluster(found, table, nodes, network_bytes_per_s or 0.0, host, name, source)
+    table = pair_table(devices, topology.pairs, pcie_bytes_per_s)
+    return gpu_cluster(devices, table, nodes, network_bytes_per_s or 0.0, host, name, source)
 
 
 def to_yaml(cluster: Cluster) -> str:
@@ -103,11 +103,11 @@ def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topo
         places = range(len(gpus))
         topology = Topology([["X" if i == j else "SYS" for j in places] for i in places], "assumption: PCIe across sockets")
     if len(topology.pairs) != len(gpus):
-        told = f"shows {len(topology.pairs)} GPUs where the driver has {len(gpus)}"
-        raise InputError("detect", topology.origin, told, "give NCCL's topology file of this machine")
+        problem = f"shows {len(topology.pairs)} GPUs where the driver has {len(gpus)}"
+        raise InputError("detect", topology.origin, problem, "give NCCL's topology file of this machine")
     return topology
 
 
 def _slowest_pcie(gpus: Sequence[Gpu]) -> float:
-    told = [gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s]
-    return min(told, default=PCIE_3_X16_BYTES_PER_S)
+    rates = [gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s]
+    return min(rates, default=PCIE_3_X16_BYTES_PER_S)

@@ -29,6 +29,7 @@ def run_command(command: Sequence[str]) -> str | None:
 
 
 def read_text(path: str) -> str | None:
+    """The text of a regular file in UTF-8; None where it cannot be read."""
     try:
         if not os.path.isfile(path):  # a pipe would wait, a device never end
             return None

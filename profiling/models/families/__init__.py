@@ -1,4 +1,8 @@
-"""Builders: a Hugging Face configuration becomes a chain of sub-layers. One function for each family.
+"""Model families: a Hugging Face configuration becomes a chain of sub-layers. One module for each family.
+
+A family is a `Family` object: the function that builds the chain, and the fields that say how large the model is. Another
+package adds one by an entry point of the group `trainplan.families`, named as `model_type` in configurations, which refers to
+such an object (`package.module:FAMILY`). Its chain may consist of any sub-layers (`models.sublayers`), its own included.
 
 A builder reads its fields through `Fields`, which checks them and notes what was read: that, with its defaults filled in, is
 the architecture which a plan or a profile carries, and from which the same chain can be built again.
@@ -6,54 +10,34 @@ the architecture which a plan or a profile carries, and from which the same chai
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
 from trainplan.profiling.base.errors import shown
-from trainplan.profiling.models.families.encoder_decoder import t5
-from trainplan.profiling.models.families.fields import Chain, Fields, Unit
-from trainplan.profiling.models.families.language import bert, gpt2, llama
-from trainplan.profiling.models.families.vision import swin, transgan, vit
+from trainplan.profiling.base.plugins import load_named, names
+from trainplan.profiling.models.families.fields import Family, Fields, Role, Unit, uniform_chain
 
-__all__ = ["FAMILIES", "ROLES", "Chain", "Fields", "Role", "Unit", "build_chain"]
+__all__ = ["BUILT_IN", "GROUP", "Family", "Fields", "Role", "Unit", "build_chain", "family", "family_names", "uniform_chain"]
 
-FAMILIES: dict[str, Callable[[Fields], tuple[Chain, bool]]] = {
-    "gpt2": gpt2,
-    "bert": bert,
-    "llama": llama,
-    "t5": t5,
-    "vit": vit,
-    "swin": swin,
-    "transgan": transgan,
-}
-
-# Fields of the size of a model, by what they stand for: what `Model.scaled` makes smaller.
-Role = Literal["hidden", "heads", "inner", "vocabulary", "positions", "width"]
-ROLES: dict[str, dict[Role, str]] = {
-    "gpt2": {"hidden": "n_embd", "heads": "n_head", "inner": "n_inner", "vocabulary": "vocab_size", "positions": "n_positions"},
-    "bert": {
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "inner": "intermediate_size",
-        "vocabulary": "vocab_size",
-        "positions": "max_position_embeddings",
-    },
-    "llama": {
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "inner": "intermediate_size",
-        "vocabulary": "vocab_size",
-        "positions": "max_position_embeddings",
-        "width": "head_dim",
-    },
-}
+GROUP = "trainplan.families"
+MODULES = ("gpt2", "bert", "llama", "t5", "vit", "swin", "transgan")
+BUILT_IN = {name: f"{__name__}.{name}:FAMILY" for name in MODULES}
 
 
-def build_chain(fields: Fields) -> tuple[Chain, bool]:
+def family_names() -> list[str]:
+    """The names of all families, those of plug-ins last."""
+    return names(BUILT_IN, GROUP)
+
+
+def family(name: str) -> Family | None:
+    """A family by its name, which is `model_type` in configurations; its module is imported now. None where there is none."""
+    loaded: Family | None = load_named(name, BUILT_IN, GROUP)
+    assert loaded is None or isinstance(loaded, Family), f"the entry point {name} of {GROUP} refers to no Family"
+    return loaded
+
+
+def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a configuration, and whether its head's matrix is the embedding's. Raises InputError."""
-    family = fields.config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise fields.fail("model_type", f"is {shown(family)}", f"give a config of one of: {known}")
-    fields.read["model_type"] = family
-    return FAMILIES[family](fields)
+    name = fields.config.get("model_type")
+    chosen = family(name) if isinstance(name, str) else None
+    if chosen is None:
+        raise fields.fail("model_type", f"is {shown(name)}", f"give a config of one of: {', '.join(family_names())}")
+    fields.read["model_type"] = name
+    return chosen.build(fields)

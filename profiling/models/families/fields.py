@@ -1,10 +1,10 @@
-"""Reading a configuration: every field checked, and noted, with its default filled in; and how blocks become a chain."""
+"""What a family is, and what its builder works with: a configuration's fields, checked one by one, and the units of a chain."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.models.sublayers import Activation, Sublayer
@@ -22,6 +22,16 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+Role = Literal["hidden", "heads", "inner", "vocabulary", "positions", "width"]
+USUAL_SIZES: dict[Role, str] = {
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+
+
 @dataclass(frozen=True)
 class Unit:
     """One sub-layer of the chain. `layer` numbers the layers that a planner decides on: embedding 0, blocks 1.., head last."""
@@ -32,6 +42,7 @@ class Unit:
 
     @property
     def kind(self) -> str:
+        """The kind of the sub-layer, such as `attention`."""
         return self.sublayer.kind
 
 
@@ -46,6 +57,7 @@ class Fields:
     read: dict[str, Any] = field(default_factory=dict)
 
     def fail(self, name: str, problem: str, fix: str) -> InputError:
+        """The error, to be raised, about one field of this configuration."""
         return InputError(self.where, name, problem, fix)
 
     def _value(self, name: str, default: Any) -> Any:
@@ -58,22 +70,25 @@ class Fields:
         return value
 
     def count(self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
+        """A whole number from `least` to `most`."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.fail(name, f"is {shown(value)}", f"give a whole number from {least} to {most}")
         return value
 
     def layers(self, name: str, default: int | None = None) -> int:
+        """A number of layers: at least one, at most `MOST_LAYERS`."""
         return self.count(name, default, most=MOST_LAYERS)
 
     def side(self, name: str, default: int) -> int:
-        """A number, or a square's two equal sides."""
+        """The side of a square, given as one number or as a list of two equal ones."""
         value = self.config.get(name)
         if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
             self.config = {**self.config, name: value[0]}
         return self.count(name, default)
 
     def counts(self, name: str, default: list[int] | None = None, least: int = 1, length: int | None = None) -> list[int]:
+        """A list of whole numbers from `least` on: of `length`, or of any length up to 16."""
         value = self._value(name, default)
         if not isinstance(value, list) or not 1 <= len(value) <= 16 or (length is not None and len(value) != length):
             wanted = f"a list of {length}" if length else "a list of up to 16"
@@ -84,46 +99,50 @@ class Fields:
         return value
 
     def share(self, name: str, default: float, most: float = 1.0) -> float:
+        """A number above 0 and below `most`."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < most:
             raise self.fail(name, f"is {shown(value)}", f"give a number between 0 and {most:g}, such as {default:g}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
+        """A value that is true or false."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             raise self.fail(name, f"is {shown(value)}", "give true or false")
         return value
 
-    def activation(self, name: str, default: str, known: Mapping[str, Activation] = ACTIVATIONS) -> Activation:
+    def activation(self, name: str, default: str, spellings: Mapping[str, Activation] = ACTIVATIONS) -> Activation:
+        """An activation function, by one of the spellings that configurations have for it."""
         value = self._value(name, default)
-        if not isinstance(value, str) or value not in known:
-            raise self.fail(name, f"is {shown(value)}", f"give {' or '.join(map(repr, known))}")
-        return known[value]
+        if not isinstance(value, str) or value not in spellings:
+            raise self.fail(name, f"is {shown(value)}", f"give {' or '.join(map(repr, spellings))}")
+        return spellings[value]
 
     def dropout(self, *names: str, default: float = 0.1) -> bool:
         """Whether any of these probabilities is above 0."""
-        found = False
+        drops = False
         for name in names:
             value = self._value(name, default)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
                 raise self.fail(name, f"is {shown(value)}", "give a probability from 0 to below 1, such as 0.1")
-            found |= value > 0
-        return found
+            drops |= value > 0
+        return drops
 
     def absent(self, *names: str) -> None:
-        """Features that trainplan's chains do not have."""
+        """Refuse features that no chain of trainplan's has."""
         for name in names:
             if self.config.get(name):
                 raise self.fail(name, f"is {shown(self.config[name])}", "give false: trainplan's models do not have it")
 
     def note(self, *names: str, usual: Any = False) -> None:
-        """What changes results, not shapes: planned as it is, and refused where a plan runs (`execution.run`)."""
+        """Note fields that change results but no shape: planned as they are, refused where a plan runs (`execution.run`)."""
         for name in names:
             if (value := self.config.get(name)) is not None and value != usual:
                 self.read[name] = value
 
     def divisor(self, name: str, value: int, of: str, size: int) -> None:
+        """Refuse a value that does not divide `size`, which errors call `of`."""
         if size % value:
             raise self.fail(name, f"is {value}", f"give a divisor of {of} = {size}")
 
@@ -135,16 +154,17 @@ class Fields:
         return length
 
     def no_length(self) -> None:
+        """Refuse a sequence length that was asked for: the image gives the number of tokens."""
         if self.sequence is not None:
             raise InputError("command line", "--sequence", f"is {self.sequence}", "leave it out: the image gives the tokens")
 
     def labels(self) -> int:
-        given = self.config.get("id2label")
-        names = len(given) if isinstance(given, Mapping) and given else 2
-        return self.count("num_labels", names)
+        """The number of classes: `num_labels`, else as many as `id2label` names, else 2."""
+        labels = self.config.get("id2label")
+        return self.count("num_labels", len(labels) if isinstance(labels, Mapping) and labels else 2)
 
     def common(self, dropout: bool, epsilon: float) -> dict[str, Any]:
-        """What every sub-layer of the chain shares."""
+        """The keyword arguments that all sub-layers of the chain share: dtype, epsilon of norms, unfused attention, dropout."""
         implementation = self.config.get("attn_implementation", self.config.get("_attn_implementation"))
         unfused = implementation == "eager"
         if unfused:
@@ -152,14 +172,19 @@ class Fields:
         return {"dtype": self.dtype, "epsilon": epsilon, "unfused": unfused, "dropout": unfused and dropout}
 
 
-Chain = list[Unit]
+def uniform_chain(embedding: Sublayer, layers: int, parts: Mapping[str, Sublayer], head: Sublayer) -> list[Unit]:
+    """An embedding, `layers` equal blocks of these parts, and a head."""
+    middle = [Unit(f"block{i}.{name}", i + 1, part) for i in range(layers) for name, part in parts.items()]
+    return [Unit("embedding", 0, embedding), *middle, Unit("head", layers + 1, head)]
 
 
-def blocks(count: int, parts: Mapping[str, Sublayer], first_layer: int = 1, prefix: str = "block") -> Chain:
-    return [
-        Unit(f"{prefix}{i}.{name}", first_layer + i, part) for i in range(count) for name, part in parts.items()
-    ]  # fmt: skip
+@dataclass(frozen=True)
+class Family:
+    """What trainplan knows of one model family; the group `trainplan.families` of entry points refers to such objects.
 
+    build: reads a configuration and returns its chain, and whether the head's matrix is the embedding's; raises InputError.
+    sizes: the configuration's fields by what they stand for, which `Model.scaled` makes smaller; empty where it cannot.
+    """
 
-def stack(embedding: Sublayer, middle: Chain, head: Sublayer) -> Chain:
-    return [Unit("embedding", 0, embedding), *middle, Unit("head", middle[-1].layer + 1, head)]
+    build: Callable[[Fields], tuple[list[Unit], bool]]
+    sizes: Mapping[Role, str] = field(default_factory=dict)

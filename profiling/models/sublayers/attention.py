@@ -42,7 +42,7 @@ class Attention(Sublayer):
 
     @property
     def keys(self) -> int:
-        """Keys that one query meets."""
+        """The number of keys that one query meets."""
         return self.window**2 or self.memory_tokens or self.tokens
 
     @property
@@ -51,22 +51,24 @@ class Attention(Sublayer):
         return self.unfused or bool(self.relative)
 
     def splits_into(self, tp: int) -> bool:
+        """Whole heads go to each rank, queries' as well as keys'."""
         return self.heads % tp == 0 and self.kv_heads % tp == 0
 
     def parameters(self) -> tuple[Parameter, ...]:
+        """Projections of queries, keys and values (one tensor where `packed`), output, table of position biases, norm."""
         h, q, kv = self.hidden, self.heads * self.width, self.kv_heads * self.width
         if self.packed:
-            found = [Parameter("qkv.weight", (3, q, h), 1)]
-            found += [Parameter("qkv.bias", (3, q), 1)] * self.bias
+            parameters = [Parameter("qkv.weight", (3, q, h), 1)]
+            parameters += [Parameter("qkv.bias", (3, q), 1)] * self.bias
         else:
-            found = [Parameter("q.weight", (q, h), 0), Parameter("kv.weight", (2, kv, h), 1)]
-            found += [Parameter("q.bias", (q,), 0), Parameter("kv.bias", (2, kv), 1)] * self.bias
-        found.append(Parameter("out.weight", (h, q), 1))
-        found += [Parameter("out.bias", (h,))] * self.out_bias
+            parameters = [Parameter("q.weight", (q, h), 0), Parameter("kv.weight", (2, kv, h), 1)]
+            parameters += [Parameter("q.bias", (q,), 0), Parameter("kv.bias", (2, kv), 1)] * self.bias
+        parameters.append(Parameter("out.weight", (h, q), 1))
+        parameters += [Parameter("out.bias", (h,))] * self.out_bias
         if self.holds_table:
             rows = (2 * self.window - 1) ** 2 if self.relative == "swin" else self.buckets
-            found.append(Parameter("relative.weight", (rows, self.heads), 1))
-        return (*found, *self._norm_parameters())
+            parameters.append(Parameter("relative.weight", (rows, self.heads), 1))
+        return (*parameters, *self._norm_parameters())
 
     def _sizes(self, rows: int, tp: int) -> tuple[int, int, int, int, int, int]:
         """n, tokens that give keys and values, h, and on one rank: heads, q, and the width of all its keys."""
@@ -74,14 +76,15 @@ class Attention(Sublayer):
         return rows * self.tokens, m, self.hidden, heads, heads * self.width, self.kv_heads // tp * self.width
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
+        """Norm, moves into windows, projections, scores, probabilities, their use, output projection, residual."""
         n, m, h, heads, q, kv = self._sizes(rows, tp)
-        found = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
-        found += [self._stream(n * h)] * (2 if self.window else 0)  # into windows, and back
+        before = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
+        before += [self._stream(n * h)] * (2 if self.window else 0)  # into windows, and back
         if self.packed:
-            found.append(Operator(m=n, n=3 * q, k=h))
+            before.append(Operator(m=n, n=3 * q, k=h))
         else:
-            found += [Operator(m=n, n=q, k=h), Operator(m=m, n=2 * kv, k=h)]
-        found += [self._stream(n * q + m * kv, 4)] * (self.rotary > 0)
+            before += [Operator(m=n, n=q, k=h), Operator(m=m, n=2 * kv, k=h)]
+        before += [self._stream(n * q + m * kv, 4)] * (self.rotary > 0)
         blocks, queries = rows * self.tokens // (self.window**2 or self.tokens), self.window**2 or self.tokens
         keys = self.keys // 2 if self.causal and not self.keeps_scores else self.keys
         work = 2.0 if self.keeps_scores else 2.5
@@ -93,22 +96,24 @@ class Attention(Sublayer):
             between = [self._stream(n * heads * self.keys, passes)]
         out = Operator(m=n, n=h, k=q)
         dropped = [self._stream(n * h)] * (self.unfused and self.dropout)
-        return [*found, scores, *between, use, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
+        return [*before, scores, *between, use, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
 
     def kept_bytes(self, rows: int, tp: int) -> int:
+        """Norm, queries, keys, values and result; and scores, or a fused kernel's one number a query and head."""
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys
-        kept = self._norm_elements(n) + 2 * n * q + 2 * m * kv
+        elements = self._norm_elements(n) + 2 * n * q + 2 * m * kv
         if not self.unfused:
             # Rotated keys beside the product that the values are a part of, and the angles.
-            kept += m * kv + self.tokens * self.width if self.rotary else 0
+            elements += m * kv + self.tokens * self.width if self.rotary else 0
             places = INDEX_BYTES * (self.tokens if self.relative != "swin" else self.window**2) * self.keys
-            kept += scores if self.relative else n * heads
-            return kept * self.element_bytes + places * self.holds_table
+            elements += scores if self.relative else n * heads
+            return elements * self.element_bytes + places * self.holds_table
         masks = scores + n * h if self.dropout else 0
-        return (kept + scores * (3 if self.dropout else 2)) * self.element_bytes + masks
+        return (elements + scores * (3 if self.dropout else 2)) * self.element_bytes + masks
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """Scores that are not kept, copies of keys and values, and expanded biases; or the copy out of windows."""
         n, m, h, heads, _, kv = self._sizes(rows, tp)
         e, scores = self.element_bytes, n * heads * self.keys
         back = n * h if self.window else 0  # out of the windows again
@@ -118,6 +123,7 @@ class Attention(Sublayer):
         return max(back, scores + 2 * m * kv + biases * bool(self.relative)) * e
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """The largest of: the output projection's gradients, those of the projections, and the attention kernel's."""
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys if self.keeps_scores else 0
         projected = n * q + 2 * m * kv

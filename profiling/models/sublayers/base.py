@@ -21,6 +21,7 @@ class Parameter:
     split: int | None = None
 
     def shard_shape(self, tp: int, index: int) -> tuple[int, ...]:
+        """Shape of the part that rank `index` of `tp` tensor-parallel ranks holds."""
         if self.split is None:
             return self.shape
         low, high = shard_bounds(self.shape[self.split], tp, index)
@@ -48,7 +49,7 @@ class Operator:
 
     @property
     def flops(self) -> int:
-        """Multiply-adds count 2."""
+        """Floating-point operations of the forward pass; a multiplication with its addition counts 2."""
         return 2 * self.count * self.m * self.n * self.k
 
 
@@ -70,12 +71,15 @@ class Sublayer:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of one number in the dtype."""
         return DTYPE_BYTES[self.dtype]
 
     def parameters(self) -> tuple[Parameter, ...]:
+        """All parameter tensors, each with its split."""
         raise NotImplementedError
 
     def parameter_count(self, tp: int = 1, index: int = 0) -> int:
+        """Numbers in the parameters that rank `index` of `tp` tensor-parallel ranks holds."""
         return sum(prod(p.shard_shape(tp, index)) for p in self.parameters())
 
     @property
@@ -97,6 +101,7 @@ class Sublayer:
         return sum(operator.flops for operator in self.operators(rows, tp))
 
     def input_shape(self, rows: int) -> tuple[int, ...]:
+        """Shape of the input with `rows` samples."""
         return (rows, self.tokens, self.hidden)
 
     def input_bytes(self, rows: int) -> int:
@@ -104,10 +109,12 @@ class Sublayer:
         return prod(self.input_shape(rows)) * self.element_bytes
 
     def output_bytes(self, rows: int, tp: int) -> int:
+        """What one tensor-parallel rank gives: hidden states of all tokens, whatever the degree."""
         del tp
         return rows * self.tokens * self.hidden * self.element_bytes
 
     def carried_bytes(self, rows: int) -> int:
+        """Hidden states of another stream that pass this sub-layer by."""
         return rows * self.carried_tokens * self.hidden * self.element_bytes
 
     def boundary_bytes(self, rows: int) -> int:

@@ -18,25 +18,30 @@ class TokenEmbedding(Sublayer):
     token_types: int = 0
 
     def splits_into(self, tp: int) -> bool:
+        """The vocabulary is split, with one token at least for each rank."""
         return tp <= self.vocabulary
 
     def parameters(self) -> tuple[Parameter, ...]:
+        """The table of tokens, split over the vocabulary; tables of positions and token types."""
         h = self.hidden
-        found = [Parameter("tokens.weight", (self.vocabulary, h), 0)]
+        parameters = [Parameter("tokens.weight", (self.vocabulary, h), 0)]
         if self.positions:
-            found.append(Parameter("positions.weight", (self.positions, h)))
+            parameters.append(Parameter("positions.weight", (self.positions, h)))
         if self.token_types:
-            found.append(Parameter("types.weight", (self.token_types, h)))
-        return tuple(found)
+            parameters.append(Parameter("types.weight", (self.token_types, h)))
+        return tuple(parameters)
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
+        """A look-up in each table; with tp > 1 also the masking of other ranks' tokens."""
         tables = 1 + (self.positions > 0) + (self.token_types > 0) + (tp > 1)
         return [self._stream(rows * self.tokens * self.hidden, backward=1.0)] * tables
 
     def input_bytes(self, rows: int) -> int:
+        """Token indices."""
         return rows * self.tokens * INDEX_BYTES
 
     def kept_bytes(self, rows: int, tp: int) -> int:
+        """Indices that the gradients need, dropout's mask, and with tp > 1 local indices with their mask."""
         n = rows * self.tokens
         positions = INDEX_BYTES * self.tokens if self.positions else 0
         types = INDEX_BYTES * n if self.token_types else 0
@@ -44,10 +49,12 @@ class TokenEmbedding(Sublayer):
         return positions + types + mask + ((INDEX_BYTES + 1) * n if tp > 1 else 0)  # local indices and mask
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """What a second look-up gives before it is added."""
         tokens = rows * self.tokens if self.token_types else self.tokens if self.positions else 0
         return tokens * self.hidden * self.element_bytes
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """The gradient of the positions' table, or that of the tokens' table (with tp > 1 beside the masked gradient)."""
         n, h, v = rows * self.tokens, self.hidden, -(-self.vocabulary // tp)
         positions = self.tokens * h + self.positions * h if self.positions else 0
         return max(positions, (n * h if tp > 1 else 0) + v * h) * self.element_bytes
@@ -71,6 +78,7 @@ class InputProjection(Sublayer):
 
     @property
     def made_tokens(self) -> int:
+        """Tokens that the projection makes: all but the class token."""
         return self.tokens - self.class_token
 
     @property
@@ -79,34 +87,40 @@ class InputProjection(Sublayer):
         return self.made_tokens // self.groups * self.hidden
 
     def parameters(self) -> tuple[Parameter, ...]:
+        """The projection, its bias, class token, positions, and norm: none of them is split."""
         h = self.hidden
-        found = [Parameter("patches.weight", (self.width, self.features))]
+        parameters = [Parameter("patches.weight", (self.width, self.features))]
         if self.bias:
-            found.append(Parameter("patches.bias", (self.width,)))
+            parameters.append(Parameter("patches.bias", (self.width,)))
         if self.class_token:
-            found.append(Parameter("class.weight", (1, h)))
+            parameters.append(Parameter("class.weight", (1, h)))
         if self.positions:
-            found.append(Parameter("positions.weight", (self.tokens, h)))
-        return (*found, *(self._norm_parameters() if self.normed else ()))
+            parameters.append(Parameter("positions.weight", (self.tokens, h)))
+        return (*parameters, *(self._norm_parameters() if self.normed else ()))
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
+        """The projection, and a pass for each of class token, positions and norm."""
         n = rows * self.tokens
         extra = [self._stream(n * self.hidden)] * (self.class_token + self.positions + self.normed)
         # No gradient of the input is made, so the backward pass is one product, not two.
         return [Operator(m=rows * self.groups, n=self.width, k=self.features, backward=1.0), *extra]
 
     def input_shape(self, rows: int) -> tuple[int, ...]:
+        """`groups` vectors of `features` numbers a sample."""
         return (rows, self.groups, self.features)
 
     def kept_bytes(self, rows: int, tp: int) -> int:
+        """Nothing without a norm: its input, mean and inverse deviation."""
         n = rows * self.tokens
         stats = 2 * n + n * self.hidden if self.normed else 0  # the normed projection, mean and inverse deviation
         return stats * self.element_bytes
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """The projection before class token or positions join it."""
         return rows * self.tokens * self.hidden * self.element_bytes if self.class_token or self.positions else 0
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """The projection's gradient, and that of its result where class token or norm follow."""
         weight = self.width * self.features
         n = rows * self.tokens
         made = n * self.hidden if self.class_token or self.normed else 0

@@ -21,19 +21,22 @@ class FeedForward(Sublayer):
     post_norm: bool = False
 
     def splits_into(self, tp: int) -> bool:
+        """The inner size is split, with one number at least for each rank."""
         return tp <= self.inner
 
     def parameters(self) -> tuple[Parameter, ...]:
+        """Up-projection and gate, split by their outputs; down-projection, split by its inputs; norm."""
         h, f = self.hidden, self.inner
-        found = [Parameter("up.weight", (f, h), 0)]
-        found += [Parameter("gate.weight", (f, h), 0)] * self.gated
-        found += [Parameter("up.bias", (f,), 0)] * self.bias
-        found += [Parameter("gate.bias", (f,), 0)] * (self.gated and self.bias)
-        found.append(Parameter("down.weight", (h, f), 1))
-        found += [Parameter("down.bias", (h,))] * self.bias
-        return (*found, *self._norm_parameters())
+        parameters = [Parameter("up.weight", (f, h), 0)]
+        parameters += [Parameter("gate.weight", (f, h), 0)] * self.gated
+        parameters += [Parameter("up.bias", (f,), 0)] * self.bias
+        parameters += [Parameter("gate.bias", (f,), 0)] * (self.gated and self.bias)
+        parameters.append(Parameter("down.weight", (h, f), 1))
+        parameters += [Parameter("down.bias", (h,))] * self.bias
+        return (*parameters, *self._norm_parameters())
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
+        """Norm, up-projections, activation and gate, down-projection, residual."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         up = [Operator(m=n, n=f, k=h)] * (2 if self.gated else 1)
         inner = [self._stream(n * f)] + [self._stream(n * f, 3)] * self.gated
@@ -43,6 +46,7 @@ class FeedForward(Sublayer):
         return [*norms, *up, *inner, Operator(m=n, n=h, k=f), *dropped, self._stream(n * h, 3, 1.0)]
 
     def kept_bytes(self, rows: int, tp: int) -> int:
+        """The norm's result, what the activation and the gate need for their gradients, and dropout's masks."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         copies = 4 if self.gated else 1 if self.activation == "relu" else 2  # relu's backward reads its result
         masks = 0
@@ -52,11 +56,13 @@ class FeedForward(Sublayer):
         return (self._norm_elements(n) + copies * n * f) * self.element_bytes + masks
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """What relu read, until its result replaces it."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         replaced = self.activation == "relu" and not self.gated  # what relu read is there until its result is
         return max(0, n * f - n * h) * self.element_bytes if replaced else 0
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """The largest of: the down-projection's gradients, the activation's, and the up-projections'."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         moments = [n * f + h * f - n * h, h * f - n * f]
         if self.gated:

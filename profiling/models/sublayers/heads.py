@@ -22,42 +22,49 @@ class LanguageHead(Sublayer):
     scale: float = 1.0
 
     def splits_into(self, tp: int) -> bool:
+        """The vocabulary is split, with one token at least for each rank."""
         return tp <= self.vocabulary
 
     def parameters(self) -> tuple[Parameter, ...]:
+        """The matrix of the logits, split over the vocabulary, its bias, the norm, and the transform."""
         h, v = self.hidden, self.vocabulary
-        found = [Parameter("logits.weight", (v, h), 0)]
-        found += [Parameter("logits.bias", (v,), 0)] * self.bias
-        found += self._norm_parameters()
+        parameters = [Parameter("logits.weight", (v, h), 0)]
+        parameters += [Parameter("logits.bias", (v,), 0)] * self.bias
+        parameters += self._norm_parameters()
         if self.transform:
-            found += [Parameter("dense.weight", (h, h)), Parameter("dense.bias", (h,))]
-            found += self._norm_parameters(name="dense_norm")
-        return tuple(found)
+            parameters += [Parameter("dense.weight", (h, h)), Parameter("dense.bias", (h,))]
+            parameters += self._norm_parameters(name="dense_norm")
+        return tuple(parameters)
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
+        """Norm, transform, logits, and the passes of the loss over them."""
         n, h, v = rows * self.tokens, self.hidden, -(-self.vocabulary // tp)
-        found = [self._stream(n * h)]
+        transform = [self._stream(n * h)]
         if self.transform:
-            found += [Operator(m=n, n=h, k=h), self._stream(n * h), self._stream(n * h)]
+            transform += [Operator(m=n, n=h, k=h), self._stream(n * h), self._stream(n * h)]
         loss = [self._stream(n * v, 4, 0.5)]  # largest, exponentials, their sum; backward one pass
-        return [*found, Operator(m=n, n=v, k=h), *loss]
+        return [*transform, Operator(m=n, n=v, k=h), *loss]
 
     def output_bytes(self, rows: int, tp: int) -> int:
+        """One rank's logits."""
         return rows * self.tokens * -(-self.vocabulary // tp) * self.element_bytes
 
     def boundary_bytes(self, rows: int) -> int:
+        """Nothing: no unit follows."""
         return 0
 
     def kept_bytes(self, rows: int, tp: int) -> int:
+        """What norm, transform and scaling need for their gradients; unfused, the logits and their log-softmax."""
         n, h = rows * self.tokens, self.hidden
         norm = self._norm_elements(n)
-        kept = 2 * norm + 2 * n * h if self.transform else norm
+        elements = 2 * norm + 2 * n * h if self.transform else norm
         if self.scale != 1:
-            kept += 0 if self.norm == "rms" else n * h
+            elements += 0 if self.norm == "rms" else n * h
         logits = 2 * n * -(-self.vocabulary // tp) if self.unfused else 0  # logits and their log-softmax
-        return (kept + logits) * self.element_bytes
+        return (elements + logits) * self.element_bytes
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """The gradient of one rank's matrix, or an RMS norm's moment."""
         weight = -(-self.vocabulary // tp) * self.hidden * self.element_bytes
         return max(weight, self._norm_moment(self.kept_bytes(rows, tp), rows))
 
@@ -74,35 +81,43 @@ class ValueHead(Sublayer):
     pool: Literal["first", "mean", "none"] = "first"
 
     def splits_into(self, tp: int) -> bool:
+        """The values are split, with one at least for each rank."""
         return tp <= self.values
 
     def _outputs(self, rows: int) -> int:
         return rows * (self.tokens if self.pool == "none" else 1)
 
     def parameters(self) -> tuple[Parameter, ...]:
+        """The projection with its bias, split by its outputs, and the norm."""
         v = self.values
         weight, bias = Parameter("values.weight", (v, self.hidden), 0), Parameter("values.bias", (v,), 0)
         return (weight, bias, *self._norm_parameters())
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
+        """Norm, and the projection of the pooled tokens or of all."""
         norm = self._stream(rows * self.tokens * self.hidden)
         return [norm, Operator(m=self._outputs(rows), n=-(-self.values // tp), k=self.hidden)]
 
     def output_bytes(self, rows: int, tp: int) -> int:
+        """One rank's values."""
         return self._outputs(rows) * -(-self.values // tp) * self.element_bytes
 
     def boundary_bytes(self, rows: int) -> int:
+        """Nothing: no unit follows."""
         return 0
 
     def kept_bytes(self, rows: int, tp: int) -> int:
+        """Mean and inverse deviation of each token, and what the projection reads."""
         n = rows * self.tokens
         pooled = self._outputs(rows) * self.hidden
         whole = 0 if self.pool == "mean" else n * self.hidden
         return (2 * n + max(pooled, whole)) * self.element_bytes
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """The gradient of one rank's matrix, and that of a mean spread over all tokens."""
         spread = rows * self.tokens * self.hidden if self.pool == "mean" else 0
         return (spread + -(-self.values // tp) * self.hidden) * self.element_bytes
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
+        """All normed tokens, until their mean replaces them."""
         return rows * self.tokens * self.hidden * self.element_bytes if self.pool == "mean" else 0

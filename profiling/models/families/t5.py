@@ -1,25 +1,20 @@
-"""An encoder and a decoder: T5."""
+"""T5: an encoder and a decoder."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.models.families.fields import ACTIVATIONS, LARGEST, Chain, Fields, Unit
-from trainplan.profiling.models.sublayers import (
-    Activation,
-    Attention,
-    FeedForward,
-    LanguageHead,
-    Norm,
-    TokenEmbedding,
-)
+from trainplan.profiling.models.families.fields import ACTIVATIONS, LARGEST, Family, Fields, Unit
+from trainplan.profiling.models.sublayers import Activation, Attention, FeedForward, LanguageHead, Norm, TokenEmbedding
 
 GATED_GELU: Activation = "gelu_tanh"  # as published with T5 1.1
 
 
-def t5(fields: Fields) -> tuple[Chain, bool]:
-    """Both streams travel together: the decoder's tokens pass the encoder by, the encoder's result passes the decoder by.
+def t5(fields: Fields) -> tuple[list[Unit], bool]:
+    """The chain of a T5 configuration.
+
+    Both streams travel together: the decoder's tokens pass the encoder by, the encoder's result passes the decoder by.
 
     decoder_positions: our own field, the decoder's length where it is not the encoder's (T5-512/4).
     """
@@ -28,8 +23,8 @@ def t5(fields: Fields) -> tuple[Chain, bool]:
     decoders, vocabulary = fields.layers("num_decoder_layers", encoders), fields.count("vocab_size", 32128)
     positions, buckets = fields.count("n_positions", 512), fields.count("relative_attention_num_buckets", 32)
     inner, tied = fields.count("d_ff", 2048), fields.flag("tie_word_embeddings", True)
-    known = {**ACTIVATIONS, **{f"gated-{name}": kind for name, kind in ACTIVATIONS.items()}, "gated-gelu": GATED_GELU}
-    activation = fields.activation("feed_forward_proj", "relu", known)
+    spellings = {**ACTIVATIONS, **{f"gated-{name}": kind for name, kind in ACTIVATIONS.items()}, "gated-gelu": GATED_GELU}
+    activation = fields.activation("feed_forward_proj", "relu", spellings)
     common = fields.common(fields.dropout("dropout_rate"), fields.share("layer_norm_epsilon", 1e-6))
     long = positions if fields.sequence is None else fields.sequence
     if not 1 <= long <= LARGEST:
@@ -58,3 +53,6 @@ def t5(fields: Fields) -> tuple[Chain, bool]:
         chain += [Unit(f"decoder{i}.{name}", encoders + i + 1, part) for name, part in parts.items()]
     head = LanguageHead(**common, tokens=short, vocabulary=vocabulary, scale=hidden**-0.5 if tied else 1.0)
     return [*chain, Unit("head", encoders + decoders + 1, head)], tied
+
+
+FAMILY = Family(t5)

@@ -1,0 +1,54 @@
+"""TransGAN's generator: a latent vector becomes an image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainplan.profiling.models.families.fields import MOST_LAYERS, Family, Fields, Unit
+from trainplan.profiling.models.sublayers import Attention, FeedForward, InputProjection, Upsample, ValueHead
+
+
+def transgan(fields: Fields) -> tuple[list[Unit], bool]:
+    """TransGAN's generator (Jiang et al., 2021), in AMP's variant (Section 4.3): `depths` blocks of `hidden_sizes` a stage.
+
+    The latent vector becomes bottom_width squared tokens; every later stage doubles the side, by pixel shuffle where the hidden
+    size falls to a quarter, by interpolation where it stays. Where a side exceeds window_size, attention is in windows of it.
+    """
+    fields.no_length()
+    sizes = fields.counts("hidden_sizes")
+    depths = fields.counts("depths", least=0, length=len(sizes))
+    heads, bottom, latent = (
+        fields.count("num_attention_heads", 4),
+        fields.count("bottom_width", 8),
+        fields.count("latent_size", 512),
+    )
+    window, channels = fields.count("window_size", 16), fields.count("num_channels", 3)
+    if not 0 < sum(depths) <= MOST_LAYERS:
+        raise fields.fail("depths", f"add up to {sum(depths)}", f"give 1 to {MOST_LAYERS} layers")
+    common = fields.common(False, fields.share("layer_norm_eps", 1e-5))
+    made: dict[str, Any] = {"features": latent, "groups": 1, "positions": True}
+    embedding = InputProjection(**common, tokens=bottom**2, hidden=sizes[0], **made)
+    chain, layer, waiting = [Unit("embedding", 0, embedding)], 1, []
+    for stage, (hidden, depth) in enumerate(zip(sizes, depths, strict=True)):
+        side = bottom << stage
+        if side > 4096:
+            raise fields.fail("hidden_sizes", f"has {len(sizes)} stages", "give fewer: their sides double from bottom_width")
+        shape = common | {"tokens": side**2, "hidden": hidden}
+        fields.divisor("num_attention_heads", heads, f"hidden_sizes[{stage}]", hidden)
+        if stage and sizes[stage - 1] not in (hidden, 4 * hidden):
+            raise fields.fail(f"hidden_sizes[{stage}]", f"is {hidden}", f"give {sizes[stage - 1]} or a quarter of it")
+        if depth and side > window and side % window:
+            raise fields.fail("window_size", f"is {window}", f"give a divisor of {side}, the side of stage {stage}")
+        if stage:
+            waiting.append((f"upsample{stage}", Upsample(**shape, from_hidden=sizes[stage - 1])))
+        for _ in range(depth):
+            heading: dict[str, Any] = {"heads": heads, "kv_heads": heads, "width": hidden // heads, "bias": False}
+            attention = Attention(**shape, **heading, window=window if side > window else 0)
+            parts = [*waiting, ("attention", attention), ("ffn", FeedForward(**shape, inner=4 * hidden))]
+            chain += [Unit(f"block{layer - 1}.{name}", layer, part) for name, part in parts]
+            layer, waiting = layer + 1, []
+    chain += [Unit(f"block{layer - 2}.{name}", layer - 1, part) for name, part in waiting]
+    return [*chain, Unit("head", layer, ValueHead(**shape, values=channels, pool="none"))], False
+
+
+FAMILY = Family(transgan)

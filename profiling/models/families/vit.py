@@ -1,0 +1,30 @@
+"""ViT: patches of an image and a class token."""
+
+from __future__ import annotations
+
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, uniform_chain
+from trainplan.profiling.models.sublayers import Attention, FeedForward, InputProjection, ValueHead
+
+
+def vit(fields: Fields) -> tuple[list[Unit], bool]:
+    """The chain of a ViT configuration: a class token before the patches, and a head on that token."""
+    fields.no_length()
+    hidden, heads = fields.count("hidden_size", 768), fields.count("num_attention_heads", 12)
+    layers, inner = fields.layers("num_hidden_layers", 12), fields.count("intermediate_size", 3072)
+    fields.divisor("num_attention_heads", heads, "hidden_size", hidden)
+    image, patch = fields.side("image_size", 224), fields.side("patch_size", 16)
+    channels, labels = fields.count("num_channels", 3), fields.labels()
+    fields.divisor("patch_size", patch, "image_size", image)
+    activation = fields.activation("hidden_act", "gelu")
+    bias = fields.flag("qkv_bias", True)
+    dropped = fields.dropout("attention_probs_dropout_prob", "hidden_dropout_prob", default=0.0)
+    patches = (image // patch) ** 2
+    common = fields.common(dropped, fields.share("layer_norm_eps", 1e-12)) | {"tokens": patches + 1, "hidden": hidden}
+    embedding = InputProjection(**common, features=channels * patch**2, groups=patches, class_token=True, positions=True)
+    attention = Attention(**common, heads=heads, kv_heads=heads, width=hidden // heads, bias=bias)
+    ffn = FeedForward(**common, inner=inner, activation=activation)
+    head = ValueHead(**common, values=labels)
+    return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), False
+
+
+FAMILY = Family(vit)
