@@ -7,7 +7,7 @@ arguments all come from that list.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError, shown
@@ -17,7 +17,8 @@ from trainplan.profiling.base.errors import InputError, shown
 class Parameter:
     """One parameter: its Python name, its type (int, float, str or bool), what it does, its default, and its only values.
 
-    `choices` is empty where every value of the type is possible; `least` is the smallest whole number that is.
+    `choices` is empty where every value of the type is possible; `least` is the smallest whole number that is. `many`: a list
+    of such values.
     """
 
     name: str
@@ -26,15 +27,20 @@ class Parameter:
     default: Any = None
     choices: tuple[str, ...] = ()
     least: int | None = None
+    many: bool = False
 
     @property
     def flag(self) -> str:
         """The command's flag, such as `--micro-batches`."""
         return "--" + self.name.replace("_", "-")
 
+    def with_default(self, default: Any) -> Parameter:
+        """The same parameter with another default."""
+        return replace(self, default=default)
+
     def check(self, value: Any) -> None:
         """Raises InputError where the value is not one that the parameter takes."""
-        if value is None:
+        if value is None or self.many:
             return
         if self.choices and value not in self.choices:
             raise InputError("command line", self.flag, f"is {shown(value)}", f"give one of: {', '.join(self.choices)}")

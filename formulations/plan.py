@@ -62,17 +62,50 @@ class StageTimes(Record):
 
 
 class Predicted(Record):
-    """What the planner expects of a step, and how good the plan is proven to be. stages: for simulating the plan."""
+    """What the walks over the plan's programs say of a step: the one prediction, the same for equal plans whoever made them.
+
+    step_ns: the time walk's. peak_bytes: the memory walk's, of every rank's device. cost_model: whose costs the instructions
+    have; backend: on whose lanes they run; profile_origin: where the costs come from. durations: what each instruction takes,
+    and stages: what the passes of each stage take, so that the plan can be walked and drawn again without its profile.
+    """
 
     step_ns: int
-    peak_bytes: int
-    lower_bound_ns: int | None
-    gap: float | None
-    method: str
-    status: str
+    peak_bytes: list[int]
+    cost_model: str
+    backend: str
     profile_origin: str
-    versions: Annotated[dict[str, str], Field(default_factory=dict)]
+    durations: dict[str, Any] | None = None
     stages: list[StageTimes] | None = None
+
+    @property
+    def most_bytes(self) -> int:
+        """The peak of the fullest rank."""
+        return max(self.peak_bytes)
+
+
+class Claim(Record):
+    """What a solver claims of the plan, in the terms of the problem that it solved: no prediction.
+
+    cost_model: whose costs and objective. bound_ns: no solution of the problem is below it; gap: (objective - bound) /
+    objective. versions: of what may have had a part in the answer.
+    """
+
+    problem: str
+    cost_model: str
+    objective_ns: int
+    bound_ns: int | None
+    gap: float | None
+    status: str
+    method: str
+    versions: Annotated[dict[str, str], Field(default_factory=dict)]
+
+    @classmethod
+    def of_version_1(cls, predicted: Mapping[str, Any]) -> dict[str, Any]:
+        """What a version-1 plan called its prediction: an objective of a problem and cost model that it does not name."""
+        names = {"objective_ns": "step_ns", "bound_ns": "lower_bound_ns"}
+        fields = ("objective_ns", "bound_ns", "gap", "status", "method")
+        numbers = {name: predicted.get(names.get(name, name)) for name in fields}
+        return {"problem": "unknown", "cost_model": "version 1", "versions": predicted.get("versions", {}), **numbers}
 
 
 class Plan(Record):
@@ -86,10 +119,12 @@ class Plan(Record):
     Memory switches are given for all units or for none. With them all ranks are one stage and one sharded-data group (`sdpN`,
     or `single`), and the step has one micro-batch: that is what the switches' model speaks of. nvlink goes with them: whether
     collectives have a lane of their own, beside the copies to the host.
+
+    A file of version 1 is read, too: what it calls `predicted` becomes the claim, and is not trusted.
     """
 
     format: Literal["trainplan-plan"] = "trainplan-plan"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: dict[str, Any]
     model_digest: str
     world: Annotated[int, Field(ge=1, le=2**20)]
@@ -102,6 +137,16 @@ class Plan(Record):
     stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None
+    claim: Claim | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_version_1(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or value.get("version") != 1:
+            return value
+        predicted = value.get("predicted")
+        claim = Claim.of_version_1(predicted) if isinstance(predicted, Mapping) else None
+        return {**value, "version": 2, "predicted": None, "claim": claim}
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
@@ -148,12 +193,13 @@ class Plan(Record):
             self._check_sliced()
         self._check_switches()
         if (times := self.stage_times) is not None and len(times) != len(self.stages):
-            told = f"has {len(times)} entries"
-            raise InputError("", "predicted.stages", told, f"give {len(self.stages)}, one for each stage, or none")
+            problem = f"has {len(times)} entries"
+            raise InputError("", "predicted.stages", problem, f"give {len(self.stages)}, one for each stage, or none")
         return self
 
     @property
     def stage_times(self) -> list[StageTimes] | None:
+        """What the passes of each stage take, where the plan carries it."""
         return None if self.predicted is None else self.predicted.stages
 
     def _check_placement(self) -> None:
@@ -269,7 +315,13 @@ class Plan(Record):
         """The model that the plan was made for. Raises InputError where its fields are not those of a model."""
         return model_from_shape(self.model, "")
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the plan says to do, without prediction and claim: equal for plans that do the same."""
+        return self.model_dump(exclude={"predicted", "claim"})
+
     def strategies(self) -> list[Strategy]:
+        """The strategy of each unit over the ranks of its stage."""
         return [parse_strategy(unit.strategy) for unit in self.units]
 
     def switches(self) -> list[Switches] | None:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
 from trainplan.formulations.parameters import Parameter
@@ -29,7 +30,9 @@ class Evaluation(Protocol):
     """What a solution costs: a whole number to be minimised (nanoseconds), whatever else the problem tells."""
 
     @property
-    def objective(self) -> int: ...
+    def objective(self) -> int:
+        """What is minimised, in whole nanoseconds."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,44 +59,57 @@ class Part:
 class Problem(ABC):
     """One planning problem. Subclasses state it; nothing else in trainplan asks which problem it has before it.
 
-    name: as users write it. record, solution_record: the file formats. parameters: what `instance` reads from
-    `request.options`. cost_model: the name of the costs and of the objective that a claim speaks of. largest: the most
-    solutions that brute force takes.
+    home: the module whose functions `load`, `load_solution`, `solution_dict`, `evaluate`, `violations` and `describe` the
+    methods of these names call. name: as users write it. record, solution_record: the file formats. parameters: what
+    `instance` reads from `request.options`. needs: what a request has to name where it has no profile. largest: the most
+    solutions that brute force takes. solution_field: of the solution's file format, the list that a bare sequence of numbers
+    stands for.
     """
 
+    home: ModuleType  # no ClassVar, which mypy takes no assigned module for
     name: ClassVar[str]
     record: ClassVar[type[Record]]
     solution_record: ClassVar[type[Record]]
     parameters: ClassVar[tuple[Parameter, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ("model", "cluster")
     largest: ClassVar[int] = 2_000_000
+    solution_field: ClassVar[str] = "choice"
 
     # Files
 
-    @abstractmethod
     def load(self, source: Source, where: str = "instance") -> Any:
         """An instance from a file or a dict, which errors call `where`. Raises InputError."""
+        return self.home.load(source, where)
 
-    @abstractmethod
     def load_solution(self, source: Source) -> Any:
         """A solution from a file or a dict. Raises InputError."""
+        return self.home.load_solution(source)
 
-    @abstractmethod
+    def solution_of(self, instance: Any, source: Source) -> Any:
+        """A solution of an instance from a file or a dict, in any format that the problem reads. Raises InputError."""
+        return self.load_solution(source)
+
     def solution_dict(self, solution: Any) -> dict[str, Any]:
         """A solution in its file format."""
+        found: dict[str, Any] = self.home.solution_dict(solution)
+        return found
 
     # Judging
 
-    @abstractmethod
     def evaluate(self, instance: Any, solution: Any) -> Evaluation:
         """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
+        found: Evaluation = self.home.evaluate(instance, solution)
+        return found
 
-    @abstractmethod
     def violations(self, instance: Any, solution: Any) -> list[str]:
         """Every constraint that a solution breaks, in words; empty where it is feasible."""
+        found: list[str] = self.home.violations(instance, solution)
+        return found
 
-    @abstractmethod
     def describe(self, instance: Any, solution: Any) -> dict[str, Any]:
         """What users see of a solution's costs: `time_ns`, mostly `peak_bytes` and `peak_layer_name`, and the problem's own."""
+        found: dict[str, Any] = self.home.describe(instance, solution)
+        return found
 
     @abstractmethod
     def explain(self, instance: Any) -> Any:
@@ -113,6 +129,11 @@ class Problem(ABC):
     def with_memory(self, instance: Any, memory_bytes: int) -> Any:
         """The instance under another limit of every device."""
 
+    def tightest(self, instance: Any) -> Any | None:
+        """The instance with the least memory that some solution is known to need; None where nothing needs any."""
+        reason = self.explain(self.with_memory(instance, 1))
+        return None if reason is None else self.with_memory(instance, reason.least_memory_bytes)
+
     # From a request to a plan
 
     @abstractmethod
@@ -127,11 +148,22 @@ class Problem(ABC):
         """The plan of a solution, without prediction and claim. Raises InputError where plans cannot say it."""
         raise InputError("command line", "problem", f"is {self.name!r}", "which has no plans: give a problem that has")
 
+    def alternatives(self, instance: Any, result: Any, top: int, seed: int) -> Sequence[tuple[Any, int]]:
+        """Up to `top` good solutions with their claimed times, best first, that trials may run beside a result's own.
+
+        By default none: few methods list what they have looked at.
+        """
+        return []
+
     # Brute force
 
     @abstractmethod
     def count(self, instance: Any) -> int:
         """The number of solutions that brute force looks at."""
+
+    def most_solutions(self, instance: Any) -> int:
+        """The most solutions that brute force takes of an instance."""
+        return self.largest
 
     @abstractmethod
     def solutions(self, instance: Any) -> Iterator[Any]:
@@ -167,6 +199,7 @@ BUILT_IN = {
     "pipeline-partition": "trainplan.formulations.pipeline_partition.definition:PROBLEM",
     "memory-switches": "trainplan.formulations.memory_switches.definition:PROBLEM",
     "cluster-strategy": "trainplan.formulations.cluster_strategy.definition:PROBLEM",
+    "galvatron-engine": "trainplan.papers.galvatron_engine.definition:PROBLEM",
 }
 
 

@@ -22,7 +22,8 @@ class Request:
     for problems whose source has its own. memory_bytes: of one device (default: the cluster's, or the profile's);
     reserve_bytes: how much less of it the solver gets, so that the compiled programs fit. profile: numbers made earlier; else
     they are measured on this machine where `measured`, else estimated from shapes. options: values of the problem's
-    parameters, checked and complete. report: called with the progress of measuring.
+    parameters, checked and complete. report: called with the progress of measuring. obtained: the first profile that was made
+    for the request; what is measured is measured once.
     """
 
     model: Model | None
@@ -34,6 +35,7 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
     reserve_bytes: int = 0
     report: Report | None = None
+    obtained: list[Profile] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def origin(self) -> Cluster | Profile:
@@ -42,6 +44,19 @@ class Request:
         if origin is None:
             raise InputError("command line", "--cluster", "is missing", "give it, or a --profile")
         return origin
+
+    @property
+    def described_model(self) -> Model | None:
+        """The model, or the one that the profile is of; None where the profile does not say."""
+        return self.profile.described_model if self.profile and not self.model else self.model
+
+    @property
+    def chain(self) -> Model | Profile:
+        """Where layers come from: the described model, or a profile without one. Raises InputError where neither is there."""
+        chain = self.described_model or self.profile
+        if chain is None:
+            raise InputError("command line", "--model", "is missing", "give it, or a --profile")
+        return chain
 
     @property
     def samples(self) -> int:
@@ -72,13 +87,17 @@ class Request:
 
         devices: all that the profile is for (default: the origin's). Raises InputError.
         """
-        return obtain_profile(
+        earlier = self.profile or (self.obtained[0] if self.measured and self.obtained else None)
+        profile = obtain_profile(
             self.model,
             self.cluster,
             sizes,
             groups,
             devices=self.origin.devices if devices is None else devices,
-            earlier=self.profile,
+            earlier=earlier,
             measured=self.measured,
             progress=self.report,
         )
+        if not self.obtained:
+            self.obtained.append(profile)
+        return profile

@@ -33,6 +33,7 @@ class Strategy:
         return levels + ("-ckpt" if self.ckpt else "")
 
     def degree(self, paradigm: Paradigm) -> int:
+        """The degree of a paradigm; 1 where the strategy does without it."""
         return dict(self.levels).get(paradigm, 1)
 
     @property
@@ -42,6 +43,7 @@ class Strategy:
 
     @cached_property
     def group(self) -> int:
+        """The number of devices, the product of all degrees."""
         return prod(degree for _, degree in self.levels)
 
     def strides(self) -> dict[Paradigm, int]:

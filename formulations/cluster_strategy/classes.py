@@ -41,11 +41,11 @@ def _of_matrix(matrix: Matrix, kinds: Sequence[int]) -> list[tuple[int, int]]:
     """Devices a and b are alike if no table changes when they change places."""
     tables = [np.array(matrix.bandwidth_bytes_per_s)]
     tables += [np.array(matrix.latencies_ns)] if matrix.latencies_ns is not None else []
-    found: list[tuple[int, int]] = []
+    keys: list[tuple[int, int]] = []
     for b in range(len(kinds)):
-        alike = (a for a, (first, _) in enumerate(found) if first == a and kinds[a] == kinds[b] and _exchangeable(tables, a, b))
-        found.append((next(alike, b), kinds[b]))
-    return found
+        alike = (a for a, (first, _) in enumerate(keys) if first == a and kinds[a] == kinds[b] and _exchangeable(tables, a, b))
+        keys.append((next(alike, b), kinds[b]))
+    return keys
 
 
 def _exchangeable(tables: list[np.ndarray], a: int, b: int) -> bool:

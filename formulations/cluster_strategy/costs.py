@@ -2,7 +2,7 @@
 
 Times of a layer are those of one device at one tensor-parallel degree, as AMP looks them up (Section 3.4); its all-reduces,
 forward and back, are kept apart, for they depend on where the group lies. Bytes are those of this project's own programs (the
-cost model `executed` of layer-strategies), so that a strategy that fits here fits when it runs.
+cost model `executed` of `formulations.work`), so that a strategy that fits here fits when it runs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import NAME, Instance, Kind, Shard, Table
-from trainplan.formulations.layer_strategies.costs import (
-    COST_MODELS,
-    grouped_units,
-    layer_costs,
-    layer_name,
-    moved_bytes,
-    unit_costs,
-)
+from trainplan.formulations.cluster_strategy.problem import NAME, Instance, Kind, LayerTable, Shard
+from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
 from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.work.memory import LOSS_BYTES
+from trainplan.formulations.work.models import COST_MODELS, layer_costs, unit_costs
+from trainplan.formulations.work.moves import moved_bytes
+from trainplan.formulations.work.units import reductions, unit_work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
@@ -59,15 +56,15 @@ def build(
     layers = grouped_units(profile, by_unit)
     degrees = [tmp for tmp in profile.tp_degrees(cluster.devices) if cluster.devices % tmp == 0]
     numbers = {kind.name: place for place, kind in enumerate(kinds)}
-    reductions = [[_reductions(profile, unit) for unit in layer] for layer in layers]
+    reduced = [[_reductions(profile, unit) for unit in layer] for layer in layers]
     return Instance(
         batch=batch,
         layer_names=tuple(map(layer_name, layers)),
         kinds=tuple(Kind(kind.name, memory_bytes or kind.memory_bytes) for kind in kinds),
         device_kinds=tuple(numbers[kind] for kind in cluster.device_kinds),
         network=cluster.network,
-        reductions=_array(sum(count for count, _ in layer) for layer in reductions),
-        reduced_bytes=_array(sum(size for _, size in layer) for layer in reductions),
+        reductions=_array(sum(count for count, _ in layer) for layer in reduced),
+        reduced_bytes=_array(sum(size for _, size in layer) for layer in reduced),
         boundary_bytes=_array(moved_bytes(profile, layer[-1].sublayer)[1] for layer in layers[:-1]),
         shards={tmp: _shard(profile, layers, tmp) for tmp in degrees},
         tables={
@@ -90,12 +87,9 @@ def build(
 
 
 def _reductions(profile: Profile, unit: ChainUnit) -> tuple[int, int]:
-    """All-reduces of a sub-layer's output forward and of its input's gradient back: how many, and bytes of one sample.
-
-    A head has none forward, an embedding none back.
-    """
+    """All-reduces of a sub-layer's output forward and of its input's gradient back: how many, and bytes of one sample."""
     shape = profile.shapes[unit.sublayer]
-    forward, back = (0 if shape.kind == kind else shape.reductions for kind in ("head", "embedding"))
+    forward, back = reductions(shape)
     return forward + back, forward * shape.output_bytes + back * shape.input_bytes
 
 
@@ -107,21 +101,20 @@ def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) ->
 
 def _table(
     profile: Profile, layers: Sequence[Sequence[ChainUnit]], kinds: Sequence[str], tmp: int, mbs: int, recompute: bool
-) -> Table:
+) -> LayerTable:
     strategy = Strategy((("tp", tmp),) if tmp > 1 else (), recompute)
     costs = COST_MODELS["executed"]
     known = {unit.sublayer: unit_costs(profile, costs, unit.sublayer, strategy, mbs) for layer in layers for unit in layer}
     held = [layer_costs([known[unit.sublayer] for unit in layer]) for layer in layers]
 
     def time_ns(unit: ChainUnit, kind: str) -> int:
-        entry = profile.cost(unit.sublayer, tmp, mbs, kind)
-        again = entry.forward_without_graph_ns.value if recompute else 0
-        return again + entry.forward_ns.value + entry.backward_ns.value
+        return unit_work(profile, unit.sublayer, strategy, mbs, kind).compute_ns
 
-    return Table(
+    return LayerTable(
         layer_ns=np.array([[sum(time_ns(unit, kind) for unit in layer) for layer in layers] for kind in kinds], np.int64),
         kept_bytes=_array(cost.forward_bytes for cost in held),
-        workspace_bytes=_array(max(0, cost.backward_bytes) for cost in held),
+        # The loss is one scalar of every stage: beside whichever layer needs most, it counts once.
+        workspace_bytes=_array(LOSS_BYTES + max(0, cost.backward_bytes) for cost in held),
     )
 
 

@@ -49,8 +49,8 @@ class Places:
 def build(case: Case) -> tuple[cp_model.CpModel, Places]:
     """The model, and its variables that make up a solution."""
     model = cp_model.CpModel()
-    given = case.degrees
-    stages, pipelines, ranks = range(given.pp), range(given.dp), range(given.tmp)
+    degrees = case.degrees
+    stages, pipelines, ranks = range(degrees.pp), range(degrees.dp), range(degrees.tmp)
     kinds_of_device = range(len(case.counts))
     spans = [case.spans(j) for j in stages]
 
@@ -114,7 +114,7 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
     model.add(sum(n * variable for (_, n), variable in shares.items()) == case.micro_batches)
     _memory(model, case, z, p, shares)
 
-    most = max(case.share_choices) * most_t + given.pp * (most_t + most_e)
+    most = max(case.share_choices) * most_t + degrees.pp * (most_t + most_e)
     whole = model.new_int_var(0, most, "T")
     for i in pipelines:
         slowest = model.new_int_var(0, most_t, f"M[{i}]")
@@ -136,28 +136,28 @@ def _order(model: cp_model.CpModel, case: Case, x: dict[tuple[int, int, int, int
         model.add(chosen[0, 0, r - 1] <= chosen[0, 0, r])
 
 
-def _makes(model: cp_model.CpModel, known: list[tuple[int, ...]], of_class: list[Any], name: str) -> list[cp_model.IntVar]:
+def _makes(model: cp_model.CpModel, listed: list[tuple[int, ...]], of_class: list[Any], name: str) -> list[cp_model.IntVar]:
     """A variable for every make, true for that of the group with so many devices of each class."""
-    found = [model.new_bool_var(f"{name},{g}]") for g in range(len(known))]
-    model.add_exactly_one(found)
+    variables = [model.new_bool_var(f"{name},{g}]") for g in range(len(listed))]
+    model.add_exactly_one(variables)
     for c, taken in enumerate(of_class):
-        model.add(taken == _sum((variable, make[c]) for variable, make in zip(found, known, strict=True)))
-    return found
+        model.add(taken == _sum((variable, make[c]) for variable, make in zip(variables, listed, strict=True)))
+    return variables
 
 
 def _merged(
     model: cp_model.CpModel, numbers: list[int], variables: list[cp_model.IntVar], name: str
 ) -> dict[int, cp_model.IntVar]:
     """One variable for all that have one number."""
-    found = {}
+    merged = {}
     for number in sorted(set(numbers)):
-        own = [variable for variable, other in zip(variables, numbers, strict=True) if other == number]
-        if len(own) == 1:
-            found[number] = own[0]
+        same = [variable for variable, other in zip(variables, numbers, strict=True) if other == number]
+        if len(same) == 1:
+            merged[number] = same[0]
         else:
-            found[number] = model.new_bool_var(f"{name},{number}]")
-            model.add(sum(own) == found[number])
-    return found
+            merged[number] = model.new_bool_var(f"{name},{number}]")
+            model.add(sum(same) == merged[number])
+    return merged
 
 
 def _memory(
@@ -171,16 +171,16 @@ def _memory(
         return
     for j in range(case.degrees.pp):
         spans = case.spans(j)
-        for ahead in sorted({min(n, case.degrees.pp - j) for n in case.share_choices}):
+        for ahead in sorted({case.in_flight(n, j) for n in case.share_choices}):
             peaks = case.peak_bytes(ahead)
             for limit in sorted(set(case.limits_bytes)):
                 over = [z[j, a, b] for a, b in spans if peaks[a, b] > limit]
                 if not over:
                     continue
-                small = [f for f, own in enumerate(case.limits_bytes) if own == limit]
+                small = [f for f, other in enumerate(case.limits_bytes) if other == limit]
                 for i in range(case.degrees.dp):
                     groups = sum(p[j, i, f] for f in small)
-                    taken = sum(shares[i, n] for n in case.share_choices if min(n, case.degrees.pp - j) == ahead)
+                    taken = sum(shares[i, n] for n in case.share_choices if case.in_flight(n, j) == ahead)
                     model.add(sum(over) + groups + taken <= 2)
 
 

@@ -1,4 +1,4 @@
-"""What the exact methods for cluster-strategy share: one Degrees at a time, and what groups of each make cost.
+"""One Degrees of a cluster-strategy instance, and what groups of devices of each make cost there, for the exact methods.
 
 The make of a group is how many devices it has of each class (see `classes`); groups of one make cost the same. A profile is
 what layers take in a tmp group, with the memory of its smallest device; several makes may have the same.
@@ -15,6 +15,8 @@ from itertools import groupby, islice
 import numpy as np
 from trainplan.formulations.cluster_strategy.placed import Integers, group_layer_ns, group_sync_ns, pair_transfer_ns
 from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Instance, Solution
+from trainplan.formulations.step.schedules import most_in_flight
+from trainplan.formulations.step.stage_memory import Memory
 from trainplan.profiling.clusters.network import Island, Link, Network
 
 Make = tuple[int, ...]
@@ -36,12 +38,17 @@ class Case:
 
     @cached_property
     def micro_batches(self) -> int:
-        """Of all pipelines together."""
+        """The micro-batches of a step in all pipelines together."""
         return self.instance.batch // self.degrees.mbs
+
+    @property
+    def even_share(self) -> int:
+        """The most micro-batches that a pipeline has where shares are as equal as they can be."""
+        return -(-self.micro_batches // self.degrees.dp)
 
     @cached_property
     def share_choices(self) -> tuple[int, ...]:
-        """What gas_i may be."""
+        """The numbers of micro-batches that a pipeline may have."""
         even, rest = divmod(self.micro_batches, self.degrees.dp)
         if self.instance.uneven_shares and self.degrees.dp > 1:
             return tuple(range(1, self.micro_batches - self.degrees.dp + 2))
@@ -56,20 +63,21 @@ class Case:
 
     @cached_property
     def counts(self) -> Make:
+        """The number of devices of every class."""
         return tuple(map(len, self.members))
 
     def devices(self, make: Make) -> tuple[int, ...]:
-        """Some devices of that make."""
-        return tuple(device for own, taken in zip(self.members, make, strict=True) for device in own[:taken])
+        """Some group of devices of a make."""
+        return tuple(device for members, taken in zip(self.members, make, strict=True) for device in members[:taken])
 
     @property
     def statable(self) -> bool:
         """Whether a model may state the make of every group: there are few enough, and few enough variables for them."""
-        given = self.degrees
-        groups, replicas = self._makes(given.tmp), self._makes(given.dp)
+        degrees = self.degrees
+        groups, replicas = self._makes(degrees.tmp), self._makes(degrees.dp)
         if groups is None or replicas is None:
             return False
-        return given.pp * (given.dp * len(groups) + given.tmp * len(replicas)) <= MOST_VARIABLES
+        return degrees.pp * (degrees.dp * len(groups) + degrees.tmp * len(replicas)) <= MOST_VARIABLES
 
     def _makes(self, size: int) -> tuple[Make, ...] | None:
         alike = orbits(self.instance) if self.reduced else tuple(range(len(self.counts)))
@@ -82,15 +90,15 @@ class Case:
 
     @cached_property
     def groups(self) -> list[Make]:
-        """Makes of tmp groups."""
-        found = self._makes(self.degrees.tmp)
-        assert found is not None
-        return list(found)
+        """The makes of tensor-parallel groups."""
+        listed = self._makes(self.degrees.tmp)
+        assert listed is not None
+        return list(listed)
 
     @cached_property
     def _profiled(self) -> tuple[list[int], list[Integers], list[int]]:
         """The profile of every make, and times (L,) and limit of every profile."""
-        known: dict[tuple[bytes, int], int] = {}
+        profiles: dict[tuple[bytes, int], int] = {}
         numbers: list[int] = []
         rows: list[Integers] = []
         limits: list[int] = []
@@ -103,11 +111,11 @@ class Case:
                 times[key] = group_layer_ns(self.instance, self.degrees, devices)
             limit = min(self.instance.kinds[kind].memory_bytes for kind in kinds) if self.instance.within_memory else 0
             named = (times[key].tobytes(), limit)
-            if named not in known:
-                known[named] = len(rows)
+            if named not in profiles:
+                profiles[named] = len(rows)
                 rows.append(times[key])
                 limits.append(limit)
-            numbers.append(known[named])
+            numbers.append(profiles[named])
         return numbers, rows, limits
 
     @property
@@ -117,17 +125,17 @@ class Case:
 
     @cached_property
     def layer_ns(self) -> Integers:
-        """Of every profile: (profiles, L)."""
+        """Time of every layer in a group of each profile: (profiles, L)."""
         return np.stack(self._profiled[1])
 
     @property
     def limits_bytes(self) -> list[int]:
-        """Of every profile."""
+        """Memory of the smallest device of each profile; 0 where memory does not count."""
         return self._profiled[2]
 
     @cached_property
     def times(self) -> Integers:
-        """Sums of the first layers of every profile: (profiles, L + 1)."""
+        """Time of all layers before each, in a group of each profile: (profiles, L + 1)."""
         return np.pad(self.layer_ns.cumsum(axis=1), ((0, 0), (1, 0)))
 
     @cached_property
@@ -135,17 +143,17 @@ class Case:
         count = len(self.members)
         number = np.full((count, count), -1, np.int64)
         rows: list[Integers] = []
-        known: dict[bytes, int] = {}
+        links: dict[bytes, int] = {}
         for a in range(count):
             for b in range(a, count):
                 pair = (self.members[a][0], self.members[b][-1])
                 if pair[0] == pair[1]:
                     continue
                 row = pair_transfer_ns(self.instance, self.degrees, pair)
-                if row.tobytes() not in known:
-                    known[row.tobytes()] = len(rows)
+                if row.tobytes() not in links:
+                    links[row.tobytes()] = len(rows)
                     rows.append(row)
-                number[a, b] = number[b, a] = known[row.tobytes()]
+                number[a, b] = number[b, a] = links[row.tobytes()]
         if not rows:
             rows.append(np.zeros(self.instance.layers - 1, np.int64))
         return number, np.stack(rows)
@@ -157,7 +165,7 @@ class Case:
 
     @property
     def transfer_ns(self) -> Integers:
-        """Of every kind of link, for a cut after each layer: (links, L - 1)."""
+        """Time of the transfer over each kind of link, for a cut after each layer: (links, L - 1)."""
         return self._linked[1]
 
     @cached_property
@@ -167,8 +175,8 @@ class Case:
         Of a reduced case with too many, those in one class, and for every class a part of all others: one device of it.
         """
         size = self.degrees.dp
-        if (found := self._makes(size)) is not None:
-            return list(found)
+        if (listed := self._makes(size)) is not None:
+            return list(listed)
         assert self.reduced
         alone = np.eye(len(self.counts), dtype=np.int64).tolist()
         whole = [[size * taken for taken in make] for c, make in enumerate(alone) if self.counts[c] >= size]
@@ -178,18 +186,18 @@ class Case:
     def _synchronised(self) -> tuple[list[int], Integers]:
         """The kind of link of every make of a data-parallel group; parts of groups have the best link between two classes."""
         size = self.degrees.dp
-        known: dict[object, int] = {}
+        links: dict[object, int] = {}
         numbers: list[int] = []
         examples: list[tuple[Instance, tuple[int, ...]]] = []
         for make in self.replicas:
             whole = sum(make) == size
             devices = self.devices(make) if whole else tuple(range(size))
             key = _link(self.instance, devices) if whole else "between classes"
-            if key not in known:
-                known[key] = len(examples)
+            if key not in links:
+                links[key] = len(examples)
                 examples.append((self.instance if whole else _best_between_classes(self.instance), devices))
-            numbers.append(known[key])
-        sums = np.pad(self.instance.shards[self.degrees.tmp].gradient_bytes.cumsum(), (1, 0))
+            numbers.append(links[key])
+        sums = self.instance.shards[self.degrees.tmp].gradient_sums
         sizes, place = np.unique(np.maximum(0, sums[None, :] - sums[:, None]), return_inverse=True)
         rows = [[group_sync_ns(instance, devices, int(value)) for value in sizes] for instance, devices in examples]
         return numbers, np.array(rows, np.int64)[:, place.reshape(len(sums), len(sums))]
@@ -212,26 +220,44 @@ class Case:
         ends = range(stage + 1, last + 1) if after else range(last, last + 1)
         return [(first, end) for first in firsts for end in ends if first < end]
 
+    def in_flight(self, share: int, stage: int) -> int:
+        """Micro-batches in flight on a stage of a pipeline that has so many in a step."""
+        return most_in_flight("1f1b", self.degrees.pp, share, stage)
+
+    def first_layers(self, limits_bytes: tuple[int, ...]) -> Integers:
+        """(P, L): the least first layer with which stage j fits its limit when layer l is its last, with an even share."""
+        if limits_bytes not in self._known_first_layers:
+            shard, table = self.instance.shards[self.degrees.tmp], self.instance.tables[self.degrees.tmp, self.degrees.mbs]
+            limits = np.array(limits_bytes, np.int64)
+            memory = Memory(limits, shard.state_bytes, table.kept_bytes, table.workspace_bytes)
+            in_flight = [self.in_flight(self.even_share, stage) for stage in range(self.degrees.pp)]
+            self._known_first_layers[limits_bytes] = memory.first_layers(in_flight)
+        return self._known_first_layers[limits_bytes]
+
+    @cached_property
+    def _known_first_layers(self) -> dict[tuple[int, ...], Integers]:
+        return {}
+
     def peak_bytes(self, ahead: int) -> Integers:
-        """Of layers [first, end) with `ahead` micro-batches in flight; 0 where end <= first: (L + 1, L + 1)."""
+        """Peak of a stage of layers [first, end) with `ahead` micro-batches in flight: (L + 1, L + 1); 0 where end <= first."""
         table = self.instance.tables[self.degrees.tmp, self.degrees.mbs]
-        held = self.instance.shards[self.degrees.tmp].state_bytes + ahead * table.kept_bytes
-        sums = np.pad(held.cumsum(), (1, 0))
-        found = np.zeros((len(sums), len(sums)), np.int64)
+        stacked = self.instance.shards[self.degrees.tmp].state_bytes + ahead * table.kept_bytes
+        sums = np.pad(stacked.cumsum(), (1, 0))
+        peaks = np.zeros((len(sums), len(sums)), np.int64)
         for first in range(len(sums) - 1):
             beside = np.maximum.accumulate(table.workspace_bytes[first:])
-            found[first, first + 1 :] = sums[first + 1 :] - sums[first] + beside
-        return found
+            peaks[first, first + 1 :] = sums[first + 1 :] - sums[first] + beside
+        return peaks
 
     def solution(self, classes: Iterable[int], cuts: Sequence[int], shares: Sequence[int]) -> Solution:
         """The solution with a device of the given class on every rank."""
-        waiting = [iter(own) for own in self.members]
+        waiting = [iter(devices) for devices in self.members]
         placement = tuple(next(waiting[c]) for c in classes)
         return Solution(self.degrees, placement, tuple(map(int, cuts)), tuple(map(int, shares)))
 
 
 def cases(instance: Instance) -> list[Case]:
-    """One for each Degrees."""
+    """A case for each Degrees of an instance."""
     return [Case(instance, degrees) for degrees in instance.degrees()]
 
 
@@ -239,8 +265,8 @@ def cases(instance: Instance) -> list[Case]:
 def makes(counts: Make, alike: Make, size: int, most: int) -> tuple[Make, ...] | None:
     """All ways to take `size` devices of classes that have so many, of an orbit no more of one class than of one before; None
     where there are more than `most` ways."""
-    found = tuple(islice(_continued(counts, alike, (), size), most + 1))
-    return None if len(found) > most else found
+    listed = tuple(islice(_continued(counts, alike, (), size), most + 1))
+    return None if len(listed) > most else listed
 
 
 def _continued(counts: Make, alike: Make, taken: Make, left: int) -> Iterator[Make]:
@@ -248,14 +274,14 @@ def _continued(counts: Make, alike: Make, taken: Make, left: int) -> Iterator[Ma
     if place == len(counts):
         yield taken
         return
-    earlier = [own for own, orbit in zip(taken, alike, strict=False) if orbit == alike[place]]
+    earlier = [share for share, orbit in zip(taken, alike, strict=False) if orbit == alike[place]]
     most = min(left, counts[place], *earlier[-1:])
     following = sum(1 for orbit in alike[place + 1 :] if orbit == alike[place])
     others = sum(count for count, orbit in zip(counts[place + 1 :], alike[place + 1 :], strict=True) if orbit != alike[place])
-    for own in range(most, -1, -1):
-        if left > own * (1 + following) + others:
+    for share in range(most, -1, -1):
+        if left > share * (1 + following) + others:
             break
-        yield from _continued(counts, alike, (*taken, own), left - own)
+        yield from _continued(counts, alike, (*taken, share), left - share)
 
 
 @lru_cache(maxsize=16)
@@ -267,11 +293,11 @@ def orbits(instance: Instance) -> tuple[int, ...]:
     """
     classes = instance.classes
     members = [np.flatnonzero(classes == c) for c in range(int(classes.max()) + 1)]
-    found: list[int] = []
-    for b, own in enumerate(members):
-        alike = (a for a in range(b) if found[a] == a and _exchangeable(instance, members[a], own))
-        found.append(next(alike, b))
-    return tuple(found)
+    firsts: list[int] = []
+    for b, devices in enumerate(members):
+        alike = (a for a in range(b) if firsts[a] == a and _exchangeable(instance, members[a], devices))
+        firsts.append(next(alike, b))
+    return tuple(firsts)
 
 
 def _exchangeable(instance: Instance, a: Integers, b: Integers) -> bool:
@@ -311,9 +337,9 @@ def _best_between_classes(instance: Instance) -> Instance:
     network, count = instance.network, instance.devices
     if network.matrix is not None:
         apart = instance.classes[:, None] != instance.classes[None, :]
-        found: list[Link] = [network.matrix.link((int(a), int(b))) for a, b in np.argwhere(apart)]
+        links: list[Link] = [network.matrix.link((int(a), int(b))) for a, b in np.argwhere(apart)]
     else:
-        found = [
+        links = [
             island
             for island in network.islands
             if island.operation in (None, "all-reduce")
@@ -321,8 +347,8 @@ def _best_between_classes(instance: Instance) -> Instance:
         ]
     best = Island(
         devices=count,
-        bandwidth_bytes_per_s=max(link.bandwidth_bytes_per_s for link in found),
-        latency_ns=min(link.latency_ns for link in found),
+        bandwidth_bytes_per_s=max(link.bandwidth_bytes_per_s for link in links),
+        latency_ns=min(link.latency_ns for link in links),
     )
     return replace(instance, network=Network(islands=[best], algorithm=network.algorithm))
 

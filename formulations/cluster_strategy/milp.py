@@ -48,10 +48,10 @@ from trainplan.formulations.cluster_strategy.problem import Solution
 SIGNIFICANT_BITS = 20
 
 
-def units(case: Case) -> tuple[int, int]:
-    """Nanoseconds of one model unit, a power of two that brings the largest objective near 2^20; and bytes, of which the model
-    has none."""
-    return 1 << max(0, _most_ns(case).bit_length() - SIGNIFICANT_BITS), 1
+def units(case: Case) -> tuple[int, None]:
+    """Nanoseconds of one model unit, a power of two that brings the largest objective near 2^20; None for bytes, of which
+    the model has none."""
+    return 1 << max(0, _most_ns(case).bit_length() - SIGNIFICANT_BITS), None
 
 
 def weight(case: Case) -> int:
@@ -68,12 +68,12 @@ def _most_ns(case: Case) -> int:
 def build(case: Case) -> pyo.ConcreteModel:
     """The Pyomo model; `extract` reads a solution from its solved values."""
     m = pyo.ConcreteModel(name=case.instance.name)
-    given, ns_per_unit = case.degrees, units(case)[0]
-    stages, pipelines, ranks = range(given.pp), range(given.dp), range(given.tmp)
+    degrees, ns_per_unit = case.degrees, units(case)[0]
+    stages, pipelines, ranks = range(degrees.pp), range(degrees.dp), range(degrees.tmp)
     classes, links, rings = range(len(case.counts)), range(len(case.transfer_ns)), sorted(set(case.ring_of))
     profiles = sorted(set(case.profile_of))
     spans = {j: case.spans(j) for j in stages}
-    before = given.pp - 1
+    before = degrees.pp - 1
     ends = {j: sorted({b for _, b in spans[j]}) for j in stages}
 
     m.z = pyo.Var([(j, a, b) for j in stages for a, b in spans[j]], domain=pyo.Binary)
@@ -134,7 +134,7 @@ def build(case: Case) -> pyo.ConcreteModel:
         profiles,
         rule=lambda m, j, i, f: (
             sum(m.Y[j, i, f, a, b] for a, b in spans[j])
-            == sum(m.y[j, i, g] for g, own in enumerate(case.profile_of) if own == f)
+            == sum(m.y[j, i, g] for g, number in enumerate(case.profile_of) if number == f)
         ),
     )
     m.split_sync = pyo.Constraint(
@@ -146,7 +146,8 @@ def build(case: Case) -> pyo.ConcreteModel:
         ranks,
         rings,
         rule=lambda m, j, r, q: (
-            sum(m.U[j, r, q, a, b] for a, b in spans[j]) == sum(m.u[j, r, h] for h, own in enumerate(case.ring_of) if own == q)
+            sum(m.U[j, r, q, a, b] for a, b in spans[j])
+            == sum(m.u[j, r, h] for h, number in enumerate(case.ring_of) if number == q)
         ),
     )
     m.split_move = pyo.Constraint(
@@ -155,8 +156,8 @@ def build(case: Case) -> pyo.ConcreteModel:
     )
 
     def time(j: int, i: int) -> Any:
-        known = ((f, a, b, int(case.times[f, b] - case.times[f, a])) for f in profiles for a, b in spans[j])
-        return sum(ns / ns_per_unit * m.Y[j, i, f, a, b] for f, a, b, ns in known)
+        times = ((f, a, b, int(case.times[f, b] - case.times[f, a])) for f in profiles for a, b in spans[j])
+        return sum(ns / ns_per_unit * m.Y[j, i, f, a, b] for f, a, b, ns in times)
 
     m.bottleneck = pyo.Constraint(stages, pipelines, rule=lambda m, j, i: m.M[i] >= time(j, i))
     m.move = pyo.Constraint(
@@ -195,9 +196,9 @@ def build(case: Case) -> pyo.ConcreteModel:
     return m
 
 
-def _devices(known: Sequence[Make], c: int, variables: Any, group: tuple[int, int]) -> Any:
+def _devices(listed: Sequence[Make], c: int, variables: Any, group: tuple[int, int]) -> Any:
     """How many devices of a class a group has, by the variables for its make."""
-    return sum(make[c] * variables[(*group, place)] for place, make in enumerate(known) if make[c])
+    return sum(make[c] * variables[(*group, place)] for place, make in enumerate(listed) if make[c])
 
 
 def _excesses(case: Case) -> Any:
@@ -207,7 +208,7 @@ def _excesses(case: Case) -> Any:
     for j in range(case.degrees.pp):
         by_depth: dict[int, list[int]] = {}
         for n in case.share_choices:
-            by_depth.setdefault(min(n, case.degrees.pp - j), []).append(n)
+            by_depth.setdefault(case.in_flight(n, j), []).append(n)
         for ahead, taken in by_depth.items():
             peaks = case.peak_bytes(ahead)
             for limit in sorted(set(case.limits_bytes)):
@@ -219,11 +220,11 @@ def _excesses(case: Case) -> Any:
 
 def extract(case: Case, values: Mapping[str, Mapping[tuple[int, ...], float]]) -> Solution:
     """The solution that z, x and G stand for: of each the largest values."""
-    given, spans = case.degrees, values["z"]
-    path = [max((index for index in spans if index[0] == j), key=spans.__getitem__) for j in range(given.pp)]
+    degrees, spans = case.degrees, values["z"]
+    path = [max((index for index in spans if index[0] == j), key=spans.__getitem__) for j in range(degrees.pp)]
     ranks = sorted({index[:3] for index in values["x"]})
     classes = [max((values["x"][(*rank, c)], c) for c in range(len(case.counts)))[1] for rank in ranks]
-    shares = [max((values["G"][i, n], n) for n in case.share_choices)[1] for i in range(given.dp)]
+    shares = [max((values["G"][i, n], n) for n in case.share_choices)[1] for i in range(degrees.dp)]
     return case.solution(classes, [a for _, a, _ in path[1:]], shares)
 
 

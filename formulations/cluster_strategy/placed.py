@@ -1,16 +1,19 @@
 """What follows from a placement: times of every layer, transfer and synchronisation in every pipeline, and limits of memory.
 
-Groups of devices of the same classes (see `classes`) cost the same, so each such group is looked up once.
+Groups of devices of the same classes (see `classes`) cost the same. So each such group is looked up once, for all placements of
+an instance: where a placement differs from an earlier one in two devices, only the groups of these two may be new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from trainplan.formulations.step.schedules import most_in_flight
 from trainplan.profiling.costs import collective_ns
 
 if TYPE_CHECKING:
@@ -35,17 +38,13 @@ class Placed:
     @cached_property
     def layer_ns(self) -> Integers:
         """Time of a layer in stage j of pipeline i: (P, d, L)."""
-        degrees = self.degrees
-        rows = _by_group(self.instance, self.grid, lambda devices: group_layer_ns(self.instance, degrees, devices))
-        return rows.reshape(degrees.pp, degrees.dp, -1)
+        return self._by_group(self.grid, group_layer_ns, self.instance.layers)
 
     @cached_property
     def transfer_ns(self) -> Integers:
         """e: from stage j to the next one, if the cut comes after layer l: (P-1, d, L-1)."""
-        before, after = self.grid[:-1], self.grid[1:]
-        pairs = np.stack([before, after], axis=-1)
-        rows = _by_group(self.instance, pairs, lambda devices: pair_transfer_ns(self.instance, self.degrees, devices), 2)
-        return rows.reshape(*pairs.shape[:3], self.instance.layers - 1).max(axis=2)
+        pairs = np.stack([self.grid[:-1], self.grid[1:]], axis=-1)
+        return self._by_group(pairs, pair_transfer_ns, self.instance.layers - 1).max(axis=2)
 
     @cached_property
     def limits_bytes(self) -> Integers:
@@ -53,40 +52,86 @@ class Placed:
         memory = np.array([kind.memory_bytes for kind in self.instance.kinds], np.int64)
         return memory[np.array(self.instance.device_kinds)[self.grid]].min(axis=2)
 
+    @cached_property
+    def _sums_ns(self) -> Integers:
+        """Time of all layers before each in stage j of pipeline i: (P, d, L + 1)."""
+        return np.pad(self.layer_ns.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
+
     def kinds_of(self, stage: int) -> list[int]:
         """Kind of every device of a stage."""
         return [self.instance.device_kinds[device] for device in self.grid[stage].flat]
 
     def stage_ns(self, cuts: Sequence[int]) -> Integers:
         """t of every stage in every pipeline: (P, d)."""
-        sums = np.pad(self.layer_ns.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
         stages, borders = np.arange(self.degrees.pp), np.array([0, *cuts, self.instance.layers])
-        return sums[stages, :, borders[1:]] - sums[stages, :, borders[:-1]]
+        return self._sums_ns[stages, :, borders[1:]] - self._sums_ns[stages, :, borders[:-1]]
+
+    def sent_ns(self, cuts: Sequence[int]) -> Integers:
+        """e of every stage but the last in every pipeline: (P-1, d)."""
+        return self.transfer_ns[range(self.degrees.pp - 1), :, [cut - 1 for cut in cuts]]
+
+    def pipelines_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
+        """T_i of every pipeline by Eq. 5: (d,)."""
+        times = self.stage_ns(cuts)
+        return (np.array(shares) - 1) * times.max(axis=0) + times.sum(axis=0) + self.sent_ns(cuts).sum(axis=0)
 
     def sync_ns(self, stage: int, first: int, last: int) -> int:
         """D of a stage with these layers: the slowest of the all-reduces of its gradients."""
-        size = int(self.instance.shards[self.degrees.tmp].gradient_bytes[first : last + 1].sum())
-        return max(group_sync_ns(self.instance, devices, size) for devices in self.sync_groups[stage])
+        sums = self.instance.shards[self.degrees.tmp].gradient_sums
+        size = int(sums[last + 1] - sums[first])
+        return max(self._group_sync_ns(size, *group) for group in self._sync_groups[stage])
 
-    @cached_property
-    def sync_groups(self) -> list[list[tuple[int, ...]]]:
-        """For every stage the devices of one data-parallel group of each make."""
-        found = []
-        for stage in self.grid:
-            groups = stage.T
-            _, first = np.unique(np.sort(self.instance.classes[groups], axis=1), axis=0, return_index=True)
-            found.append([tuple(map(int, groups[place])) for place in first])
-        return found
+    def syncs_ns(self, cuts: Sequence[int]) -> list[int]:
+        """D of every stage."""
+        spans = pairwise((0, *cuts, self.instance.layers))
+        return [self.sync_ns(stage, first, end - 1) for stage, (first, end) in enumerate(spans)]
+
+    def time_ns(self, cuts: Sequence[int], shares: Sequence[int]) -> int:
+        """T of Eq. 4."""
+        return int(self.pipelines_ns(cuts, shares).max()) + max(self.syncs_ns(cuts))
 
     def peak_bytes(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
         """Of every stage in every pipeline under 1F1B: (P, d)."""
-        given = self.degrees
-        table, shard = self.instance.tables[given.tmp, given.mbs], self.instance.shards[given.tmp]
-        starts = [0, *cuts]
+        degrees, starts = self.degrees, [0, *cuts]
+        table, shard = self.instance.tables[degrees.tmp, degrees.mbs], self.instance.shards[degrees.tmp]
         states, kept = (np.add.reduceat(column, starts) for column in (shard.state_bytes, table.kept_bytes))
-        beside = np.maximum.reduceat(table.workspace_bytes, starts)
-        ahead = np.minimum(np.array(shares)[None, :], given.pp - np.arange(given.pp)[:, None])
-        return (states + beside)[:, None] + ahead * kept[:, None]
+        workspace = np.maximum.reduceat(table.workspace_bytes, starts)
+        return (states + workspace)[:, None] + _in_flight(degrees.pp, tuple(shares)) * kept[:, None]
+
+    @cached_property
+    def _sync_groups(self) -> list[list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+        """For every stage its data-parallel groups, one of those of the same classes: classes, ascending, and devices."""
+        groups = self.grid.transpose(0, 2, 1)
+        classes = np.sort(self.instance.classes[groups], axis=2)
+        return [
+            list({tuple(key): tuple(devices) for key, devices in zip(*stage, strict=True)}.items())
+            for stage in zip(classes.tolist(), groups.tolist(), strict=True)
+        ]
+
+    def _group_sync_ns(self, size: int, classes: tuple[int, ...], devices: tuple[int, ...]) -> int:
+        known = self.instance.known_syncs
+        if (size, classes) not in known:
+            known[size, classes] = group_sync_ns(self.instance, devices, size)
+        return known[size, classes]
+
+    def _by_group(
+        self, groups: Integers, cost: Callable[[Instance, Degrees, Sequence[int]], Integers], columns: int
+    ) -> Integers:
+        """The cost of every group of devices along the last axis, in the groups' shape: (..., columns)."""
+        flat, known, rows = groups.reshape(-1, groups.shape[-1]), self.instance.known_costs, []
+        shape = cost.__name__, self.degrees.tmp, self.degrees.mbs
+        for classes, devices in zip(np.sort(self.instance.classes[flat], axis=1).tolist(), flat.tolist(), strict=True):
+            key = (*shape, *classes)
+            if key not in known:
+                known[key] = cost(self.instance, self.degrees, devices)
+            rows.append(known[key])
+        return np.array(rows, np.int64).reshape(*groups.shape[:-1], columns)
+
+
+@lru_cache(maxsize=256)
+def _in_flight(stages: int, shares: tuple[int, ...]) -> Integers:
+    """Micro-batches in flight on every stage of every pipeline: (P, d)."""
+    return np.array([[most_in_flight("1f1b", stages, share, stage) for share in shares] for stage in range(stages)])
 
 
 def group_layer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:
@@ -114,15 +159,3 @@ def pair_transfer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int
 def group_sync_ns(instance: Instance, devices: Sequence[int], gradient_bytes: int) -> int:
     """The all-reduce of gradients over a data-parallel group."""
     return round(collective_ns(instance.network, "all-reduce", gradient_bytes, tuple(devices)))
-
-
-def _by_group(
-    instance: Instance, groups: Integers, cost: Callable[[tuple[int, ...]], Integers], size: int | None = None
-) -> Integers:
-    """The cost of every group along the last axis, computed once for groups of the same classes, in order: (groups, ...)."""
-    flat = groups.reshape(-1, size or groups.shape[-1])
-    classes = instance.classes[flat]
-    _, first, inverse = np.unique(np.sort(classes, axis=1), axis=0, return_index=True, return_inverse=True)
-    if not len(first):
-        return np.zeros((0, instance.layers - 1), np.int64)
-    return np.stack([cost(tuple(map(int, flat[place]))) for place in first])[inverse.reshape(-1)]

@@ -23,7 +23,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -116,24 +116,26 @@ class InstanceRecord(Record):
         for i, shard in enumerate(self.shards):
             for name in ("gradient_bytes", "state_bytes"):
                 _check_length(f"shards[{i}].{name}", getattr(shard, name), layers)
-        known = [shard.tmp for shard in self.shards]
-        if len(set(known)) < len(known):
-            raise InputError("", "shards", f"have tmp {shown(known)}", "give each degree once")
+        degrees = [shard.tmp for shard in self.shards]
+        if len(set(degrees)) < len(degrees):
+            raise InputError("", "shards", f"have tmp {shown(degrees)}", "give each degree once")
         for i, table in enumerate(self.tables):
-            if table.tmp not in known:
-                raise InputError("", f"tables[{i}].tmp", f"is {table.tmp}", f"give one of shards: {', '.join(map(str, known))}")
+            if table.tmp not in degrees:
+                raise InputError(
+                    "", f"tables[{i}].tmp", f"is {table.tmp}", f"give one of shards: {', '.join(map(str, degrees))}"
+                )
             _check_length(f"tables[{i}].layer_ns", table.layer_ns, len(self.kinds))
             rows = [(f"layer_ns[{k}]", row) for k, row in enumerate(table.layer_ns)]
             for name, row in [*rows, ("kept_bytes", table.kept_bytes), ("workspace_bytes", table.workspace_bytes)]:
                 _check_length(f"tables[{i}].{name}", row, layers)
             if (longest := -(-self.batch // table.mbs) * max(map(sum, table.layer_ns))) > LARGEST:
-                told = f"take {longest:.3g} ns in a step of {self.batch} samples"
-                raise InputError("", f"tables[{i}].layer_ns", told, f"give times that stay within {LARGEST:.3g}")
+                problem = f"take {longest:.3g} ns in a step of {self.batch} samples"
+                raise InputError("", f"tables[{i}].layer_ns", problem, f"give times that stay within {LARGEST:.3g}")
         if len({(table.tmp, table.mbs) for table in self.tables}) < len(self.tables):
             raise InputError("", "tables", "have one (tmp, mbs) twice", "give each once")
         if (taken := self._most_communication_ns(count)) > LARGEST:
-            told = f"makes the messages of a step of {self.batch} samples take up to {taken:.3g} ns"
-            raise InputError("", "network", told, f"give faster links, or fewer bytes: within {LARGEST:.3g} ns")
+            problem = f"makes the messages of a step of {self.batch} samples take up to {taken:.3g} ns"
+            raise InputError("", "network", problem, f"give faster links, or fewer bytes: within {LARGEST:.3g} ns")
         return self
 
     def _most_communication_ns(self, devices: int) -> float:
@@ -146,9 +148,9 @@ class InstanceRecord(Record):
         return messages * each + whole
 
 
-def _check_length(name: str, given: Sequence[Any], wanted: int) -> None:
-    if len(given) != wanted:
-        raise InputError("", name, f"has {len(given)} entries", f"give {wanted}")
+def _check_length(name: str, column: Sequence[Any], wanted: int) -> None:
+    if len(column) != wanted:
+        raise InputError("", name, f"has {len(column)} entries", f"give {wanted}")
 
 
 class SolutionRecord(Record):
@@ -178,9 +180,14 @@ class Shard:
     gradient_bytes: Integers
     state_bytes: Integers
 
+    @cached_property
+    def gradient_sums(self) -> Integers:
+        """Gradient bytes of all layers before each: (L + 1,)."""
+        return np.pad(self.gradient_bytes.cumsum(), (1, 0))
+
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class LayerTable:
     """Every layer with mbs samples on one of tmp devices. layer_ns: (kinds, L), both passes; the others (L,)."""
 
     layer_ns: Integers
@@ -214,7 +221,7 @@ class Instance:
     reduced_bytes: Integers
     boundary_bytes: Integers
     shards: Mapping[int, Shard]
-    tables: Mapping[tuple[int, int], Table]
+    tables: Mapping[tuple[int, int], LayerTable]
     uneven_shares: bool = False
     within_memory: bool = True
     powers_of_two: bool = False
@@ -224,15 +231,17 @@ class Instance:
 
     @property
     def layers(self) -> int:
+        """The number of layers, L."""
         return len(self.layer_names)
 
     @property
     def devices(self) -> int:
+        """The number of devices of the cluster."""
         return len(self.device_kinds)
 
     @property
     def memory_bytes(self) -> int:
-        """Of the smallest device."""
+        """Memory of the smallest device."""
         return min(self.kinds[kind].memory_bytes for kind in set(self.device_kinds))
 
     @cached_property
@@ -247,10 +256,20 @@ class Instance:
         return np.array(self.device_kinds, np.int64)[first]
 
     @cached_property
+    def known_costs(self) -> dict[tuple[Any, ...], Integers]:
+        """Costs of groups of devices that were looked up, see `Placed`; they are filled in there."""
+        return {}
+
+    @cached_property
+    def known_syncs(self) -> dict[tuple[int, tuple[int, ...]], int]:
+        """All-reduces of so many bytes over groups of these classes that were looked up, see `Placed`."""
+        return {}
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of all that decides a solution's cost: everything but name and provenance."""
-        given = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
+        content = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def degrees(self) -> Iterator[Degrees]:
         """All (pp, dp, tmp) that use every device, each with all possible sizes of micro-batch (Algorithm 1's loops)."""
@@ -306,8 +325,8 @@ class Instance:
         }
 
 
-def _lists(columns: Shard | Table) -> dict[str, Any]:
-    return {name: values.tolist() for name, values in vars(columns).items()}
+def _lists(columns: Shard | LayerTable) -> dict[str, Any]:
+    return {column.name: getattr(columns, column.name).tolist() for column in fields(columns)}
 
 
 @dataclass(frozen=True)
@@ -326,7 +345,7 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class StageCosts:
+class StrategyStage:
     """One stage: its layers, devices of each kind, times of its slowest pipeline, gradient synchronisation, and the device
     that is fullest beside its memory."""
 
@@ -347,18 +366,21 @@ class Evaluation:
     time_ns: int
     pipelines_ns: tuple[int, ...]
     sync_ns: int
-    stages: tuple[StageCosts, ...]
+    stages: tuple[StrategyStage, ...]
 
     @property
     def objective(self) -> int:
+        """T of Eq. 4, nanoseconds."""
         return self.time_ns
 
     @property
     def peak_bytes(self) -> int:
+        """The most that the fullest device of any stage needs; where devices differ, not always the most of all."""
         return max(stage.peak_bytes for stage in self.stages)
 
     @property
     def fits(self) -> bool:
+        """Whether every device has the memory."""
         return all(stage.peak_bytes <= stage.limit_bytes for stage in self.stages)
 
 
@@ -379,7 +401,9 @@ def load(source: Source, where: str = "instance") -> Instance:
         reduced_bytes=array(record.reduced_bytes),
         boundary_bytes=array(record.boundary_bytes),
         shards={s.tmp: Shard(array(s.gradient_bytes), array(s.state_bytes)) for s in record.shards},
-        tables={(t.tmp, t.mbs): Table(array(t.layer_ns), array(t.kept_bytes), array(t.workspace_bytes)) for t in record.tables},
+        tables={
+            (t.tmp, t.mbs): LayerTable(array(t.layer_ns), array(t.kept_bytes), array(t.workspace_bytes)) for t in record.tables
+        },
         uneven_shares=record.uneven_shares,
         within_memory=record.within_memory,
         powers_of_two=record.powers_of_two,
@@ -411,28 +435,26 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
         raise ValueError(wrong[0])
     shares = shares_of(instance, solution)
     placed = instance.placed(solution.degrees, solution.placement)
-    times = placed.stage_ns(solution.cuts)
-    transfers = placed.transfer_ns[range(solution.degrees.pp - 1), :, [cut - 1 for cut in solution.cuts]]
-    own = (np.array(shares) - 1) * times.max(axis=0) + times.sum(axis=0) + transfers.sum(axis=0)
-    spans, stages = solution.spans(instance.layers), []
-    peaks, limits = placed.peak_bytes(solution.cuts, shares), placed.limits_bytes
-    sync = [placed.sync_ns(number, *span) for number, span in enumerate(spans)]
-    for number, (first, last) in enumerate(spans):
+    times, transfers, syncs = placed.stage_ns(solution.cuts), placed.sent_ns(solution.cuts), placed.syncs_ns(solution.cuts)
+    pipelines = placed.pipelines_ns(solution.cuts, shares)
+    peaks, limits, stages = placed.peak_bytes(solution.cuts, shares), placed.limits_bytes, []
+    for number, (first, last) in enumerate(solution.spans(instance.layers)):
         fullest = int((peaks[number] - limits[number]).argmax())
         names = Counter(instance.kinds[kind].name for kind in placed.kinds_of(number))
         stages.append(
-            StageCosts(
+            StrategyStage(
                 first,
                 last,
                 tuple(sorted(names.items())),
                 int(times[number].max()),
                 int(transfers[number].max()) if number < len(transfers) else 0,
-                sync[number],
+                syncs[number],
                 int(peaks[number, fullest]),
                 int(limits[number, fullest]),
             )
         )
-    return Evaluation(int(own.max()) + max(sync), tuple(map(int, own)), max(sync), tuple(stages))
+    slowest_sync = max(syncs)
+    return Evaluation(int(pipelines.max()) + slowest_sync, tuple(map(int, pipelines)), slowest_sync, tuple(stages))
 
 
 def shares_of(instance: Instance, solution: Solution) -> tuple[int, ...]:
@@ -466,39 +488,39 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
     """Every constraint that a strategy breaks, in words; empty where it is feasible."""
     if wrong := _malformed(instance, solution):
         return wrong
-    found = []
+    broken = []
     for number, stage in enumerate(evaluate(instance, solution).stages):
         over = stage.peak_bytes - stage.limit_bytes
         if over > 0 and instance.within_memory:
-            found.append(
+            broken.append(
                 f"stage {number}: layers {stage.first} to {stage.last} need {stage.peak_bytes} bytes "
                 f"({format_bytes(stage.peak_bytes)}), {over} more than its smallest device has"
             )
-    return found
+    return broken
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
-    given, devices, layers = solution.degrees, instance.devices, instance.layers
-    if given.pp * given.dp * given.tmp != devices:
-        return [f"pp x dp x tmp is {given.pp} x {given.dp} x {given.tmp}; the cluster has {devices} devices"]
-    if (given.tmp, given.mbs) not in instance.tables:
-        known = sorted({tmp for tmp, _ in instance.tables}), sorted({mbs for _, mbs in instance.tables})
-        return [f"tmp is {given.tmp}, mbs {given.mbs}; the instance has tmp {shown(known[0])}, mbs {shown(known[1])}"]
-    for name, degree in (("dp", given.dp), ("tmp", given.tmp)):
+    degrees, devices, layers = solution.degrees, instance.devices, instance.layers
+    if degrees.pp * degrees.dp * degrees.tmp != devices:
+        return [f"pp x dp x tmp is {degrees.pp} x {degrees.dp} x {degrees.tmp}; the cluster has {devices} devices"]
+    if (degrees.tmp, degrees.mbs) not in instance.tables:
+        possible = sorted({tmp for tmp, _ in instance.tables}), sorted({mbs for _, mbs in instance.tables})
+        return [f"tmp is {degrees.tmp}, mbs {degrees.mbs}; the instance has tmp {shown(possible[0])}, mbs {shown(possible[1])}"]
+    for name, degree in (("dp", degrees.dp), ("tmp", degrees.tmp)):
         if not instance.may_be(degree):
             return [f"{name} is {degree}; the instance wants a power of two"]
     for device, times in Counter([*range(devices), *solution.placement]).items():
         if times != 2:
-            told = "once" if device < devices else f"of 0 to {devices - 1}"
-            return [f"placement names device {device} {plural(times - 1, 'time')}; give each {told}"]
+            fix = "once" if device < devices else f"of 0 to {devices - 1}"
+            return [f"placement names device {device} {plural(times - 1, 'time')}; give each {fix}"]
     borders = [0, *solution.cuts, layers]
-    if len(solution.cuts) != given.pp - 1 or any(before >= after for before, after in pairwise(borders)):
-        return [f"cuts is {list(solution.cuts)}; give {given.pp - 1} layers of 1 to {layers - 1}, ascending"]
+    if len(solution.cuts) != degrees.pp - 1 or any(before >= after for before, after in pairwise(borders)):
+        return [f"cuts is {list(solution.cuts)}; give {degrees.pp - 1} layers of 1 to {layers - 1}, ascending"]
     if not solution.shares:
-        return [] if instance.even_shares(given.dp, given.mbs) else [f"shares are missing; {given} has no even ones"]
-    total = instance.batch // given.mbs
-    if len(solution.shares) != given.dp or min(solution.shares) < 1 or sum(solution.shares) * given.mbs != instance.batch:
-        return [f"shares is {list(solution.shares)}; give {given.dp} numbers of at least 1 that add up to {total}"]
+        return [] if instance.even_shares(degrees.dp, degrees.mbs) else [f"shares are missing; {degrees} has no even ones"]
+    total = instance.batch // degrees.mbs
+    if len(solution.shares) != degrees.dp or min(solution.shares) < 1 or sum(solution.shares) * degrees.mbs != instance.batch:
+        return [f"shares is {list(solution.shares)}; give {degrees.dp} numbers of at least 1 that add up to {total}"]
     if len(set(solution.shares)) > 1 and not instance.uneven_shares:
         return [f"shares is {list(solution.shares)}; the instance wants them equal"]
     return []

@@ -57,10 +57,10 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Choice]:
         return cp_model.LinearExpr.weighted_sum(x[l], [int(v) // step for v in values[l]])
 
     states = sum(bytes_of(instance.state_bytes, l) for l in range(instance.layers))
-    held = 0
+    forward = 0
     for l in range(instance.layers):
-        held = held + bytes_of(instance.forward_bytes, l)
-        model.add(held + bytes_of(instance.backward_bytes, l) + states <= memory)
+        forward = forward + bytes_of(instance.forward_bytes, l)
+        model.add(forward + bytes_of(instance.backward_bytes, l) + states <= memory)
     return model, x
 
 

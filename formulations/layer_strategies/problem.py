@@ -127,10 +127,12 @@ class Instance:
 
     @property
     def layers(self) -> int:
+        """The number of layers L."""
         return len(self.time_ns)
 
     @property
     def options(self) -> tuple[int, ...]:
+        """The number of options of each layer."""
         return tuple(len(names) for names in self.strategies)
 
     @cached_property
@@ -186,10 +188,12 @@ class Evaluation:
 
     @property
     def objective(self) -> int:
+        """The time in nanoseconds, which is minimised."""
         return self.time_ns
 
     @property
     def peak_bytes(self) -> int:
+        """The largest of the layers' peaks."""
         return max(self.memory_by_layer_bytes)
 
     @property
@@ -237,10 +241,10 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
     time = sum(int(instance.time_ns[l][s]) for l, s in enumerate(choice))
     time += sum(int(table[choice[l], choice[l + 1]]) for l, table in enumerate(instance.transitions_ns))
     states = sum(int(instance.state_bytes[l][s]) for l, s in enumerate(choice))
-    held, peaks = 0, []
+    forward, peaks = 0, []
     for l, s in enumerate(choice):
-        held += int(instance.forward_bytes[l][s])
-        peaks.append(held + int(instance.backward_bytes[l][s]) + states)
+        forward += int(instance.forward_bytes[l][s])
+        peaks.append(forward + int(instance.backward_bytes[l][s]) + states)
     return Evaluation(time, tuple(peaks), states)
 
 

@@ -24,8 +24,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The columns of one layer; arrays are of equal length. option: place in `Segments.options`; enters, leaves: state before
-    and after, 2 r + lazy, or 0 where there is no neighbour; the others as in `Segments`."""
+    """The columns of one layer; arrays are of equal length.
+
+    option: place in `Segments.options`; enters, leaves: state before and after, 2 r + lazy, or 0 where there is no neighbour;
+    the others as in `Segments`.
+    """
 
     option: Integers
     enters: Integers
@@ -38,30 +41,30 @@ class Columns:
     def __len__(self) -> int:
         return len(self.option)
 
-    def kept(self, which: Booleans) -> Columns:
-        """Those marked; itself where all are."""
+    def where(self, which: Booleans) -> Columns:
+        """The columns that are marked; the same object where all are."""
         return self if which.all() else Columns(*(values[which] for values in vars(self).values()))
 
 
 def undominated(chain: Segments) -> tuple[Columns, ...]:
     """Of every layer, the columns that no other can replace; equal layers share theirs."""
     count = len(chain.time_ns)
-    known: dict[bytes, Columns] = {}
-    found = []
+    distinct: dict[bytes, Columns] = {}
+    columns = []
     for i in range(count):
         numbers = (chain.time_ns[i], chain.peak_bytes[i], chain.delta_bytes[i], chain.resident_bytes[i])
         key = bytes([i == 0, i == count - 1]) + b"".join(values.tobytes() for values in numbers)
-        if key not in known:
-            known[key] = _of_layer(chain, i, i == 0, i == count - 1)
-        found.append(known[key])
-    return tuple(found)
+        if key not in distinct:
+            distinct[key] = _of_layer(chain, i, i == 0, i == count - 1)
+        columns.append(distinct[key])
+    return tuple(columns)
 
 
 def _of_layer(chain: Segments, i: int, first: bool, last: bool) -> Columns:
     before, after = 1 if first else 8, 1 if last else 2
     time, peak = chain.time_ns[i, :before, :, :after], chain.peak_bytes[i, :before, :, :after]
     r_before, option, lazy_after = (places.ravel() for places in np.indices(time.shape))
-    own = Columns(
+    columns = Columns(
         option,
         np.zeros(time.size, np.int64) if first else 2 * r_before + chain.lazy[option],
         np.zeros(time.size, np.int64) if last else 2 * chain.r[option] + lazy_after,
@@ -70,21 +73,22 @@ def _of_layer(chain: Segments, i: int, first: bool, last: bool) -> Columns:
         chain.delta_bytes[i][option],
         chain.resident_bytes[i][option],
     )
-    return own.kept(~_replaceable(own))
+    return columns.where(~_replaceable(columns))
 
 
-def _replaceable(own: Columns) -> Booleans:
+def _replaceable(columns: Columns) -> Booleans:
     """Columns that another one with the same states can replace; of equals all but one."""
-    between = np.unique(np.stack((own.enters, own.leaves, own.resident_bytes)), axis=1, return_inverse=True)[1].reshape(-1)
-    order = np.lexsort((own.delta_bytes, own.peak_bytes, own.time_ns, between))
-    found = np.zeros(len(own), bool)
-    for shift in range(1, np.bincount(between).max(initial=0)):
-        one, other = order[:-shift], order[shift:]  # the one takes no longer
-        replaces = between[one] == between[other]
-        for needed in (own.peak_bytes, own.delta_bytes):
-            replaces &= needed[one] <= needed[other]
-        found[other[replaces]] = True
-    return found
+    alike = np.unique(np.stack((columns.enters, columns.leaves, columns.resident_bytes)), axis=1, return_inverse=True)[1]
+    alike = alike.reshape(-1)
+    order = np.lexsort((columns.delta_bytes, columns.peak_bytes, columns.time_ns, alike))
+    replaceable = np.zeros(len(columns), bool)
+    for shift in range(1, np.bincount(alike).max(initial=0)):
+        faster, slower = order[:-shift], order[shift:]  # or as fast
+        replaces = alike[faster] == alike[slower]
+        for needed in (columns.peak_bytes, columns.delta_bytes):
+            replaces &= needed[faster] <= needed[slower]
+        replaceable[slower[replaces]] = True
+    return replaceable
 
 
 def within(chain: Sequence[Columns], memory_bytes: int) -> tuple[Columns, ...]:
@@ -95,18 +99,18 @@ def within(chain: Sequence[Columns], memory_bytes: int) -> tuple[Columns, ...]:
     replace each other that differ in such peaks alone. No solution that fits is lost, none is gained; where nothing fits, a
     layer may be left without columns, and then all are.
     """
-    found = list(chain)
+    layers = list(chain)
     while True:
-        least, most = _beside(found)
-        kept = [low + own.peak_bytes <= memory_bytes for low, own in zip(least, found, strict=True)]
-        if all(which.all() for which in kept):
+        least, most = _beside(layers)
+        fits = [low + columns.peak_bytes <= memory_bytes for low, columns in zip(least, layers, strict=True)]
+        if all(which.all() for which in fits):
             break
-        found = [own.kept(which) for own, which in zip(found, kept, strict=True)]
+        layers = [columns.where(which) for columns, which in zip(layers, fits, strict=True)]
     raised = [
-        replace(own, peak_bytes=np.maximum(own.peak_bytes, memory_bytes - high.astype(np.int64)))
-        for own, high in zip(found, most, strict=True)
+        replace(columns, peak_bytes=np.maximum(columns.peak_bytes, memory_bytes - high.astype(np.int64)))
+        for columns, high in zip(layers, most, strict=True)
     ]
-    return tuple(own.kept(~_replaceable(own)) for own in raised)
+    return tuple(columns.where(~_replaceable(columns)) for columns in raised)
 
 
 def _beside(chain: Sequence[Columns]) -> tuple[list[Floats], list[Floats]]:
@@ -114,15 +118,15 @@ def _beside(chain: Sequence[Columns]) -> tuple[list[Floats], list[Floats]]:
     where no chain goes through the column. Floats are exact here, since no bytes of an instance reach 2^53."""
     low, high = np.zeros(STATES), np.zeros(STATES)
     before = []
-    for own in chain:
-        before.append((low[own.enters] + own.resident_bytes, high[own.enters] + own.resident_bytes))
-        low, high = _extremes(own.leaves, *(held + own.delta_bytes for held in before[-1]))
+    for columns in chain:
+        before.append((low[columns.enters] + columns.resident_bytes, high[columns.enters] + columns.resident_bytes))
+        low, high = _extremes(columns.leaves, *(held + columns.delta_bytes for held in before[-1]))
     low, high = np.zeros(STATES), np.zeros(STATES)
     least, most = [], []
-    for own, (low_before, high_before) in zip(reversed(chain), reversed(before), strict=True):
-        least.append(low_before + low[own.leaves])
-        most.append(high_before + high[own.leaves])
-        low, high = _extremes(own.enters, *(held[own.leaves] + own.resident_bytes for held in (low, high)))
+    for columns, (low_before, high_before) in zip(reversed(chain), reversed(before), strict=True):
+        least.append(low_before + low[columns.leaves])
+        most.append(high_before + high[columns.leaves])
+        low, high = _extremes(columns.enters, *(held[columns.leaves] + columns.resident_bytes for held in (low, high)))
     return least[::-1], most[::-1]
 
 

@@ -23,15 +23,16 @@ pass on, and its peaks are the largest of theirs, each beside what those before 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
-from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name, moved_bytes
+from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
 from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
+from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.work.moves import moved_bytes
+from trainplan.formulations.work.primitives import collective, host_copy, host_costs, host_step
+from trainplan.formulations.work.units import unit_work
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.clusters.network import Link, Operation
-from trainplan.profiling.costs import collective_ns, copy_ns
-from trainplan.profiling.profiles import HostCosts, Profile
+from trainplan.profiling.profiles import Profile
 
 INDEX_BYTES = 8  # of a target of the loss
 STATISTICS = 3  # numbers of a token that the loss keeps: largest, sum, target's logit
@@ -47,7 +48,7 @@ Row = dict[str, Any]
 
 
 def rows_of(batch: int, devices: int) -> int:
-    """Samples of one device. Raises InputError."""
+    """Samples of one device. Raises InputError where devices cannot have equally many."""
     rows, rest = divmod(batch, devices)
     if rest or rows < 1:
         fix = f"give a multiple of the {devices} devices, such as {max(1, rows) * devices}"
@@ -66,24 +67,19 @@ def build(
     name: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> Instance:
-    """The instance of a step of so many samples over all devices of the profile.
+    """The instance of a step of `batch` samples over all devices of the profile.
 
     memory_bytes: of one device. offload_needs_ckpt: see `InstanceRecord`. by_unit: every sub-layer is a layer of its own, as
     in a plan; else a Transformer layer is one, as in the paper. Raises InputError where the batch cannot be split, or the
     profile lacks a shape or its host.
     """
-    rows, host, group = rows_of(batch, profile.devices), _host(profile), range(profile.devices)
-
-    @cache
-    def collective(operation: Operation, message_bytes: int) -> int:
-        return round(collective_ns(profile.network, operation, message_bytes, group))
-
+    rows, host, group = rows_of(batch, profile.devices), host_costs(profile), range(profile.devices)
     layers, begin = list[Row](), 0
     for units in grouped_units(profile, by_unit):
         row = _joined([_unit_row(profile, begin + place, rows) for place in range(len(units))])
-        row["all_gather_ns"] = collective("all-gather", row["gathered_parameter_bytes"])
-        row["reduce_scatter_ns"] = collective("reduce-scatter", row["gathered_gradient_bytes"])
-        layers.append({"name": layer_name(units)} | row | _copies(host, row))
+        row["all_gather_ns"] = collective(profile, "all-gather", row["gathered_parameter_bytes"], group)
+        row["reduce_scatter_ns"] = collective(profile, "reduce-scatter", row["gathered_gradient_bytes"], group)
+        layers.append({"name": layer_name(units)} | row | _copies(profile, row))
         begin += len(units)
     return load(
         {
@@ -107,17 +103,11 @@ def build(
     )
 
 
-def _host(profile: Profile) -> HostCosts:
-    if profile.host is None:
-        fix = "measure the profile, or estimate it on a cluster whose nodes describe their `host`"
-        raise InputError("profile", "host", "is missing: parameters and optimizer are on the host", fix)
-    return profile.host
-
-
 def _unit_row(profile: Profile, place: int, rows: int) -> Row:
     """Computations and bytes of the unit at a place of the chain."""
     sublayer, last = profile.units[place].sublayer, len(profile.units) - 1
     entry, shape, element = profile.cost(sublayer, 1, rows), profile.shapes[sublayer], profile.parameter_bytes
+    work = unit_work(profile, sublayer, Strategy(ckpt=True), rows)
     shard = -(-shape.shard(1).parameters // profile.devices)
     before = shape.input_bytes if place == 0 else moved_bytes(profile, profile.units[place - 1].sublayer)[1]
     after = shape.shard(1).output_bytes if place == last else moved_bytes(profile, sublayer)[1]
@@ -126,10 +116,10 @@ def _unit_row(profile: Profile, place: int, rows: int) -> Row:
     forward, backward = entry.forward_workspace_bytes.value, entry.backward_workspace_bytes.value
     whole = shard * profile.devices * element
     return {
-        "forward_without_graph_ns": entry.forward_without_graph_ns.value,
-        "forward_ns": entry.forward_ns.value,
-        "backward_ns": entry.backward_ns.value,
-        "optimizer_ns": round(shard * _host(profile).optimizer_ns_per_parameter.value),
+        "forward_without_graph_ns": work.forward_ns,
+        "forward_ns": work.recompute_ns,
+        "backward_ns": work.backward_ns,
+        "optimizer_ns": host_step(profile, shard),
         "input_bytes": source,
         "output_bytes": output,
         "graph_bytes": kept,
@@ -168,14 +158,10 @@ def _joined(parts: Sequence[Row]) -> Row:
     }
 
 
-def _copies(host: HostCosts, row: Row) -> Row:
-    def copied(rate: float, size: str) -> int:
-        return round(copy_ns(row[size], Link(bandwidth_bytes_per_s=rate, latency_ns=host.latency_ns.value)))
-
-    there, back = host.to_device_bytes_per_s.value, host.to_host_bytes_per_s.value
+def _copies(profile: Profile, row: Row) -> Row:
     return {
-        "prefetch_parameter_ns": copied(there, "partitioned_parameter_bytes"),
-        "offload_gradient_ns": copied(back, "partitioned_gradient_bytes"),
-        "prefetch_hidden_ns": copied(there, "input_bytes"),
-        "offload_hidden_ns": copied(back, "input_bytes"),
+        "prefetch_parameter_ns": host_copy(profile, "to_device", row["partitioned_parameter_bytes"]),
+        "offload_gradient_ns": host_copy(profile, "to_host", row["partitioned_gradient_bytes"]),
+        "prefetch_hidden_ns": host_copy(profile, "to_device", row["input_bytes"]),
+        "offload_hidden_ns": host_copy(profile, "to_host", row["input_bytes"]),
     }

@@ -27,37 +27,36 @@ from trainplan.formulations.memory_switches.columns import STATES, Columns, undo
 from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segments import segments
 
-Chosen = list[tuple[Columns, list[cp_model.IntVar]]]
+LayerVariables = list[tuple[Columns, list[cp_model.IntVar]]]
 
 
-def build(instance: Instance) -> tuple[cp_model.CpModel, Chosen]:
+def build(instance: Instance) -> tuple[cp_model.CpModel, LayerVariables]:
     """The model, and of every layer its columns with their variables."""
     chain = undominated(segments(instance))
-    sizes = {int(v) for own in chain for values in (own.peak_bytes, own.delta_bytes, own.resident_bytes) for v in values}
+    sizes = {int(v) for c in chain for values in (c.peak_bytes, c.delta_bytes, c.resident_bytes) for v in values}
     step = gcd(*sizes) or 1
     chain = within(chain, instance.memory_bytes // step * step)  # which raises peaks to whole steps only
 
     model = cp_model.CpModel()
-    known = [(own, [model.new_bool_var(f"x[{i},{c}]") for c in range(len(own))]) for i, own in enumerate(chain)]
-    for _, x in known:
+    layers = [(columns, [model.new_bool_var(f"x[{i},{c}]") for c in range(len(columns))]) for i, columns in enumerate(chain)]
+    for _, x in layers:
         model.add_exactly_one(x)
-    for (one, x), (other, after) in pairwise(known):
+    for (columns, x), (following, x_following) in pairwise(layers):
         for q in range(STATES):
-            leaving, entering = np.flatnonzero(one.leaves == q), np.flatnonzero(other.enters == q)
-            model.add(_sum([x[c] for c in leaving]) == _sum([after[c] for c in entering]))
-    model.minimize(_sum([_weighted(x, own.time_ns) for own, x in known]))
+            leaving, entering = np.flatnonzero(columns.leaves == q), np.flatnonzero(following.enters == q)
+            model.add(_sum([x[c] for c in leaving]) == _sum([x_following[c] for c in entering]))
+    model.minimize(_sum([_weighted(x, columns.time_ns) for columns, x in layers]))
 
     memory = instance.memory_bytes // step
     resident = model.new_int_var(0, memory, "R")
-    model.add(_sum([_weighted(x, own.resident_bytes // step) for own, x in known]) == resident)
+    model.add(_sum([_weighted(x, columns.resident_bytes // step) for columns, x in layers]) == resident)
     held = model.new_constant(0)
-    for i, (own, x) in enumerate(known):
-        if i:
-            one, before = known[i - 1]
-            less, held = held, model.new_int_var(0, memory, f"H[{i}]")
-            model.add(_sum([less, _weighted(before, one.delta_bytes // step)]) == held)
-        model.add(_sum([held, _weighted(x, own.peak_bytes // step), resident]) <= memory)
-    return model, known
+    for i, (columns, x) in enumerate(layers):
+        model.add(_sum([held, _weighted(x, columns.peak_bytes // step), resident]) <= memory)
+        if i + 1 < len(layers):
+            before, held = held, model.new_int_var(0, memory, f"H[{i + 1}]")
+            model.add(_sum([before, _weighted(x, columns.delta_bytes // step)]) == held)
+    return model, layers
 
 
 def _sum(terms: Sequence[cp_model.LinearExprT]) -> cp_model.LinearExpr:
@@ -68,7 +67,7 @@ def _weighted(x: list[cp_model.IntVar], values: Integers) -> cp_model.LinearExpr
     return cp_model.LinearExpr.weighted_sum(x, values.tolist())
 
 
-def extract(instance: Instance, known: Chosen, value: Callable[[cp_model.IntVar], bool]) -> Solution:
+def extract(instance: Instance, layers: LayerVariables, value: Callable[[cp_model.IntVar], bool]) -> Solution:
     """The solution that x stands for, by the value of each variable."""
-    places = (next(c for c, v in enumerate(x) if value(v)) for _, x in known)
-    return Solution(tuple(instance.options[own.option[c]] for (own, _), c in zip(known, places, strict=True)))
+    options = (columns.option[next(c for c, variable in enumerate(x) if value(variable))] for columns, x in layers)
+    return Solution(tuple(instance.options[option] for option in options))

@@ -35,8 +35,11 @@ Column = tuple[int, int, int, int]
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit: powers of two that bring memory, and the time of all that a step may do, near
-    2^20. No coefficient loses a bit, and a row's tolerance of 1e-6 units is less than a nanosecond or byte (up to 2^40)."""
+    """Nanoseconds and bytes of one model unit: powers of two that bring the longest step and the memory near 2^20.
+
+    The longest step has the time of all that a step may do. No coefficient loses a bit, and a row's tolerance of 1e-6 units is
+    less than a nanosecond or byte (up to 2^40).
+    """
     longest = sum(int(column.sum()) for name, column in instance.columns.items() if name.endswith("_ns"))
     return tuple(1 << max(0, value.bit_length() - SIGNIFICANT_BITS) for value in (longest, instance.memory_bytes))  # type: ignore[return-value]
 
@@ -49,11 +52,12 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     time: dict[Column, float] = {}
     size: dict[str, dict[Column, float]] = {"peak": {}, "delta": {}, "resident": {}}
     of_layer: list[list[Column]] = []
-    for i, own in enumerate(within(undominated(segments(instance)), instance.memory_bytes)):
-        of_layer.append([(i, *key) for key in zip(*(a.tolist() for a in (own.option, own.enters, own.leaves)), strict=True)])
-        time |= zip(of_layer[i], (own.time_ns / ns_per_unit).tolist(), strict=True)
-        for name, known in size.items():
-            known |= zip(of_layer[i], (getattr(own, f"{name}_bytes") / bytes_per_unit).tolist(), strict=True)
+    for i, columns in enumerate(within(undominated(segments(instance)), instance.memory_bytes)):
+        keys = zip(*(numbers.tolist() for numbers in (columns.option, columns.enters, columns.leaves)), strict=True)
+        of_layer.append([(i, *key) for key in keys])
+        time |= zip(of_layer[i], (columns.time_ns / ns_per_unit).tolist(), strict=True)
+        for name, sizes in size.items():
+            sizes |= zip(of_layer[i], (getattr(columns, f"{name}_bytes") / bytes_per_unit).tolist(), strict=True)
 
     def total(name: str, chosen: list[Column]) -> Any:
         return pyo.quicksum(size[name][column] * m.x[column] for column in chosen if size[name][column])

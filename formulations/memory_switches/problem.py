@@ -38,8 +38,11 @@ Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
 
 
 class LayerRecord(Record):
-    """A layer, as it runs on one device. What computations leave is given once: a forward pass without graph leaves its
-    output, one with graph the output and what the graph holds, and a backward pass gives all of it back."""
+    """A layer, as it runs on one device.
+
+    What computations leave behind follows from `output_bytes` and `graph_bytes`: a forward pass without graph leaves its
+    output, one with graph the output and what the graph holds, and a backward pass frees all of it.
+    """
 
     name: str | None = None
     forward_without_graph_ns: TimeNs
@@ -84,10 +87,8 @@ class InstanceRecord(Record):
         for i, layer in enumerate(self.layers):
             where = f"layers[{i}]"
             if i + 1 < len(self.layers) and layer.output_bytes != self.layers[i + 1].input_bytes:
-                told = f"is {layer.output_bytes}"
-                raise InputError(
-                    "", f"{where}.output_bytes", told, f"give {self.layers[i + 1].input_bytes}, as layer {i + 1} reads"
-                )
+                fix = f"give {self.layers[i + 1].input_bytes}, as layer {i + 1} reads"
+                raise InputError("", f"{where}.output_bytes", f"is {layer.output_bytes}", fix)
             for name, least, what in (
                 ("forward_without_graph_peak_bytes", layer.output_bytes, "output_bytes"),
                 ("forward_peak_bytes", layer.output_bytes + layer.graph_bytes, "output_bytes and graph_bytes"),
@@ -99,8 +100,8 @@ class InstanceRecord(Record):
         for unit, limit in (("_ns", LARGEST_NS), ("_bytes", LARGEST_BYTES)):
             total = 4 * sum(value for layer in numbers for name, value in layer.items() if name.endswith(unit))
             if total >= limit:
-                told = f"add up to {total:.3g} {unit[1:]} or more in a step"
-                raise InputError("", "layers", told, f"give numbers that stay below {limit:.3g}")
+                problem = f"add up to {total:.3g} {unit[1:]} or more in a step"
+                raise InputError("", "layers", problem, f"give numbers that stay below {limit:.3g}")
         return self
 
 
@@ -122,7 +123,7 @@ COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """The problem in arrays. columns: of every number of `LayerRecord`, by its name, one for each layer, (N,)."""
+    """The problem in arrays. columns: (N,), by the name of each number in `LayerRecord`; the other fields as in the format."""
 
     nvlink: bool
     synchronisation: Synchronisation
@@ -136,14 +137,17 @@ class Instance:
     problem = NAME
 
     def __getitem__(self, name: str) -> Integers:
+        """(N,): a number of every layer, by its name in the file format."""
         return self.columns[name]
 
     @property
     def layers(self) -> int:
+        """N, the number of layers."""
         return len(self.columns["forward_ns"])
 
     @property
     def forced(self) -> bool:
+        """Whether every segment begins with a synchronisation."""
         return self.synchronisation == "forced"
 
     @cached_property
@@ -159,6 +163,7 @@ class Instance:
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
 
     def name_of(self, layer: int) -> str:
+        """A layer's name, or its number where layers have none."""
         return self.layer_names[layer] if self.layer_names else f"layer {layer}"
 
     def part(self, first: int, end: int) -> Instance:
@@ -235,7 +240,8 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
-    """What users see of a solution's costs."""
+    """What users see of a solution's costs: time and peak, the three phases, how long each lane is busy, and in how many of the
+    layers each switch is on."""
     result = evaluate(instance, solution)
     busy: dict[str, int] = {}
     for operation in result.timeline:
@@ -268,10 +274,10 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
     if len(solution.switches) != instance.layers:
         return [f"switches has {len(solution.switches)} layers; give {instance.layers}"]
-    allowed, found = set(instance.options), []
+    legal, wrong = set(instance.options), []
     for i, switches in enumerate(solution.switches):
-        if switches not in allowed:
+        if switches not in legal:
             lacking = "segment_sync" if instance.forced and not switches.segment_sync else "ckpt"
             why = "synchronisation is forced" if lacking == "segment_sync" else "offload_hidden needs it"
-            found.append(f"switches[{i}] is {switches}; switch {lacking} on: {why}")
-    return found
+            wrong.append(f"switches[{i}] is {switches}; switch {lacking} on: {why}")
+    return wrong

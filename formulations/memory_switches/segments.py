@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
-from trainplan.formulations.memory_switches.simulation import Booleans, Step
+from trainplan.formulations.memory_switches.simulation import Booleans, SimulatedStep
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, SwitchName
 
 # r, as a number of three bits in this order.
@@ -60,25 +60,24 @@ def segments(instance: Instance) -> Segments:
         time[layers] = forward[0][:, None] + backward[0][..., None]
         peak[layers] = np.maximum(forward[1][:, None], backward[1][..., None])
 
-    def column(name: str) -> Integers:
-        return instance[name][:, None]
+    return Segments(options, time, peak, *kept_bytes(instance, on), *shared_switches(on))
 
-    def off(name: SwitchName) -> Booleans:
-        found: Booleans = ~on[:, SWITCHES.index(name)]
-        return found
 
-    delta = column("input_bytes") * off("offload_hidden") + column("graph_bytes") * off("ckpt")
-    delta = delta + column("gathered_parameter_bytes") * off("partition")
-    shared = [on[:, SWITCHES.index(name)] for name in SHARED]
-    return Segments(
-        options,
-        time,
-        peak,
-        delta,
-        column("partitioned_parameter_bytes") * off("lazy_prefetch"),
-        4 * shared[0] + 2 * shared[1] + shared[2],
-        shared[2].astype(np.int64),
-    )
+def kept_bytes(instance: Instance, on: Booleans) -> tuple[Integers, Integers]:
+    """(N, S) each: delta and resident bytes of every layer with each option. on: (S, 7), the options' switches."""
+
+    def without(number: str, switch: SwitchName) -> Integers:
+        return instance[number][:, None] * ~on[:, SWITCHES.index(switch)]
+
+    delta = without("input_bytes", "offload_hidden") + without("graph_bytes", "ckpt")
+    delta = delta + without("gathered_parameter_bytes", "partition")
+    return delta, without("partitioned_parameter_bytes", "lazy_prefetch")
+
+
+def shared_switches(on: Booleans) -> tuple[Integers, Integers]:
+    """(S,) each: r and lazy_prefetch of each option, as in `Segments`. on: (S, 7), the options' switches."""
+    r = on[:, [SWITCHES.index(name) for name in SHARED]] @ np.array([4, 2, 1])
+    return r, r % 2
 
 
 def _alike(count: int) -> list[Integers]:
@@ -95,16 +94,19 @@ def _simulate(
     before: Booleans | None,
     own: Booleans,
     after: Booleans | None,
-    run: Callable[[Step, int], None],
+    run: Callable[[SimulatedStep, int], None],
 ) -> tuple[Integers, Integers]:
-    """Time and most memory of segments, (layers, choices): of each of the layers, with each choice (choices, 7) of its own
-    switches and of its neighbours', which are None where there are none."""
-    beside = [given for given in (before, own, after) if given is not None]
+    """Time and most memory of one segment of each layer, with each choice of switches: (layers, choices) each.
+
+    before, own, after: (choices, 7), switches of the layer before, the layer and the one after; None where there is none.
+    run: issues the segment of the layer at a place of a chain of these.
+    """
+    chain = [switches for switches in (before, own, after) if switches is not None]
     place = int(before is not None)
-    rows = layers + np.arange(-place, len(beside) - place)[:, None]  # (neighbours, layers)
+    rows = layers + np.arange(-place, len(chain) - place)[:, None]  # (neighbours, layers)
     choices = len(own)
     columns = {name: np.repeat(column[rows], choices, axis=1) for name, column in instance.columns.items()}
-    step = Step(columns, instance.nvlink, np.tile(np.stack(beside, axis=1), (len(layers), 1, 1)))
+    step = SimulatedStep(columns, instance.nvlink, np.tile(np.stack(chain, axis=1), (len(layers), 1, 1)))
     run(step, place)
     shape = (len(layers), choices)
     return step.time_ns.reshape(shape), step.most_held()[0].reshape(shape)
@@ -117,11 +119,11 @@ def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Intege
     after = np.tile(matrix([Solution((NEIGHBOURS[0], NEIGHBOURS[1]))])[0], (len(on), 1))
     before = None if first else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(own), 1))
 
-    def forward(step: Step, i: int) -> None:
+    def forward(step: SimulatedStep, i: int) -> None:
         _hold(step, step.number("input_bytes", i) + step.number("gathered_parameter_bytes", i))
         step.forward(i)
 
-    def head(step: Step, i: int) -> None:
+    def head(step: SimulatedStep, i: int) -> None:
         _hold(step, step.number("input_bytes", i))
         step.head()
 
@@ -140,37 +142,39 @@ def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integ
     before = None if first else np.repeat(matrix([Solution(NEIGHBOURS)])[0], len(on), axis=0)
     after = None if last else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(own), 1))
 
-    def turn(step: Step, i: int) -> None:
+    def hold_forward(step: SimulatedStep, i: int) -> None:
+        """What the forward pass of the layer left: what it keeps, and its output, or the gradient of it."""
         kept = step.number("graph_bytes", i) * ~step.on(i, "ckpt")
         _hold(step, step.number("input_bytes", i) + kept + step.number("gathered_parameter_bytes", i))
         _hold(step, step.number("output_bytes", i))
+
+    def turn(step: SimulatedStep, i: int) -> None:
+        hold_forward(step, i)
         step.turn()
 
-    def backward(step: Step, i: int) -> None:
-        kept = step.number("graph_bytes", i) * ~step.on(i, "ckpt")
-        _hold(step, step.number("input_bytes", i) + kept + step.number("gathered_parameter_bytes", i))
-        _hold(step, step.number("output_bytes", i))  # its gradient
+    def backward(step: SimulatedStep, i: int) -> None:
+        hold_forward(step, i)
         if not last:
             _hold(step, step.number("gathered_parameter_bytes", i + 1) + step.number("gathered_gradient_bytes", i + 1))
         step.backward(i)
 
-    def tail(step: Step, i: int) -> None:
+    def tail(step: SimulatedStep, i: int) -> None:
         _hold(step, step.number("gathered_parameter_bytes", i) + step.number("gathered_gradient_bytes", i))
         step.tail()
 
-    def optimizer(step: Step, i: int) -> None:
+    def optimizer(step: SimulatedStep, i: int) -> None:
         _hold(step, 0)
         step.optimizer(i)
         if last:
             step.copy_back(i)
 
     runs = [backward, optimizer, *([turn] if last else []), *([tail] if first else [])]
-    found = [_simulate(instance, layers, before, own, after, run) for run in runs]
-    time, peak = np.sum([time for time, _ in found], axis=0), np.max([peak for _, peak in found], axis=0)
+    times, peaks = zip(*(_simulate(instance, layers, before, own, after, run) for run in runs), strict=True)
+    time, peak = np.sum(times, axis=0), np.max(peaks, axis=0)
     shape = (len(layers), 8, len(on))
     return time.reshape(shape), peak.reshape(shape)
 
 
-def _hold(step: Step, size: Any) -> None:
+def _hold(step: SimulatedStep, size: Any) -> None:
     """Bytes that are there when the segment begins."""
     step.change(step.clocks["compute"], size)

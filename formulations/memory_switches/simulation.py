@@ -39,7 +39,7 @@ from trainplan.formulations.memory_switches.switches import SWITCHES, SwitchName
 
 LANES = ("compute", "communication", "copy", "host")
 Booleans = NDArray[np.bool_]
-Columns = Mapping[str, Integers]
+LayerNumbers = Mapping[str, Integers]  # of every number of a layer, by its name in the file format
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A simulated step. phases_ns: when forward pass, backward pass and optimizer end. memory: (time in ns, bytes held from
-    then on), by time. peak_ns: when the peak is first reached. resident_bytes: shards that stay for the whole step."""
+    """A simulated step.
+
+    phases_ns: when forward pass, backward pass and optimizer end. memory: (time in ns, bytes held from then on), by time.
+    peak_ns: when the peak is first reached. resident_bytes: of the shards that stay for the whole step.
+    """
 
     time_ns: int
     peak_bytes: int
@@ -68,19 +71,20 @@ class Evaluation:
 
     @property
     def objective(self) -> int:
+        """Nanoseconds of the step."""
         return self.time_ns
 
 
-def simulate(columns: Columns, nvlink: bool, switches: Booleans) -> tuple[Integers, Integers]:
+def simulate(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> tuple[Integers, Integers]:
     """Time in ns and peak in bytes of many choices, each (K,). switches: (K, N, 7), in the order of `SWITCHES`."""
-    step = Step(columns, nvlink, switches)
+    step = SimulatedStep(columns, nvlink, switches)
     step.whole()
     return step.time_ns, step.resident_bytes + step.most_held()[0]
 
 
-def simulate_one(columns: Columns, nvlink: bool, switches: Booleans) -> Evaluation:
+def simulate_one(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> Evaluation:
     """One choice, (1, N, 7), with its timeline and memory over time."""
-    step = Step(columns, nvlink, switches)
+    step = SimulatedStep(columns, nvlink, switches)
     forward, backward, optimizer = (int(moment[0]) for moment in step.whole())
     timeline = [
         Operation(lane, what, layer, int(start[0]), int(end[0])) for lane, what, layer, start, end, on in step.done if on[0]
@@ -99,14 +103,15 @@ def simulate_one(columns: Columns, nvlink: bool, switches: Booleans) -> Evaluati
 
 
 @dataclass
-class Step:
-    """K simulations at once, with switches (K, N, 7): of whole steps, or of segments from a moment at which all lanes are done.
+class SimulatedStep:
+    """K simulations at once: of whole steps, or of segments from a moment at which all lanes are done.
 
-    columns: numbers of the layers, each (N,), or (N, K) where the simulations are of different layers. segment: the number of
-    the one that is issued, for changes of memory at one moment.
+    columns: numbers of the layers, each (N,), or (N, K) where the simulations are of different layers. switches: (K, N, 7).
+    done: lane, what, layer, start, end and in which simulations, of every operation in order of issue. changes: segment, moment
+    and bytes of every change of memory. segment: the number of the one being issued, which orders changes at one moment.
     """
 
-    columns: Columns
+    columns: LayerNumbers
     nvlink: bool
     switches: Booleans
     done: list[tuple[str, str, int, Integers, Integers, Booleans]] = field(default_factory=list)
@@ -122,19 +127,22 @@ class Step:
         self.shard, self.gathered, self.hidden, self.scattered, self.stepped = ([zero] * self.layers for _ in range(5))
 
     def on(self, layer: int, name: SwitchName) -> Booleans:
-        found: Booleans = self.switches[:, layer, SWITCHES.index(name)]
-        return found
+        """(K,): in which simulations a layer has the switch on."""
+        column: Booleans = self.switches[:, layer, SWITCHES.index(name)]
+        return column
 
     def number(self, name: str, layer: int) -> Any:
+        """A number of a layer by its name in the file format, or (K,) such numbers."""
         return self.columns[name][layer]
 
     @property
     def time_ns(self) -> Integers:
-        found: Integers = np.max(list(self.clocks.values()), axis=0)
-        return found
+        """(K,): when all lanes are done."""
+        latest: Integers = np.max(list(self.clocks.values()), axis=0)
+        return latest
 
     def whole(self) -> tuple[Integers, Integers, Integers]:
-        """All of the step. When forward pass, backward pass and optimizer end."""
+        """Simulate all of the step; gives the moments (K,) at which forward pass, backward pass and optimizer end."""
         self.change(self.clocks["compute"], self.number("input_bytes", 0))
         self.head()
         for i in range(self.layers):
@@ -158,10 +166,12 @@ class Step:
     # Segments
 
     def head(self) -> None:
+        """What comes before the first forward segment: P(0)."""
         self._prefetch_shard(0, self.always)
         self._all_gather(0, self.always)
 
     def forward(self, i: int) -> None:
+        """The forward segment of layer i."""
         self._begin(i)
         if i:
             self._release(i - 1)
@@ -176,6 +186,7 @@ class Step:
         self._compute("forward", i, "forward", output + graph, ~ckpt)
 
     def turn(self) -> None:
+        """The segment between forward and backward pass."""
         last = self.layers - 1
         self._begin(last)
         self._release(last)
@@ -183,6 +194,7 @@ class Step:
         self._prefetch_hidden(last, self.always)
 
     def backward(self, i: int) -> None:
+        """The backward segment of layer i."""
         self._begin(i)
         eco, ckpt = self.on(i, "eco_backward"), self.on(i, "ckpt")
         if i + 1 < self.layers:
@@ -198,22 +210,25 @@ class Step:
         self._prepare_late(i, eco)
 
     def tail(self) -> None:
+        """The segment after the backward pass, in which the first layer's gradient goes to the host."""
         self._begin(0)
         self._reshard(0, self.always)
         self._reduce_scatter(0)
         self._offload_gradient(0, self.always)
 
     def optimizer(self, i: int) -> None:
+        """The optimizer's step of layer i, after the copy of the shard of the one before."""
         self._synchronise(self.on(i, "segment_sync"))
         if i:
             self.copy_back(i - 1)
         _, self.stepped[i], _ = self._run("host", "optimizer", i, "optimizer_ns", self.always)
 
     def copy_back(self, i: int) -> None:
+        """The copy of layer i's new shard to the device, unless it is prefetched lazily."""
         self._run("copy", "prefetch shard", i, "prefetch_parameter_ns", ~self.on(i, "lazy_prefetch"), self.stepped[i])
 
     def finish(self, moment: Integers) -> None:
-        """All lanes wait for all."""
+        """All lanes wait for this moment."""
         self.clocks = {lane: np.maximum(clock, moment) for lane, clock in self.clocks.items()}
 
     def _begin(self, i: int) -> None:
@@ -314,20 +329,23 @@ class Step:
     # Memory
 
     def change(self, time: Integers, size: Any, on: Booleans | None = None) -> None:
-        """From `time` on, `size` bytes more are held."""
+        """From the moments `time` (K,) on, `size` bytes more are held, in the simulations that are `on`."""
         sizes = np.broadcast_to(np.asarray(size, np.int64), (self.count,))
         self.changes.append((self.segment, time, sizes if on is None else sizes * on))
 
     @property
     def resident_bytes(self) -> Integers:
-        """Of the shards that are not prefetched lazily."""
-        kept = ~self.switches[:, :, SWITCHES.index("lazy_prefetch")]
-        found: Integers = (kept * self.columns["partitioned_parameter_bytes"]).sum(axis=1)
-        return found
+        """(K,): bytes of the shards that stay for the whole step, those that are not prefetched lazily."""
+        stays = ~self.switches[:, :, SWITCHES.index("lazy_prefetch")]
+        total: Integers = (stays * self.columns["partitioned_parameter_bytes"]).sum(axis=1)
+        return total
 
     def most_held(self) -> tuple[Integers, Integers]:
-        """Most bytes at once beside the resident ones, and when first. Of what changes at one moment the changes of earlier
-        segments come first (or a segment without length would need no memory), and what ends before what begins."""
+        """Most bytes at once beside the resident ones, and when first, (K,) each.
+
+        Of what changes at one moment, the changes of earlier segments come first (or a segment without length would need no
+        memory), and what ends before what begins.
+        """
         ordered = sorted(self.changes, key=lambda change: (change[0], bool((change[2] > 0).any())))
         times, sizes = (np.stack(values) for values in list(zip(*ordered, strict=True))[1:])
         order = np.argsort(times, axis=0, kind="stable")
@@ -336,10 +354,10 @@ class Step:
         return np.take_along_axis(held, place, axis=0)[0], np.take_along_axis(np.take_along_axis(times, order, 0), place, 0)[0]
 
     def memory(self) -> tuple[tuple[int, int], ...]:
-        """Of the first simulation: (time, bytes held from then on), by time."""
+        """Of the first simulation: (time in ns, bytes held from then on), by time."""
         held = int(self.resident_bytes[0])
-        found = {0: held}
+        levels = {0: held}
         for time, size in sorted((int(time[0]), int(size[0])) for _, time, size in self.changes if size[0]):
             held += size
-            found[time] = held
-        return tuple(found.items())
+            levels[time] = held
+        return tuple(levels.items())

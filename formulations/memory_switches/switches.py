@@ -38,12 +38,12 @@ class Switches:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Switches:
-        """Those with the named switches on. Raises TypeError for a name that is none."""
+        """The switches with those on that are named. Raises TypeError for a name that is none."""
         return cls(**dict.fromkeys(names, True))
 
     @property
     def names(self) -> tuple[SwitchName, ...]:
-        """Of the switches that are on."""
+        """The names of the switches that are on."""
         return tuple(name for name, on in zip(SWITCHES, astuple(self), strict=True) if on)
 
     def __str__(self) -> str:
@@ -55,11 +55,13 @@ ALL_ON = Switches(*[True] * len(SWITCHES))
 
 
 def combinations(forced: bool, offload_needs_ckpt: bool = True) -> tuple[Switches, ...]:
-    """All legal combinations of one layer: 48 where segment synchronisation is forced, else 96; 64 and 128 as in the paper,
-    where offloading does not need recomputation."""
-    found = (Switches(*values) for values in product((False, True), repeat=len(SWITCHES)))
+    """All legal combinations of one layer: 48 where segment synchronisation is forced, else 96.
+
+    As in the paper, where offloading does not need recomputation, 64 and 128.
+    """
+    every = (Switches(*values) for values in product((False, True), repeat=len(SWITCHES)))
     return tuple(
         switches
-        for switches in found
+        for switches in every
         if (switches.segment_sync or not forced) and (switches.ckpt or not (switches.offload_hidden and offload_needs_ckpt))
     )

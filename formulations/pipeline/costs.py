@@ -1,6 +1,6 @@
 """From a profile to a pipeline instance: what every layer costs for each number of stages and micro-batches of one batch.
 
-Costs of a layer under a strategy are those of `layer_strategies.costs`, by cost model. A stage on g devices stands for all
+Costs of a layer under a strategy are those of `formulations.work`, by cost model. A stage on g devices stands for all
 stages of that size: links of a group are those of the cluster's first g devices. The hidden states that enter a stage cross
 the slowest link between neighbouring stages; a device sends the rows that it works on.
 """
@@ -12,21 +12,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.layer_strategies.costs import (
-    COST_MODELS,
-    CostModel,
-    UnitCosts,
-    grouped_units,
-    layer_costs,
-    layer_name,
-    moved_bytes,
-    transition_ns,
-    unit_costs,
-)
+from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
 from trainplan.formulations.pipeline.spaces import SPACES, Space
 from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.work.models import COST_MODELS, CostModel, UnitCosts, layer_costs, transition_ns, unit_costs
+from trainplan.formulations.work.moves import moved_bytes
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.costs import collective_ns
@@ -68,7 +60,7 @@ class PipelineCosts:
         return [count for count in self.space.stages(self.profile.devices) if count <= len(self.layer_kinds)]
 
     def strategies(self, group: int, samples: int) -> list[Strategy]:
-        """Those of the space that the model can be split by and that divide the samples of a micro-batch."""
+        """Strategies of the space by which the model can be split, and which divide the samples of a micro-batch."""
         if group not in self._strategies:
             degrees = set(self.profile.tp_degrees(group))
             self._strategies[group] = [s for s in self.space.strategies(group) if s.degree("tp") in degrees]
@@ -86,15 +78,15 @@ class PipelineCosts:
         columns: dict[str, Integers] = {name: np.zeros((len(self.kinds), len(strategies)), np.int64) for name in COLUMNS}
         for kind, parts in enumerate(self.kinds):
             for s, strategy in enumerate(strategies):
-                found = layer_costs([self._unit(part, strategy, samples) for part in parts])
+                costs = layer_costs([self._unit(part, strategy, samples) for part in parts])
                 for name, column in columns.items():
-                    column[kind, s] = round(getattr(found, name))
+                    column[kind, s] = round(getattr(costs, name))
         columns["sync_ns"] = np.minimum(columns["sync_ns"], columns["time_ns"])
         layouts = {strategy.layout: strategy for strategy in strategies}
         moves = np.zeros((len(self.boundaries), len(strategies), len(strategies)), np.int64)
         for boundary, size in enumerate(self.boundaries):
             between = {
-                (a, b): round(transition_ns(self.profile, layouts[a], layouts[b], samples, size))
+                (a, b): transition_ns(self.profile, self.costs, layouts[a], layouts[b], samples, size)
                 for a in layouts
                 for b in layouts
             }
@@ -135,13 +127,17 @@ class PipelineCosts:
         name: str | None = None,
         provenance: dict[str, Any] | None = None,
     ) -> Instance:
-        """The problem of one batch. stages, micro_batches: only these numbers (default: all possible), the latter also by the
-        number of stages. Raises InputError."""
+        """The instance of one batch, in samples of a step.
+
+        stages, micro_batches: only these numbers (default: all possible), the latter also by the number of stages. Raises
+        InputError.
+        """
         profile, configurations = self.profile, []
         counts = [count for count in self.stages if stages is None or count in stages]
         if not counts:
-            told = f"{self.space.name} has {', '.join(map(str, self.stages)) or 'none'} for {len(self.layer_kinds)} layers"
-            raise InputError("command line", "--pipeline", f"is {', '.join(map(str, stages or []))}", f"give another: {told}")
+            possible = f"{', '.join(map(str, self.stages)) or 'none'} for {len(self.layer_kinds)} layers"
+            fix = f"give another: {self.space.name} has {possible}"
+            raise InputError("command line", "--pipeline", f"is {', '.join(map(str, stages or []))}", fix)
         for count in counts:
             group = profile.devices // count
             numbers = micro_batches(count) if callable(micro_batches) else micro_batches

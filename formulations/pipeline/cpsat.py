@@ -36,12 +36,12 @@ Terms = list[tuple[cp_model.IntVar, int]]
 def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
     """The model of an instance of one configuration, and x by layer, stage and option."""
     model = cp_model.CpModel()
-    given, borders = only(instance), boundaries(instance)
-    kinds, tables = instance.layer_kinds, given.tables
-    layers, stages, options = range(instance.layers), range(given.stages), range(len(tables.strategies))
-    held = [(l, i) for l in layers for i in stages_of(instance, l)]
+    configuration, borders = only(instance), boundaries(instance)
+    kinds, tables = instance.layer_kinds, configuration.tables
+    layers, stages, options = range(instance.layers), range(configuration.stages), range(len(tables.strategies))
+    places = [(l, i) for l in layers for i in stages_of(instance, l)]
 
-    x = {(l, i, s): model.new_bool_var(f"x[{l},{i},{s}]") for l, i in held for s in options}
+    x = {(l, i, s): model.new_bool_var(f"x[{l},{i},{s}]") for l, i in places for s in options}
     for l in layers:
         model.add_exactly_one(x[l, i, s] for i in stages_of(instance, l) for s in options)
 
@@ -68,22 +68,22 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
         model.add_exactly_one(crossings)
 
     def in_stage(i: int, values: Integers) -> Terms:
-        return [(x[l, i, s], int(values[kinds[l], s])) for l, j in held if j == i for s in options]
+        return [(x[l, i, s], int(values[kinds[l], s])) for l, j in places if j == i for s in options]
 
     running = [in_stage(i, tables.time_ns - tables.sync_ns) + moves[i] for i in stages]
     last = [term for i in stages for term in in_stage(i, tables.sync_ns)]
     slowest = model.new_int_var(0, most_ns(instance), "V")
     for terms in running:
         model.add(_sum(terms) <= slowest)
-    model.add(_sum(chain(*running)) <= given.stages * slowest)
-    model.minimize(_sum([(slowest, given.micro_batches - 1), *chain(*running), *last]))
+    model.add(_sum(chain(*running)) <= configuration.stages * slowest)
+    model.minimize(_sum([(slowest, configuration.micro_batches - 1), *chain(*running), *last]))
 
     columns = (tables.forward_bytes, tables.backward_bytes, tables.state_bytes)
     step = gcd(*(int(v) for column in columns for v in np.unique(column))) or 1
     o_f, o_b, o_ms = (column // step for column in columns)
     for i in stages:
-        terms = in_stage(i, o_ms + (given.in_flight(i) - 1) * o_f)
-        for l in (l for l, j in held if j == i):
+        terms = in_stage(i, o_ms + (configuration.in_flight(i) - 1) * o_f)
+        for l in (l for l, j in places if j == i):
             terms += [(x[l, i, s], int(o_f[kinds[l], s])) for s in options]
             backward = [(x[l, i, s], int(o_b[kinds[l], s])) for s in options]
             model.add(_sum(terms + backward) <= instance.memory_bytes // step)

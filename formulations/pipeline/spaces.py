@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from trainplan.formulations.strategies import Paradigm, Strategy, decision_tree
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import divisors
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,26 @@ class Space:
 def stage_powers(devices: int) -> list[int]:
     """Powers of two that divide the devices: numbers of stages, and of devices in one."""
     return [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
+
+
+def stage_counts(devices: int, pipeline: int | None) -> list[int]:
+    """Numbers of stages to try: all powers of two that divide the devices, or the one asked for. Raises InputError."""
+    possible = stage_powers(devices)
+    if pipeline is None:
+        return possible
+    if pipeline not in possible:
+        raise InputError("command line", "--pipeline", f"is {pipeline}", f"give one of: {', '.join(map(str, possible))}")
+    return [pipeline]
+
+
+def micro_batch_counts(batch: int, micro_batches: int | None) -> list[int]:
+    """Numbers of micro-batches to try: all divisors of the batch (samples), or the one asked for. Raises InputError."""
+    if micro_batches is None:
+        return divisors(batch)
+    if micro_batches < 1 or batch % micro_batches:
+        problem = f"is {batch} in {micro_batches} micro-batches"
+        raise InputError("command line", "--batch", problem, "give a multiple of --micro-batches")
+    return [micro_batches]
 
 
 def _one(devices: int) -> list[int]:

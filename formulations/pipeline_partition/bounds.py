@@ -33,30 +33,37 @@ def left_over(instance: Instance, stage: int) -> int:
 
 
 def extra_ns(instance: Instance, stage: int, forward_ns: Integers, backward_ns: Integers) -> Integers:
-    """What the longer of the two paths adds to one round trip, by the times of a stage, each with the transfer before it."""
+    """What the longer of the two paths through a stage adds to one round trip through all stages.
+
+    forward_ns, backward_ns: the stage's passes, each with the transfer that it receives. No step with such a stage is shorter
+    than the round trip and this: both paths at the head of this file are chains of passes that wait for each other.
+    """
     fewer, more = left_over(instance, stage), instance.micro_batches - 1
     return np.maximum(fewer * forward_ns + more * backward_ns, more * forward_ns + fewer * backward_ns)
 
 
 def least_ns(instance: Instance) -> int:
-    """No partition within the memory takes less; 2^62 or more where there is none. Time n^2 p."""
-    n, p, memory = instance.sublayers, instance.stages, instance.memory
+    """No partition within the memory takes less; 2^62 or more where there is none. Time n^2 p.
+
+    Proof: every partition takes a round trip, with the least p - 1 transfers at least, and what any of its stages adds. A
+    bottleneck path through spans finds the least over partitions of the largest that a stage adds.
+    """
+    n, p, windows = instance.sublayers, instance.stages, instance.windows
     f, b = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))
     c = np.concatenate([[0], instance.transfer_ns, [0]])
-    windows = None if memory is None else memory.first_layers([instance.in_flight(x) for x in range(p)])
     least = np.full(n + 1, FAR)  # by the first sub-layer after the stages so far
     least[0] = 0
     for x in range(p):
         before, least = least, np.full(n + 1, FAR)
         for end in range(x + 1, n - p + x + 2):
-            own = slice(x if windows is None else max(x, int(windows[x, end - 1])), end)
-            found = extra_ns(instance, x, f[end] - f[own] + c[own], b[end] - b[own] + c[end])
-            least[end] = np.maximum(before[own], found).min(initial=FAR)
+            starts = slice(x if windows is None else max(x, int(windows[x, end - 1])), end)
+            extra = extra_ns(instance, x, f[end] - f[starts] + c[starts], b[end] - b[starts] + c[end])
+            least[end] = np.maximum(before[starts], extra).min(initial=FAR)
     moves = int(np.sort(instance.transfer_ns)[: p - 1].sum())
     return int(f[n] + b[n]) + 2 * moves + int(least[n])
 
 
 def most_ns(instance: Instance) -> int:
-    """No partition takes longer: all passes and transfers one after the other."""
+    """No partition takes longer: all passes one after the other, with the p - 1 longest transfers before each."""
     moves = int(np.sort(instance.transfer_ns)[instance.sublayers - instance.stages :].sum())
     return instance.micro_batches * (int(instance.forward_ns.sum() + instance.backward_ns.sum()) + 2 * moves)

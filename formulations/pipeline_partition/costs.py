@@ -1,10 +1,14 @@
 """From a profile to a pipeline-partition instance, and to the stage times of a plan: what every sub-layer costs.
 
-Costs of a sub-layer are those of trainplan's own programs (the cost model `executed` of layer-strategies), forward and backward
-apart, each with its collectives. What only the last micro-batch of a step pays (the reduction of gradients, the optimizer) is
+Costs of a sub-layer are those of trainplan's own programs (`executed` of `formulations.work`), forward and backward apart,
+each with its collectives. What only the last micro-batch of a step pays (the reduction of gradients, the optimizer) is
 no part of the pipeline's iteration, and is added to the end of every stage:
 
     step = max_x (end of the last backward pass of stage x + sync_x)
+
+sync_x is the sum of what its sub-layers add, the instance's `sync_ns`. A table that the first and the last stage share is
+reduced between these two, too: as the first sub-layer is always in the first stage and the last one in the last, that is part
+of what these two sub-layers add.
 
 A message is the hidden states of one device's rows, one way, over the slowest link between neighbouring stages: ranks of stage
 x + 1 follow those of stage x, and each sends to its own place in the next stage. Collectives within a stage are costed on the
@@ -15,84 +19,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
-from trainplan.formulations.layer_strategies.costs import (
-    COST_MODELS,
-    grouped_units,
-    layer_name,
-    moved_bytes,
-    slice_gather_ns,
-    unit_costs,
-)
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.layer_strategies.costs import layer_name
+from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees
 from trainplan.formulations.pipeline_partition.problem import NAME, Instance, load
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.timeline import Work
-from trainplan.formulations.strategies import Paradigm, Strategy
+from trainplan.formulations.work.memory import unit_bytes
+from trainplan.formulations.work.models import times_of
+from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, tied_ns
+from trainplan.formulations.work.primitives import collective
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import span
-from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.profiles import Profile
-
-EXECUTED = COST_MODELS["executed"]
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """dp pipelines side by side, each of pp stages of tp devices, with so many micro-batches a step."""
-
-    pp: int
-    dp: int = 1
-    tp: int = 1
-    micro_batches: int = 1
-
-    @property
-    def devices(self) -> int:
-        return self.pp * self.dp * self.tp
-
-    @property
-    def stage_size(self) -> int:
-        return self.dp * self.tp
-
-    def strategy(self, recompute: bool) -> Strategy:
-        """That of every sub-layer over the devices of its stage."""
-        levels: tuple[tuple[Paradigm, int], ...] = (("dp", self.dp), ("tp", self.tp))
-        return Strategy(tuple(level for level in levels if level[1] > 1), recompute)
-
-    def rows(self, batch: int) -> int:
-        """Samples of a micro-batch in one pipeline. Raises InputError."""
-        rows, rest = divmod(batch, self.dp * self.micro_batches)
-        if rest or rows < 1:
-            fix = (
-                f"give a multiple of {self.dp * self.micro_batches}: {self.dp} pipelines of {self.micro_batches} micro-batches"
-            )
-            raise InputError("command line", "--batch", f"is {batch}", fix)
-        return rows
-
-
-@dataclass(frozen=True)
-class Times:
-    """One micro-batch through one sub-layer, in ns. sync_ns: what is added at the end of the step."""
-
-    forward_ns: int
-    backward_ns: int
-    sync_ns: int
-
-
-def times_of(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> Times:
-    """samples: of a micro-batch over all devices of the stage. Raises InputError where the profile lacks the shape."""
-    found = unit_costs(profile, EXECUTED, sublayer, strategy, samples)
-    forward, sync = round(found.forward_ns), round(found.sync_ns)
-    return Times(forward, round(found.time_ns) - forward - sync, sync)
 
 
 def build(
     profile: Profile,
     batch: int,
-    degrees: Degrees,
+    degrees: PipelineDegrees,
     *,
     memory_bytes: int | None = None,
     recompute: bool = False,
@@ -105,15 +51,19 @@ def build(
     pass in its backward pass. Raises InputError where the batch cannot be split so, or the profile lacks a shape.
     """
     rows, strategy = degrees.rows(batch), degrees.strategy(recompute)
-    units = [unit for group in grouped_units(profile, by_unit=True) for unit in group]
+    units = profile.units
     if degrees.pp > len(units):
         raise InputError("command line", "--pipeline", f"is {degrees.pp}", f"give at most {len(units)}, one sub-layer a stage")
-    known = {unit.sublayer: times_of(profile, unit.sublayer, strategy, rows * degrees.dp) for unit in units}
+    times_by_name = {name: times_of(profile, name, strategy, rows * degrees.dp) for name in {u.sublayer for u in units}}
+    times = [times_by_name[unit.sublayer] for unit in units]
     size, devices = degrees.stage_size, degrees.devices
     pairs = [(rank, rank + size) for rank in range(devices - size)]
     messages = [rows * moved_bytes(profile, unit.sublayer)[1] for unit in units[:-1]]
     moves = {message: _slowest_ns(profile, message, pairs) for message in set(messages)}
-    given: dict[str, Any] = {
+    syncs = [time.sync_ns for time in times]
+    for end in (0, -1) if degrees.pp > 1 else (0,):
+        syncs[end] += tied_ns(profile, degrees.stage_size, degrees.pp)
+    fields: dict[str, Any] = {
         "problem": NAME,
         "version": 1,
         "name": name or f"{profile.name}, {degrees.pp} stages",
@@ -127,9 +77,10 @@ def build(
             "recompute": recompute,
             **(provenance or {}),
         },
-        "forward_ns": [known[unit.sublayer].forward_ns for unit in units],
-        "backward_ns": [known[unit.sublayer].backward_ns for unit in units],
+        "forward_ns": [time.forward_ns for time in times],
+        "backward_ns": [time.backward_ns for time in times],
         "transfer_ns": [moves[message] for message in messages],
+        "sync_ns": syncs,
         "stages": degrees.pp,
         "micro_batches": degrees.micro_batches,
         "names": [layer_name([unit]) for unit in units],
@@ -137,51 +88,21 @@ def build(
     }
     if memory_bytes is not None:
         # Stages whose units are all laid out alike re-lay nothing: their bytes are those of one pipeline.
-        alone = Degrees(degrees.pp, 1, degrees.tp).strategy(recompute)
-        held = {name: unit_costs(profile, EXECUTED, name, alone, rows) for name in known}
-        given["memory"] = {
+        alone = PipelineDegrees(degrees.pp, 1, degrees.tp).strategy(recompute)
+        sizes = {name: unit_bytes(profile, True, name, alone, rows) for name in times_by_name}
+        kept, workspace, state = zip(*(sizes[unit.sublayer] for unit in units), strict=True)
+        fields["memory"] = {
             "limit_bytes": memory_bytes,
-            "state_bytes": [held[unit.sublayer].state_bytes for unit in units],
-            "kept_bytes": [held[unit.sublayer].forward_bytes for unit in units],
-            "workspace_bytes": [max(0, held[unit.sublayer].backward_bytes) for unit in units],
+            "state_bytes": list(state),
+            "kept_bytes": list(kept),
+            "workspace_bytes": [max(0, size) for size in workspace],
         }
-    return load(given)
-
-
-def syncs_ns(profile: Profile, instance: Instance, cuts: Sequence[int]) -> tuple[int, ...]:
-    """What every stage of a partition adds to the end of a step. instance: as `build` makes it from this profile."""
-    strategy, own = _own_syncs(profile, instance)
-    bounds = pairwise((0, *cuts, instance.sublayers))
-    return tuple(_with_tied(profile, strategy, [sum(own[first:end]) for first, end in bounds]))
-
-
-def added_ns(profile: Profile, instance: Instance) -> tuple[Integers, int]:
-    """What each sub-layer adds to the end of its stage's step, (n,), and what the first and the last stage add beside."""
-    strategy, own = _own_syncs(profile, instance)
-    return np.array(own, np.int64), _with_tied(profile, strategy, [0] * instance.stages)[0]
-
-
-def _own_syncs(profile: Profile, instance: Instance) -> tuple[Strategy, list[int]]:
-    """How sub-layers are laid out, and what each adds by itself."""
-    given = instance.provenance
-    strategy = Degrees(instance.stages, given["dp"], given["tp"]).strategy(given["recompute"])
-    samples = given["mbs"] * given["dp"]
-    known = {name: times_of(profile, name, strategy, samples).sync_ns for name in profile.shapes}
-    return strategy, [known[unit.sublayer] for unit in profile.units]
-
-
-def _with_tied(profile: Profile, strategy: Strategy, own: list[int]) -> list[int]:
-    """A table that the first and the last stage share is reduced between them, too."""
-    if not profile.tied_parameters or len(own) == 1:
-        return own
-    table = -(-profile.tied_parameters // strategy.degree("tp")) * profile.parameter_bytes
-    shared = round(collective_ns(profile.network, "all-reduce", table, (0, (len(own) - 1) * strategy.group)))
-    return [own[0] + shared, *own[1:-1], own[-1] + shared]
+    return load(fields)
 
 
 @dataclass(frozen=True)
 class PlannedWork:
-    """What the stages of a plan take. syncs_ns: what each adds to the end of the step."""
+    """What the stages of a plan take. syncs_ns: what each adds to the end of the step; names: what each holds."""
 
     work: Work
     syncs_ns: tuple[int, ...]
@@ -200,7 +121,8 @@ def samples_of(plan: Plan) -> int:
 def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
     """Stage times of a plan. profiles: one for each stage, of the kinds of devices that it is on, with all shapes' costs.
 
-    Of data-parallel pipelines with different shares, that with the most micro-batches counts. Re-layouts within a stage count.
+    Of data-parallel pipelines with different shares, that with the most micro-batches counts. A stage re-lays what it
+    receives, too.
     Raises InputError.
     """
     strategies, samples = plan.strategies(), samples_of(plan)
@@ -209,22 +131,26 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
     for number, (profile, stage) in enumerate(zip(profiles, plan.stages, strict=True)):
         units, first, last = profile.units, stage.first_unit, stage.last_unit
         times = [times_of(profile, units[u].sublayer, strategies[u], samples) for u in range(first, last + 1)]
-        there = back = 0.0
-        for u in range(first, last):
-            size = moved_bytes(profile, units[u].sublayer)[1]
-            there += slice_gather_ns(profile, strategies[u], strategies[u + 1], samples, size)
-            back += slice_gather_ns(profile, strategies[u + 1], strategies[u], samples, size)
-        forward.append(sum(time.forward_ns for time in times) + round(there))
-        backward.append(sum(time.backward_ns for time in times) + round(back))
+        passed = [moved_bytes(profile, unit.sublayer)[1] for unit in units]
+        there = [(u - 1, u) for u in range(max(first, 1), last + 1)]
+        back = [(u + 1, u) for u in range(first, min(last + 1, len(units) - 1))]
+        moved = [
+            sum(round(slice_gather_ns(profile, strategies[a], strategies[b], samples, passed[min(a, b)])) for a, b in way)
+            for way in (there, back)
+        ]
+        forward.append(sum(time.forward_ns for time in times) + moved[0])
+        backward.append(sum(time.backward_ns for time in times) + moved[1])
         syncs.append(sum(time.sync_ns for time in times))
         names.append(span(units[first].name, units[last].name))
         if number:
-            message = samples // strategies[first].data_degree * moved_bytes(profile, units[first - 1].sublayer)[1]
+            message = samples // strategies[first].data_degree * passed[first - 1]
             ranks = zip(plan.stages[number - 1].ranks, stage.ranks, strict=True)
             moves.append(_slowest_ns(profile, message, [(devices[a], devices[b]) for a, b in ranks]))
+    for end in {0, len(plan.stages) - 1}:
+        syncs[end] += tied_ns(profiles[0], plan.stage_size, len(plan.stages))
     work = Work(tuple(forward), tuple(backward), tuple(moves))
-    return PlannedWork(work, tuple(_with_tied(profiles[0], strategies[0], syncs)), plan.batch.micro_batches, tuple(names))
+    return PlannedWork(work, tuple(syncs), plan.batch.micro_batches, tuple(names))
 
 
 def _slowest_ns(profile: Profile, message_bytes: int, pairs: Iterable[tuple[int, int]]) -> int:
-    return round(max((collective_ns(profile.network, "p2p", message_bytes, pair) for pair in pairs), default=0.0))
+    return max((collective(profile, "p2p", message_bytes, pair) for pair in pairs), default=0)

@@ -50,18 +50,18 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
         changes = [term for l in sublayers[1:] for term in ((y[x, l], moves[l - 1]), (y[x, l - 1], -moves[l - 1]))]
         model.add(times[-1] == _sum(changes))
 
-    known = moments(p, m)
-    starts = [model.new_int_var(0, most, f"S[{v}]") for v in range(len(known.rows))]
+    passes = moments(p, m)
+    starts = [model.new_int_var(0, most, f"S[{v}]") for v in range(len(passes.rows))]
     step = model.new_int_var(min(least_ns(instance), most), most, "T")
 
-    def total(one: Sum) -> cp_model.LinearExpr:
-        terms = [(time, count) for time, count in zip(times, one.counts, strict=True) if count]
-        return _sum(terms if one.start is None else [(starts[one.start], 1), *terms])
+    def total(moment: Sum) -> cp_model.LinearExpr:
+        terms = [(time, count) for time, count in zip(times, moment.counts, strict=True) if count]
+        return _sum(terms if moment.start is None else [(starts[moment.start], 1), *terms])
 
-    for start, sums in zip(starts, known.rows, strict=True):
-        for one in sums:
-            model.add(start >= total(one))
-    model.add(step >= total(known.end))
+    for start, sums in zip(starts, passes.rows, strict=True):
+        for moment in sums:
+            model.add(start >= total(moment))
+    model.add(step >= total(passes.end))
 
     moved = _sum((move, 2) for move in times[2 * p :])
     trip = moved + int(instance.forward_ns.sum() + instance.backward_ns.sum())
@@ -94,8 +94,8 @@ def _begun(model: cp_model.CpModel, instance: Instance) -> Begun:
 
 
 def _sum(terms: Iterable[tuple[cp_model.IntVar, int]]) -> cp_model.LinearExpr:
-    known = list(terms)
-    return cp_model.LinearExpr.weighted_sum([variable for variable, _ in known], [factor for _, factor in known])
+    pairs = list(terms)
+    return cp_model.LinearExpr.weighted_sum([variable for variable, _ in pairs], [factor for _, factor in pairs])
 
 
 def extract(instance: Instance, y: Begun, value: Callable[[cp_model.IntVar], bool]) -> Solution:

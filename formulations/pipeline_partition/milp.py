@@ -38,12 +38,12 @@ from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 SIGNIFICANT_BITS = 20
 
 
-def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds of one model unit, and bytes (there are none): a power of two that brings the objective near 2^20, measured
-    at even stages. HiGHS is trusted to a millionth of a unit and its rows to a billionth, so that objectives below 2^38 ns are
-    proven to the nanosecond with up to 300 stages and micro-batches in all (see `weight`)."""
+def units(instance: Instance) -> tuple[int, None]:
+    """Nanoseconds of one model unit, a power of two that brings the objective near 2^20, measured at even stages; None for
+    bytes, of which the model has none. HiGHS is trusted to a millionth of a unit and its rows to a billionth, so that
+    objectives below 2^38 ns are proven to the nanosecond with up to 300 stages and micro-batches in all (see `weight`)."""
     even = Solution(tuple(instance.sublayers * x // instance.stages for x in range(1, instance.stages)))
-    return 1 << max(0, evaluate(instance, even).time_ns.bit_length() - SIGNIFICANT_BITS), 1
+    return 1 << max(0, evaluate(instance, even).time_ns.bit_length() - SIGNIFICANT_BITS), None
 
 
 def weight(instance: Instance) -> int:
@@ -60,12 +60,12 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     f, b = instance.forward_ns / ns_per_unit, instance.backward_ns / ns_per_unit
     c = np.concatenate([[0], instance.transfer_ns]) / ns_per_unit
     least, most = least_ns(instance) / ns_per_unit, most_ns(instance) / ns_per_unit
-    known = moments(p, instance.micro_batches)
+    passes = moments(p, instance.micro_batches)
 
     m.Y = pyo.Var([(x, l) for x in stages[1:] for l in sublayers if _open(instance, x, l)], domain=pyo.Binary)
     longest = [float(f.sum())] * p + [float(b.sum())] * p + [float(c.max())] * (p - 1)
     m.D = pyo.Var(range(3 * p - 1), bounds=lambda m, k: (0, longest[k]))
-    m.S = pyo.Var(range(len(known.rows)), bounds=(0, most))
+    m.S = pyo.Var(range(len(passes.rows)), bounds=(0, most))
     m.T = pyo.Var(bounds=(min(least, most), most))
 
     def begun(x: int, l: int) -> Any:
@@ -74,14 +74,14 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     def inside(x: int, l: int) -> Any:
         return begun(x, l) - begun(x + 1, l)
 
-    def at_most(one: Any, other: Any) -> Any:
-        if isinstance(one, int) and isinstance(other, int):
-            return pyo.Constraint.Feasible if one <= other else m.T <= -1  # T >= 0: nothing fits
-        return one <= other
+    def at_most(less: Any, more: Any) -> Any:
+        if isinstance(less, int) and isinstance(more, int):
+            return pyo.Constraint.Feasible if less <= more else m.T <= -1  # T >= 0: nothing fits
+        return less <= more
 
-    def total(one: Sum) -> Any:
-        start = 0 if one.start is None else m.S[one.start]
-        return start + sum(count * m.D[k] for k, count in enumerate(one.counts) if count)
+    def total(moment: Sum) -> Any:
+        start = 0 if moment.start is None else m.S[moment.start]
+        return start + sum(count * m.D[k] for k, count in enumerate(moment.counts) if count)
 
     m.onward = pyo.Constraint(list(m.Y), rule=lambda m, x, l: at_most(m.Y[x, l], begun(x, l + 1)))
     m.order = pyo.Constraint(
@@ -95,10 +95,10 @@ def build(instance: Instance) -> pyo.ConcreteModel:
         moved = sum(float(c[l]) * (begun(x, l) - begun(x, l - 1)) for l in sublayers[1:])
         m.time.add(m.D[2 * p + x - 1] == moved)
     m.start = pyo.ConstraintList()
-    for v, sums in enumerate(known.rows):
-        for one in sums:
-            m.start.add(m.S[v] >= total(one))
-    m.step = pyo.Constraint(expr=total(known.end) <= m.T)
+    for v, sums in enumerate(passes.rows):
+        for moment in sums:
+            m.start.add(m.S[v] >= total(moment))
+    m.step = pyo.Constraint(expr=total(passes.end) <= m.T)
     memory = instance.memory
     m.memory = pyo.Constraint(
         [] if memory is None else memory.precedences([instance.in_flight(x) for x in stages]),

@@ -26,10 +26,11 @@ class Sum(NamedTuple):
     counts: tuple[int, ...]
 
     def plus(self, place: int) -> Sum:
+        """The sum with the time at this place of `counts` added once more."""
         return Sum(self.start, (*self.counts[:place], self.counts[place] + 1, *self.counts[place + 1 :]))
 
     def at_most(self, other: Sum) -> bool:
-        """Whatever the times are."""
+        """Whether this sum is not above the other one, whatever the times are."""
         return self.start in (None, other.start) and all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
 
 
@@ -41,9 +42,9 @@ class Moments(NamedTuple):
 
 
 def moments(stages: int, micro_batches: int) -> Moments:
-    """Of 1F1B."""
+    """The moments of 1F1B, for any times of its stages."""
     orders = one_f_one_b(stages, micro_batches)
-    known = {task for order in orders for task in order}
+    tasks = {task for order in orders for task in order}
     ends: dict[Pass, Sum] = {}
     numbers: dict[frozenset[Sum], int] = {}
     free = [Sum(None, (0,) * (3 * stages - 1))] * stages  # the end of each stage's last pass
@@ -52,14 +53,14 @@ def moments(stages: int, micro_batches: int) -> Moments:
         for x, order in enumerate(orders):
             while done[x] < len(order):
                 task = order[done[x]]
-                source = source_of(task, known, stages)
+                source = source_of(task, tasks, stages)
                 if source is not None and source[0] not in ends:
                     break
                 sums = {free[x]}
                 if source is not None:
                     transfer = 2 * stages + min(x, source[0].stage)
-                    sums = {one.plus(transfer) for one in (free[x], ends[source[0]])}
-                largest = frozenset(one for one in sums if not any(one != other and one.at_most(other) for other in sums))
+                    sums = {wait.plus(transfer) for wait in (free[x], ends[source[0]])}
+                largest = frozenset(s for s in sums if not any(s != other and s.at_most(other) for other in sums))
                 start = next(iter(largest))
                 if len(largest) > 1:
                     start = Sum(numbers.setdefault(largest, len(numbers)), (0,) * (3 * stages - 1))

@@ -4,12 +4,18 @@ Stage x = 0 .. p-1 holds consecutive sub-layers, at least one, and takes f_x and
 forward and the backward pass of one micro-batch; between two stages a message takes the transfer time of their cut, either
 way. Choose the cuts that
 
-    minimise    the iteration of m micro-batches under 1F1B, simulated pass by pass                   see `recurrences`
-    subject to  the memory of every stage, where it is given                                          see `stage_memory`
+    minimise    the iteration of m micro-batches under 1F1B, simulated pass by pass                   see `step.recurrences`
+    subject to  the memory of every stage, where it is given                                          see `step.stage_memory`
 
 No closed formula is the objective. Cuts lie between sub-layers: embedding, attention and feed-forward blocks, head. Planners
-that cut between layers only are told by `layers` which sub-layers belong together. `evaluate` and `violations` know no solver;
-all numbers are integers.
+that cut between layers only are told by `layers` which sub-layers belong together.
+
+Behind its last backward pass a stage may add d_x, the sum of `sync_ns` over its sub-layers (reduction of gradients, optimizer);
+the whole step is max_x (end of stage x + d_x). A solution may also say how many micro-batches begin in two halves (`sliced`,
+see `step.schedules`); its iteration is then the sliced one. Methods choose cuts for whole micro-batches only, and it is these
+that their bounds speak of; `solvers.partition.depths` plans slicing and the whole step.
+
+`evaluate` and `violations` know no solver; all numbers are integers.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from trainplan.formulations.layer_strategies.problem import Integers, TimeNs
 from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.recurrences import iteration_ns
-from trainplan.formulations.step.schedules import one_f_one_b
+from trainplan.formulations.step.schedules import most_in_flight, most_sliced, one_f_one_b
 from trainplan.formulations.step.stage_memory import Memory, MemoryRecord, check_length
 from trainplan.formulations.step.timeline import Timeline, Work, simulate
 from trainplan.profiling.base.errors import InputError
@@ -61,6 +67,10 @@ class InstanceRecord(Record):
         list[Annotated[int, Field(ge=0)]] | None,
         Field(description="layer of each sub-layer, not falling; for planners that cut between layers only"),
     ] = None
+    sync_ns: Annotated[
+        list[TimeNs] | None,
+        Field(description="what each sub-layer adds to the end of its stage's step: gradients, optimizer; none by default"),
+    ] = None
     memory: MemoryRecord | None = None
 
     @model_validator(mode="after")
@@ -74,15 +84,15 @@ class InstanceRecord(Record):
             check_length("transfer_ns", self.transfer_ns, count - 1, "one for each cut between two sub-layers, or one number")
         if self.stages > count:
             raise InputError("", "stages", f"is {self.stages}", f"give at most {count}: every stage needs a sub-layer")
-        for name in ("names", "layers"):
-            if (given := getattr(self, name)) is not None:
-                check_length(name, given, count, each)
+        for name in ("names", "layers", "sync_ns"):
+            if (entries := getattr(self, name)) is not None:
+                check_length(name, entries, count, each)
         for place, (before, layer) in enumerate(pairwise(self.layers or []), 1):
             if layer < before:
                 raise InputError("", f"layers[{place}]", f"is {layer}, after {before}", f"give at least {before}")
         slowest = max(self.transfer_ns, default=0) if isinstance(self.transfer_ns, list) else self.transfer_ns
         whole = sum(self.forward_ns) + sum(self.backward_ns) + 2 * self.stages * slowest
-        most = [("ns", self.micro_batches * whole, LARGEST_NS)]
+        most = [("ns", self.micro_batches * whole + sum(self.sync_ns or []), LARGEST_NS)]
         if self.memory is not None:
             self.memory.check(count, self.stages)
             most.append(("bytes", self.memory.most_bytes(min(self.stages, self.micro_batches)), LARGEST_BYTES))
@@ -98,15 +108,23 @@ class InstanceRecord(Record):
 
 
 class SolutionRecord(Record):
-    """The file format of a solution: the first sub-layer of every stage but the first, numbered from 0."""
+    """The file format of a solution.
+
+    cuts: the first sub-layer of every stage but the first, numbered from 0. sliced: micro-batches that begin in two halves.
+    """
 
     cuts: list[Annotated[int, Field(ge=0)]]
+    sliced: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """The problem in arrays. forward_ns, backward_ns: (n,); transfer_ns: (n-1,), by the sub-layer before the cut; layers: (n,),
-    the layer of each sub-layer, which is the sub-layer's own number where nothing is given."""
+    """The problem in arrays.
+
+    forward_ns, backward_ns: (n,), of one micro-batch; transfer_ns: (n-1,), by the sub-layer before the cut. sync_ns: (n,), what
+    each sub-layer adds to the end of its stage's step; what the first and the last stage share is with the first and the last
+    sub-layer. layers: (n,), the layer of each sub-layer, which is its own number where a file has none.
+    """
 
     forward_ns: Integers
     backward_ns: Integers
@@ -114,6 +132,7 @@ class Instance:
     stages: int
     micro_batches: int
     layers: Integers
+    sync_ns: Integers
     names: tuple[str, ...] | None = None
     memory: Memory | None = None
     name: str = NAME
@@ -123,6 +142,7 @@ class Instance:
 
     @property
     def sublayers(self) -> int:
+        """n, their number."""
         return len(self.forward_ns)
 
     @cached_property
@@ -133,9 +153,21 @@ class Instance:
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations a stage holds at once, under 1F1B."""
-        return min(self.micro_batches, self.stages - stage)
+        return most_in_flight("1f1b", self.stages, self.micro_batches, stage)
+
+    @property
+    def windows(self) -> Integers | None:
+        """(p, n): the least first sub-layer with which a stage fits, by its last one, as of `Memory.first_layers`; None without
+        memory."""
+        return None if self.memory is None else self.memory.first_layers([self.in_flight(x) for x in range(self.stages)])
+
+    @property
+    def most_sliced(self) -> int:
+        """Micro-batches that may begin in halves: none where a micro-batch has an odd number of samples."""
+        return 0 if self.provenance.get("mbs", 0) % 2 else most_sliced(self.stages, self.micro_batches)
 
     def name_of(self, sublayer: int) -> str:
+        """The name of a sub-layer, or its number where names are not given."""
         return self.names[sublayer] if self.names else f"sub-layer {sublayer}"
 
     def work(self, cuts: tuple[int, ...]) -> Work:
@@ -144,13 +176,17 @@ class Instance:
         forward, backward = (np.add.reduceat(times, starts).tolist() for times in (self.forward_ns, self.backward_ns))
         return Work(tuple(forward), tuple(backward), tuple(int(self.transfer_ns[cut - 1]) for cut in cuts))
 
+    def syncs_ns(self, cuts: tuple[int, ...]) -> tuple[int, ...]:
+        """What every stage of a partition adds to the end of the step."""
+        return tuple(np.add.reduceat(self.sync_ns, [0, *cuts]).tolist())
+
     @property
     def layer_starts(self) -> Integers:
         """The first sub-layer of every layer."""
         return np.unique(self.layers, return_index=True)[1]
 
     def between_layers(self) -> tuple[Instance, Integers]:
-        """The same with whole layers for sub-layers, and the first sub-layer of each."""
+        """The same problem with whole layers for sub-layers, and the first sub-layer of each layer."""
         starts = self.layer_starts
         ends = [*(starts[1:] - 1), self.sublayers - 1]
         names = [span(self.name_of(first), self.name_of(last)) for first, last in zip(starts, ends, strict=True)]
@@ -161,6 +197,7 @@ class Instance:
             backward_ns=np.add.reduceat(self.backward_ns, starts),
             transfer_ns=self.transfer_ns[starts[1:] - 1],
             layers=self.layers[starts],
+            sync_ns=np.add.reduceat(self.sync_ns, starts),
             names=tuple(names),
             memory=memory,
         )
@@ -169,7 +206,7 @@ class Instance:
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
         moves = self.transfer_ns.tolist()
-        given: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "problem": NAME,
             "version": 1,
             "name": self.name,
@@ -182,16 +219,19 @@ class Instance:
             "names": None if self.names is None else list(self.names),
             "layers": self.layers.tolist(),
         }
+        if self.sync_ns.any():
+            fields["sync_ns"] = self.sync_ns.tolist()
         if self.memory is not None:
-            given["memory"] = self.memory.to_dict()
-        return given
+            fields["memory"] = self.memory.to_dict()
+        return fields
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The first sub-layer of every stage but the first."""
+    """cuts: the first sub-layer of every stage but the first. sliced: how many micro-batches begin in two halves."""
 
     cuts: tuple[int, ...]
+    sliced: int = 0
 
     def spans(self, sublayers: int) -> list[tuple[int, int]]:
         """First and last sub-layer of every stage."""
@@ -199,7 +239,7 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class StageCosts:
+class PartitionStage:
     """One stage of a solution. transfer_ns: of a message to the next stage. peak_bytes: where memory is given."""
 
     first: int
@@ -212,23 +252,35 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a solution costs. time_ns: the simulated iteration."""
+    """What a solution costs. syncs_ns: what every stage adds to the end of the step."""
 
-    time_ns: int
     micro_batches: int
     work: Work
-    stages: tuple[StageCosts, ...]
+    stages: tuple[PartitionStage, ...]
+    sliced: int
+    syncs_ns: tuple[int, ...]
+
+    @cached_property
+    def time_ns(self) -> int:
+        """The simulated iteration: by the recurrences, or of sliced micro-batches by the event simulation."""
+        return self.timeline.time_ns if self.sliced else iteration_ns(self.work, self.micro_batches)
 
     @property
     def objective(self) -> int:
+        """The simulated iteration, in ns."""
         return self.time_ns
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Every pass, of the event simulation, which agrees with the recurrences to the nanosecond."""
-        found = simulate(self.work, one_f_one_b(self.work.stages, self.micro_batches))
-        assert found.time_ns == self.time_ns
-        return found
+        """Every pass, by the event simulation, which agrees with the recurrences to the nanosecond."""
+        timeline = simulate(self.work, one_f_one_b(self.work.stages, self.micro_batches, self.sliced))
+        assert self.sliced or timeline.time_ns == self.time_ns
+        return timeline
+
+    @property
+    def step_ns(self) -> int:
+        """The whole step: the iteration, and what the stages add behind it."""
+        return self.timeline.step_ns(self.syncs_ns)
 
     @cached_property
     def critical(self) -> Critical:
@@ -248,6 +300,7 @@ def load(source: Source, where: str = "instance") -> Instance:
         stages=record.stages,
         micro_batches=record.micro_batches,
         layers=np.array(range(count) if record.layers is None else record.layers, np.int64),
+        sync_ns=np.array([0] * count if record.sync_ns is None else record.sync_ns, np.int64),
         names=None if record.names is None else tuple(record.names),
         memory=None if record.memory is None else Memory.of(record.memory, record.stages),
         name=record.name or NAME,
@@ -257,33 +310,37 @@ def load(source: Source, where: str = "instance") -> Instance:
 
 def load_solution(source: Source) -> Solution:
     """A solution from a file or a dict. Raises InputError."""
-    return Solution(tuple(parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None).cuts))
+    record = parse(source, SolutionRecord, "solution" if isinstance(source, Mapping) else None)
+    return Solution(tuple(record.cuts), record.sliced)
 
 
 def solution_dict(solution: Solution) -> dict[str, Any]:
     """A solution in its file format."""
-    return {"cuts": [int(first) for first in solution.cuts]}
+    cuts = {"cuts": [int(first) for first in solution.cuts]}
+    return cuts | ({"sliced": solution.sliced} if solution.sliced else {})
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
-    if wrong := _malformed(instance, solution):
-        raise ValueError(wrong[0])
+    if malformed := _malformed(instance, solution):
+        raise ValueError(malformed[0])
     work, memory = instance.work(solution.cuts), instance.memory
-    moves, found = (*work.transfer_ns, 0), []
+    moves, stages = (*work.transfer_ns, 0), []
     for x, (first, last) in enumerate(solution.spans(instance.sublayers)):
         peak = None if memory is None else memory.peak_bytes(first, last + 1, instance.in_flight(x))
-        found.append(StageCosts(first, last, work.forward_ns[x], work.backward_ns[x], moves[x], peak))
-    return Evaluation(iteration_ns(work, instance.micro_batches), instance.micro_batches, work, tuple(found))
+        stages.append(PartitionStage(first, last, work.forward_ns[x], work.backward_ns[x], moves[x], peak))
+    return Evaluation(instance.micro_batches, work, tuple(stages), solution.sliced, instance.syncs_ns(solution.cuts))
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
     """What users see of a solution's costs."""
     result = evaluate(instance, solution)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "time_ns": result.time_ns,
+        "step_ns": result.step_ns,
         "pipeline": instance.stages,
         "micro_batches": instance.micro_batches,
+        "sliced": solution.sliced,
         "startup_ns": result.timeline.startup_ns,
         "bubble": result.timeline.bubble,
         "master_stage": result.critical.master,
@@ -292,32 +349,38 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
     if (memory := instance.memory) is not None:
         fullest = memory.fullest_stage([stage.peak_bytes for stage in result.stages])
         stage = result.stages[fullest]
-        told |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest}
-        told["peak_layer"] = memory.peak_layer(stage.first, stage.last + 1)
-        told["peak_layer_name"] = f"{instance.name_of(told['peak_layer'])} in stage {fullest}"
-    return told
+        peak_layer = memory.peak_layer(stage.first, stage.last + 1)
+        fields |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest, "peak_layer": peak_layer}
+        fields["peak_layer_name"] = f"{instance.name_of(peak_layer)} in stage {fullest}"
+    return fields
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
     """Every constraint that a solution breaks, in words; empty where it is feasible."""
-    if wrong := _malformed(instance, solution):
-        return wrong
+    if malformed := _malformed(instance, solution):
+        return malformed
+    broken = []
+    if solution.sliced > instance.most_sliced:
+        samples = instance.provenance["mbs"]
+        broken.append(f"sliced is {solution.sliced}, with micro-batches of {samples} samples, which have no halves")
     if (memory := instance.memory) is None:
-        return []
-    found = []
-    for number, (first, last) in enumerate(solution.spans(instance.sublayers)):
-        peak, limit = memory.peak_bytes(first, last + 1, instance.in_flight(number)), int(memory.limit_bytes[number])
+        return broken
+    for x, (first, last) in enumerate(solution.spans(instance.sublayers)):
+        peak, limit = memory.peak_bytes(first, last + 1, instance.in_flight(x)), int(memory.limit_bytes[x])
         if peak > limit:
-            found.append(
-                f"stage {number}: {instance.name_of(first)} to {instance.name_of(last)} need {peak} bytes "
+            broken.append(
+                f"stage {x}: {instance.name_of(first)} to {instance.name_of(last)} need {peak} bytes "
                 f"({format_bytes(peak)}), {peak - limit} more than its limit of {limit}"
             )
-    return found
+    return broken
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
+    """Why this is no solution of the instance at all, whatever its samples and memory are."""
     bounds = (0, *solution.cuts, instance.sublayers)
     if len(solution.cuts) != instance.stages - 1 or any(first >= end for first, end in pairwise(bounds)):
-        told = f"give {instance.stages - 1}, strictly increasing, of 1 to {instance.sublayers - 1}"
-        return [f"cuts is {list(solution.cuts)}; {told}"]
+        fix = f"give {instance.stages - 1}, strictly increasing, of 1 to {instance.sublayers - 1}"
+        return [f"cuts is {list(solution.cuts)}; {fix}"]
+    if not 0 <= solution.sliced <= (most := most_sliced(instance.stages, instance.micro_batches)):
+        return [f"sliced is {solution.sliced}; give 0 to {most}"]
     return []

@@ -1,6 +1,7 @@
 """A bound on the whole step of any partition into p stages, however many micro-batches are sliced.
 
-The first stage ends its step with what its sub-layers add (gradients, optimizer), d(e) where it ends at the place e. So the
+The first stage ends its step with what its sub-layers add (gradients, optimizer), the sum d(e) of their `sync_ns` where it ends
+at the place e. So the
 step is at least T + d(e), with T the iteration, on which three paths through any stage x are bounds. g is f, or its first half
 where micro-batches may be sliced; c the least transfer of any cut, and r = c, or its first half; a_x = max(0, m - (p - x))
 are the forward passes of x after its first backward pass. [..] is 1 where it holds.
@@ -26,10 +27,10 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
 
 
-def least_step_ns(instance: Instance, ends_ns: Integers, sliced: bool) -> int:
-    """No partition's step is shorter, in ns. ends_ns: (n+1,), d by the place where the first stage ends, not falling. sliced:
-    whether passes may be. Memory is not looked at."""
+def least_step_ns(instance: Instance, sliced: bool) -> int:
+    """No partition's whole step is shorter, in ns; memory is not looked at. sliced: whether slicing is allowed."""
     n, p, m = instance.sublayers, instance.stages, instance.micro_batches
+    ends_ns = np.concatenate([[0], np.cumsum(instance.sync_ns)])  # d
     f, b = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))
     g = np.concatenate([[0], np.cumsum(instance.forward_ns // 2)]) if sliced else f
     c = int(instance.transfer_ns.min()) if n > 1 and p > 1 else 0

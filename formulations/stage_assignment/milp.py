@@ -32,11 +32,12 @@ from trainplan.formulations.stage_assignment.problem import Instance, Solution, 
 SIGNIFICANT_BITS = 20
 
 
-def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds of one model unit, and bytes (there are none): a power of two that brings the objective near 2^20, measured
-    at even stages. HiGHS is trusted to a millionth of a unit, so that objectives below 2^40 ns are proven to the nanosecond."""
+def units(instance: Instance) -> tuple[int, None]:
+    """Nanoseconds of one model unit, a power of two that brings the objective near 2^20, measured at even stages; None for
+    bytes, of which the model has none. HiGHS is trusted to a millionth of a unit, so that objectives below 2^40 ns are proven
+    to the nanosecond."""
     even = Solution(tuple(instance.layers * i // instance.stages for i in range(1, instance.stages)))
-    return 1 << max(0, evaluate(instance, even).time_ns.bit_length() - SIGNIFICANT_BITS), 1
+    return 1 << max(0, evaluate(instance, even).time_ns.bit_length() - SIGNIFICANT_BITS), None
 
 
 def weight(instance: Instance) -> int:

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 from trainplan.formulations.layer_strategies.problem import Integers, TimeNs
+from trainplan.formulations.step.schedules import most_in_flight
 from trainplan.formulations.step.stage_memory import Memory, MemoryRecord, check_length
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
@@ -83,19 +84,19 @@ class InstanceRecord(Record):
             most.append(("bytes", self.memory.most_bytes(min(self.stages, self.micro_batches)), LARGEST_BYTES))
         for unit, total, limit in most:
             if total >= limit:
-                told = f"is {self.micro_batches}, with which {layers} layers may take {total:.3g} {unit}"
-                raise InputError("", "micro_batches", told, f"give numbers that stay below {limit:.3g}")
+                problem = f"is {self.micro_batches}, with which {layers} layers may take {total:.3g} {unit}"
+                raise InputError("", "micro_batches", problem, f"give numbers that stay below {limit:.3g}")
         return self
 
     def _check_times(self, name: str, length: int, count: int) -> None:
-        given: list[Any] = getattr(self, name)
-        told = "one for each layer" if name == "layer_ns" else "one for each cut between two layers"
-        if not _many(given):
-            check_length(name, given, length, told)
+        times: list[Any] = getattr(self, name)
+        meaning = "one for each layer" if name == "layer_ns" else "one for each cut between two layers"
+        if not _many(times):
+            check_length(name, times, length, meaning)
             return
-        check_length(name, given, count, "one for each stage" if name == "layer_ns" else "one for each boundary of two stages")
-        for place, row in enumerate(given):
-            check_length(f"{name}[{place}]", row, length, told)
+        check_length(name, times, count, "one for each stage" if name == "layer_ns" else "one for each boundary of two stages")
+        for place, row in enumerate(times):
+            check_length(f"{name}[{place}]", row, length, meaning)
 
 
 class SolutionRecord(Record):
@@ -124,10 +125,12 @@ class Instance:
 
     @property
     def stages(self) -> int:
+        """The number of stages, k."""
         return len(self.layer_ns)
 
     @property
     def layers(self) -> int:
+        """The number of layers, L."""
         return self.layer_ns.shape[1]
 
     @cached_property
@@ -138,31 +141,33 @@ class Instance:
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations a stage holds at once, under 1F1B."""
-        return min(self.micro_batches, self.stages - stage)
+        return most_in_flight("1f1b", self.stages, self.micro_batches, stage)
 
     def name_of(self, layer: int) -> str:
+        """What users see of a layer, which instances do not name."""
         return f"layer {layer}"
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format: one list where all stages have the same."""
-        given: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "problem": NAME,
             "version": 1,
             "name": self.name,
             "provenance": self.provenance,
             "stages": self.stages,
             "micro_batches": self.micro_batches,
-            "layer_ns": _compact(self.layer_ns),
-            "transfer_ns": _compact(self.transfer_ns),
+            "layer_ns": compact(self.layer_ns),
+            "transfer_ns": compact(self.transfer_ns),
         }
         if self.parameters is not None:
-            given["parameters"] = self.parameters.tolist()
+            fields["parameters"] = self.parameters.tolist()
         if self.memory is not None:
-            given["memory"] = self.memory.to_dict()
-        return given
+            fields["memory"] = self.memory.to_dict()
+        return fields
 
 
-def _compact(rows: Integers) -> list[Any]:
+def compact(rows: Integers) -> list[Any]:
+    """Rows in the file format: a single list where all rows are equal."""
     equal = len(rows) > 0 and bool((rows == rows[0]).all())
     return rows[0].tolist() if equal else rows.tolist()
 
@@ -175,7 +180,7 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class StageCosts:
+class AssignedStage:
     """One stage of a solution. transfer_ns: sending to the next stage. peak_bytes: where memory is given."""
 
     first: int
@@ -190,10 +195,11 @@ class Evaluation:
     """What a solution costs, stage by stage. time_ns: Eq. 5."""
 
     time_ns: int
-    stages: tuple[StageCosts, ...]
+    stages: tuple[AssignedStage, ...]
 
     @property
     def objective(self) -> int:
+        """Eq. 5, nanoseconds."""
         return self.time_ns
 
 
@@ -230,21 +236,21 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     """Time and memory of a solution, by Eq. 5 and the sum above. Raises ValueError where it is no solution of the instance."""
     if wrong := _malformed(instance, solution):
         raise ValueError(wrong[0])
-    found = []
+    stages = []
     for i, (first, end) in enumerate(pairwise((0, *solution.cuts, instance.layers))):
         time = int(instance.layer_ns[i, first:end].sum())
         sent = int(instance.transfer_ns[i, end - 1]) if i + 1 < instance.stages else 0
         peak = None if instance.memory is None else instance.memory.peak_bytes(first, end, instance.in_flight(i))
-        found.append(StageCosts(first, end - 1, time, sent, peak))
-    slowest = max(stage.time_ns for stage in found)
-    whole = sum(stage.time_ns + stage.transfer_ns for stage in found)
-    return Evaluation((instance.micro_batches - 1) * slowest + whole, tuple(found))
+        stages.append(AssignedStage(first, end - 1, time, sent, peak))
+    slowest = max(stage.time_ns for stage in stages)
+    whole = sum(stage.time_ns + stage.transfer_ns for stage in stages)
+    return Evaluation((instance.micro_batches - 1) * slowest + whole, tuple(stages))
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
     """What users see of a solution's costs."""
     result = evaluate(instance, solution)
-    told: dict[str, Any] = {
+    costs: dict[str, Any] = {
         "time_ns": result.time_ns,
         "pipeline": instance.stages,
         "micro_batches": instance.micro_batches,
@@ -255,10 +261,10 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
     if (memory := instance.memory) is not None:
         fullest = memory.fullest_stage([stage.peak_bytes for stage in result.stages])
         stage = result.stages[fullest]
-        told |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest}
-        told["peak_layer"] = memory.peak_layer(stage.first, stage.last + 1)
-        told["peak_layer_name"] = f"{instance.name_of(told['peak_layer'])} in stage {fullest}"
-    return told
+        costs |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest}
+        costs["peak_layer"] = memory.peak_layer(stage.first, stage.last + 1)
+        costs["peak_layer_name"] = f"{instance.name_of(costs['peak_layer'])} in stage {fullest}"
+    return costs
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
@@ -267,33 +273,33 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
         return wrong
     if instance.memory is None:
         return []
-    found = []
+    broken = []
     for number, stage in enumerate(evaluate(instance, solution).stages):
         peak, limit = stage.peak_bytes or 0, int(instance.memory.limit_bytes[number])
         if peak > limit:
-            found.append(
+            broken.append(
                 f"stage {number}: layers {stage.first} to {stage.last} need {peak} bytes ({format_bytes(peak)}), "
                 f"{peak - limit} more than its limit of {limit}"
             )
-    return found
+    return broken
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
     bounds = (0, *solution.cuts, instance.layers)
     if len(solution.cuts) != instance.stages - 1 or any(first >= end for first, end in pairwise(bounds)):
-        told = f"give {instance.stages - 1}, strictly increasing, of 1 to {instance.layers - 1}"
-        return [f"cuts is {list(solution.cuts)}; {told}"]
+        fix = f"give {instance.stages - 1}, strictly increasing, of 1 to {instance.layers - 1}"
+        return [f"cuts is {list(solution.cuts)}; {fix}"]
     return []
 
 
 def first_layers(instance: Instance) -> Integers:
-    """(k, L): as of `Memory.first_layers`."""
+    """(k, L): the least first layer with which a stage fits its memory when layer l is its last, see `Memory.first_layers`."""
     assert instance.memory is not None
     return instance.memory.first_layers(_in_flight(instance))
 
 
 def precedences(instance: Instance) -> list[tuple[int, int, int]]:
-    """As of `Memory.precedences`; there are none without memory."""
+    """All (i, first, l): a stage i that holds layer l must not begin before layer `first`, see `Memory.precedences`."""
     return [] if instance.memory is None else instance.memory.precedences(_in_flight(instance))
 
 

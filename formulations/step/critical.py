@@ -16,26 +16,29 @@ from trainplan.formulations.step.timeline import Event, Timeline, source_of
 
 @dataclass(frozen=True)
 class Critical:
-    """path: events from the first to the last pass of the step. master: the stage on which the path spends most of its 1F1B
-    passes, the last such stage."""
+    """The critical path of a step.
+
+    path: events from the first to the last pass of the step. master: the stage on which the path has most of its 1F1B passes,
+    the last such stage.
+    """
 
     path: tuple[Event, ...]
     master: int
 
 
 def critical_path(timeline: Timeline) -> Critical:
-    """Of the passes of a schedule, followed back from the first device's last one, with which the step ends."""
+    """The critical path of a simulated step, followed back from the first device's last pass, with which the step ends."""
     stages = timeline.work.stages
-    events = {event.task: event for own in timeline.devices for event in own}
-    before = {event.task: earlier for own in timeline.devices for earlier, event in pairwise(own)}
+    events = {event.task: event for device in timeline.devices for event in device}
+    before = {event.task: earlier for device in timeline.devices for earlier, event in pairwise(device)}
     current = timeline.devices[0][-1]
     assert current.end_ns == timeline.time_ns
     path = [current]
     while True:
         source = source_of(current.task, events.keys(), stages)
-        found = [] if source is None else [events[source[0]]]
-        found += [before[current.task]] if current.task in before else []
-        binding = [event for event in found if event.end_ns == current.ready_ns]
+        waited_for = [] if source is None else [events[source[0]]]
+        waited_for += [before[current.task]] if current.task in before else []
+        binding = [event for event in waited_for if event.end_ns == current.ready_ns]
         if not binding:
             break
         current = max(binding, key=lambda event: event.task.stage)
@@ -55,10 +58,10 @@ def _master(timeline: Timeline, path: list[Event]) -> int:
 def _steady(timeline: Timeline) -> set[object]:
     """Passes of the 1F1B phase: of each device, from its last forward pass before the first backward pass to the backward pass
     after its last forward pass."""
-    found: set[object] = set()
-    for own in timeline.devices:
-        kinds = [event.task.kind for event in own]
+    steady: set[object] = set()
+    for device in timeline.devices:
+        kinds = [event.task.kind for event in device]
         first = kinds.index("backward") - 1
         last = len(kinds) - 1 - kinds[::-1].index("forward") + 1
-        found.update(event.task for event in own[first : last + 1])
-    return found
+        steady.update(event.task for event in device[first : last + 1])
+    return steady

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 Schedule = Literal["1f1b", "gpipe"]
 Kind = Literal["forward", "backward"]
+SCHEDULE_NAMES: dict[str, str] = {"1f1b": "1F1B-Flush", "gpipe": "GPipe"}  # for people
 
 
 class Pass(NamedTuple):
@@ -41,28 +42,29 @@ def is_sliced(stage: int, micro_batch: int, stages: int, sliced: int) -> bool:
 
 
 def one_f_one_b(stages: int, micro_batches: int, sliced: int = 0) -> list[list[Pass]]:
-    """1F1B-Flush, with the first `sliced` micro-batches in halves."""
+    """The order of passes on each device under 1F1B-Flush, with the first `sliced` micro-batches in halves."""
     return [_paired(stages, x, micro_batches, min(micro_batches, stages - x - 1), sliced) for x in range(stages)]
 
 
 def gpipe(stages: int, micro_batches: int) -> list[list[Pass]]:
-    """All forward, then all backward passes, both in order of micro-batches."""
+    """The order of passes on each device under GPipe: all forward, then all backward passes, in order of micro-batches."""
     return [_paired(stages, x, micro_batches, micro_batches, 0) for x in range(stages)]
 
 
 def _paired(stages: int, stage: int, micro_batches: int, ahead: int, sliced: int) -> list[Pass]:
-    found: list[Pass] = []
+    order: list[Pass] = []
     for place in range(ahead + micro_batches):
         if place < micro_batches:
             halves = (0, 1) if is_sliced(stage, place, stages, sliced) else (None,)
-            found += [Pass("forward", place, stage, half) for half in halves]
+            order += [Pass("forward", place, stage, half) for half in halves]
         if place >= ahead:
-            found.append(Pass("backward", place - ahead, stage))
-    return found
+            order.append(Pass("backward", place - ahead, stage))
+    return order
 
 
 def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass]]:
-    """Interleaved 1F1B with `chunks` stages on each device. micro_batches: a multiple of the devices."""
+    """The order of passes on each device under interleaved 1F1B with `chunks` stages on each. micro_batches: a multiple of the
+    devices."""
     assert micro_batches % devices == 0
     turns = [
         (chunk, first + place)
@@ -70,7 +72,7 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass
         for chunk in range(chunks)
         for place in range(devices)
     ]
-    found = []
+    orders = []
     for x in range(devices):
         ahead = min(len(turns), 2 * (devices - x - 1) + (chunks - 1) * devices)
         order: list[Pass] = []
@@ -81,28 +83,27 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass
             if place >= ahead:
                 chunk, number = turns[place - ahead]
                 order.append(Pass("backward", number, (chunks - 1 - chunk) * devices + x))
-        found.append(order)
-    return found
+        orders.append(order)
+    return orders
 
 
 def in_flight(order: Sequence[Pass]) -> int:
     """The most micro-batches (on one stage each) whose forward pass has begun and whose backward pass has not ended."""
-    held: set[tuple[int, int]] = set()
+    begun: set[tuple[int, int]] = set()
     most = 0
-    for one in order:
-        key = (one.stage, one.micro_batch)
-        if one.kind == "forward":
-            held.add(key)
-            most = max(most, len(held))
+    for task in order:
+        key = (task.stage, task.micro_batch)
+        if task.kind == "forward":
+            begun.add(key)
+            most = max(most, len(begun))
         else:
-            held.remove(key)
+            begun.remove(key)
     return most
 
 
 def most_in_flight(schedule: Schedule, stages: int, micro_batches: int, stage: int) -> int:
     """The most micro-batches in flight on a stage (from 0) of a schedule with one stage on each device.
 
-    A closed form of `in_flight` over the orders of `one_f_one_b` and `gpipe` (asserted by
-    test_most_in_flight_is_that_of_the_orders).
+    A closed form of `in_flight` over the orders of `one_f_one_b` and `gpipe`, asserted in tests/formulations/test_schedules.py.
     """
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)

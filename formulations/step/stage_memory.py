@@ -1,9 +1,18 @@
 """Memory of pipeline stages: what consecutive layers need together, and how long a stage may be.
 
-    sum O_ms(l) + n_i sum O_f(l) + max O_w(l) <= E_i       over the layers (or sub-layers) of stage i, bytes
+A stage with n micro-batches in flight peaks in the backward pass of some layer l of the oldest of them: the others hold
+whatever a micro-batch holds, the oldest no longer the activations of the layers after l,
 
-O_ms: model states; O_f: what one micro-batch keeps from its forward pass to its backward pass; O_w: what the layer's own
-computation adds for its duration; n_i: micro-batches in flight.
+    peak = sum state + n sum held + (n - 1) sum kept + max_l ( sum_{k <= l} kept_k + work_l )              `stage_peak`
+
+over the layers (or sub-layers) of the stage, in bytes: `state`, model states; `held` and `kept`, what a micro-batch keeps from
+its forward pass to its backward pass, `held` for as long as it is in flight, `kept` until the layer's own backward pass, so
+that it is stacked; `work`, what the layer's own computation adds for its duration. Both columns are there because two models of
+papers are special cases of this one:
+
+    held = 0              Galvatron's Eq. 2, of one stage alone with n = 1 (layer-strategies, pipeline)
+    kept = 0              AutoPipe's and AMP's sum and largest workspace, which `Memory` states:
+                          sum O_ms(l) + n_i sum O_f(l) + max O_w(l) <= E_i
 """
 
 from __future__ import annotations
@@ -27,8 +36,21 @@ Limits = Annotated[
 ]
 
 
+def stage_peak(
+    state_bytes: Integers, held_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
+) -> tuple[int, int]:
+    """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0.
+
+    The columns are (L,), of its layers in order; their meaning, and the formula, stand at the head of this file.
+    """
+    by_layer = np.cumsum(kept_bytes) + work_bytes
+    base = state_bytes.sum() + in_flight * held_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
+    layer = int(by_layer.argmax())
+    return int(base + by_layer[layer]), layer
+
+
 class MemoryRecord(Record):
-    """What the layers need, and what the devices have."""
+    """What the layers need, and what the devices have, in a file."""
 
     limit_bytes: Annotated[Limits, Field(description="E: of every stage's device, or a list with one for each stage")]
     state_bytes: Annotated[list[Bytes], Field(description="O_ms: parameters, gradients, optimizer states of each layer")]
@@ -43,19 +65,24 @@ class MemoryRecord(Record):
             check_length("memory.limit_bytes", self.limit_bytes, stages, "one for each stage")
 
     def most_bytes(self, in_flight: int) -> int:
-        """No stage needs more."""
+        """No stage needs more bytes than this, with so many micro-batches in flight."""
         state, kept, workspace = (sum(getattr(self, name)) for name in COLUMNS)
         return state + in_flight * kept + workspace
 
 
-def check_length(name: str, found: Sequence[Any], wanted: int, told: str) -> None:
-    if len(found) != wanted:
-        raise InputError("", name, f"has {len(found)} entries", f"give {wanted}, {told}")
+def check_length(name: str, entries: Sequence[Any], wanted: int, meaning: str) -> None:
+    """Raises InputError where a list has not the wanted number of entries, of which `meaning` says what they are."""
+    if len(entries) != wanted:
+        raise InputError("", name, f"has {len(entries)} entries", f"give {wanted}, {meaning}")
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """limit_bytes: of each of the k stages. state_bytes, kept_bytes, workspace_bytes: of each of the L layers."""
+    """What stages need by sum and largest workspace: `stage_peak` where nothing is stacked.
+
+    limit_bytes: of each of the k stages. state_bytes, kept_bytes, workspace_bytes: of each of the L layers; `kept_bytes`, named
+    by the file format, is the column `held` of the one model: what a micro-batch holds for as long as it is in flight.
+    """
 
     limit_bytes: Integers
     state_bytes: Integers
@@ -64,36 +91,44 @@ class Memory:
 
     @classmethod
     def of(cls, record: MemoryRecord, stages: int) -> Memory:
+        """The memory of a file, whose one limit is that of all stages."""
         limits = np.broadcast_to(np.array(record.limit_bytes, np.int64), (stages,))
         return cls(limits, *(np.array(getattr(record, name), np.int64) for name in COLUMNS))
 
     def with_limits(self, limit_bytes: Integers) -> Memory:
+        """The same layers under other limits, one for each stage."""
         return replace(self, limit_bytes=limit_bytes)
 
     def grouped(self, starts: Integers) -> Memory:
-        """With one layer in place of those from each start to the next: stages need the same."""
+        """The memory with one layer in place of those from each start to the next; stages need the same."""
         states, kept = (np.add.reduceat(column, starts) for column in (self.state_bytes, self.kept_bytes))
         return Memory(self.limit_bytes, states, kept, np.maximum.reduceat(self.workspace_bytes, starts))
 
     def to_dict(self) -> dict[str, Any]:
-        """In its file format: one limit where all stages have the same."""
+        """The memory in its file format: one limit where all stages have the same."""
         limits = self.limit_bytes.tolist()
-        given: dict[str, Any] = {"limit_bytes": limits[0] if len(set(limits)) == 1 else limits}
-        return given | {name: getattr(self, name).tolist() for name in COLUMNS}
+        fields: dict[str, Any] = {"limit_bytes": limits[0] if len(set(limits)) == 1 else limits}
+        return fields | {name: getattr(self, name).tolist() for name in COLUMNS}
+
+    def stage_peak(self, first: int, end: int, in_flight: int) -> tuple[int, int]:
+        """The peak of a stage with the layers first .. end - 1, in bytes, and the layer in whose backward pass it is."""
+        stage = slice(first, end)
+        held = self.kept_bytes[stage]
+        peak, layer = stage_peak(self.state_bytes[stage], held, np.zeros_like(held), self.workspace_bytes[stage], in_flight)
+        return peak, first + layer
 
     def peak_bytes(self, first: int, end: int, in_flight: int) -> int:
-        """Of a stage with the layers first .. end - 1."""
-        state, kept = int(self.state_bytes[first:end].sum()), int(self.kept_bytes[first:end].sum())
-        return state + in_flight * kept + int(self.workspace_bytes[first:end].max())
+        """The peak of a stage with the layers first .. end - 1, in bytes."""
+        return self.stage_peak(first, end, in_flight)[0]
 
     def fullest_stage(self, peaks_bytes: Sequence[int | None]) -> int:
-        """The stage that comes nearest to its limit, or goes furthest past it. peaks_bytes: of every stage."""
+        """The first stage that comes nearest to its limit, or goes furthest past it. peaks_bytes: of every stage."""
         spare = [int(limit) - (peak or 0) for limit, peak in zip(self.limit_bytes, peaks_bytes, strict=True)]
         return spare.index(min(spare))
 
     def peak_layer(self, first: int, end: int) -> int:
-        """The layer during which such a stage needs most."""
-        return first + int(self.workspace_bytes[first:end].argmax())
+        """The layer in whose backward pass a stage with the layers first .. end - 1 peaks, with any number in flight."""
+        return self.stage_peak(first, end, 1)[1]
 
     def first_layers(self, in_flight: Sequence[int]) -> Integers:
         """(k, L): the least first layer with which stage i fits its limit when layer l is its last; l + 1 where l alone does
@@ -107,31 +142,30 @@ class Memory:
         while 2 << len(largest) - 1 <= layers:
             half = 1 << len(largest) - 1
             largest.append(np.maximum(largest[-1][:-half], largest[-1][half:]))
-        found = np.empty((len(in_flight), layers), np.int64)
-        known: dict[tuple[int, int], int] = {}
+        windows = np.empty((len(in_flight), layers), np.int64)
+        stages: dict[tuple[int, int], int] = {}  # the first stage with so many in flight and that limit
         for i, limit in enumerate(self.limit_bytes.tolist()):
-            same = known.setdefault((in_flight[i], limit), i)
-            if same < i:
-                found[i] = found[same]
+            if (same := stages.setdefault((in_flight[i], limit), i)) < i:
+                windows[i] = windows[same]
                 continue
-            held = np.concatenate([[0], np.cumsum(self.state_bytes + in_flight[i] * self.kept_bytes)])
-            first, peak = np.arange(1, layers + 1), np.zeros(layers, np.int64)
+            sums = np.concatenate([[0], np.cumsum(self.state_bytes + in_flight[i] * self.kept_bytes)])
+            first, workspace = np.arange(1, layers + 1), np.zeros(layers, np.int64)
             for level in reversed(range(len(largest))):
-                tried = first - (1 << level)
-                place = np.maximum(tried, 0)
-                grown = np.maximum(peak, largest[level][np.minimum(place, len(largest[level]) - 1)])
-                fits = (tried >= 0) & (held[1:] - held[place] + grown <= limit)
-                first, peak = np.where(fits, tried, first), np.where(fits, grown, peak)
-            found[i] = first
-        return found
+                longer = first - (1 << level)
+                place = np.maximum(longer, 0)
+                more = np.maximum(workspace, largest[level][np.minimum(place, len(largest[level]) - 1)])
+                fits = (longer >= 0) & (sums[1:] - sums[place] + more <= limit)
+                first, workspace = np.where(fits, longer, first), np.where(fits, more, workspace)
+            windows[i] = first
+        return windows
 
     def precedences(self, in_flight: Sequence[int]) -> list[tuple[int, int, int]]:
-        """(i, first, l): a stage i that holds layer l must not begin before layer `first`. Those that follow from others are
-        left out. The last stage holds the last layer, and the others leave one for each after them."""
-        stages, layers, found = len(self.limit_bytes), len(self.state_bytes), []
+        """All (i, first, l) for which a stage i that holds layer l must not begin before layer `first`, but those that follow
+        from others. The last stage holds the last layer, and the others leave one for each after them."""
+        stages, layers, rows = len(self.limit_bytes), len(self.state_bytes), []
         for i, row in enumerate(self.first_layers(in_flight).tolist()):
             for l in range(i, layers - stages + i + 1):
                 implied = row[l - 1] if l > i else 0
                 if row[l] > max(implied, i):
-                    found.append((i, row[l], l))
-        return found
+                    rows.append((i, row[l], l))
+        return rows

@@ -27,6 +27,7 @@ class Work:
 
     @property
     def stages(self) -> int:
+        """Their number, p."""
         return len(self.forward_ns)
 
 
@@ -44,7 +45,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All passes, by device in their order."""
+    """All passes of a step, by device in their order."""
 
     work: Work
     devices: tuple[tuple[Event, ...], ...]
@@ -65,7 +66,7 @@ class Timeline:
 
     @property
     def busy_ns(self) -> tuple[int, ...]:
-        """What each device computes."""
+        """The time that each device computes."""
         return tuple(sum(event.end_ns - event.start_ns for event in events) for events in self.devices)
 
     @property
@@ -80,7 +81,7 @@ class Stuck(Exception):
 
 
 def duration_ns(work: Work, task: Pass) -> int:
-    """Of a pass, without its message."""
+    """How long a pass of a pipeline takes, without its message."""
     time = (work.forward_ns if task.kind == "forward" else work.backward_ns)[task.stage]
     return _half(time, task.half)
 
@@ -89,22 +90,25 @@ def _half(time_ns: int, half: int | None) -> int:
     return time_ns if half is None else time_ns // 2 if half == 0 else time_ns - time_ns // 2
 
 
-def source_of(task: Pass, known: Container[Pass], stages: int) -> tuple[Pass, int | None] | None:
-    """The pass on another stage that a pass waits for, and which half of it the message is (None: all of it)."""
+def source_of(task: Pass, tasks: Container[Pass], stages: int) -> tuple[Pass, int | None] | None:
+    """The pass on another stage that a pass waits for, and which half of it the message is (None: all of it).
+
+    tasks: all passes of the step. None where the pass waits for no other stage.
+    """
     if task.kind == "backward":
         return (Pass("backward", task.micro_batch, task.stage + 1), None) if task.stage + 1 < stages else None
     if task.stage == 0:
         return None
     before = Pass("forward", task.micro_batch, task.stage - 1, task.half)
-    if before in known:
+    if before in tasks:
         return before, task.half
     return before._replace(half=1), None
 
 
 def simulate(work: Work, orders: Sequence[Sequence[Pass]]) -> Timeline:
-    """Every pass as early as its device's order allows. Raises Stuck where the order has a cycle."""
-    known = {task for order in orders for task in order}
-    sources = {task: source_of(task, known, work.stages) for task in known}
+    """Every pass as early as its device's order allows. Raises Stuck where the orders wait for each other in a cycle."""
+    tasks = {task for order in orders for task in order}
+    sources = {task: source_of(task, tasks, work.stages) for task in tasks}
     followers: dict[Pass, list[int]] = {}
     for device, order in enumerate(orders):
         for task in order:

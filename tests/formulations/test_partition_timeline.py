@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.pipeline_partition.moments import Sum, moments
 from trainplan.formulations.step.critical import critical_path
-from trainplan.formulations.step.recurrences import iteration_ns, starts_ns
+from trainplan.formulations.step.recurrences import iteration_ns, pass_ends
 from trainplan.formulations.step.schedules import Pass, gpipe, interleaved, most_sliced, one_f_one_b
 from trainplan.formulations.step.timeline import Event, Stuck, Timeline, Work, simulate
 
@@ -106,11 +106,11 @@ def test_the_simulation_is_the_longest_paths_of_every_schedule(case: tuple[Work,
 
 def assert_recurrences_agree(work: Work, m: int) -> None:
     timeline = simulate(work, one_f_one_b(work.stages, m))
-    forward, backward = starts_ns(work, m)
+    ends = pass_ends(work, m)
     for own in timeline.devices:
         for event in own:
-            starts = forward if event.task.kind == "forward" else backward
-            assert starts[event.task.stage][event.task.micro_batch] == event.start_ns
+            by_stage = ends.forward if event.task.kind == "forward" else ends.backward
+            assert by_stage[event.task.stage][event.task.micro_batch] == event.end_ns
     assert iteration_ns(work, m) == timeline.time_ns
 
 

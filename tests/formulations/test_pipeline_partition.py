@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyomo.contrib.solver.common.factory import SolverFactory
 from trainplan.formulations.pipeline_partition import milp
 from trainplan.formulations.pipeline_partition.bounds import extra_ns, least_ns, left_over, most_ns
+from trainplan.formulations.pipeline_partition.definition import PROBLEM
 from trainplan.formulations.pipeline_partition.problem import (
     Instance,
     Solution,
@@ -22,7 +23,8 @@ from trainplan.formulations.pipeline_partition.problem import (
     solution_dict,
     violations,
 )
-from trainplan.formulations.step.timeline import Work
+from trainplan.formulations.step.schedules import one_f_one_b
+from trainplan.formulations.step.timeline import Work, simulate
 from trainplan.profiling.base.errors import InputError
 
 from tests.partition_instances import random_partition, random_partition_dict
@@ -164,6 +166,40 @@ def test_files_give_back_the_same(case: tuple[dict[str, Any], Solution]) -> None
     assert load({**given, "layers": [7] * instance.sublayers}).digest != instance.digest
     if "memory" in given:
         assert load({**given, "memory": None}).digest != instance.digest
+
+
+@given(solved(), st.integers(0, 6))
+def test_sliced_solutions_take_the_sliced_iteration(case: tuple[dict[str, Any], Solution], sliced: int) -> None:
+    fields, solution = case
+    syncs = [7 * l for l in range(len(fields["forward_ns"]))]
+    instance, half = load(fields | {"sync_ns": syncs}), Solution(solution.cuts, sliced)
+    if sliced > min(instance.stages - 1, instance.micro_batches):
+        assert violations(instance, half)[0].startswith(f"sliced is {sliced}; give 0 to ")
+        return
+    result = evaluate(instance, half)
+    timeline = simulate(instance.work(half.cuts), one_f_one_b(instance.stages, instance.micro_batches, sliced))
+    assert result.time_ns == timeline.time_ns <= evaluate(instance, solution).time_ns
+    by_stage = [sum(syncs[l] for l in stage) for stage in stages_of(fields, solution)]
+    assert result.step_ns == describe(instance, half)["step_ns"] == timeline.step_ns(by_stage)
+    assert load_solution(solution_dict(half)) == half and load(instance.to_dict()).to_dict() == instance.to_dict()
+    odd = load(fields | {"provenance": {"mbs": 3}})
+    assert any("which have no halves" in text for text in violations(odd, half)) == (sliced > 0)
+
+
+def test_the_problem_counts_and_lists_its_partitions() -> None:
+    for seed in range(20):
+        instance = random_partition(seed, 7, 4, memory=True)
+        partitions = list(PROBLEM.solutions(instance))
+        assert len(partitions) == len(set(partitions)) == PROBLEM.count(instance)
+        assert not any(
+            isinstance(text, str) and text.startswith("cuts") for s in partitions for text in violations(instance, s)
+        )
+        roomy = PROBLEM.with_memory(instance, 2**48)
+        assert PROBLEM.memory_bytes(roomy) == 2**48 == PROBLEM.size(roomy)["memory_bytes"]
+        assert violations(roomy, partitions[0]) == [] and PROBLEM.explain(roomy) is None
+        stages, step = PROBLEM.tables(roomy, partitions[0])
+        assert len(stages.rows) == roomy.stages and all(len(row) == len(stages.columns) for row in stages.rows)
+        assert step.columns == ("start-up", "bubble")
 
 
 def test_one_number_means_the_same_for_every_cut_and_stage() -> None:

@@ -1,0 +1,153 @@
+"""cluster-strategy as a `Problem`: strategies on mixed clusters, from a request to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainplan.formulations.cluster_strategy import costs, enumeration, problem, rows
+from trainplan.formulations.cluster_strategy.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord, shares_of
+from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, RECOMPUTE, Parameter
+from trainplan.formulations.pipeline.spaces import stage_powers
+from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import Paradigm, Strategy
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.plugins import attribute
+from trainplan.profiling.base.quantities import divisors
+
+UNEVEN_SHARES = Parameter("uneven_shares", bool, "let pipelines take different numbers of micro-batches", False)
+
+
+class ClusterStrategy(Problem):
+    """Degrees, placement, micro-batch size, layer assignment and shares together (AMP, Section 3)."""
+
+    home = problem
+    name = NAME
+    record = InstanceRecord
+    solution_record = SolutionRecord
+    parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
+
+    def explain(self, instance: Instance) -> Any:
+        """Why no strategy fits, as an `Infeasibility`; None where one does."""
+        return attribute("trainplan.solvers.cluster.memory:explain")(instance)
+
+    def cost_model(self, instance: Instance) -> str:
+        """AMP's costs and its objective."""
+        return "amp, Eq. 3-5"
+
+    def memory_bytes(self, instance: Instance) -> int | None:
+        """The limit of every device, where all have the same; else None."""
+        limits = {instance.kinds[kind].memory_bytes for kind in instance.device_kinds}
+        return limits.pop() if instance.within_memory and len(limits) == 1 else None
+
+    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
+        """The instance under another limit of every device."""
+        kinds = tuple(replace(kind, memory_bytes=memory_bytes) for kind in instance.kinds)
+        return replace(instance, kinds=kinds, within_memory=True)
+
+    def instance(self, request: Request) -> Instance:
+        """The problem of the whole cluster, with any dp. The request's options are those of `parameters`."""
+        return strategy_instance(request, uneven_shares=bool(request.options.get(UNEVEN_SHARES.name)))
+
+    def instances(self, request: Request) -> list[Instance]:
+        """The same problem with powers of two as degrees, for plans have no others."""
+        return [replace(self.instance(request), powers_of_two=True)]
+
+    def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
+        """One strategy for all units, on the devices of its placement; see `layout`."""
+        return layout(instance, solution, request)
+
+    def count(self, instance: Instance) -> int:
+        """Placements times cuts times shares, over all degrees."""
+        return enumeration.count(instance)
+
+    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
+        """Of each placement the best cuts and shares, where they beat those before."""
+        return enumeration.solutions(instance)
+
+    def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
+        """One part for each (pp, dp, tmp) and micro-batch size, as a `makes.Case`."""
+        return attribute("trainplan.solvers.cluster.parts:parts")(instance, out_of_time)
+
+    def size(self, instance: Instance) -> dict[str, int]:
+        """memory_bytes is that of the smallest device."""
+        degrees = sum(1 for _ in instance.degrees())
+        memory = instance.memory_bytes
+        return {"layers": instance.layers, "degrees": degrees, "devices": instance.devices, "memory_bytes": memory}
+
+    def tables(self, instance: Instance, solution: Solution) -> list[Table]:
+        """The strategy, and a row for every stage."""
+        return [rows.strategy_table(instance, solution), rows.stage_table(instance, solution)]
+
+    def alternatives(self, instance: Instance, result: Any, top: int, seed: int) -> list[tuple[Solution, int]]:
+        """The `top` fastest strategies that fit of all that the result, or AMP's Algorithm 1, lists or found (ns)."""
+        amp = attribute("trainplan.solvers.core.solve:solve")(instance, "amp", seed=seed, top=top)
+        return self.best_candidates(instance, [result, amp], top)
+
+    def best_candidates(self, instance: Instance, results: Sequence[Any], top: int) -> list[tuple[Solution, int]]:
+        """The `top` fastest strategies that fit of all that some results list or found, each with its claimed time (ns)."""
+        return attribute("trainplan.solvers.cluster.amp:best_candidates")(instance, results, top)
+
+
+PROBLEM = ClusterStrategy()
+
+
+def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance:
+    """The cluster-strategy problem of a request: by unit, with recomputation and within memory as its options say.
+
+    Raises InputError where the request has no cluster, or neither model nor profile.
+    """
+    if request.cluster is None:
+        raise InputError("command line", "--cluster", "is missing", "give it: devices are placed on its nodes")
+    if request.model is None and request.profile is None:
+        raise InputError("command line", "--model", "is missing", "give it, or a --profile")
+    profile = request.profile_for(divisors(request.samples), stage_powers(request.cluster.devices))
+    whole = costs.build(
+        profile,
+        request.cluster,
+        request.samples,
+        memory_bytes=request.memory_bytes,
+        recompute=bool(request.options.get(RECOMPUTE.name)),
+        by_unit=bool(request.options.get(BY_UNIT.name)),
+        uneven_shares=uneven_shares,
+        within_memory=not request.options.get(IGNORE_MEMORY.name),
+    )
+    return replace(
+        whole,
+        kinds=tuple(replace(kind, memory_bytes=max(1, kind.memory_bytes - request.reserve_bytes)) for kind in whole.kinds),
+    )
+
+
+def layout(instance: Instance, solution: Solution, request: Request) -> Plan:
+    """The plan of a strategy: every unit alike, on the devices of its placement. Raises InputError where dp or tmp is no power
+    of two, or the request has no model."""
+    model, degrees, shares = request.model, solution.degrees, shares_of(instance, solution)
+    if model is None:
+        raise InputError("command line", "--model", "is missing", "give it: a plan says what runs")
+    levels: tuple[tuple[Paradigm, int], ...] = (("dp", degrees.dp), ("tp", degrees.tmp))
+    strategy = Strategy(tuple(level for level in levels if level[1] > 1), bool(instance.provenance.get("recompute")))
+    by_layer = instance.layers == model.units[-1].layer + 1
+    layer_of = [unit.layer if by_layer else place for place, unit in enumerate(model.units)]
+    size, stages = degrees.dp * degrees.tmp, []
+    for number, (first, last) in enumerate(solution.spans(instance.layers)):
+        units = [place for place, layer in enumerate(layer_of) if first <= layer <= last]
+        ranks = list(range(number * size, (number + 1) * size))
+        stages.append(Stage(ranks=ranks, first_unit=units[0], last_unit=units[-1]))
+    in_order = list(solution.placement) == list(range(instance.devices))
+    return Plan(
+        model=model.shape(),
+        model_digest=model.digest,
+        world=instance.devices,
+        memory_bytes=request.with_reserve(0).limit_bytes,
+        placement=None if in_order else list(solution.placement),
+        batch=Batch(
+            global_samples=instance.batch,
+            micro_batches=max(shares),
+            shares=None if len(set(shares)) == 1 else list(shares),
+        ),
+        stages=stages,
+        units=[PlannedUnit(name=unit.name, strategy=str(strategy)) for unit in model.units],
+    )

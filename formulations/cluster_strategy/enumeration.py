@@ -1,0 +1,81 @@
+"""Every strategy of a cluster-strategy instance, for tiny instances.
+
+Of placements that differ by an exchange of whole pipelines, or of devices of one class (see `classes`), one is looked at: they
+cost the same. All cuts and shares of one placement are compared at once, in arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from math import comb, factorial, prod
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
+
+
+def count(instance: Instance) -> int:
+    """The number of strategies, where devices of one class are not told apart."""
+    placements = factorial(instance.devices) // prod(factorial(int(size)) for size in np.bincount(instance.classes))
+    return placements * sum(
+        comb(instance.layers - 1, degrees.pp - 1) * _ways_to_share(instance, degrees) for degrees in instance.degrees()
+    )
+
+
+def _ways_to_share(instance: Instance, degrees: Degrees) -> int:
+    return comb(instance.batch // degrees.mbs - 1, degrees.dp - 1) if instance.uneven_shares else 1
+
+
+def solutions(instance: Instance) -> Iterator[Solution | None]:
+    """For every placement the best strategy that fits; None where none does."""
+    for degrees in instance.degrees():
+        total = instance.batch // degrees.mbs
+        shares = [(total // degrees.dp,) * degrees.dp]
+        if instance.uneven_shares:
+            shares = [
+                tuple(after - before for before, after in pairwise((0, *borders, total)))
+                for borders in combinations(range(1, total), degrees.dp - 1)
+            ]
+        yield from _of_degrees(instance, degrees, list(combinations(range(1, instance.layers), degrees.pp - 1)), shares)
+
+
+def _of_degrees(
+    instance: Instance, degrees: Degrees, every_cuts: list[tuple[int, ...]], every_shares: list[tuple[int, ...]]
+) -> Iterator[Solution | None]:
+    in_order = instance.placed(degrees, range(instance.devices))
+    peaks = np.array([[in_order.peak_bytes(cuts, shares) for shares in every_shares] for cuts in every_cuts])
+    rounds = np.array(every_shares) - 1
+    for placement in _placements(instance, degrees):
+        placed = instance.placed(degrees, placement)
+        stages = np.array([placed.stage_ns(cuts) for cuts in every_cuts])
+        once = stages.sum(axis=1) + np.array([placed.sent_ns(cuts).sum(axis=0) for cuts in every_cuts])
+        sync = np.array([max(placed.syncs_ns(cuts)) for cuts in every_cuts])
+        times = (rounds * stages.max(axis=1)[:, None] + once[:, None]).max(axis=2) + sync[:, None]
+        if instance.within_memory:
+            fits = (peaks <= placed.limits_bytes).all(axis=(2, 3))
+            if not fits.any():
+                yield None
+                continue
+            times = np.where(fits, times, times.max() + 1)
+        row, column = np.unravel_index(times.argmin(), times.shape)
+        yield Solution(degrees, placement, every_cuts[row], every_shares[column])
+
+
+def _placements(instance: Instance, degrees: Degrees) -> Iterator[tuple[int, ...]]:
+    members = [np.flatnonzero(instance.classes == c).tolist() for c in range(int(instance.classes.max()) + 1)]
+
+    def continued(left: tuple[int, ...], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Classes of all ranks that begin with `taken`; left: devices of each class that are still free."""
+        if not any(left):
+            grid = np.array(taken).reshape(degrees.pp, degrees.dp, degrees.tmp)
+            pipelines = [grid[:, i].ravel().tolist() for i in range(degrees.dp)]
+            if pipelines == sorted(pipelines):
+                yield taken
+            return
+        for c, rest in enumerate(left):
+            if rest:
+                yield from continued((*left[:c], rest - 1, *left[c + 1 :]), (*taken, c))
+
+    for classes in continued(tuple(map(len, members)), ()):
+        waiting = [iter(devices) for devices in members]
+        yield tuple(next(waiting[c]) for c in classes)

@@ -1,0 +1,74 @@
+"""Tables of a cluster strategy for people: its degrees, its stages, and the strategies that a planner proposes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from trainplan.formulations.cluster_strategy.problem import Instance, Solution, describe
+from trainplan.formulations.problem import Table
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+
+MOST_RUNS = 8  # of device numbers that a cell shows
+
+
+def strategy_table(instance: Instance, solution: Solution) -> Table:
+    """One row: the degrees of a strategy, and how it shares out the batch."""
+    told = describe(instance, solution)
+    columns = ("pp", "dp", "tmp", "devices", "samples of a step", "a pipeline", "samples each")
+    numbers = (told["pp"], told["dp"], told["tmp"], instance.devices, instance.batch, _shares(told["shares"]), told["mbs"])
+    return Table("strategy", columns, (tuple(map(str, numbers)),))
+
+
+def stage_table(instance: Instance, solution: Solution) -> Table:
+    """A row for every stage: its devices, layers, times, and the fullest device's memory beside its limit."""
+    columns = ("stage", "devices", "kinds", "layers", "count", "time", "transfer", "sync", "memory", "of")
+    size, rows = solution.degrees.dp * solution.degrees.tmp, []
+    for number, stage in enumerate(describe(instance, solution)["stages"]):
+        rows.append(
+            (
+                str(number),
+                _runs(sorted(solution.placement[number * size : (number + 1) * size])),
+                ", ".join(f"{count} x {name}" for name, count in stage["kinds"]),
+                span(instance.layer_names[stage["first"]], instance.layer_names[stage["last"]]),
+                str(stage["last"] - stage["first"] + 1),
+                *(format_time(stage[name]) for name in ("time_ns", "transfer_ns", "sync_ns")),
+                *(format_bytes(stage[name]) for name in ("peak_bytes", "limit_bytes")),
+            )
+        )
+    return Table("stages", columns, tuple(rows))
+
+
+def candidate_table(candidates: Iterable[Mapping[str, Any]]) -> Table:
+    """The strategies of a planner's statistics (`candidates`), best first, with a mark at those that do not fit."""
+    columns = ("rank", "pp", "dp", "tmp", "mbs", "cuts", "time", "memory", "fits")
+    rows = tuple(
+        (
+            str(rank),
+            *(str(candidate[name]) for name in ("pp", "dp", "tmp", "mbs")),
+            ", ".join(map(str, candidate["cuts"])) or "-",
+            format_time(candidate["time_ns"]),
+            format_bytes(candidate["peak_bytes"]),
+            "yes" if candidate["fits"] else "NO",
+        )
+        for rank, candidate in enumerate(candidates, 1)
+    )
+    return Table("candidates", columns, rows)
+
+
+def _shares(shares: Sequence[int]) -> str:
+    if len(set(shares)) == 1:
+        return plural(shares[0], "micro-batch")
+    return f"{', '.join(map(str, shares))} micro-batches"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers, consecutive ones as a run."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ", ".join(shown if len(shown) <= MOST_RUNS else [*shown[:MOST_RUNS], "..."])

@@ -1,0 +1,134 @@
+"""layer-strategies as a problem that trainplan can be asked for: from a request to instances and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, product
+from math import prod
+from typing import Any
+
+from trainplan.formulations.layer_strategies import problem
+from trainplan.formulations.layer_strategies.costs import COST_MODELS, EvenStage, build
+from trainplan.formulations.layer_strategies.plans import staged_plan
+from trainplan.formulations.layer_strategies.problem import Instance, InstanceRecord, SolutionRecord
+from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.problem import Problem, Table
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.plugins import attribute
+from trainplan.profiling.base.quantities import span
+
+EVERY = 4096  # choices between two moments to look at the clock
+
+COST_MODEL = Parameter(
+    "cost_model", str, "whose costs: the paper's, or those of trainplan's programs", "paper", tuple(COST_MODELS)
+)
+TAKEAWAY3 = Parameter("takeaway3", bool, "never mix DP and SDP in one strategy (the paper's Takeaway 3)", True)
+
+Choice = Sequence[int]
+
+
+class LayerStrategies(Problem):
+    """A strategy for each layer of one pipeline stage, under its true peak memory."""
+
+    home = problem
+    name = problem.NAME
+    record, solution_record = InstanceRecord, SolutionRecord
+    parameters = (
+        COST_MODEL,
+        PIPELINE,
+        Parameter("stage", int, "which of the pipeline's even stages, from 0", 0, least=0),
+        MICRO_BATCHES,
+        BY_UNIT,
+        TAKEAWAY3,
+    )
+
+    def explain(self, instance: Instance) -> Any:
+        """Why no solution fits, as an `Infeasibility`; None where one does."""
+        return attribute("trainplan.solvers.chain.least_memory:explain")(instance)
+
+    def cost_model(self, instance: Instance) -> str:
+        """The name of the costs, and the objective: Eq. 8 of the whole step, or a micro-batch of one of several stages."""
+        index, count = instance.provenance.get("stage", (0, 1))
+        objective = "Eq. 8" if count == 1 else f"a micro-batch in stage {index} of {count}"
+        return f"{super().cost_model(instance)}, {objective}"
+
+    def memory_bytes(self, instance: Instance) -> int:
+        """The memory of one device."""
+        return instance.memory_bytes
+
+    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
+        """The instance under another limit of every device."""
+        return instance.with_memory(memory_bytes)
+
+    def instance(self, request: Request) -> Instance:
+        """One stage of a pipeline of even stages, by default of one stage. Raises InputError."""
+        options, devices = request.options, request.origin.devices
+        count, index = options["pipeline"] or 1, options["stage"]
+        if devices % count:
+            raise InputError("command line", "--pipeline", f"is {count}", f"give a power of two up to {devices}")
+        stage = EvenStage(count, index, options["micro_batches"] or 1)
+        group = devices // count
+        profile = request.profile_for([stage.samples(request.samples)], [group], devices=group)
+        return build(
+            profile,
+            request.limit_bytes,
+            request.samples,
+            costs=COST_MODELS[options["cost_model"]],
+            stage=stage,
+            by_unit=options["by_unit"],
+            takeaway3=options["takeaway3"],
+            name=f"{profile.name} on {request.place}" + (f", stage {index} of {count}" if count > 1 else ""),
+            provenance={"cluster": request.place},
+        )
+
+    def plan(self, instance: Instance, solution: Choice, request: Request) -> Plan:
+        """The plan of a solution, all devices in one stage. Raises InputError for one stage of several."""
+        count = request.options["pipeline"] or 1
+        if count > 1:
+            raise InputError("command line", "--pipeline", f"is {count}", "give 1: a plan has all stages of its pipeline")
+        return staged_plan(
+            request,
+            memory_bytes=instance.memory_bytes,
+            micro_batches=request.options["micro_batches"] or 1,
+            spans=[(0, instance.layers - 1)],
+            strategies=[names[s] for names, s in zip(instance.strategies, solution, strict=True)],
+        )
+
+    def count(self, instance: Instance) -> int:
+        """The number of choices."""
+        return prod(instance.options)
+
+    def solutions(self, instance: Instance) -> Iterator[Choice | None]:
+        """Every choice that fits and takes less time than those before it; None to look at the clock."""
+        best = float("inf")
+        for number, choice in enumerate(product(*map(range, instance.options))):
+            if number % EVERY == 0:
+                yield None
+            evaluation = problem.evaluate(instance, choice)
+            if evaluation.peak_bytes <= instance.memory_bytes and evaluation.time_ns < best:
+                best = evaluation.time_ns
+                yield choice
+
+    def size(self, instance: Instance) -> dict[str, int]:
+        """Layers, the most options of any layer, and the memory of one device."""
+        return {"layers": instance.layers, "options": max(instance.options), "memory_bytes": instance.memory_bytes}
+
+    def tables(self, instance: Instance, solution: Choice) -> list[Table]:
+        """The strategies, runs of equal ones as one row."""
+        chosen = [names[s] for names, s in zip(instance.strategies, solution, strict=True)]
+        rows = strategy_runs(instance.layer_names, chosen)
+        return [Table("strategies", ("layers", "count", "strategy"), tuple(rows))]
+
+
+def strategy_runs(names: Sequence[str], strategies: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Rows of (layers, count, strategy): consecutive layers of one strategy as one row. names: of the layers."""
+    rows = []
+    for strategy, places in groupby(range(len(strategies)), key=strategies.__getitem__):
+        run = list(places)
+        rows.append((span(names[run[0]], names[run[-1]]), str(len(run)), strategy))
+    return rows
+
+
+PROBLEM = LayerStrategies()

@@ -1,0 +1,144 @@
+"""The problem memory-switches, as the rest of trainplan uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, get_args
+
+from trainplan.formulations.memory_switches import costs, enumeration, problem, tables
+from trainplan.formulations.memory_switches.problem import Instance, Solution, Synchronisation
+from trainplan.formulations.parameters import BY_UNIT, Parameter
+from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.base.errors import InputError, Unsuited
+from trainplan.profiling.base.plugins import attribute
+
+SYNCHRONISATION = Parameter(
+    "synchronisation",
+    str,
+    "of segments: forced in every layer, as in the paper, or free",
+    default="forced",
+    choices=get_args(Synchronisation),
+)
+PAPER_COMBINATIONS = Parameter("paper_combinations", bool, "offload inputs without recomputation, too", False)
+
+
+class MemorySwitches(Problem):
+    """H3T's problem: switches of every layer for the shortest step that fits, all devices one sharded-data group."""
+
+    home = problem
+    name = problem.NAME
+    record = problem.InstanceRecord
+    solution_record = problem.SolutionRecord
+    parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
+    largest = enumeration.LARGEST_SYNCHRONISED
+
+    def explain(self, instance: Instance) -> Any:
+        """Why no solution fits; None where one does, or where that is not certain (free synchronisation of many layers)."""
+        return attribute("trainplan.solvers.switches.exact:explain")(instance)
+
+    def cost_model(self, instance: Instance) -> str:
+        """H3T's simulated step, and whether its segments are synchronised."""
+        return f"H3T's simulated step, {'synchronised' if instance.forced else 'free'}"
+
+    def memory_bytes(self, instance: Instance) -> int:
+        """The limit of every device."""
+        return instance.memory_bytes
+
+    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
+        """The instance under another limit of every device."""
+        return instance.with_memory(memory_bytes)
+
+    def tightest(self, instance: Instance) -> Instance | None:
+        """That of synchronised steps, whose least memory is known exactly, and quickly."""
+        return super().tightest(replace(instance, synchronisation="forced"))
+
+    def instance(self, request: Request) -> Instance:
+        """The step of the request's batch on all devices, a layer for each layer or, `by_unit`, for each sub-layer."""
+        return _built(request, request.options["by_unit"])
+
+    def instances(self, request: Request) -> list[Instance]:
+        """The one instance that planning solves, by sub-layers as plans are. Raises InputError where plans cannot say it."""
+        cluster = request.cluster
+        if cluster is not None and len(cluster.used_kinds) > 1:
+            kinds = " and ".join(kind.name for kind in cluster.used_kinds)
+            fix = "give a cluster of one kind, or use `place`: all devices hold as much and work at one pace"
+            raise InputError("command line", "--cluster", f"is {cluster.name!r}, of {kinds}", fix)
+        devices = request.origin.devices
+        if devices & (devices - 1):
+            fix = f"give one of {1 << devices.bit_length() - 1}: plans have powers of two"
+            raise InputError("command line", "--cluster", f"has {devices} devices", fix)
+        return [_built(request, by_unit=True)]
+
+    def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
+        """One stage of all devices, a layer for each sub-layer; the memory is the request's, without what it sets aside."""
+        model = request.described_model
+        if not model:
+            raise InputError("command line", "--model", "is missing", "give it: the profile does not say what it is of")
+        if instance.layers != len(model.units):
+            told = f"has {instance.layers} layers, and {model.name!r} {len(model.units)} sub-layers"
+            raise InputError("instance", "layers", told, f"build it with {BY_UNIT.flag}: plans decide for every sub-layer")
+        world = request.origin.devices
+        return Plan(
+            model=model.shape(),
+            model_digest=model.digest,
+            world=world,
+            memory_bytes=request.with_reserve(0).limit_bytes,
+            batch=Batch(global_samples=request.samples),
+            nvlink=instance.nvlink,
+            stages=[Stage(ranks=list(range(world)), first_unit=0, last_unit=instance.layers - 1)],
+            units=[
+                PlannedUnit(
+                    name=unit.name,
+                    strategy=str(Strategy((("sdp", world),) if world > 1 else (), chosen.ckpt)),
+                    switches=[name for name in chosen.names if name != "ckpt"],
+                )
+                for unit, chosen in zip(model.units, solution.switches, strict=True)
+            ],
+        )
+
+    def count(self, instance: Instance) -> int:
+        """Combinations of a layer to the power of the layers."""
+        return enumeration.count(instance)
+
+    def most_solutions(self, instance: Instance) -> int:
+        """Fewer where synchronisation is free, and the whole step of every choice is simulated."""
+        return enumeration.most(instance)
+
+    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
+        """Of each lot of choices the fastest one that fits, where it is faster than those before it."""
+        return enumeration.solutions(instance)
+
+    def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part] | None:
+        """None: the synchronised step is stated whole. Raises Unsuited where synchronisation is free."""
+        if not instance.forced:
+            fix = f"give {SYNCHRONISATION.name} forced, or --method exact"
+            raise Unsuited("command line", "--method", "states the synchronised step only", fix)
+        return None
+
+    def size(self, instance: Instance) -> dict[str, int]:
+        """Layers, combinations of switches of each, and the limit of a device."""
+        return {"layers": instance.layers, "options": len(instance.options), "memory_bytes": instance.memory_bytes}
+
+    def tables(self, instance: Instance, solution: Solution) -> list[Table]:
+        """The switches of all layers, and the parts and lanes of the step."""
+        return [tables.switch_table(instance, solution), tables.step_table(instance, solution)]
+
+
+def _built(request: Request, by_unit: bool) -> Instance:
+    profile = request.profile_for([costs.rows_of(request.samples, request.origin.devices)], [1])
+    return costs.build(
+        profile,
+        request.samples,
+        request.limit_bytes,
+        synchronisation=request.options["synchronisation"],
+        offload_needs_ckpt=not request.options["paper_combinations"],
+        by_unit=by_unit,
+        name=f"{profile.name} on {profile.cluster}",
+    )
+
+
+PROBLEM = MemorySwitches()

@@ -1,0 +1,92 @@
+"""All choices of memory switches, thousands at once: the judge of tiny instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, matrix
+from trainplan.formulations.memory_switches.segments import segments
+from trainplan.formulations.memory_switches.simulation import simulate
+
+LARGEST_SYNCHRONISED = 20_000_000  # choices of which the tables of the segments are looked at: 4 layers
+LARGEST_FREE = 128**3  # choices of which the whole step is simulated: 3 layers
+BATCH = 4096  # whole steps simulated at once
+
+
+def count(instance: Instance) -> int:
+    """The number of choices: combinations of a layer to the power of the layers."""
+    return len(instance.options) ** instance.layers
+
+
+def most(instance: Instance) -> int:
+    """The most choices that are looked at."""
+    return LARGEST_SYNCHRONISED if instance.forced else LARGEST_FREE
+
+
+def solutions(instance: Instance) -> Iterator[Solution | None]:
+    """The fastest choice of each lot that fits and is faster than those before it; None for every other lot."""
+    return _synchronised(instance) if instance.forced else _free(instance)
+
+
+def whole_steps(instance: Instance) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """Options of all layers (K, N) with time and peak (K,) of the whole simulated step, for all choices, lot by lot."""
+    on = matrix([Solution(instance.options)])[0]
+    shape, total = (len(on),) * instance.layers, count(instance)
+    for begin in range(0, total, BATCH):
+        choices = np.stack(np.unravel_index(np.arange(begin, min(begin + BATCH, total)), shape), axis=1)
+        yield choices, *simulate(instance.columns, instance.nvlink, on[choices])
+
+
+def _free(instance: Instance) -> Iterator[Solution | None]:
+    least = None
+    for choices, time, peak in whole_steps(instance):
+        fits = np.flatnonzero(peak <= instance.memory_bytes)
+        fastest = fits[time[fits].argmin()] if len(fits) else None
+        if fastest is None or (least is not None and time[fastest] >= least):
+            yield None
+        else:
+            least = time[fastest]
+            yield _solution(instance, choices[fastest])
+
+
+def _synchronised(instance: Instance) -> Iterator[Solution | None]:
+    """A lot is all choices with one option of the first layer; their costs are sums over the tables of the segments.
+
+    Cross-check of the segments: the whole simulated step of what is given takes as long (asserted here).
+    """
+    chain, layers, options = segments(instance), instance.layers, range(len(instance.options))
+    others = np.ix_(*[options] * (layers - 1))
+
+    def costs(i: int, choice: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Time, peak, delta and resident bytes of layer i, over the options of layers i - 1 to i + 1."""
+        option = choice[i]
+        place = (i, chain.r[choice[i - 1]] if i else 0, option, chain.lazy[choice[i + 1]] if i + 1 < layers else 0)
+        return chain.time_ns[place], chain.peak_bytes[place], chain.delta_bytes[i, option], chain.resident_bytes[i, option]
+
+    of_later = [costs(i, (0, *others)) for i in range(2, layers)]
+    least = None
+    for first in options:
+        yield None  # a lot takes a while
+        near = [costs(i, (first, *others)) for i in range(min(2, layers))]
+        time: Any = 0
+        peak: Any = 0
+        held = resident = 0
+        for layer_time, layer_peak, delta, layer_resident in near + of_later:
+            peak = np.maximum(peak, held + layer_peak)
+            time, held, resident = time + layer_time, held + delta, resident + layer_resident
+        time, fits = np.broadcast_arrays(time, peak + resident <= instance.memory_bytes)
+        time = np.where(fits, time, np.iinfo(np.int64).max)
+        place = np.unravel_index(time.argmin(), time.shape)
+        if not fits[place] or (least is not None and time[place] >= least):
+            continue
+        least = time[place]
+        solution = _solution(instance, (first, *place))
+        assert evaluate(instance, solution).time_ns == least, "the whole step takes as long as its segments"
+        yield solution
+
+
+def _solution(instance: Instance, choice: Any) -> Solution:
+    return Solution(tuple(instance.options[int(option)] for option in choice))

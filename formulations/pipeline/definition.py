@@ -1,0 +1,131 @@
+"""pipeline as a problem that trainplan can be asked for: from a request to instances and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from trainplan.formulations.layer_strategies.costs import COST_MODELS
+from trainplan.formulations.layer_strategies.definition import COST_MODEL, TAKEAWAY3, strategy_runs
+from trainplan.formulations.layer_strategies.plans import staged_plan
+from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
+from trainplan.formulations.pipeline import problem
+from trainplan.formulations.pipeline.costs import PipelineCosts
+from trainplan.formulations.pipeline.enumeration import plan_count, plans
+from trainplan.formulations.pipeline.layouts import least_ns, parts
+from trainplan.formulations.pipeline.problem import (
+    SCHEDULES,
+    Instance,
+    InstanceRecord,
+    Solution,
+    SolutionRecord,
+)
+from trainplan.formulations.pipeline.spaces import SPACES, micro_batch_counts, space, stage_counts
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.request import Request
+from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.profiling.base.plugins import attribute
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+
+SCHEDULE = Parameter("schedule", str, "order of forward and backward passes", "1f1b", SCHEDULES)
+SPACE = Parameter("space", str, "which stages and strategies to choose from (default: full)", None, tuple(SPACES))
+
+
+class StagedProblem(Problem):
+    """What the problems share whose instances are those of `pipeline`, or extend them."""
+
+    home = problem
+
+    def memory_bytes(self, instance: Instance) -> int:
+        """The memory of one device."""
+        return instance.memory_bytes
+
+    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
+        """The instance under another limit of every device."""
+        return instance.with_memory(memory_bytes)
+
+    def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
+        """One for each configuration."""
+
+        def lift(place: int) -> Callable[[Solution], Solution]:
+            return lambda solution: replace(solution, configuration=place)
+
+        return [Part(part, least_ns(part), lift(place)) for place, part in enumerate(parts(instance))]
+
+    def size(self, instance: Instance) -> dict[str, int]:
+        """Layers, the most options of any configuration, and the memory of one device."""
+        options = max(len(configuration.tables.strategies) for configuration in instance.configurations)
+        return {"layers": instance.layers, "options": options, "memory_bytes": instance.memory_bytes}
+
+    def tables(self, instance: Instance, solution: Solution) -> list[Table]:
+        """The stages, and in each the strategies of its layers, runs of equal ones as one row."""
+        configuration, rows = instance.configurations[solution.configuration], []
+        names = configuration.tables.strategies
+        for number, stage in enumerate(problem.evaluate(instance, solution).stages):
+            cells = (str(number), str(stage.in_flight), format_time(stage.time_ns), format_bytes(stage.peak_bytes))
+            layers = slice(stage.first, stage.last + 1)
+            for run in strategy_runs(instance.layer_names[layers], [names[s] for s in solution.choice[layers]]):
+                rows.append((cells[0], *run, *cells[1:]))
+                cells = "", "", "", ""
+        title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
+        title += f", {SCHEDULE_NAMES[configuration.schedule]}" if configuration.stages > 1 else ""
+        return [Table(title, ("stage", "layers", "count", "strategy", "in flight", "time", "memory"), tuple(rows))]
+
+
+class Pipeline(StagedProblem):
+    """Stages, micro-batches and the strategy of every layer, for one batch."""
+
+    name = problem.NAME
+    record, solution_record = InstanceRecord, SolutionRecord
+    parameters = (COST_MODEL, PIPELINE, MICRO_BATCHES, SCHEDULE, SPACE, BY_UNIT, TAKEAWAY3)
+
+    def explain(self, instance: Instance) -> Any:
+        """Why no solution fits, as an `Infeasibility`; None where one does."""
+        return attribute("trainplan.solvers.pipeline.memory:explain")(instance)
+
+    def cost_model(self, instance: Instance) -> str:
+        """The name of the costs, and the equation of the objective."""
+        return f"{super().cost_model(instance)}, Eq. 8"
+
+    def instance(self, request: Request) -> Instance:
+        """All stages and micro-batches that are possible, or those asked for. Raises InputError."""
+        options, devices, samples = request.options, request.origin.devices, request.samples
+        choices = space(options["space"] or ("full" if options["takeaway3"] else "full-dp-sdp"))
+        counts, numbers = stage_counts(devices, options["pipeline"]), micro_batch_counts(samples, options["micro_batches"])
+        profile = request.profile_for([samples // m for m in numbers], [devices // count for count in counts])
+        costs = PipelineCosts(profile, costs=COST_MODELS[options["cost_model"]], space=choices, by_unit=options["by_unit"])
+        return costs.instance(
+            samples,
+            request.limit_bytes,
+            schedule=options["schedule"],
+            stages=counts,
+            micro_batches=numbers,
+            name=f"{profile.name} on {request.place}",
+            provenance={"cluster": request.place},
+        )
+
+    def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
+        """The plan of a solution. Raises InputError where no model is described."""
+        configuration = instance.configurations[solution.configuration]
+        return staged_plan(
+            request,
+            memory_bytes=instance.memory_bytes,
+            micro_batches=configuration.micro_batches,
+            schedule=configuration.schedule,
+            spans=solution.spans(),
+            strategies=[configuration.tables.strategies[s] for s in solution.choice],
+        )
+
+    def count(self, instance: Instance) -> int:
+        """The number of partitions and choices in all configurations."""
+        return plan_count(instance)
+
+    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
+        """Every plan that fits and takes less time than those before it; None to look at the clock."""
+        return plans(instance, instance.configurations, None, lambda place, *times: problem.iteration_ns(
+            instance.configurations[place], *times))  # fmt: skip
+
+
+PROBLEM = Pipeline()

@@ -1,0 +1,38 @@
+"""Hidden states on their way: what passes between two sub-layers, and what a re-layout or a tied table costs."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from trainplan.formulations.strategies import Strategy, gather_groups
+from trainplan.formulations.work.primitives import collective
+from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.profiles import Profile
+
+
+def moved_bytes(profile: Profile, sublayer: str) -> tuple[int, int]:
+    """Hidden states of one sample that may be re-laid before and after a sub-layer."""
+    shape = profile.shapes[sublayer]
+    before = 0 if shape.kind == "embedding" else shape.input_bytes + shape.carried_bytes
+    return before, 0 if shape.kind == "head" else shape.output_bytes + shape.carried_bytes
+
+
+def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
+    """A re-layout one way, with its fraction: the rows that a rank works on under `after` and not under `before`, gathered from
+    those that hold them; the slowest rank counts. sample_bytes: hidden states of one sample between the two layers."""
+    block = samples // before.data_degree * sample_bytes
+    groups = gather_groups(before, after)
+    if profile.network.uniform:
+        groups = islice(groups, 1)  # all are alike
+    messages = (collective_ns(profile.network, "all-gather", block * len(ranks), ranks) for ranks in groups)
+    return max(messages, default=0.0)
+
+
+def tied_ns(profile: Profile, size: int, stages: int = 1) -> int:
+    """The sum of the gradients of a table that embedding and head share, over all devices of the first and the last stage.
+
+    size: devices of a stage; stages follow each other. 0 where no table is shared.
+    """
+    last = size * (stages - 1)
+    table = profile.tied_parameters * profile.parameter_bytes
+    return collective(profile, "all-reduce", table, sorted({*range(size), *range(last, last + size)})) if table else 0

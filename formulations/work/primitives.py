@@ -1,0 +1,47 @@
+"""What collectives, copies and optimizers cost by a profile, in whole ns: every number is rounded once, here.
+
+Problems and the time walk both take their numbers from here, so that a sum of them is the same number in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.network import Link, Operation
+from trainplan.profiling.costs import collective_ns, copy_ns
+from trainplan.profiling.profiles import HostCosts, Profile
+
+Way = Literal["to_device", "to_host"]
+
+
+def collective(profile: Profile, operation: Operation, message_bytes: int, devices: Sequence[int], times: int = 1) -> int:
+    """A collective, or a message between two (`p2p`), of these devices of the profile's network, so many times; 0 for one
+    device alone."""
+    return round(times * collective_ns(profile.network, operation, message_bytes, devices))
+
+
+def host_costs(profile: Profile) -> HostCosts:
+    """What copies and the optimizer cost on the host. Raises InputError where the profile does not say."""
+    if profile.host is None:
+        fix = "measure the profile, or estimate it on a cluster whose nodes describe their `host`"
+        raise InputError("profile", "host", "is missing: parameters and optimizer are on the host", fix)
+    return profile.host
+
+
+def host_copy(profile: Profile, way: Way, message_bytes: int) -> int:
+    """A copy between a device and its host. Raises InputError where the profile says nothing of the host."""
+    host = host_costs(profile)
+    rate = host.to_device_bytes_per_s if way == "to_device" else host.to_host_bytes_per_s
+    return round(copy_ns(message_bytes, Link(bandwidth_bytes_per_s=rate.value, latency_ns=host.latency_ns.value)))
+
+
+def host_step(profile: Profile, parameters: int) -> int:
+    """The optimizer's step on so many parameters where it works on the host. Raises InputError as `host_copy`."""
+    return round(parameters * host_costs(profile).optimizer_ns_per_parameter.value)
+
+
+def device_step(profile: Profile, parameters: int) -> int:
+    """The optimizer's step on so many parameters of a device."""
+    return round(parameters * profile.optimizer_ns_per_parameter.value)

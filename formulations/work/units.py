@@ -1,0 +1,118 @@
+"""One sub-layer of one micro-batch under one strategy, piece by piece, in ns.
+
+Each piece is one instruction of trainplan's programs (the other instructions take no time by a profile):
+
+    piece              instruction                                when
+    forward_ns         forward, or forward without graph (CKPT)   every micro-batch
+    partial_ns         all-reduce of the partial outputs;         every micro-batch, tp > 1
+                       the head gathers the loss's statistics
+    gather_ns          gather parameters                          every micro-batch, before either pass, sdp > 1
+    recompute_ns       recompute                                  every micro-batch, CKPT
+    backward_ns        backward                                   every micro-batch
+    partial_back_ns    all-reduce of the partial input gradients  every micro-batch, tp > 1
+    replicated_ns      reduce replicated                          every micro-batch where sdp > 1, else the last; tp > 1
+    scatter_ns         reduce-scatter gradients                   every micro-batch, sdp > 1
+    reduce_ns          all-reduce gradients                       the last micro-batch, dp > 1
+    tied_ns            reduce tied                                once a step, the embedding of a pipeline of one stage
+    optimizer_ns       optimizer step                             once a step
+
+Collectives are those of the first device's groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Generic, TypeVar
+
+from trainplan.formulations.strategies import Paradigm, Strategy
+from trainplan.formulations.work.moves import tied_ns
+from trainplan.profiling.clusters.network import Operation
+from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.profiles import Profile, SublayerShape
+
+Ns = TypeVar("Ns", int, float)
+
+
+@dataclass(frozen=True)
+class UnitWork(Generic[Ns]):
+    """The pieces, in ns (see above): whole, or with their fractions."""
+
+    forward_ns: int
+    partial_ns: Ns
+    gather_ns: Ns
+    recompute_ns: int
+    backward_ns: int
+    partial_back_ns: Ns
+    replicated_ns: Ns
+    scatter_ns: Ns
+    reduce_ns: Ns
+    tied_ns: Ns
+    optimizer_ns: Ns
+
+    @property
+    def compute_ns(self) -> int:
+        """All computations of a micro-batch."""
+        return self.forward_ns + self.recompute_ns + self.backward_ns
+
+
+def reductions(shape: SublayerShape) -> tuple[int, int]:
+    """All-reduces under tensor parallelism: of a sub-layer's output forward, and of its input's gradient back.
+
+    A head's output stays in parts, and an embedding's input has no gradient.
+    """
+    forward, back = (0 if shape.kind == kind else shape.reductions for kind in ("head", "embedding"))
+    return forward, back
+
+
+def unit_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None) -> UnitWork[int]:
+    """The pieces of a sub-layer, each rounded once, as instructions of trainplan's programs are charged.
+
+    samples: of a micro-batch, over all devices of the strategy. kind: of the device that computes (left out: the slowest of
+    the profile's). Raises InputError where the profile lacks the shape.
+    """
+    exact = exact_work(profile, sublayer, strategy, samples, kind, padded=True)
+    return UnitWork(*(round(getattr(exact, piece.name)) for piece in fields(UnitWork)))
+
+
+def exact_work(
+    profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None, *, padded: bool = False
+) -> UnitWork[float]:
+    """The pieces of a sub-layer with their fractions, for models that let them overlap; as `unit_work` else.
+
+    padded: whether sharded parameters are moved as the equal shards that programs cut them into, the last one padded.
+    """
+    tp, rows, element = strategy.degree("tp"), samples // strategy.data_degree, profile.parameter_bytes
+    entry, shape = profile.cost(sublayer, tp, rows, kind), profile.shapes[sublayer]
+    shard, sdp = shape.shard(tp), strategy.degree("sdp")
+    part = -(-shard.parameters // sdp)
+    whole = (sdp * part if padded else shard.parameters) * element
+    forward, back = reductions(shape)
+
+    def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
+        return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
+
+    if shape.kind == "head":
+        partial = among("tp", "all-gather", 3 * tp * rows * shape.tokens * element)
+    else:
+        partial = forward * among("tp", "all-reduce", rows * shape.output_bytes)
+    replicated = shard.replicated_parameters * element
+    return UnitWork(
+        forward_ns=(entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value,
+        partial_ns=partial,
+        gather_ns=among("sdp", "all-gather", whole),
+        recompute_ns=entry.forward_ns.value if strategy.ckpt else 0,
+        backward_ns=entry.backward_ns.value,
+        partial_back_ns=back * among("tp", "all-reduce", rows * shape.input_bytes),
+        replicated_ns=among("tp", "all-reduce", replicated) if replicated else 0.0,
+        scatter_ns=among("sdp", "reduce-scatter", whole),
+        reduce_ns=among("dp", "all-reduce", part * element),
+        tied_ns=tied_ns(profile, strategy.group) if shape.kind == "embedding" else 0.0,
+        optimizer_ns=part * profile.optimizer_ns_per_parameter.value,
+    )
+
+
+@cache
+def _peers(strategy: Strategy, paradigm: Paradigm) -> tuple[int, ...]:
+    """The first device's group of a paradigm."""
+    return strategy.peers(0, paradigm)

@@ -1,0 +1,81 @@
+"""The one model of a stage's memory: by walking its passes, and against the two models of papers that it holds."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from trainplan.formulations.layer_strategies import problem as layer_strategies
+from trainplan.formulations.step.schedules import one_f_one_b
+from trainplan.formulations.step.stage_memory import Memory, stage_peak
+
+
+def walked_peak(columns: np.ndarray, in_flight: int) -> int:
+    """The largest sum of bytes while a stage that is first of so many runs its 1F1B passes, layer by layer."""
+    state, held, kept, work = columns.tolist()
+    now, most = sum(state), sum(state)
+    for task in one_f_one_b(in_flight, 2 * in_flight)[0]:
+        for layer in range(len(state)) if task.kind == "forward" else reversed(range(len(state))):
+            if task.kind == "forward":
+                now += held[layer] + kept[layer]
+                continue
+            most = max(most, now + work[layer])
+            now -= kept[layer]
+        if task.kind == "backward":
+            now -= sum(held)
+    assert now == sum(state)
+    return max(most, now)
+
+
+def test_stage_peak_is_the_largest_sum_of_a_walk_over_its_passes() -> None:
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        columns, in_flight = rng.integers(0, rng.choice([2, 100]), (4, rng.integers(1, 8))), int(rng.integers(1, 6))
+        peak, layer = stage_peak(*columns, in_flight)
+        assert peak == walked_peak(columns, in_flight), seed
+        assert 0 <= layer < columns.shape[1]
+
+
+def test_without_held_bytes_one_micro_batch_is_eq_2() -> None:
+    for seed in range(100):
+        rng = random.Random(seed)
+        count = rng.randint(1, 7)
+        states, kept, work = ([rng.randint(0, 50) for _ in range(count)] for _ in range(3))
+        nothing = np.zeros(count, np.int64)
+        found = stage_peak(np.array(states), nothing, np.array(kept), np.array(work), 1)
+        instance = layer_strategies.load(
+            {
+                "problem": "layer-strategies",
+                "version": 1,
+                "memory_bytes": 10**6,
+                "layers": [
+                    {
+                        "options": [
+                            {
+                                "strategy": "single",
+                                "time_ns": 1,
+                                "forward_bytes": kept[l],
+                                "backward_bytes": work[l],
+                                "state_bytes": states[l],
+                            }
+                        ]
+                    }
+                    for l in range(count)
+                ],
+                "transitions_ns": [[[0]]] * (count - 1),
+            }
+        )
+        evaluation = layer_strategies.evaluate(instance, (0,) * count)
+        assert found == (evaluation.peak_bytes, evaluation.peak_layer), seed
+
+
+def test_without_kept_bytes_it_is_the_sum_and_the_largest_workspace() -> None:
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        states, held, work = rng.integers(0, 50, (3, 9))
+        memory, (first, end) = Memory(np.array([400]), states, held, work), sorted(rng.choice(10, 2, replace=False))
+        in_flight, stage = int(rng.integers(1, 6)), slice(first, end)
+        peak = states[stage].sum() + in_flight * held[stage].sum() + work[stage].max()
+        assert memory.stage_peak(first, end, in_flight) == (peak, first + work[stage].argmax())
+        window = memory.first_layers([in_flight])[0, end - 1]
+        assert (memory.peak_bytes(first, end, in_flight) <= 400) == (first >= window)

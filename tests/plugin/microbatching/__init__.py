@@ -1,0 +1,1 @@
+"""A problem of another package: into how many micro-batches to cut a step."""
