@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from trainplan.formulations.problem import problem_of
 from trainplan.solvers.adapters.formulation import formulation
 
 REPAIRS = 5
@@ -62,22 +63,29 @@ def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
     """Solve; where rounding let a choice overshoot the memory, solve again with that much less. The first bound stands."""
     instance, deadline = request["instance"], request["time_limit"] and time.perf_counter() + request["time_limit"]
     answer = _solve_once(instance, request, deadline, send)
-    if not hasattr(instance, "with_memory"):  # no bytes in its model that could be rounded
+    if formulation(instance, "milp").units(instance)[1] is None:  # no bytes in its model that could be rounded
         return answer
-    evaluate = formulation(instance, "problem").evaluate
-    tightened = instance.memory_bytes
+    problem = problem_of(instance)
+    limit = problem.memory_bytes(instance)
+    assert limit is not None, "a model with bytes has one limit"
+
+    def excess_bytes(choice: Any) -> int:
+        peak: int = problem.describe(instance, choice)["peak_bytes"]
+        return peak - limit
+
+    tightened = limit
     for _ in range(REPAIRS):
         if answer["choice"] is None:
             break
-        over = evaluate(instance, answer["choice"]).peak_bytes - instance.memory_bytes
-        if over <= 0:
+        if (excess := excess_bytes(answer["choice"])) <= 0:
             break
-        tightened -= over
+        tightened -= excess
         if tightened <= 0 or (deadline and time.perf_counter() > deadline):
             answer["choice"] = None
             break
-        answer["choice"] = _solve_once(instance.with_memory(tightened), request, deadline, lambda message: None)["choice"]
-    if answer["choice"] is not None and evaluate(instance, answer["choice"]).peak_bytes > instance.memory_bytes:
+        tighter = problem.with_memory(instance, tightened)
+        answer["choice"] = _solve_once(tighter, request, deadline, lambda message: None)["choice"]
+    if answer["choice"] is not None and excess_bytes(answer["choice"]) > 0:
         answer["choice"] = None
     return answer
 
@@ -125,6 +133,7 @@ def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, 
 
 
 def main() -> None:
+    """Solve requests from standard input until it ends."""
     requests: BinaryIO = sys.stdin.buffer
     answers: BinaryIO = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints goes to standard error

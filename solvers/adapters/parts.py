@@ -1,61 +1,25 @@
 """A problem one part at a time: the best solution of all, and the least of their bounds.
 
-Parts are the configurations of a pipeline instance, or the degrees of a cluster-strategy one. They are tried in the order of
-their bounds. Each is given the best solution so far, so that it only has to prove that nothing better is in it, and half of
-the time that is left; the last one all of it.
+Parts are the problem's own (`Problem.parts`): the configurations of a pipeline instance, say, or the degrees of a
+cluster-strategy one. They are tried in the order of their bounds. Each is given the best solution so far, so that it only has
+to prove that nothing better is in it, and half of the time that is left; the last one all of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from trainplan.formulations.cluster_strategy.makes import Case
-from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
-from trainplan.formulations.memory_switches.problem import Instance as SwitchesInstance
-from trainplan.formulations.pipeline.layouts import least_ns, parts
-from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
-from trainplan.formulations.pipeline.problem import Solution
-from trainplan.solvers.cluster.bounds import bounded_cases
+from trainplan.formulations.problem import Part, problem_of
 from trainplan.solvers.core.result import Point
-from trainplan.solvers.core.search import Method, Outcome, Search, Unsuited
-
-
-@dataclass
-class Part:
-    """A part of a problem. bound: infinite where nothing fits. lifted: a solution of it as one of the whole."""
-
-    instance: Any
-    bound: float
-    lifted: Callable[[Any], Any] = lambda solution: solution
+from trainplan.solvers.core.search import Method, Outcome, Search
 
 
 def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
     """The method on each part; an instance of a problem without parts is passed on as it is."""
-    if isinstance(instance, PipelineInstance):
-        if any(given.iteration != "eq8" for given in instance.configurations):
-            fix = "give 'exact', or configurations with iteration \"eq8\""
-            raise Unsuited(
-                "command line", "--method", "states Eq. 8 only, and a configuration asks for the published time", fix
-            )
-        known = [Part(part, least_ns(part), _of_place(place)) for place, part in enumerate(parts(instance))]
-        return by_parts(method, known, search)
-    if isinstance(instance, ClusterInstance):
-        if not all(Case(instance, given).statable for given in instance.degrees()):
-            told = "states every group of devices, and this cluster has too many kinds of them"
-            raise Unsuited("command line", "--method", told, "give 'exact'")
-        known = [Part(*bounded) for bounded in bounded_cases(instance, search.out_of_time)]
-        return by_parts(method, known, search)
-    if isinstance(instance, SwitchesInstance) and not instance.forced:
-        fix = "give synchronisation forced, or --method exact"
-        raise Unsuited("command line", "--method", "states the synchronised step only", fix)
-    return method(instance, search)
-
-
-def _of_place(place: int) -> Callable[[Solution], Solution]:
-    return lambda solution: replace(solution, configuration=place)
+    parts = problem_of(instance).parts(instance, search.out_of_time)
+    return method(instance, search) if parts is None else by_parts(method, parts, search)
 
 
 def by_parts(method: Method, known: list[Part], search: Search) -> Outcome:
@@ -96,7 +60,7 @@ def _least(known: list[Part], search: Search) -> float:
 def _solve(method: Method, part: Part, known: list[Part], search: Search, share: float) -> Outcome:
     """Solve one part in a share of the time left, and pass on to the search of the whole what is found there."""
 
-    def told(point: Point) -> None:
+    def passed_on(point: Point) -> None:
         if inner.best is not None:
             search.report(part.lifted(inner.best))
         elif point.objective is not None:
@@ -108,7 +72,7 @@ def _solve(method: Method, part: Part, known: list[Part], search: Search, share:
 
     limit = None if search.time_limit is None else search.remaining() * share
     inner = Search(
-        lambda solution: search.evaluate(part.lifted(solution)), limit, search.seed, search.gap, search.options, told
+        lambda solution: search.evaluate(part.lifted(solution)), limit, search.seed, search.gap, search.options, passed_on
     )
     inner.objective = search.objective
     outcome = method(part.instance, inner)

@@ -27,10 +27,10 @@ IMPOSSIBLE = np.iinfo(np.int64).max // 4
 
 def amp_dp(instance: Instance, search: Search) -> Outcome:
     """The paper's answer. Raises Unsuited where its table would be too large."""
-    found = amp_cuts(instance.layer_ns, instance.transfer_ns, instance.micro_batches, search.out_of_time)
-    if found is None:
+    answer = amp_cuts(instance.layer_ns, instance.transfer_ns, instance.micro_batches, search.out_of_time)
+    if answer is None:
         return Outcome(message="time ran out")
-    return blind(instance, Solution(found[1]), search, "the paper's search")
+    return blind(instance, Solution(answer[1]), search, "the paper's search")
 
 
 def amp_cuts(
@@ -69,15 +69,15 @@ def amp_cuts(
             cuts[j, i] = best + j - 1
             cost[i] = np.take_along_axis(g, best[None], axis=0)[0]
 
-    found, i, place = [], layers, 0
+    path, i, place = [], layers, 0
     for j in range(stages, 1, -1):
         cut = int(cuts[j, i, place])
         place = max(place, int(ranks[kind_of[j - 1], cut, i]))
-        found.append(cut)
+        path.append(cut)
         i = cut
-    return int(cost[layers, 0]), tuple(reversed(found))
+    return int(cost[layers, 0]), tuple(reversed(path))
 
 
 def _too_large(stages: int, layers: int, times: float) -> Unsuited:
-    told = f"is 'amp-dp' for {layers} layers, {stages} stages and {times:.3g} times of a stage"
-    return Unsuited("command line", "--method", told, f"give 'exact'; the paper's table takes {MOST_CELLS:.0e} entries")
+    problem = f"is 'amp-dp' for {layers} layers, {stages} stages and {times:.3g} times of a stage"
+    return Unsuited("command line", "--method", problem, f"give 'exact'; the paper's table takes {MOST_CELLS:.0e} entries")

@@ -35,9 +35,9 @@ def balanced_cuts(weights: Integers, stages: int) -> tuple[int, ...]:
     layers, shape = len(weights), (stages, len(weights))
     before = [0, *accumulate(weights.tolist())]
     # Two micro-batches without transfers: the largest stage, and once the sum of all.
-    found = assign(np.broadcast_to(weights, shape), np.zeros((stages - 1, layers - 1), np.int64), 2)
-    assert found is not None
-    most = found[0] - before[-1]
+    answer = assign(np.broadcast_to(weights, shape), np.zeros((stages - 1, layers - 1), np.int64), 2)
+    assert answer is not None
+    most = answer[0] - before[-1]
     earliest = [layers]
     for i in reversed(range(1, stages)):
         earliest.append(max(i, bisect_left(before, before[earliest[-1]] - most)))

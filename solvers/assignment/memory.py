@@ -26,30 +26,30 @@ def explain(instance: AssignmentInstance | PartitionInstance) -> Infeasibility |
         low, high = high, 2 * high
     while low + 1 < high:
         middle = (low + high) // 2
-        if (found := _fitting(memory, in_flight, middle)) is None:
+        if (wider := _fitting(memory, in_flight, middle)) is None:
             low = middle
         else:
-            high, cuts = middle, found
+            high, cuts = middle, wider
     layers = len(memory.state_bytes)
     spans = list(pairwise((0, *cuts, layers)))
     peaks = [memory.peak_bytes(*span, many) for span, many in zip(spans, in_flight, strict=True)]
     worst = memory.fullest_stage(peaks)
     (first, end), peak, limit, many = spans[worst], peaks[worst], int(limits[worst]), in_flight[worst]
-    held = int(memory.state_bytes[first:end].sum())
+    states = int(memory.state_bytes[first:end].sum())
     alike = bool((limits == limits[0]).all())
     advice = [f"give every stage {peak} bytes or more" if alike else f"give every stage {high} bytes more"]
-    if many > 1 and held <= limit:
+    if many > 1 and states <= limit:
         advice.append(f"take smaller micro-batches: stage {worst} holds {many} at once")
     if len(spans) < layers:
         advice.append("use more stages")
     place = memory.peak_layer(first, end)
     name = f"{instance.name_of(place)} in stage {worst}"
-    return Infeasibility(limit, peak, place, name, held, peak - held, tuple(advice))
+    return Infeasibility(limit, peak, place, name, states, peak - states, tuple(advice))
 
 
 def _fitting(memory: Memory, in_flight: Sequence[int], more: int) -> tuple[int, ...] | None:
     """Cuts with which every stage fits that many bytes more; None where there are none."""
     k, layers = len(in_flight), len(memory.state_bytes)
     windows = memory.with_limits(memory.limit_bytes + more).first_layers(in_flight)
-    found = assign(np.zeros((k, layers), np.int64), np.zeros((k - 1, layers - 1), np.int64), 1, windows)
-    return None if found is None else found[1]
+    answer = assign(np.zeros((k, layers), np.int64), np.zeros((k - 1, layers - 1), np.int64), 1, windows)
+    return None if answer is None else answer[1]

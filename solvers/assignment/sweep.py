@@ -52,10 +52,10 @@ def sweep(instance: Instance, search: Search) -> Outcome:
     """The optimum, proven."""
     windows = None if instance.memory is None else first_layers(instance)
     source, steps, bound = "a sweep over caps on the largest stage", 0, NEVER
-    for found in steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows):
-        steps, bound = steps + 1, found.bound
-        search.report(None if found.cuts is None else Solution(found.cuts), bound if bound < NEVER else None)
-        closed = found.cuts is not None and found.objective - bound <= search.gap * found.objective
+    for step in steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows):
+        steps, bound = steps + 1, step.bound
+        search.report(None if step.cuts is None else Solution(step.cuts), bound if bound < NEVER else None)
+        closed = step.cuts is not None and step.objective - bound <= search.gap * step.objective
         if closed or search.out_of_time():
             break
     statistics = {"steps": steps}
@@ -111,9 +111,9 @@ def steps_of(
         following = MIDDLE if where == HIGHEST else HIGHEST
         path = chain.path(cap)
         if path is not None:
-            total, largest, found = path
+            total, largest, tried = path
             if rounds * largest + total < most:
-                most, cuts = rounds * largest + total, found
+                most, cuts = rounds * largest + total, tried
             if low < largest - 1:
                 heappush(waiting, (rounds * (low + 1) + total, low, largest - 1, total, following))
         if cap < high:
@@ -236,7 +236,7 @@ def _window_minima(values: Integers, first: Integers, last: Integers) -> Integer
         return np.minimum(row[first], row[last + 1 - (1 << levels - 1)])
     level = LEVELS[np.maximum(sizes, 1)]
     flat, base = table.ravel(), level * len(values)
-    found = np.minimum(flat[base + first], flat[base + np.maximum(last + 1 - (1 << level), 0)])
+    minima = np.minimum(flat[base + first], flat[base + np.maximum(last + 1 - (1 << level), 0)])
     if shortest < 1:
-        found[sizes < 1] = FAR
-    return found
+        minima[sizes < 1] = FAR
+    return minima

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.solvers.chain.chain import Chain, Floats, Link, Places, connected
+from trainplan.solvers.chain.chain import Floats, Link, MemoryChain, Places, connected
 
 PRICE_FACTORS = (1.0, 0.95, 1.05, 0.85, 1.15, 0.65, 1.4, 0.4, 2.0)
 CAPPED_FACTORS = (1.0, 0.5, 2.0, 0.0)
@@ -30,29 +30,29 @@ class Cap:
     multipliers: nanoseconds of time that one of it is worth in the completion bounds, the most promising first."""
 
     limit_ns: int
-    chain: Chain
+    chain: MemoryChain
     multipliers: tuple[float, ...] = (0.0,)
 
 
-def possible(chain: Chain) -> list[Places]:
+def possible(chain: MemoryChain) -> list[Places]:
     """Options of each layer that fit at least when every other layer takes as little memory as it can.
 
     During its own backward pass a layer meets what earlier layers keep at least and all others' least model states.
     """
     after, masks = np.zeros(1, np.int64), []
     for l in range(chain.layers - 1, -1, -1):
-        own = chain.state_bytes[l]
-        peak = chain.forward_bytes[l] + own + chain.backward_bytes[l] + chain.least.added[l] + after
+        states = chain.state_bytes[l]
+        peak = chain.forward_bytes[l] + states + chain.backward_bytes[l] + chain.least.added[l] + after
         masks.append(peak <= chain.memory_bytes)
         if l:
-            after = chain.links[l - 1].turned.reach(own + after)
+            after = chain.links[l - 1].turned.reach(states + after)
     return connected(chain, masks[::-1])
 
 
 class Completion:
     """Prices, multipliers and the costs V of each; what labels cost at least when completed."""
 
-    def __init__(self, chain: Chain, cap: Cap | None) -> None:
+    def __init__(self, chain: MemoryChain, cap: Cap | None) -> None:
         self.chain, self.cap = chain, cap
         self.added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
         self.kinds = [np.zeros(chain.options[0], np.int64)]
@@ -114,15 +114,15 @@ class Completion:
 
     def _sums(self, prices: Floats, multipliers: Floats) -> list[Floats]:
         """V[l][w, s] of all layers."""
-        found: list[Floats] = [np.zeros((len(prices), self.chain.options[0]))]
+        sums: list[Floats] = [np.zeros((len(prices), self.chain.options[0]))]
         for l in range(self.chain.layers - 1):
-            found.append(self._link(l, multipliers).onward(found[-1] + self._cost(l, prices, multipliers)))
-        return found
+            sums.append(self._link(l, multipliers).onward(sums[-1] + self._cost(l, prices, multipliers)))
+        return sums
 
     def _whole(self, sums: list[Floats], prices: Floats, multipliers: Floats) -> Floats:
         """The bound of the whole at each price."""
-        found: Floats = self._through(sums, prices, multipliers).min(axis=1) - prices * self.chain.memory_bytes
-        return found if self.cap is None else found - multipliers * self.cap.limit_ns
+        bounds: Floats = self._through(sums, prices, multipliers).min(axis=1) - prices * self.chain.memory_bytes
+        return bounds if self.cap is None else bounds - multipliers * self.cap.limit_ns
 
     def _through(self, sums: list[Floats], prices: Floats, multipliers: Floats) -> Floats:
         """Least cost up to each option of the last layer, whose backward pass meets all that the others keep."""
@@ -131,10 +131,10 @@ class Completion:
 
     def _least_capped(self) -> list[Integers]:
         """For each l, the least capped time of the layers before l up to each option of l."""
-        found = [np.zeros(self.chain.options[0], np.int64)]
+        least = [np.zeros(self.chain.options[0], np.int64)]
         for time, link in zip(self.cap.chain.time_ns, self.cap.chain.links, strict=False) if self.cap else ():
-            found.append(link.onward(found[-1] + time))
-        return found
+            least.append(link.onward(least[-1] + time))
+        return least
 
     def best_mixed_path(self) -> Integers | None:
         """The best choice that fits of those that follow one price's cheapest path up to some layer, and another's from there.

@@ -35,13 +35,17 @@ def granularity(search: Search, memory_bytes: int) -> int:
 def galvatron_dp(instance: Instance, search: Search) -> Outcome:
     """The choice of Algorithm 3. Option `granularity_bytes`: the memory step (default: a thousandth of the memory)."""
     step = granularity(search, instance.memory_bytes)
-    chain: Chain | None = None
+    chain: PrefixTable | None = None
     columns = (instance.time_ns, instance.forward_bytes, instance.backward_bytes, instance.state_bytes)
     for l, (time, forward, backward, states) in enumerate(zip(*columns, strict=True)):
         if search.out_of_time():
             return Outcome(message="time ran out before the table was filled")
-        layer = Options(time, forward, backward, states, step)
-        chain = chain.then(Moves(instance.transitions_ns[l - 1]), layer) if chain else Chain(layer, instance.memory_bytes)
+        layer = LayerOptions(time, forward, backward, states, step)
+        chain = (
+            chain.then(LayoutMoves(instance.transitions_ns[l - 1]), layer)
+            if chain
+            else PrefixTable(layer, instance.memory_bytes)
+        )
     best = chain.optimum() if chain else None
     statistics = {"granularity_bytes": step, "levels": instance.memory_bytes // step}
     if best is None:
@@ -54,7 +58,7 @@ def galvatron_dp(instance: Instance, search: Search) -> Outcome:
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
+class LayerOptions:
     """A layer by option: c in nanoseconds, O_f, O_b and O_ms in bytes; step: the granularity in bytes."""
 
     time_ns: Integers
@@ -70,10 +74,11 @@ class Options:
 
     @cached_property
     def least(self) -> int:
+        """The fewest steps that any option needs."""
         return int(self.need.min())
 
 
-class Moves:
+class LayoutMoves:
     """R between two layers, [option before, option after], and its layouts: options with equal rows, or equal columns."""
 
     def __init__(self, table_ns: Integers) -> None:
@@ -86,18 +91,20 @@ class Moves:
 def _equal(table: Integers) -> tuple[Integers, list[int]]:
     """The class of each row, numbered by first appearance, and the first row of each class."""
     classes: dict[bytes, int] = {}
-    found = [classes.setdefault(row.tobytes(), len(classes)) for row in table]
-    return np.array(found), [found.index(number) for number in range(len(classes))]
+    numbers = [classes.setdefault(row.tobytes(), len(classes)) for row in table]
+    return np.array(numbers), [numbers.index(number) for number in range(len(classes))]
 
 
-class Chain:
+class PrefixTable:
     """The first layers of a stage under Eq. 4. All longer chains that begin alike share it.
 
     inner[k, x] = min_{S_i} C(l-1, e, S_i) + R(l, S_i, a strategy of layout k), at e = x steps above the least that l - 1
     layers need.
     """
 
-    def __init__(self, layer: Options, memory_bytes: int, before: Chain | None = None, moves: Moves | None = None) -> None:
+    def __init__(
+        self, layer: LayerOptions, memory_bytes: int, before: PrefixTable | None = None, moves: LayoutMoves | None = None
+    ) -> None:
         self.layer, self.memory_bytes, self.before, self.moves = layer, memory_bytes, before, moves
         self.budget = memory_bytes // layer.step
         self.below: int = before.least if before else 0
@@ -109,20 +116,20 @@ class Chain:
         else:
             self.layouts, self.inner = np.zeros(len(layer.need), np.int64), np.zeros((1, self.budget + 1), np.int64)
 
-    def then(self, moves: Moves, layer: Options) -> Chain:
+    def then(self, moves: LayoutMoves, layer: LayerOptions) -> PrefixTable:
         """One layer more."""
-        return Chain(layer, self.memory_bytes, self, moves)
+        return PrefixTable(layer, self.memory_bytes, self, moves)
 
-    def _by_layout(self, moves: Moves) -> Integers:
+    def _by_layout(self, moves: LayoutMoves) -> Integers:
         """min C(l, e, S) over the options S of each layout before `moves`, at e = x steps above `least`."""
         width = max(0, self.budget - self.least + 1)
-        found = np.full((len(moves.columns_ns[0]), width), UNREACHABLE, np.int64)
+        least = np.full((len(moves.columns_ns[0]), width), UNREACHABLE, np.int64)
         needs, times = (self.layer.need - self.layer.least).tolist(), self.layer.time_ns.tolist()
         for s, (before, after) in enumerate(zip(self.layouts.tolist(), moves.before.tolist(), strict=True)):
             if needs[s] < width:
-                row = found[after, needs[s] :]
+                row = least[after, needs[s] :]
                 np.minimum(row, self.inner[before, : width - needs[s]] + times[s], out=row)
-        return found
+        return least
 
     def _costs(self, levels: Integers) -> Integers:
         """C(l, e, S) for each option and each of these e, in steps."""
@@ -138,8 +145,8 @@ class Chain:
             return None
         path: list[Integers] = []
         states = peaks = np.zeros_like(levels)
-        chain: Chain | None = self
-        after: Moves | None = None
+        chain: PrefixTable | None = self
+        after: LayoutMoves | None = None
         while chain:
             costs = chain._costs(levels)
             if after:

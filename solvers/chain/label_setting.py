@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
 from trainplan.solvers.chain.bounds import Cap, Completion, possible
-from trainplan.solvers.chain.chain import LOWEST, Booleans, Chain, Floats, Places, chain_of
+from trainplan.solvers.chain.chain import LOWEST, Booleans, Floats, MemoryChain, Places, chain_of
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -57,10 +57,11 @@ class Labels:
         return len(self.t)
 
     def take(self, keep: Places | Booleans) -> Labels:
+        """Only the labels at these places, in their order."""
         return Labels(self.t[keep], self.u[keep], self.h[keep], self.m[keep], self.option[keep], self.parent[keep])
 
 
-def label_setting(instance: Instance | Chain, search: Search, cap: Cap | None = None) -> Outcome:
+def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | None = None) -> Outcome:
     """Optimal choice with proof, or the best one and its bound where time runs out. Option: none.
 
     With a cap, `search` must know a solution that keeps it: without one nothing is cut.
@@ -76,17 +77,17 @@ def label_setting(instance: Instance | Chain, search: Search, cap: Cap | None = 
     if least > chain.memory_bytes:
         return Outcome(infeasible=True, bound_source="least memory over all choices")
     search.report(choice)
-    kept = possible(chain)
-    chain, cap = chain.restricted(kept), cap and replace(cap, chain=cap.chain.restricted(kept))
+    remaining = possible(chain)
+    chain, cap = chain.restricted(remaining), cap and replace(cap, chain=cap.chain.restricted(remaining))
     problem = Completion(chain, cap)
     search.report(bound=problem.bound)
     if (path := problem.best_mixed_path()) is not None:
-        search.report([int(options[s]) for options, s in zip(kept, path, strict=True)])
+        search.report([int(options[s]) for options, s in zip(remaining, path, strict=True)])
     statistics = {"labels": 0, "sweeps": 0}
     for width, coarse in SWEEPS:
         if _enough(search):
             break
-        finished = _sweep(problem, kept, search, width, max(coarse, search.gap), statistics)
+        finished = _sweep(problem, remaining, search, width, max(coarse, search.gap), statistics)
         statistics["sweeps"] += 1
         if not finished or search.out_of_time():
             break
@@ -111,7 +112,7 @@ def _target(search: Search) -> int:
 
 
 def _sweep(
-    problem: Completion, kept: list[Places], search: Search, width: int, coarse: float, statistics: dict[str, int]
+    problem: Completion, remaining: list[Places], search: Search, width: int, coarse: float, statistics: dict[str, int]
 ) -> bool:
     """One pass over the layers. Reports a better choice and the bound it proves. False where time ran out.
 
@@ -150,7 +151,7 @@ def _sweep(
             choice.append(int(step.option[place]))
             place = int(step.parent[place])
         assert int(chain.times(np.array([choice]))[0]) == int(labels.t.min())
-        search.report([int(options[s]) for options, s in zip(kept, choice, strict=True)])
+        search.report([int(options[s]) for options, s in zip(remaining, choice, strict=True)])
     # Whatever was cut is above the target, has the bound of the best label dropped, or is a few grains faster than what stayed.
     proven = min(search.objective, target + 1)
     proven = proven if dropped == np.inf else min(proven, int(np.ceil(dropped)))
@@ -228,39 +229,39 @@ def _undominated(problem: Completion, l: int, labels: Labels, grain: int) -> Pla
     entries += [labels.u] if problem.cap is not None else []
     order = np.lexsort((*entries, labels.t // grain, kind))
     starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
-    kept = []
+    places = []
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         group = order[start:end]
         if len(entries) == 1:
             h = labels.h[group]
-            kept.append(group[h < _least_before(h)])
+            places.append(group[h < _least_before(h)])
         else:
-            kept.append(group[_staircase(np.stack([entry[group] for entry in entries]))])
-    return np.concatenate(kept)
+            places.append(group[_staircase(np.stack([entry[group] for entry in entries]))])
+    return np.concatenate(places)
 
 
 def _staircase(entries: Integers, block: int = 256) -> Places:
     """Of points sorted by time, (entries, points), those with no earlier point at most as high in every entry."""
     left = _unbeaten(entries) if len(entries) == 2 else np.arange(entries.shape[1])
-    front, kept = np.zeros((len(entries), 0), np.int64), []
+    front, lowest = np.zeros((len(entries), 0), np.int64), []
     for start in range(0, len(left), block):
         places = left[start : start + block]
         places = places[~_below(front, entries[:, places]).any(axis=1)]
         points = entries[:, places]
         stay = ~np.tril(_below(points, points), -1).any(axis=1)
-        kept.append(places[stay])
+        lowest.append(places[stay])
         front = np.concatenate((front, points[:, stay]), axis=1)
         if len(entries) == 2:  # few of the earlier points are lowest themselves, time aside
             front = front[:, np.lexsort(front[::-1])]
             front = front[:, front[1] < _least_before(front[1])]
-    return np.concatenate(kept) if kept else np.zeros(0, np.intp)
+    return np.concatenate(lowest) if lowest else np.zeros(0, np.intp)
 
 
 def _unbeaten(entries: Integers) -> Places:
     """Of points (2, points), those that neither the earlier one lowest in the first entry nor that in the second is below."""
     places = np.arange(entries.shape[1])
-    for own, other in ((0, 1), (1, 0)):
-        lower = entries[own] < _least_before(entries[own])
+    for entry, other in ((0, 1), (1, 0)):
+        lower = entries[entry] < _least_before(entries[entry])
         lowest = np.maximum.accumulate(np.where(lower, np.arange(len(places)), 0))
         stay = lower
         stay[1:] |= entries[other, lowest[:-1]] > entries[other, 1:]
@@ -275,7 +276,7 @@ def _least_before(values: Integers) -> Integers:
 
 def _below(a: Integers, b: Integers) -> Booleans:
     """[j, i]: whether point i of `a` is at most as high as point j of `b` in every entry."""
-    found = a[0] <= b[0][:, None]
+    below = a[0] <= b[0][:, None]
     for x, y in zip(a[1:], b[1:], strict=True):
-        found &= x <= y[:, None]
-    return found
+        below &= x <= y[:, None]
+    return below

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, Integers, evaluate
-from trainplan.solvers.chain.chain import LOWEST, Chain, Places, Table, chain_of
+from trainplan.solvers.chain.chain import LOWEST, CostTable, MemoryChain, Places, chain_of
 from trainplan.solvers.core.result import Infeasibility
 
 
-def least_memory(instance: Instance | Chain) -> tuple[int, tuple[int, ...]]:
+def least_memory(instance: Instance | MemoryChain) -> tuple[int, tuple[int, ...]]:
     """Smallest peak over all choices, in bytes, and a choice that has it."""
     chain = chain_of(instance)
     upper, best = _greedy(chain)
@@ -26,10 +26,10 @@ def least_memory(instance: Instance | Chain) -> tuple[int, tuple[int, ...]]:
         pairs = chain.links[l].pairs(option) if trail else [(np.arange(len(f)), np.zeros(1, np.intp))]
         parts = []
         for options, places in pairs:
-            own, m = ms[options][:, None], states[places]
-            h = own + f[options][:, None] + np.maximum(b[options][:, None] + m, peak[places])
+            added, m = ms[options][:, None], states[places]
+            h = added + f[options][:, None] + np.maximum(b[options][:, None] + m, peak[places])
             row, column = np.nonzero(h + chain.least.added[l][options][:, None] < upper)
-            parts.append((options[row], places[column], h[row, column], own[row, 0] + m[column]))
+            parts.append((options[row], places[column], h[row, column], added[row, 0] + m[column]))
         option, parent, peak, states = (np.concatenate(values) for values in zip(*parts, strict=True))
         if not option.size:
             return upper, best  # no choice is below the greedy one
@@ -45,7 +45,7 @@ def least_memory(instance: Instance | Chain) -> tuple[int, tuple[int, ...]]:
     return lowest, tuple(choice)
 
 
-def _greedy(chain: Chain) -> tuple[int, tuple[int, ...]]:
+def _greedy(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
     """The least peak of choices that keep little, and one that has it."""
     added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
     choices = [
@@ -57,23 +57,23 @@ def _greedy(chain: Chain) -> tuple[int, tuple[int, ...]]:
     return int(peaks[place]), choices[place]
 
 
-def _kinds(chain: Chain, l: int) -> Integers:
+def _kinds(chain: MemoryChain, l: int) -> Integers:
     """Kinds of a layer's options, among which costs do not count here: those that can follow the same ones."""
     link = chain.links[l - 1] if l else None
-    return np.zeros(chain.options[l], np.int64) if link is None or isinstance(link, Table) else link.kinds
+    return np.zeros(chain.options[l], np.int64) if link is None or isinstance(link, CostTable) else link.kinds
 
 
 def _undominated(peak: Integers, states: Integers, kind: Integers) -> Places:
     """Places of labels of which no other of their kind has as small a peak and as small states."""
     order = np.lexsort((states, peak, kind))
-    kept, starts = [], np.flatnonzero(np.diff(kind[order], prepend=-1))
+    remaining, starts = [], np.flatnonzero(np.diff(kind[order], prepend=-1))
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         group = order[start:end]
         height = states[group]
         first = np.ones(len(group), bool)
         first[1:] = height[1:] < np.minimum.accumulate(height)[:-1]
-        kept.append(group[first])
-    return np.concatenate(kept)
+        remaining.append(group[first])
+    return np.concatenate(remaining)
 
 
 def explain(instance: Instance) -> Infeasibility | None:

@@ -18,11 +18,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution, evaluate, solution_dict
+from trainplan.formulations.cluster_strategy.problem import (
+    Degrees,
+    Instance,
+    Solution,
+    SolutionRecord,
+    evaluate,
+    load_solution,
+    solution_dict,
+)
 from trainplan.solvers.assignment.amp_dp import amp_cuts
 from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.cluster.placements import node_order
+from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search
 
 ASSIGNMENTS = ("exact", "amp-dp", "uniform-layers", "uniform-parameters")
@@ -47,14 +56,14 @@ class Candidate:
 
 def amp(instance: Instance, search: Search) -> Outcome:
     """Algorithm 1. Options: `top`, `assignment`, `layer_times`, as `candidates` has them."""
-    found = []
+    planned = []
     for degrees in instance.degrees():
         if search.out_of_time():
             break
-        found.append(_planned(instance, degrees, search.options))
-        report(instance, search, found[-1])
-    ranked = by_time(found)[: search.options.get("top") or TOP]
-    return outcome(search, ranked, len(found))
+        planned.append(_planned(instance, degrees, search.options))
+        report(instance, search, planned[-1])
+    ranked = by_time(planned)[: search.options.get("top") or TOP]
+    return outcome(search, ranked, len(planned))
 
 
 def candidates(
@@ -111,12 +120,26 @@ def assigned(
 
 def estimated(instance: Instance, solution: Solution) -> Candidate:
     """estimate(): Eq. 4, and beside it the memory."""
-    found = evaluate(instance, solution)
-    return Candidate(solution, found.time_ns, found.fits, found.peak_bytes)
+    costs = evaluate(instance, solution)
+    return Candidate(solution, costs.time_ns, costs.fits, costs.peak_bytes)
 
 
-def by_time(found: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(found, key=lambda candidate: candidate.time_ns)
+def by_time(listed: Iterable[Candidate]) -> list[Candidate]:
+    """Candidates, fastest first."""
+    return sorted(listed, key=lambda candidate: candidate.time_ns)
+
+
+def best_candidates(instance: Instance, results: Iterable[Result], top: int) -> list[tuple[Solution, int]]:
+    """The `top` fastest strategies that fit, each with its time (ns), of the results' candidates and solutions."""
+    times: dict[Solution, int] = {}
+    for result in results:
+        for candidate in result.statistics.get("candidates", []):
+            if candidate["fits"] or not instance.within_memory:
+                solution = load_solution({name: candidate[name] for name in SolutionRecord.model_fields})
+                times[solution] = candidate["time_ns"]
+        if result.solution is not None and result.objective is not None:
+            times[load_solution(result.solution)] = result.objective
+    return sorted(times.items(), key=lambda item: item[1])[:top]
 
 
 def report(instance: Instance, search: Search, candidate: Candidate) -> None:
@@ -135,5 +158,5 @@ def outcome(search: Search, listed: Sequence[Candidate], count: int, **statistic
         message = "no degrees share out the devices and the batch"
     elif search.objective is None:
         message = f"none of {count} strategies fits; the planner is blind to memory, so that proves nothing"
-    known = {"estimated": count, "candidates": [candidate.to_dict() for candidate in listed], **statistics}
-    return Outcome(message=message, statistics=known)
+    facts = {"estimated": count, "candidates": [candidate.to_dict() for candidate in listed], **statistics}
+    return Outcome(message=message, statistics=facts)

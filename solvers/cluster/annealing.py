@@ -69,12 +69,13 @@ class Walk:
                 self.sizes.setdefault((degrees.tmp, degrees.dp), []).append(degrees)
 
     def start(self) -> Degrees:
+        """Any degrees."""
         return self._drawn(list(self.sizes))
 
     def neighbour(self, degrees: Degrees) -> Degrees:
         """Another tmp with the same dp or the other way round, and any micro-batch size."""
-        kept, place = (degrees.dp, 1) if self.generator.random() > 0.5 else (degrees.tmp, 0)
-        return self._drawn([size for size in self.sizes if size[place] == kept])
+        degree, place = (degrees.dp, 1) if self.generator.random() > 0.5 else (degrees.tmp, 0)
+        return self._drawn([size for size in self.sizes if size[place] == degree])
 
     def _drawn(self, possible: list[tuple[int, int]]) -> Degrees:
         sizes = self.sizes[possible[self.generator.integers(len(possible))]]

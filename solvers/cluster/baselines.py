@@ -33,9 +33,9 @@ def megatron(instance: Instance, search: Search) -> Outcome:
         for _, equal in groupby(group, key=lambda degrees: degrees.tmp * degrees.pp):
             if search.out_of_time():
                 break
-            found = [estimated(instance, assigned(instance, degrees, node_order(instance), rule)) for degrees in equal]
-            count += len(found)
-            usable = [candidate for candidate in found if candidate.fits or not instance.within_memory]
+            tied = [estimated(instance, assigned(instance, degrees, node_order(instance), rule)) for degrees in equal]
+            count += len(tied)
+            usable = [candidate for candidate in tied if candidate.fits or not instance.within_memory]
             for candidate in usable:
                 ranked.append((place, candidate))
                 if place == 0:

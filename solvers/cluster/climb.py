@@ -3,16 +3,20 @@
 Every degrees' start is Algorithm 1's placement, with cuts within memory. The most promising climb: devices of two ranks, or
 all devices of two stages, change places, layers are assigned anew, and what is no worse stays. After each round the better
 half climbs on, twice as long. What does not fit counts by the bytes that are missing, and only then by its time.
+
+A move changes the groups of two devices only; the costs of all other groups are known (see `placed`), and so are those of a
+whole placement that differs from an earlier one by devices of one class. What is better than all before is reported, and so
+judged by `evaluate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case
-from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
+from trainplan.formulations.cluster_strategy.problem import Instance, Solution
 from trainplan.solvers.cluster.placements import node_order
 from trainplan.solvers.cluster.starts import best_cuts, shared
 from trainplan.solvers.core.search import Search
@@ -25,12 +29,45 @@ Cost = tuple[int, int]
 
 
 @dataclass
-class _Climber:
-    """Where one is: its strategy, and what that costs."""
+class Climber:
+    """Strategies with the same degrees: the one that moves start from, and what it costs (bytes missing, nanoseconds).
+
+    known: cost, cuts and shares of placements by the classes of their devices.
+    """
 
     case: Case
     solution: Solution
-    cost: Cost
+    cost: Cost = (0, 0)
+    known: dict[bytes, tuple[Cost, tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, case: Case, placement: tuple[int, ...]) -> Climber:
+        """A climber that starts from a placement."""
+        climber = cls(case, Solution(case.degrees, placement, (), ()))
+        climber.solution, climber.cost = climber.assigned(placement)
+        return climber
+
+    def assigned(self, placement: tuple[int, ...]) -> tuple[Solution, Cost]:
+        """The strategy with the best layers for a placement, and what it costs."""
+        instance, degrees = self.case.instance, self.case.degrees
+        key = instance.classes[list(placement)].tobytes()
+        if key not in self.known:
+            placed = instance.placed(degrees, placement)
+            solution = shared(self.case, placed, best_cuts(self.case, placed))
+            missing = 0
+            if instance.within_memory:
+                over = placed.peak_bytes(solution.cuts, solution.shares) - placed.limits_bytes
+                missing = int(np.maximum(0, over.max(axis=1)).sum())
+            cost = missing, placed.time_ns(solution.cuts, solution.shares)
+            self.known[key] = cost, solution.cuts, solution.shares
+        cost, cuts, shares = self.known[key]
+        return Solution(degrees, placement, cuts, shares), cost
+
+    def move(self, generator: np.random.Generator) -> None:
+        """Exchange devices at random, unless that is worse."""
+        solution, cost = self.assigned(_moved(self.solution, self.case.instance, generator))
+        if cost <= self.cost:
+            self.solution, self.cost = solution, cost
 
 
 def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
@@ -38,39 +75,32 @@ def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
     generator = np.random.default_rng(search.seed)
     climbers = []
     for degrees in instance.degrees():
-        case = Case(instance, degrees, reduced=True)
-        climbers.append(_at(case, node_order(instance), search))
+        climbers.append(Climber.at(Case(instance, degrees, reduced=True), node_order(instance)))
+        _report(climbers[-1], search)
         if stop():
             return
     if search.best is not None:
-        climbers.append(_at(Case(instance, search.best.degrees, reduced=True), search.best.placement, search))
+        climbers.append(Climber.at(Case(instance, search.best.degrees, reduced=True), search.best.placement))
+        _report(climbers[-1], search)
     climbers, moves = _best(climbers, CLIMBERS), MOVES
     while climbers and len(instance.class_kinds) > 1:
-        for place, climber in enumerate(climbers):
+        for climber in climbers:
             for _ in range(moves):
                 if stop():
                     return
-                moved = _moved(climber.solution, instance, generator)
-                following = _at(climber.case, moved, search)
-                if following.cost <= climber.cost:
-                    climber = climbers[place] = following
+                climber.move(generator)
+                _report(climber, search)
         climbers, moves = _best(climbers, len(climbers) // 2), 2 * moves
 
 
-def _best(climbers: list[_Climber], count: int) -> list[_Climber]:
+def _best(climbers: list[Climber], count: int) -> list[Climber]:
     return sorted(climbers, key=lambda climber: climber.cost)[:count]
 
 
-def _at(case: Case, placement: tuple[int, ...], search: Search) -> _Climber:
-    """With the best layers for a placement, which is reported."""
-    placed = case.instance.placed(case.degrees, placement)
-    solution = shared(case, placed, best_cuts(case, placed))
-    found = evaluate(case.instance, solution)
-    missing = sum(max(0, stage.peak_bytes - stage.limit_bytes) for stage in found.stages)
-    cost = (missing if case.instance.within_memory else 0, found.time_ns)
-    if not cost[0] and (search.objective is None or found.time_ns < search.objective):
-        search.report(solution)
-    return _Climber(case, solution, cost)
+def _report(climber: Climber, search: Search) -> None:
+    missing, time_ns = climber.cost
+    if not missing and (search.objective is None or time_ns < search.objective):
+        search.report(climber.solution)
 
 
 def _moved(solution: Solution, instance: Instance, generator: np.random.Generator) -> tuple[int, ...]:

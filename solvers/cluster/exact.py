@@ -2,9 +2,9 @@
 
     even       where shares may be uneven, the same search with even ones first, for its best strategy
     quick      a bound in closed form: every layer at its fastest, stages as even as they can be
-    followed   the bound of `cluster_bounds`, and strategies by `cluster_starts`
+    followed   the bound of `bounds`, and strategies by `starts`
     uneven     with uneven shares, whether anything below the best known time is left
-    climb      where that does not close soon, once, better strategies by `cluster_climb`
+    climb      where that does not close soon, once, better strategies by `climb`
     model      what is still open goes to CP-SAT, which only has to find something better, or prove that there is nothing
 
 Degrees wait in the order of their bounds, and go through one of these at a time. The least bound of those that wait is one of
@@ -25,8 +25,9 @@ from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.solvers.adapters.cpsat import solve_one
 from trainplan.solvers.adapters.parts import Part, by_parts
-from trainplan.solvers.cluster.bounds import FAR, Followed, followed, quick_ns
+from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, uneven_shares_leave_none
 from trainplan.solvers.cluster.climb import climb
+from trainplan.solvers.cluster.one_pipeline import FAR, PipelineSearch, followed
 from trainplan.solvers.cluster.starts import starts
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Outcome, Search
@@ -48,7 +49,7 @@ class _Open:
     number: int
     case: Case = field(compare=False)
     step: int = field(default=STEPS.index("followed"), compare=False)
-    followed: Followed | None = field(default=None, compare=False)
+    pipelines: PipelineSearch | None = field(default=None, compare=False)
 
 
 def cluster_exact(instance: Instance, search: Search) -> Outcome:
@@ -56,7 +57,7 @@ def cluster_exact(instance: Instance, search: Search) -> Outcome:
     if instance.uneven_shares:
         _even(instance, search)
     cases = [Case(instance, given, reduced=True) for given in instance.degrees()]
-    items = [_Open(quick_ns(case), number, case) for number, case in enumerate(cases)]
+    items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
     waiting, left = list(items), []
     heapify(waiting)
     steps: Counter[str] = Counter({"quick": len(items)})
@@ -98,12 +99,12 @@ def cluster_exact(instance: Instance, search: Search) -> Outcome:
 def _even(instance: Instance, search: Search) -> None:
     """The best strategy with even shares: far fewer, and often hard to better."""
 
-    def told(_: Point) -> None:
+    def pass_on(_: Point) -> None:
         if inner.best is not None:
             search.report(inner.best)
 
     limit = None if search.time_limit is None else search.remaining() * EVEN_TIME
-    inner = Search(search.evaluate, limit, search.seed, search.gap, progress=told)
+    inner = Search(search.evaluate, limit, search.seed, search.gap, progress=pass_on)
     cluster_exact(replace(instance, uneven_shares=False), inner)
 
 
@@ -132,24 +133,24 @@ def _step(item: _Open, search: Search) -> None:
         return
     item.step = len(STEPS)
     path = None
-    if (one := followed(case, stop)) is not None:
-        item.followed = one
-        value, path = one.bound(search.objective, stop)
+    item.pipelines = followed(case, stop)
+    if item.pipelines is not None:
+        value, path = one_pipeline_ns(item.pipelines, search.objective, stop)
         item.bound = inf if value >= FAR else max(item.bound, value)
         if len(case.share_choices) > 1:
             item.step = STEPS.index("uneven")
-    if path is not None or one is None:
+    if path is not None or item.pipelines is None:
         for solution in starts(case, path, stop):
             search.report(solution)
 
 
 def _rule_out(item: _Open, search: Search) -> None:
     """Raise the bound of degrees with uneven shares, at best to the best strategy known."""
-    if search.objective is None or item.followed is None:
+    if search.objective is None or item.pipelines is None:
         return
     time = search.objective
     for _ in range(HALVINGS):
-        if item.followed.closed(time, search.out_of_time):
+        if uneven_shares_leave_none(item.pipelines, time, search.out_of_time):
             item.bound = time
             return
         time = (int(item.bound) + time) // 2

@@ -47,15 +47,15 @@ def explain(instance: Instance) -> Infeasibility | None:
 
 def _shares(case: Case) -> Iterator[tuple[int, ...]]:
     """Shares of which one needs the least memory."""
-    instance, given, total = case.instance, case.degrees, case.micro_batches
-    even = instance.even_shares(given.dp, given.mbs)
+    instance, degrees, total = case.instance, case.degrees, case.micro_batches
+    even = instance.even_shares(degrees.dp, degrees.mbs)
     assert even is not None
     yield even
     if len(case.share_choices) == 1 or len({instance.kinds[kind].memory_bytes for kind in instance.device_kinds}) == 1:
         return  # of equal devices the pipeline with the largest share decides
-    if total - given.dp + 1 >= given.pp:
-        yield (total - given.dp + 1, *[1] * (given.dp - 1))
-    yield from _partitions(total, given.dp, given.pp - 1)
+    if total - degrees.dp + 1 >= degrees.pp:
+        yield (total - degrees.dp + 1, *[1] * (degrees.dp - 1))
+    yield from _partitions(total, degrees.dp, degrees.pp - 1)
 
 
 def _partitions(total: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -73,20 +73,20 @@ class _Packing:
     """Degrees with their shares: which spans of layers fit when every device has a few bytes more."""
 
     def __init__(self, case: Case, shares: tuple[int, ...]) -> None:
-        self.case, self.shares, given = case, shares, case.degrees
+        self.case, self.shares, degrees = case, shares, case.degrees
         instance = case.instance
         memory = np.array([instance.kinds[kind].memory_bytes for kind in instance.device_kinds])
-        self.devices = np.argsort(-memory, kind="stable").reshape(-1, given.tmp)
+        self.devices = np.argsort(-memory, kind="stable").reshape(-1, degrees.tmp)
         self.limits = memory[self.devices].min(axis=1)  # of the groups, falling
         self.levels = np.unique(self.limits)[::-1]
-        known: dict[int, Integers] = {}
+        peaks_of: dict[int, Integers] = {}
         self.groups_above = [int((self.limits > level).sum()) for level in self.levels]
         self.needs = []  # of every stage: bytes by number of micro-batches in flight, and pipelines that have so many
-        for j in range(given.pp):
-            ahead, pipelines = np.unique(np.minimum(shares, given.pp - j), return_counts=True)
+        for j in range(degrees.pp):
+            ahead, pipelines = np.unique([case.in_flight(share, j) for share in shares], return_counts=True)
             for n in ahead.tolist():
-                known.setdefault(n, case.peak_bytes(n))
-            self.needs.append([(known[n], int(many)) for n, many in zip(ahead.tolist(), pipelines, strict=True)])
+                peaks_of.setdefault(n, case.peak_bytes(n))
+            self.needs.append([(peaks_of[n], int(many)) for n, many in zip(ahead.tolist(), pipelines, strict=True)])
 
     def spans(self, excess: int) -> Spans | None:
         """Layers of every stage such that no device lacks more than `excess` bytes; None where there are none."""
@@ -98,15 +98,15 @@ class _Packing:
             reached: dict[int, Counts] = {}
             for a, b in self.case.spans(j):
                 for before in counts[-1].get(a, ()):
-                    own = tuple(map(int, above[:, a, b] + before))
-                    if all(mine <= groups for mine, groups in zip(own, self.groups_above, strict=True)):
-                        _keep(reached.setdefault(b, {}), own, (a, before))
+                    above_here = tuple(map(int, above[:, a, b] + before))
+                    if all(mine <= groups for mine, groups in zip(above_here, self.groups_above, strict=True)):
+                        _keep(reached.setdefault(b, {}), above_here, (a, before))
             counts.append(reached)
         if layers not in counts[-1]:
             return None
-        path, end, own = [], layers, next(iter(counts[-1][layers]))
+        path, end, above_here = [], layers, next(iter(counts[-1][layers]))
         for reached in reversed(counts[1:]):
-            first, own = reached[end][own]
+            first, above_here = reached[end][above_here]
             path.append((first, end))
             end = first
         return path[::-1]
@@ -124,23 +124,23 @@ class _Packing:
 
     def solution(self, excess: int) -> Solution:
         """A strategy that lacks no more than `excess` bytes anywhere: slots of most need on groups of most memory."""
-        given, spans = self.case.degrees, self.spans(excess)
+        degrees, spans = self.case.degrees, self.spans(excess)
         assert spans is not None
-        peaks = self.case.instance.placed(given, range(self.case.instance.devices)).peak_bytes
+        peaks = self.case.instance.placed(degrees, range(self.case.instance.devices)).peak_bytes
         cuts = tuple(first for first, _ in spans[1:])
         order = np.argsort(-peaks(cuts, self.shares), axis=None, kind="stable")
         grid = np.empty_like(self.devices)
         grid[order] = self.devices
-        return Solution(given, tuple(map(int, grid.reshape(-1))), cuts, self.shares)
+        return Solution(degrees, tuple(map(int, grid.reshape(-1))), cuts, self.shares)
 
 
-def _keep(known: Counts, own: tuple[int, ...], origin: tuple[int, tuple[int, ...]]) -> None:
+def _keep(frontier: Counts, counts: tuple[int, ...], origin: tuple[int, tuple[int, ...]]) -> None:
     """Add counts, unless others are as low throughout; drop those that are not below them anywhere."""
-    if any(all(x <= y for x, y in zip(other, own, strict=True)) for other in known):
+    if any(all(x <= y for x, y in zip(other, counts, strict=True)) for other in frontier):
         return
-    for other in [other for other in known if all(x <= y for x, y in zip(own, other, strict=True))]:
-        del known[other]
-    known[own] = origin
+    for other in [other for other in frontier if all(x <= y for x, y in zip(counts, other, strict=True))]:
+        del frontier[other]
+    frontier[counts] = origin
 
 
 def _told(instance: Instance, packing: _Packing, excess: int) -> Infeasibility:

@@ -94,12 +94,12 @@ class Tilings:
     def placement(self, dominoes: list[Domino], tmp: int, dp: int) -> tuple[int, ...]:
         """Devices, numbered row by row, of all ranks; stages in the order of the dominoes."""
         mesh = np.arange(self.rows * self.columns).reshape(self.rows, self.columns)
-        found = []
+        stages = []
         for domino in dominoes:
             height, width = (tmp, dp) if domino.upright else (dp, tmp)
             part = mesh[domino.row : domino.row + height, domino.column : domino.column + width]
-            found.append(part.T if domino.upright else part)
-        return tuple(np.concatenate(found, axis=None).tolist())
+            stages.append(part.T if domino.upright else part)
+        return tuple(np.concatenate(stages, axis=None).tolist())
 
 
 def mesh_shape(instance: Instance) -> tuple[int, int]:

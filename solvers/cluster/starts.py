@@ -9,49 +9,45 @@ import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case, orbits
 from trainplan.formulations.cluster_strategy.placed import Integers, Placed
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution
-from trainplan.formulations.step.stage_memory import Memory
 from trainplan.solvers.assignment.sweep import assign
-from trainplan.solvers.cluster.bounds import Path
+from trainplan.solvers.cluster.one_pipeline import Path
 
 MOST_ORDERS = 24
 
 
 def starts(case: Case, path: Path | None, stop: Callable[[], bool]) -> Iterator[Solution]:
     """On every nested placement: the cuts of the path, and the best for the slowest of its pipelines at each stage."""
-    instance, given = case.instance, case.degrees
+    instance, degrees = case.instance, case.degrees
     for placement in _nested(case, path):
         if stop():
             return
-        placed = instance.placed(given, placement)
+        placed = instance.placed(degrees, placement)
         if path is not None:
             yield shared(case, placed, path.cuts)
-        if path is None or given.pp > 1:
+        if path is None or degrees.pp > 1:
             yield shared(case, placed, best_cuts(case, placed))
 
 
 def best_cuts(case: Case, placed: Placed) -> tuple[int, ...]:
     """The best for a pipeline with the slowest group at each stage and an even share; whatever its memory where none fit."""
-    instance, share = case.instance, -(-case.micro_batches // case.degrees.dp)
-    shard, table = instance.shards[case.degrees.tmp], instance.tables[case.degrees.tmp, case.degrees.mbs]
-    memory = Memory(placed.limits_bytes.min(axis=1), shard.state_bytes, table.kept_bytes, table.workspace_bytes)
-    times, moves, stages = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1), case.degrees.pp
-    found = None
-    if instance.within_memory:
-        found = assign(times, moves, share, memory.first_layers([min(share, stages - j) for j in range(stages)]))
-    found = found or assign(times, moves, share)
-    assert found is not None
-    return tuple(map(int, found[1]))
+    times, moves = placed.layer_ns.max(axis=1), placed.transfer_ns.max(axis=1)
+    answer = None
+    if case.instance.within_memory:
+        limits = tuple(placed.limits_bytes.min(axis=1).tolist())
+        answer = assign(times, moves, case.even_share, case.first_layers(limits))
+    answer = answer or assign(times, moves, case.even_share)
+    assert answer is not None
+    return tuple(map(int, answer[1]))
 
 
 def shared(case: Case, placed: Placed, cuts: tuple[int, ...]) -> Solution:
     """With the shares that make the slowest pipeline's T_i least: even ones where no others are allowed."""
-    given = case.degrees
-    shares: Sequence[int] = case.instance.even_shares(given.dp, given.mbs) or ()
+    degrees = case.degrees
+    shares: Sequence[int] = case.instance.even_shares(degrees.dp, degrees.mbs) or ()
     if len(case.share_choices) > 1:
         times = placed.stage_ns(cuts)
-        moves = placed.transfer_ns[range(given.pp - 1), :, [cut - 1 for cut in cuts]].sum(axis=0)
-        shares = best_shares(case.micro_batches, times.max(axis=0), times.sum(axis=0) + moves)
-    return Solution(given, tuple(map(int, placed.placement)), cuts, tuple(map(int, shares)))
+        shares = best_shares(case.micro_batches, times.max(axis=0), times.sum(axis=0) + placed.sent_ns(cuts).sum(axis=0))
+    return Solution(degrees, tuple(map(int, placed.placement)), cuts, tuple(map(int, shares)))
 
 
 def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[int]:
@@ -69,16 +65,16 @@ def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[i
 def _nested(case: Case, path: Path | None) -> list[tuple[int, ...]]:
     """Devices in the order of their classes, these as on the path or in any order, on ranks in any nesting of stages,
     pipelines and tmp ranks; placements that differ by devices of one class are given once."""
-    instance, given = case.instance, case.degrees
-    sizes = (given.pp, given.dp, given.tmp)
-    found: dict[bytes, tuple[int, ...]] = {}
+    instance, degrees = case.instance, case.degrees
+    sizes = (degrees.pp, degrees.dp, degrees.tmp)
+    placements: dict[bytes, tuple[int, ...]] = {}
     for order in [_along(instance, path), *_orders(instance)]:
         devices = np.array([device for c in order for device in case.members[c]])
         for nesting in permutations(range(3)):
             grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
             placement = grid.reshape(-1)
-            found.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
-    return list(found.values())
+            placements.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
+    return list(placements.values())
 
 
 def _along(instance: Instance, path: Path | None) -> list[int]:
@@ -86,10 +82,10 @@ def _along(instance: Instance, path: Path | None) -> list[int]:
     left = dict(enumerate(orbits(instance)))
     order = []
     for orbit in path.visits if path is not None else ():
-        found = next((c for c, own in left.items() if own == orbit), None)
-        if found is not None:
-            order.append(found)
-            del left[found]
+        following = next((c for c, other in left.items() if other == orbit), None)
+        if following is not None:
+            order.append(following)
+            del left[following]
     return [*order, *left]
 
 
@@ -103,9 +99,9 @@ def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """The classes of one orbit, all in a row, at places among the others that are evenly spaced."""
     everyone, kinds = range(len(alike)), sorted(set(alike))
     for orbit in kinds if len(kinds) > 1 else ():
-        own, others = ([c for c in everyone if (alike[c] == orbit) == wanted] for wanted in (True, False))
+        members, others = ([c for c in everyone if (alike[c] == orbit) == wanted] for wanted in (True, False))
         places = np.linspace(0, len(others), min(len(others) + 1, MOST_ORDERS // len(kinds))).round().astype(int)
-        yield from ((*others[:place], *own, *others[place:]) for place in places)
+        yield from ((*others[:place], *members, *others[place:]) for place in places)
 
 
 def _continued(alike: Sequence[int], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainplan.formulations.problem import problem_of
 from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import solve
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,28 @@ class Answer:
 Searcher = Callable[..., Answer]
 
 
-def best_answer(instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
-    """Solve the instances one after the other; the best solution counts, and the least of their bounds."""
-    raise NotImplementedError
+def best_answer(instances: Sequence[Any], method: str, *, time_limit: float | None = None, **arguments: Any) -> Answer:
+    """Solve the instances one after the other; the best solution counts, and the least of their bounds.
+
+    time_limit: seconds in all, of which each instance gets an equal share of what is left. arguments: as of `solve`. Where no
+    instance has a solution, the answer is that of the one that needs the least memory. Raises InputError.
+    """
+    assert instances, "a problem makes at least one instance of a request"
+    started, results = time.perf_counter(), list[tuple[Any, Result]]()
+    for place, instance in enumerate(instances):
+        left = None if time_limit is None else (time_limit - (time.perf_counter() - started)) / (len(instances) - place)
+        results.append((instance, solve(instance, method, time_limit=None if left is None else max(0.01, left), **arguments)))
+
+    def rank(pair: tuple[Any, Result]) -> tuple[int, float]:
+        result = pair[1]
+        if result.objective is not None:
+            return 0, result.objective
+        return (2, result.reason.least_memory_bytes) if result.reason else (1, 0)
+
+    instance, best = min(results, key=rank)
+    open_bounds = [result.bound for _, result in results if result.status != "infeasible"]
+    least = None if None in open_bounds else min((bound for bound in open_bounds if bound is not None), default=None)
+    bound = least if best.objective is None or least is None else min(least, best.objective)
+    rows = tuple({"name": each.name, "status": result.status, "time_ns": result.objective} for each, result in results)
+    solution = None if best.solution is None else problem_of(instance).load_solution(best.solution)
+    return Answer(instance, best, solution, best.objective, bound, rows if len(rows) > 1 else ())

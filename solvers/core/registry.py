@@ -1,14 +1,20 @@
-"""Which methods there are for which problem. A new method is one new module and one line here."""
+"""Which methods there are for which problem. A new method is one new module and one line here, or an entry point.
+
+Another package adds a method by an entry point of the group `trainplan.methods` that refers to an `Entry` with its problem.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
+from functools import cache
 
+from trainplan.formulations.problem import problem
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.plugins import attribute, plugins
 from trainplan.solvers.core.search import Method
+
+GROUP = "trainplan.methods"
+HOME, ENGINE = "trainplan.solvers.", "trainplan.papers.galvatron_engine."
 
 
 @dataclass(frozen=True)
@@ -24,46 +30,31 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method by name. `proves`: it can prove optimality. Its module is imported when it is first used."""
+    """A method by name. Its module is imported when it is first used.
+
+    target: `package.module:function`, the function as of `search.Method`. proves: it can prove optimality. problem: of a
+    plug-in's method, the problem that it is for.
+    """
 
     name: str
     target: str
     proves: bool
     about: str
     options: tuple[Option, ...] = ()
+    problem: str | None = None
 
     def method(self) -> Method:
-        return _attribute(self.target)
+        """The method itself."""
+        found: Method = attribute(self.target)
+        return found
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A problem by name: the module with its instance, `evaluate` and `violations`, and who explains that nothing fits."""
-
-    name: str
-    module: str
-    explain: str
-    exact: str
-    methods: tuple[Entry, ...]
-
-    def definition(self) -> Any:
-        return import_module(self.module)
-
-    def explainer(self) -> Callable[[Any], Any]:
-        return _attribute(self.explain)
-
-    def entry(self, name: str) -> Entry:
-        wanted = self.exact if name == "exact" else name
-        for entry in self.methods:
-            if entry.name == wanted:
-                return entry
-        known = ", ".join(["exact", *(entry.name for entry in self.methods)])
-        raise InputError("command line", "--method", f"is {name!r}", f"give one of: {known}")
+def _entry(name: str, target: str, about: str, *options: Option, proves: bool = False) -> Entry:
+    return Entry(name, HOME + target, proves, about, options)
 
 
-def _attribute(target: str) -> Any:
-    module, name = target.split(":")
-    return getattr(import_module(module), name)
+def _proving(name: str, target: str, about: str, *options: Option) -> Entry:
+    return _entry(name, target, about, *options, proves=True)
 
 
 GALVATRON_OPTIONS = (
@@ -71,240 +62,144 @@ GALVATRON_OPTIONS = (
     Option("stage_time", ("micro-batch", "iteration")),
     Option("granularity_bytes"),
 )
-
 PLANNER_OPTIONS = (
     Option("layer_times", ("device", "average")),
     Option("assignment", ("exact", "amp-dp", "uniform-layers", "uniform-parameters")),
     Option("top"),
 )
+PARTITIONS = Option("partition", ("layers", "parameters", "memory", "time"))
+UNIFORM = Option("assignment", ("uniform-layers", "uniform-parameters"))
+BOUNDED_SPANS = "bounds on all spans of layers, exact stages by label-setting"
+BOUNDED_STAGES = "bounds from micro-batches followed through one stage, the rest simulated"
+BOUNDED_CLUSTER = "bounds from one pipeline followed through the cluster, CP-SAT for what they leave"
+BOUNDED_STEPS = "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free"
+RANDOM = "the paper's Algorithm 1: the best of many, or the last that fits, as published"
 
-# Every problem is stated as both.
+# Every problem but those of plug-ins is stated as both.
 MODELS = (
-    Entry("milp", "trainplan.solvers.adapters.highs:milp", True, "Pyomo MILP on HiGHS"),
-    Entry("cpsat", "trainplan.solvers.adapters.cpsat:cpsat", True, "OR-Tools CP-SAT", (Option("workers"),)),
+    _proving("milp", "adapters.highs:milp", "Pyomo MILP on HiGHS"),
+    _proving("cpsat", "adapters.cpsat:cpsat", "OR-Tools CP-SAT", Option("workers")),
 )
+# The protocol of problems has an enumeration, so every problem has this.
+BRUTE_FORCE = _proving("brute-force", "core.brute_force:brute_force", "every solution, for tiny instances")
 
-PROBLEMS = {
-    problem.name: problem
-    for problem in (
-        Problem(
-            "layer-strategies",
-            "trainplan.formulations.layer_strategies.problem",
-            "trainplan.solvers.chain.least_memory:explain",
-            exact="label-setting",
-            methods=(
-                Entry(
-                    "label-setting",
-                    "trainplan.solvers.chain.label_setting:label_setting",
-                    True,
-                    "exact DP with dominance and bounds",
-                ),
-                *MODELS,
-                Entry(
-                    "galvatron-dp",
-                    "trainplan.solvers.chain.galvatron_dp:galvatron_dp",
-                    False,
-                    "the paper's Algorithm 3 on a memory grid",
-                    (Option("granularity_bytes"),),
-                ),
-                Entry(
-                    "brute-force", "trainplan.solvers.core.brute_force:brute_force", True, "every choice, for tiny instances"
-                ),
-            ),
+# `exact` stands for the first method of a problem.
+METHODS: dict[str, tuple[Entry, ...]] = {
+    "layer-strategies": (
+        _proving("label-setting", "chain.label_setting:label_setting", "exact DP with dominance and bounds"),
+        *MODELS,
+        _entry("galvatron-dp", "chain.galvatron_dp:galvatron_dp", "Algorithm 3 on a memory grid", Option("granularity_bytes")),
+    ),
+    "pipeline": (
+        _proving("branch-and-bound", "pipeline.exact:pipeline_exact", BOUNDED_SPANS, Option("cutoff_ns")),
+        *MODELS,
+        _entry(
+            "galvatron-bmw",
+            "pipeline.galvatron_bmw:galvatron_bmw",
+            "the paper's Algorithm 2, with Algorithm 3 in each stage",
+            *GALVATRON_OPTIONS,
         ),
-        Problem(
-            "pipeline",
-            "trainplan.formulations.pipeline.problem",
-            "trainplan.solvers.pipeline.memory:explain",
-            exact="branch-and-bound",
-            methods=(
-                Entry(
-                    "branch-and-bound",
-                    "trainplan.solvers.pipeline.exact:pipeline_exact",
-                    True,
-                    "bounds on all spans of layers, exact stages by label-setting",
-                    (Option("cutoff_ns"),),
-                ),
-                *MODELS,
-                Entry(
-                    "galvatron-bmw",
-                    "trainplan.solvers.pipeline.galvatron_bmw:galvatron_bmw",
-                    False,
-                    "the paper's Algorithm 2, with Algorithm 3 in each stage",
-                    GALVATRON_OPTIONS,
-                ),
-                Entry(
-                    "galvatron-base",
-                    "trainplan.solvers.pipeline.galvatron_bmw:galvatron_base",
-                    False,
-                    "the paper's Algorithm 1, with Algorithm 3 in each stage",
-                    (Option("partition", ("layers", "parameters", "memory", "time")), *GALVATRON_OPTIONS),
-                ),
-                Entry(
-                    "published",
-                    "trainplan.solvers.pipeline.published:published_search",
-                    False,
-                    "the search of Galvatron's published engine, for instances of its cost model `code`",
-                ),
-                Entry("brute-force", "trainplan.solvers.core.brute_force:brute_force", True, "every plan, for tiny instances"),
-            ),
+        _entry(
+            "galvatron-base",
+            "pipeline.galvatron_bmw:galvatron_base",
+            "the paper's Algorithm 1, with Algorithm 3 in each stage",
+            PARTITIONS,
+            *GALVATRON_OPTIONS,
         ),
-        Problem(
-            "stage-assignment",
-            "trainplan.formulations.stage_assignment.problem",
-            "trainplan.solvers.assignment.memory:explain",
-            exact="sweep",
-            methods=(
-                Entry(
-                    "sweep",
-                    "trainplan.solvers.assignment.sweep:sweep",
-                    True,
-                    "shortest paths under falling caps on the largest stage",
-                ),
-                *MODELS,
-                Entry(
-                    "amp-dp",
-                    "trainplan.solvers.assignment.amp_dp:amp_dp",
-                    False,
-                    "the paper's table of Eq. 6-8, blind to memory",
-                ),
-                Entry(
-                    "uniform-layers",
-                    "trainplan.solvers.assignment.even_stages:uniform_layers",
-                    False,
-                    "even numbers of layers, Megatron's default",
-                ),
-                Entry(
-                    "uniform-parameters",
-                    "trainplan.solvers.assignment.even_stages:uniform_parameters",
-                    False,
-                    "the least largest number of parameters, DeepSpeed's",
-                ),
-                Entry("brute-force", "trainplan.solvers.core.brute_force:brute_force", True, "all cuts, for tiny instances"),
-            ),
+    ),
+    "galvatron-engine": (
+        Entry(
+            "even-stages",
+            ENGINE + "optimum:published_optimum",
+            True,
+            "the least own time of every stage, by label-setting, over even partitions",
         ),
-        Problem(
-            "pipeline-partition",
-            "trainplan.formulations.pipeline_partition.problem",
-            "trainplan.solvers.assignment.memory:explain",
-            exact="branch-and-bound",
-            methods=(
-                Entry(
-                    "branch-and-bound",
-                    "trainplan.solvers.partition.exact:partition_exact",
-                    True,
-                    "bounds from micro-batches followed through one stage, the rest simulated",
-                ),
-                *MODELS,
-                Entry(
-                    "autopipe",
-                    "trainplan.solvers.partition.autopipe:autopipe",
-                    False,
-                    "AutoPipe's master-stage heuristic",
-                    (Option("reading", ("paper", "published")),),
-                ),
-                Entry(
-                    "algorithm-1",
-                    "trainplan.solvers.partition.autopipe:algorithm_1",
-                    False,
-                    "the least largest stage, AutoPipe's start",
-                ),
-                Entry("megatron", "trainplan.solvers.partition.planners:megatron", False, "even numbers of Transformer layers"),
-                Entry(
-                    "piper", "trainplan.solvers.partition.planners:piper", False, "the least time per sample, between layers"
-                ),
-                Entry(
-                    "dapple",
-                    "trainplan.solvers.partition.planners:dapple",
-                    False,
-                    "DAPPLE's pivot-stage latency, between layers",
-                ),
-                Entry("brute-force", "trainplan.solvers.core.brute_force:brute_force", True, "all cuts, for tiny instances"),
-            ),
+        Entry("published", ENGINE + "search:published_search", False, "the search of Galvatron's published engine"),
+    ),
+    "stage-assignment": (
+        _proving("sweep", "assignment.sweep:sweep", "shortest paths under falling caps on the largest stage"),
+        *MODELS,
+        _entry("amp-dp", "assignment.amp_dp:amp_dp", "the paper's table of Eq. 6-8, blind to memory"),
+        _entry("uniform-layers", "assignment.even_stages:uniform_layers", "even numbers of layers, Megatron's default"),
+        _entry(
+            "uniform-parameters",
+            "assignment.even_stages:uniform_parameters",
+            "the least largest number of parameters, DeepSpeed's",
         ),
-        Problem(
-            "memory-switches",
-            "trainplan.formulations.memory_switches.problem",
-            "trainplan.solvers.switches.exact:explain",
-            exact="label-setting",
-            methods=(
-                Entry(
-                    "label-setting",
-                    "trainplan.solvers.switches.exact:switches_exact",
-                    True,
-                    "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free",
-                ),
-                *MODELS,
-                Entry(
-                    "h3t-dp",
-                    "trainplan.solvers.switches.h3t_dp:h3t_dp",
-                    False,
-                    "the paper's DP on a memory grid, Algorithm 4 or 3",
-                    (Option("version", ("pruned", "basic")), Option("levels")),
-                ),
-                Entry("h3t-greedy", "trainplan.solvers.switches.h3t:greedy", False, "the paper's Algorithm 2"),
-                Entry(
-                    "random",
-                    "trainplan.solvers.switches.h3t:random_switches",
-                    False,
-                    "the paper's Algorithm 1: the best of many, or the last that fits, as published",
-                    (Option("samples"), Option("answer", ("best", "last"))),
-                ),
-                Entry("manual", "trainplan.solvers.switches.h3t:manual", False, "the best combination for all layers alike"),
-                Entry("zero-2", "trainplan.solvers.switches.h3t:zero_2", False, "ZeRO-2 with host optimizer and recomputation"),
-                Entry("zero-3", "trainplan.solvers.switches.h3t:zero_3", False, "ZeRO-3 with host optimizer and recomputation"),
-                Entry(
-                    "brute-force", "trainplan.solvers.core.brute_force:brute_force", True, "every choice, for tiny instances"
-                ),
-            ),
+    ),
+    "pipeline-partition": (
+        _proving("branch-and-bound", "partition.exact:partition_exact", BOUNDED_STAGES),
+        *MODELS,
+        _entry(
+            "autopipe",
+            "partition.autopipe:autopipe",
+            "AutoPipe's master-stage heuristic",
+            Option("reading", ("paper", "published")),
         ),
-        Problem(
-            "cluster-strategy",
-            "trainplan.formulations.cluster_strategy.problem",
-            "trainplan.solvers.cluster.memory:explain",
-            exact="branch-and-bound",
-            methods=(
-                Entry(
-                    "branch-and-bound",
-                    "trainplan.solvers.cluster.exact:cluster_exact",
-                    True,
-                    "bounds from one pipeline followed through the cluster, CP-SAT for what they leave",
-                    (Option("workers"),),
-                ),
-                *MODELS,
-                Entry("amp", "trainplan.solvers.cluster.amp:amp", False, "AMP's Algorithm 1", PLANNER_OPTIONS),
-                Entry(
-                    "megatron",
-                    "trainplan.solvers.cluster.baselines:megatron",
-                    False,
-                    "the smallest tmp x pp for each micro-batch size, uniform stages",
-                    (Option("assignment", ("uniform-layers", "uniform-parameters")), Option("top")),
-                ),
-                Entry(
-                    "simulated-annealing",
-                    "trainplan.solvers.cluster.annealing:simulated_annealing",
-                    False,
-                    "AMP's Algorithm 2, placements by domino tilings",
-                    (Option("iterations"), Option("top")),
-                ),
-                Entry(
-                    "random",
-                    "trainplan.solvers.cluster.baselines:random_strategies",
-                    False,
-                    "degrees, placements and cuts at random",
-                    (Option("iterations"),),
-                ),
-                Entry(
-                    "brute-force", "trainplan.solvers.core.brute_force:brute_force", True, "every strategy, for tiny instances"
-                ),
-            ),
+        _entry("algorithm-1", "partition.autopipe:algorithm_1", "the least largest stage, AutoPipe's start"),
+        _entry("megatron", "partition.planners:megatron", "even numbers of Transformer layers"),
+        _entry("piper", "partition.planners:piper", "the least time per sample, between layers"),
+        _entry("dapple", "partition.planners:dapple", "DAPPLE's pivot-stage latency, between layers"),
+    ),
+    "memory-switches": (
+        _proving("label-setting", "switches.exact:switches_exact", BOUNDED_STEPS),
+        *MODELS,
+        _entry(
+            "h3t-dp",
+            "switches.h3t_dp:h3t_dp",
+            "the paper's DP on a memory grid, Algorithm 4 or 3",
+            Option("version", ("pruned", "basic")),
+            Option("levels"),
         ),
-    )
+        _entry("h3t-greedy", "switches.h3t:greedy", "the paper's Algorithm 2"),
+        _entry("random", "switches.h3t:random_switches", RANDOM, Option("samples"), Option("answer", ("best", "last"))),
+        _entry("manual", "switches.h3t:manual", "the best combination for all layers alike"),
+        _entry("zero-2", "switches.h3t:zero_2", "ZeRO-2 with host optimizer and recomputation"),
+        _entry("zero-3", "switches.h3t:zero_3", "ZeRO-3 with host optimizer and recomputation"),
+    ),
+    "cluster-strategy": (
+        _proving("branch-and-bound", "cluster.exact:cluster_exact", BOUNDED_CLUSTER, Option("workers")),
+        *MODELS,
+        _entry("amp", "cluster.amp:amp", "AMP's Algorithm 1", *PLANNER_OPTIONS),
+        _entry(
+            "megatron",
+            "cluster.baselines:megatron",
+            "the smallest tmp x pp for each micro-batch size, uniform stages",
+            UNIFORM,
+            Option("top"),
+        ),
+        _entry(
+            "simulated-annealing",
+            "cluster.annealing:simulated_annealing",
+            "AMP's Algorithm 2, placements by domino tilings",
+            Option("iterations"),
+            Option("top"),
+        ),
+        _entry(
+            "random",
+            "cluster.baselines:random_strategies",
+            "degrees, placements and cuts at random",
+            Option("iterations"),
+        ),
+    ),
 }
 
 
-def problem(name: str) -> Problem:
-    """A problem by name. Raises InputError."""
-    if name not in PROBLEMS:
-        raise InputError("command line", "problem", f"is {name!r}", f"give one of: {', '.join(PROBLEMS)}")
-    return PROBLEMS[name]
+@cache
+def methods(problem_name: str) -> tuple[Entry, ...]:
+    """The methods for a problem, those of plug-ins and brute force last; `exact` stands for the first. Raises InputError."""
+    name = problem(problem_name).name
+    entries = [point.load() for point in plugins(GROUP).values()]
+    return (*METHODS.get(name, ()), *(entry for entry in entries if entry.problem == name), BRUTE_FORCE)
+
+
+def method(problem_name: str, name: str) -> Entry:
+    """A method for a problem by name, or `exact`. Raises InputError."""
+    entries = methods(problem_name)
+    if name == "exact":
+        return entries[0]
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    known = ", ".join(["exact", *(entry.name for entry in entries)])
+    raise InputError("command line", "--method", f"is {name!r}", f"give one of: {known}")

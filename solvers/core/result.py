@@ -88,6 +88,7 @@ class Result:
         return json.loads(json.dumps(asdict(self)))
 
     def to_json(self) -> str:
+        """All fields under their own names, as JSON text."""
         return json.dumps(asdict(self), indent=2)
 
     def summary(self) -> list[tuple[str, str]]:

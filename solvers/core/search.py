@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import Unsuited as Unsuited
 from trainplan.solvers.core.result import Point
 
 Progress = Callable[[Point], None]
@@ -36,6 +36,7 @@ class Search:
     bound: int | None = None
 
     def elapsed(self) -> float:
+        """Seconds since the start."""
         return time.perf_counter() - self.started
 
     def remaining(self) -> float:
@@ -43,6 +44,7 @@ class Search:
         return float("inf") if self.time_limit is None else self.time_limit - self.elapsed()
 
     def out_of_time(self) -> bool:
+        """Whether the time limit is reached."""
         return self.remaining() <= 0
 
     def report(self, choice: Any = None, bound: int | None = None) -> None:
@@ -86,10 +88,6 @@ class Outcome:
     message: str | None = None
     failed: bool = False
     statistics: dict[str, Any] = field(default_factory=dict)
-
-
-class Unsuited(InputError):
-    """The instance is larger than a method takes, or of another kind; `compare` passes such a method over."""
 
 
 class Method(Protocol):

@@ -8,8 +8,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from trainplan.formulations.problem import Problem, problem_of
 from trainplan.profiling.base.errors import InputError
-from trainplan.solvers.core.registry import Entry, problem
+from trainplan.solvers.core.registry import Entry
+from trainplan.solvers.core.registry import method as method_named
+from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Infeasibility, Result, Status
 from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited
 
@@ -50,13 +53,12 @@ def solve(
     whether anything fits. options: the method's own, see `methods`.
     Raises InputError for a method, limit or option that does not exist.
     """
-    entry = problem(instance.problem).entry(method)
+    problem, entry = problem_of(instance), method_named(instance.problem, method)
     check_arguments(time_limit, gap, seed)
     _check_options(entry, options)
-    definition = problem(instance.problem).definition()
 
-    def objective(choice: Any) -> int | None:
-        return None if definition.violations(instance, choice) else definition.evaluate(instance, choice).objective
+    def objective(solution: Any) -> int | None:
+        return None if problem.violations(instance, solution) else problem.evaluate(instance, solution).objective
 
     search = Search(objective, time_limit, seed, gap, options, progress)
     try:
@@ -67,7 +69,7 @@ def solve(
         outcome = Outcome(message="memory ran out", bound=search.bound, bound_source="the bound before memory ran out")
     except Exception as error:
         outcome = Outcome(failed=True, message=f"{type(error).__name__}: {error}")
-    return _result(instance, entry, definition, search, outcome, explained)
+    return _result(instance, entry, problem, search, outcome, explained)
 
 
 def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
@@ -95,7 +97,7 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
             raise InputError("command line", f"option {name}", f"is {value!r}", "give a whole number of at least 1")
 
 
-def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcome: Outcome, explained: bool) -> Result:
+def _result(instance: Any, entry: Entry, problem: Problem, search: Search, outcome: Outcome, explained: bool) -> Result:
     """What is proven, from a method's claims and our own checks of them."""
     elapsed = search.elapsed()
     reason: Infeasibility | None = None
@@ -103,7 +105,7 @@ def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcom
     message = outcome.message
     claimed = outcome.choice
     if claimed is not None:
-        broken = definition.violations(instance, claimed)
+        broken = problem.violations(instance, claimed)
         search.report(claimed)
     choice, objective, bound = search.best, search.objective, outcome.bound
 
@@ -111,18 +113,18 @@ def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcom
     if outcome.failed:
         status = "failed"
     elif outcome.infeasible:
-        reason = problem(instance.problem).explainer()(instance)
+        reason = problem.explain(instance)
         if reason is None or choice is not None:
             status, message = "failed", f"{entry.name} claims that nothing fits, but a choice within the memory exists"
         else:
             status = "infeasible"
-    elif broken and (reason := problem(instance.problem).explainer()(instance)) is None:
+    elif broken and (reason := problem.explain(instance)) is None:
         status, message = "failed", f"{entry.name} gave a choice that breaks the constraints"
     elif broken:
         status, outcome.bound_source = "infeasible", "least memory over all choices"
     elif objective is None:
         status = "unknown"
-        reason = problem(instance.problem).explainer()(instance) if explained else None
+        reason = problem.explain(instance) if explained else None
         if reason is not None:
             status, outcome.bound_source = "infeasible", "least memory over all choices"
     elif bound is not None and bound > objective:
@@ -134,7 +136,7 @@ def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcom
 
     evaluation = None
     if choice is not None:
-        evaluation = definition.describe(instance, choice)
+        evaluation = problem.describe(instance, choice)
     if status in ("infeasible", "failed"):
         bound = None
     gap = None
@@ -147,7 +149,7 @@ def _result(instance: Any, entry: Entry, definition: Any, search: Search, outcom
         objective=objective,
         bound=bound,
         gap=gap,
-        solution=None if choice is None else definition.solution_dict(choice),
+        solution=None if choice is None else problem.solution_dict(choice),
         build_seconds=round(outcome.build_seconds, 6),
         solve_seconds=round(max(0.0, elapsed - outcome.build_seconds), 6),
         history=tuple(search.history),
@@ -177,8 +179,7 @@ def compare(
     A contradiction is a proven bound above another's objective, or one that found a solution where another proved that none
     exists. progress: called with (method, point).
     """
-    entries = problem(instance.problem).methods
-    names = list(methods) if methods else [entry.name for entry in entries]
+    names = list(methods) if methods else [entry.name for entry in methods_of(instance.problem)]
     check_arguments(time_limit, 0.0, seed)
     results = []
     for name in names:

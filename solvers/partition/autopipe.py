@@ -41,6 +41,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
+from trainplan.formulations.step.recurrences import pass_ends
+from trainplan.formulations.step.timeline import Work
 from trainplan.solvers.core.search import Outcome, Search
 
 Cuts = tuple[int, ...]
@@ -59,7 +61,7 @@ def autopipe(instance: Instance, search: Search) -> Outcome:
     planner = Planner(instance, search.options.get("reading") or READINGS[0])
     planner.run(search.out_of_time)
     outcome = best_fitting(instance, search, planner.by_time(), "the paper's search")
-    outcome.statistics["simulated"] = len(planner.known)
+    outcome.statistics["simulated"] = len(planner.simulations)
     return outcome
 
 
@@ -67,19 +69,19 @@ def best_fitting(instance: Instance, search: Search, tried: Sequence[Cuts], who:
     """The first of some partitions, the best first, that fits; none where a method that knows no memory has found none."""
     broken: list[str] = []
     for cuts in tried:
-        if not (found := violations(instance, Solution(cuts))):
+        if not (violated := violations(instance, Solution(cuts))):
             search.report(Solution(cuts))
             return Outcome()
-        broken = broken or found
+        broken = broken or violated
     return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}")
 
 
 def partitioned(weights: Sequence[int], stages: int) -> Cuts:
     """Algorithm 1 for blocks of these weights. (`even_stages.balanced_cuts` has the same largest stage, and other ties.)"""
-    return Table(weights, stages).bounds(len(weights), stages)[1:-1]
+    return BalanceTable(weights, stages).bounds(len(weights), stages)[1:-1]
 
 
-class Table:
+class BalanceTable:
     """Algorithm 1's table for all first parts of a chain of blocks, and all numbers of stages up to `stages`."""
 
     def __init__(self, weights: Sequence[int], stages: int) -> None:
@@ -96,15 +98,15 @@ class Table:
 
     def bounds(self, blocks: int, stages: int) -> Cuts:
         """The first block of every stage, and the end of the last: the first blocks in so many stages."""
-        found = [blocks]
+        ends = [blocks]
         for j in range(stages, 1, -1):
-            end = found[-1]
-            found.append(bisect_left(self.before, self.before[end] - self.least[j][end], j - 1, end - 1))
-        return (0, *reversed(found))
+            end = ends[-1]
+            ends.append(bisect_left(self.before, self.before[end] - self.least[j][end], j - 1, end - 1))
+        return (0, *reversed(ends))
 
 
 class Planner:
-    """The heuristic on one instance. known: time and master stage of every partition simulated, by its bounds: the first
+    """The heuristic on one instance. simulations: time and master stage of every partition simulated, by its bounds: the first
     sub-layer of each stage, and the end of the last."""
 
     def __init__(self, instance: Instance, reading: str = READINGS[0]) -> None:
@@ -113,10 +115,10 @@ class Planner:
             [0, *accumulate(times.tolist())] for times in (instance.forward_ns, instance.backward_ns)
         )
         self.transfer = [0, *instance.transfer_ns.tolist(), 0]  # by the first sub-layer after the cut
-        self.table = Table((instance.forward_ns + instance.backward_ns).tolist(), self.stages)
+        self.table = BalanceTable((instance.forward_ns + instance.backward_ns).tolist(), self.stages)
         self.before = self.table.before
         self.published = reading == "published"
-        self.known: dict[Cuts, tuple[int, int]] = {}
+        self.simulations: dict[Cuts, tuple[int, int]] = {}
 
     def run(self, out_of_time: Callable[[], bool] = lambda: False) -> None:
         """Steps 1 to 3, until nothing is left to follow or time runs out."""
@@ -139,14 +141,16 @@ class Planner:
 
     def by_time(self) -> list[Cuts]:
         """Cuts of all partitions simulated, the best first; of equal ones that found first."""
-        return [bounds[1:-1] for bounds in sorted(self.known, key=lambda bounds: self.known[bounds][0])]
+        return [bounds[1:-1] for bounds in sorted(self.simulations, key=lambda bounds: self.simulations[bounds][0])]
 
     def simulated(self, bounds: Cuts) -> tuple[int, int]:
         """Time of the step, in ns, and master stage."""
-        if bounds not in self.known:
+        if bounds not in self.simulations:
             f, b = ([sums[end] - sums[first] for first, end in pairwise(bounds)] for sums in (self.forward, self.backward))
-            self.known[bounds] = simulate(f, b, [self.transfer[first] for first in bounds], self.micro_batches)
-        return self.known[bounds]
+            moves = tuple(self.transfer[first] for first in bounds[1:-1])
+            ends = pass_ends(Work(tuple(f), tuple(b), moves), self.micro_batches)
+            self.simulations[bounds] = ends.time_ns, ends.master
+        return self.simulations[bounds]
 
     def _adjusted(self, bounds: Cuts, master: int) -> Cuts:
         """Step 2, Eq. 1 to the letter: the adjusted partition."""
@@ -193,83 +197,3 @@ class Planner:
             yield True, (*self.table.bounds(first + 1, master), *bounds[master + 1 :])
         if master + 1 < self.stages and end - 1 > master:
             yield False, (*self.table.bounds(end - 1, master + 1), *bounds[master + 2 :])
-
-
-def simulate(f: Sequence[int], b: Sequence[int], c: Sequence[int], micro_batches: int) -> tuple[int, int]:
-    """Time of a 1F1B step and its master stage, as of `recurrences` and `critical`.
-
-    f, b: of the stages. c: of the message into each stage; the first and the last entry, behind the last stage, are 0.
-    """
-    p, m = len(f), micro_batches
-    ahead = [min(m, p - 1 - x) for x in range(p)]
-    forward: list[list[int]] = []  # ends of the passes, by stage and micro-batch
-    before = [0] * m
-    for x in range(p):
-        row, end, length = [], 0, c[x] + f[x]
-        for arrived in before[: ahead[x]]:
-            end = (arrived if arrived > end else end) + length
-            row.append(end)
-        forward.append(row)
-        before = row
-    free = [row[-1] if row else 0 for row in forward]
-    backward: list[list[int]] = [[] for _ in range(p)]
-    after = [(x, c[x + 1] + b[x], backward[x]) for x in reversed(range(p))]
-    for y in range(m):
-        for x in range(p):
-            if (q := ahead[x] + y) < m:
-                end = free[x]
-                if x and forward[x - 1][q] > end:
-                    end = forward[x - 1][q]
-                free[x] = end = end + c[x] + f[x]
-                forward[x].append(end)
-        end = 0
-        for x, length, ends in after:
-            if free[x] > end:
-                end = free[x]
-            free[x] = end = end + length
-            ends.append(end)
-    return max(free), _master(f, b, c, m, ahead, forward, backward)
-
-
-def _master(
-    f: Sequence[int],
-    b: Sequence[int],
-    c: Sequence[int],
-    m: int,
-    ahead: Sequence[int],
-    forward: Sequence[Sequence[int]],
-    backward: Sequence[Sequence[int]],
-) -> int:
-    """The stage with most 1F1B passes on the critical path, followed back from its end; where two passes end at once, to the
-    later stage."""
-    p = len(f)
-    counts = [0] * p
-    x, y, back, furthest = 0, m - 1, True, 0
-    while True:
-        w = ahead[x]
-        if x > furthest:
-            furthest = x
-        if back:
-            counts[x] += y <= max(0, m - 1 - w)
-            ready = backward[x][y] - b[x] - c[x + 1]
-            if x + 1 < p and backward[x + 1][y] == ready:
-                x += 1
-            elif w + y < m:
-                y, back = w + y, False  # as the passes of a block follow each other, this one ended when the message was ready
-            elif y:
-                y -= 1
-            else:
-                y, back = m - 1, False
-        else:
-            counts[x] += y >= min(w, m - 1)
-            ready = forward[x][y] - f[x] - c[x]
-            if y > w and backward[x][y - 1 - w] == ready:
-                y, back = y - 1 - w, True
-            elif 0 < y <= w and forward[x][y - 1] == ready:
-                y -= 1
-            elif x:
-                x -= 1
-            else:
-                break
-    most = max(counts)
-    return max(stage for stage in range(p) if counts[stage] == most) if most else furthest

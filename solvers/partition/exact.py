@@ -1,17 +1,17 @@
 """pipeline-partition, exactly: branch and bound over the stages, the last one first, with bounds by paths.
 
-    bound        the least that any partition needs by the paths of `partition_spans`
+    bound        the least that any partition needs by the paths of `spans`
     beam         the suffixes of least bounds, a stage more at a time, simulated when they are whole; at first none whose bound
                  is above the least
-    paths        all suffixes that may be better than the best partition known; of two that begin at one sub-layer, one is
-                 enough if neither its S nor its K is larger
+    paths        all suffixes that may be part of a partition better than the best so far; of two that begin at one sub-layer,
+                 one is enough if neither its S nor its K is larger
     moves        cuts moved by a few sub-layers, as long as that helps
-    turns        as `paths`, by those with a turn, too, and by the fronts of `partition_prefixes`: few suffixes at first, with
+    turns        as `paths`, by those with a turn, too, and by the fronts of `prefixes`: few suffixes at first, with
                  rough fronts, then more with finer ones
     search       the suffixes that are left, by depth, those of least bounds first; many at once are simulated before
 
-What suffixes are, and what they tell, see `partition_spans`. Where a step leaves nothing, the best partition known is proven;
-else what it leaves has the least bound of all.
+What suffixes are, and what they tell, see `suffixes`. Where a step leaves nothing, the best partition so far is proven; else
+the suffixes that it leaves have the least bound of all.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.partition.prefixes import Prefixes
-from trainplan.solvers.partition.spans import FAR, Spans, Suffixes, in_order, longer, no_suffix, undominated
-from trainplan.solvers.partition.times import Chain
+from trainplan.solvers.partition.spans import FAR, Spans
+from trainplan.solvers.partition.suffixes import Suffixes, in_order, longer, longest_bound_ns, no_suffix, undominated
+from trainplan.solvers.partition.times import SublayerChain
 
 MEMORY = "least memory over all partitions"
 SOURCE = "micro-batches followed through one stage"
@@ -77,20 +78,23 @@ def partition_exact(instance: Instance, search: Search) -> Outcome:
 
 
 def _coarse(instance: Instance, search: Search) -> Outcome:
-    """Without a look at all spans: the best by the closed formula of stage-assignment, its cuts moved."""
-    chain, row = Chain(instance), instance.forward_ns + instance.backward_ns
+    """For chains too long to look at all spans: the best by the closed formula of stage-assignment, its cuts moved."""
+    chain, row = SublayerChain(instance), instance.forward_ns + instance.backward_ns
     times, moves = np.tile(row, (instance.stages, 1)), np.tile(2 * instance.transfer_ns, (instance.stages - 1, 1))
-    found = assign(times, moves, instance.micro_batches, chain.windows)
-    if found is None:
+    assigned = assign(times, moves, instance.micro_batches, chain.windows)
+    if assigned is None:
         return Outcome(infeasible=True, bound_source=MEMORY)
-    search.report(Solution(tuple(map(int, found[1]))), _even(instance))
+    search.report(Solution(tuple(map(int, assigned[1]))), even_bound_ns(instance))
     return Outcome(bound=search.bound, bound_source="sub-layers cut anywhere", statistics={"moves": _moved(chain, search)})
 
 
-def _even(instance: Instance) -> int:
-    """T >= A + (m - 1) A / p where m > p, with A the way of one micro-batch: were T less, then by the first of the paths of
-    `partition_spans`, with S twice, the sums of t over the last stages would be less than their shares of A, one after the
-    other, and so would A. Else T >= A + (m - 1) max(f_x, b_x) of the largest stage, whose t is at least A / p."""
+def even_bound_ns(instance: Instance) -> int:
+    """No partition is below A + (m - 1) A / p where m > p, with A the way of one micro-batch; else A + (m - 1) A / 2p.
+
+    Proof: were T less, then by the first of the paths of `spans`, with S twice, the sums of t over the last stages would be
+    less than their shares of A, one after the other, and so would A. For m <= p, T >= A + (m - 1) max(f_x, b_x) of the largest
+    stage, whose t is at least A / p.
+    """
     p, m = instance.stages, instance.micro_batches
     moves = 2 * (p - 1) * int(instance.transfer_ns.min()) if p > 1 else 0
     way = int(instance.forward_ns.sum() + instance.backward_ns.sum()) + moves
@@ -111,48 +115,51 @@ def _closed(search: Search) -> bool:
 def _by_stage(
     spans: Spans, search: Search, limit: int, width: int, slowest: Sequence[int] | None = None, prefixes: Prefixes | None = None
 ) -> int:
-    """Suffixes up to a bound, a stage more at a time, those of least bounds where there are more than `width`: their number.
-    Reports the best partition and the least bound of all. slowest: without what others are as good as."""
-    known, count, left = no_suffix(spans), 0, []
-    while known.stage and known.count:
+    """The number of suffixes looked at: up to a limit of their bounds, a stage more at a time, the `width` of least bounds.
+
+    Reports the best partition and the least bound of all. slowest: by stage, as of `Spans.slowest`, to leave out suffixes that
+    others do for; prefixes: to bound suffixes by, with turns.
+    """
+    suffixes, count, left = no_suffix(spans), 0, []
+    while suffixes.stage and suffixes.count:
         if search.out_of_time():
-            left.append(known.bound.min())
-            known = known.at(slice(0))
+            left.append(suffixes.bound.min())
+            suffixes = suffixes.at(slice(0))
             break
-        known = longer(spans, known, limit, turning=prefixes is not None)
+        suffixes = longer(spans, suffixes, limit, turning=prefixes is not None)
         if prefixes is not None:
-            known = prefixes.bounded(known)
+            suffixes = prefixes.bounded(suffixes)
         if slowest is not None:
-            known = undominated(known, slowest[known.stage], search.out_of_time)
-        if known.count > width:
-            order = in_order(spans, known)
-            left.append(known.bound[order[width:]].min())
-            known = known.at(order[:width])
-        count += known.count
-    if known.count:
-        known = known.at(in_order(spans, known))
-        left.append(known.bound[0])
-        _simulated(spans, known, search)
+            suffixes = undominated(suffixes, slowest[suffixes.stage], search.out_of_time)
+        if suffixes.count > width:
+            order = in_order(spans, suffixes)
+            left.append(suffixes.bound[order[width:]].min())
+            suffixes = suffixes.at(order[:width])
+        count += suffixes.count
+    if suffixes.count:
+        suffixes = suffixes.at(in_order(spans, suffixes))
+        left.append(suffixes.bound[0])
+        _simulated(spans, suffixes, search)
     _report_bound(int(min([limit + 1, *left])), search)
     return count
 
 
 def _report_bound(bound: int, search: Search) -> None:
-    """What is not left open is above the limit that the best partition sets."""
+    """Reports the least bound of what is open; what is not is above the limit that the best partition sets."""
     search.report(bound=min(bound, _limit(search) + 1))
 
 
-def _simulated(chain: Chain, known: Suffixes, search: Search) -> None:
+def _simulated(chain: SublayerChain, suffixes: Suffixes, search: Search) -> None:
     """Reports the best of whole partitions, those of least bounds first, as far as time allows."""
-    for start in range(0, known.count, CHUNK):
-        part = known.at(slice(start, start + CHUNK))
+    for start in range(0, suffixes.count, CHUNK):
+        part = suffixes.at(slice(start, start + CHUNK))
         part = part.at(part.bound <= _limit(search))
         if part.count and not search.out_of_time():
             _report_best(chain, part.firsts, search)
 
 
-def _report_best(chain: Chain, firsts: Integers, search: Search) -> bool:
-    """Whether one of some partitions is better than what is known."""
+def _report_best(chain: SublayerChain, firsts: Integers, search: Search) -> bool:
+    """Report the best of some partitions, by their first places, if it is better than the best so far; whether it is."""
     times = chain.times_ns(firsts)
     best = int(times.argmin())
     if search.objective is not None and times[best] >= search.objective:
@@ -161,7 +168,7 @@ def _report_best(chain: Chain, firsts: Integers, search: Search) -> bool:
     return True
 
 
-def _moved(chain: Chain, search: Search) -> int:
+def _moved(chain: SublayerChain, search: Search) -> int:
     """Move one cut of the best partition a little, the one that helps most, until none does: the number of rounds."""
     stages, rounds = chain.stages, 0
     if stages == 1 or stages**2 * (stages + chain.micro_batches) > MOST_WORK:
@@ -175,32 +182,32 @@ def _moved(chain: Chain, search: Search) -> int:
 
 
 def _searched(spans: Spans, search: Search, prefixes: Prefixes) -> int:
-    """Branch on every suffix that may be better than the best partition known: their number."""
+    """Branch on every suffix that may be part of a partition better than the best so far: their number."""
     waiting, count = [no_suffix(spans)], 0
     while waiting and not search.out_of_time():
-        known, limit = waiting.pop(), _limit(search)
-        known = known.at(known.bound <= limit)
-        if known.count > CHUNK:
-            waiting.append(known.at(slice(CHUNK, None)))
-            known = known.at(slice(CHUNK))
-        count += known.count
-        if known.count and known.stage == 0:
-            _report_best(spans, known.firsts, search)
-        elif known.count:
-            waiting.append(_bounded(spans, prefixes.bounded(longer(spans, known, limit, turning=True)), search))
-        _report_bound(min([int(known.bound[0]) for known in waiting if known.count], default=FAR), search)
+        suffixes, limit = waiting.pop(), _limit(search)
+        suffixes = suffixes.at(suffixes.bound <= limit)
+        if suffixes.count > CHUNK:
+            waiting.append(suffixes.at(slice(CHUNK, None)))
+            suffixes = suffixes.at(slice(CHUNK))
+        count += suffixes.count
+        if suffixes.count and suffixes.stage == 0:
+            _report_best(spans, suffixes.firsts, search)
+        elif suffixes.count:
+            waiting.append(_bounded(spans, prefixes.bounded(longer(spans, suffixes, limit, turning=True)), search))
+        _report_bound(min([int(suffixes.bound[0]) for suffixes in waiting if suffixes.count], default=FAR), search)
     return count
 
 
-def _bounded(spans: Spans, known: Suffixes, search: Search) -> Suffixes:
-    """In order; where there are many, by their own simulation, too."""
-    if known.stage and known.count >= SIMULATED:
-        bound = known.bound.copy()
-        for start in range(0, known.count, CHUNK):
+def _bounded(spans: Spans, suffixes: Suffixes, search: Search) -> Suffixes:
+    """Suffixes in order of their bounds; where there are many, with bounds by the simulation of each alone, too."""
+    if suffixes.stage and suffixes.count >= SIMULATED:
+        bound = suffixes.bound.copy()
+        for start in range(0, suffixes.count, CHUNK):
             if search.out_of_time():
                 break
-            firsts = known.firsts[start : start + CHUNK]
-            own = spans.least_before[known.stage][firsts[:, 0]] + spans.times_ns(firsts)
-            bound[start : start + CHUNK] = np.maximum(bound[start : start + CHUNK], own)
-        known = replace(known, bound=bound)
-    return known.at(in_order(spans, known))
+            firsts = suffixes.firsts[start : start + CHUNK]
+            alone = longest_bound_ns(spans, suffixes.stage, firsts[:, 0], spans.times_ns(firsts))
+            bound[start : start + CHUNK] = np.maximum(bound[start : start + CHUNK], alone)
+        suffixes = replace(suffixes, bound=bound)
+    return suffixes.at(in_order(spans, suffixes))

@@ -1,7 +1,7 @@
 """pipeline-partition by the planners that AutoPipe is compared with: Megatron-LM's, Piper's and DAPPLE's (Section IV).
 
 They cut between layers only, as `Instance.layers` tells; here all have p stages of one device each, and their answers are
-simulated. `replicated` has the same planners for devices that stages may share.
+simulated. `trainplan.papers.replicated` has the same planners for stages that several devices share.
 
     Megatron   even numbers of Transformer layers (those of two sub-layers or more; all where there are none). It refuses where
                p does not divide them; here the first stages then have one more. What lies before the first Transformer layer
@@ -32,9 +32,9 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
 from trainplan.solvers.core.search import Outcome, Search, Unsuited
 from trainplan.solvers.partition.autopipe import best_fitting
-from trainplan.solvers.partition.replicated import FAR, Chain
 
 MOST_STEPS = 10**10
+FAR = np.int64(2**60)  # more than any time
 
 
 def megatron(instance: Instance, search: Search) -> Outcome:
@@ -49,55 +49,64 @@ def megatron(instance: Instance, search: Search) -> Outcome:
 
 def piper(instance: Instance, search: Search) -> Outcome:
     """The least largest time per sample of p stages within memory."""
-    chain = Chain.of(instance)
-    before, moves = chain.before, 2 * chain.moves
-    windows = None
-    if chain.memory is not None:
-        windows = chain.memory.first_layers([instance.in_flight(x) for x in range(instance.stages)])
+    layers, _ = instance.between_layers()
+    before, moves, windows = passes_before(layers), messages(layers), layers.windows
 
     def extended(first: int, later: Integers) -> Integers:
-        tps = before[first + 1 :] - before[first] + moves[first] + moves[first + 1 :]
-        found = np.maximum(tps, later)
-        return found if windows is None else np.where(windows[:, first:] <= first, found, FAR)
+        tps = before[first + 1 :] - before[first] + 2 * (moves[first] + moves[first + 1 :])
+        largest = np.maximum(tps, later)
+        return largest if windows is None else np.where(windows[:, first:] <= first, largest, FAR)
 
-    return _planned(instance, chain, extended, search, "Piper's search")
+    return _planned(instance, extended, search, "Piper's search")
 
 
 def dapple(instance: Instance, search: Search) -> Outcome:
     """The least latency by the pivot stage, of p stages."""
-    chain, rounds = Chain.of(instance), instance.micro_batches
-    before, moves = chain.before, 2 * chain.moves
+    layers, _ = instance.between_layers()
+    before, moves, rounds = passes_before(layers), 2 * messages(layers), instance.micro_batches
 
     def extended(first: int, later: Integers) -> Integers:
         own, message = before[first + 1 :] - before[first], moves[first + 1 :]
         alone = np.maximum(rounds * own, own + rounds * message)
         return np.maximum(alone, own + message + later)
 
-    return _planned(instance, chain, extended, search, "DAPPLE's search")
+    return _planned(instance, extended, search, "DAPPLE's search")
 
 
-def _planned(
-    instance: Instance, chain: Chain, extended: Callable[[int, Integers], Integers], search: Search, who: str
-) -> Outcome:
-    """The least V_0(0). extended: of a stage's first layer and V_{x+1}(e) by stage x and end e = first + 1 .., what stage x
-    makes of it with each end."""
-    layers, stages = chain.layers, instance.stages
+def passes_before(layers: Instance) -> Integers:
+    """(n+1,): forward and backward passes of all layers before each place."""
+    return np.concatenate([[0], np.cumsum(layers.forward_ns + layers.backward_ns)])
+
+
+def messages(layers: Instance) -> Integers:
+    """(n+1,): the message at each place, one way; 0 at both ends."""
+    return np.concatenate([[0], layers.transfer_ns, [0]])
+
+
+def _planned(instance: Instance, extended: Callable[[int, Integers], Integers], search: Search, who: str) -> Outcome:
+    """The cuts between layers with the least V_0(0).
+
+    extended(first, later): the value of each stage that begins at layer `first`, by stage x and end e = first + 1 .., from
+    later[x] = V_{x+1}(e).
+    """
+    starts, stages = instance.layer_starts, instance.stages
+    layers = len(starts)
     _check_layers(instance, layers)
     if stages * layers**2 > MOST_STEPS:
-        told = f"are {layers} layers in {stages} stages"
-        raise Unsuited("instance", "layers", told, f"give 'exact'; {who} takes {MOST_STEPS:.0e} layers x layers x stages")
+        problem = f"are {layers} layers in {stages} stages"
+        raise Unsuited("instance", "layers", problem, f"give 'exact'; {who} takes {MOST_STEPS:.0e} layers x layers x stages")
     least = np.full((stages + 1, layers + 1), FAR)
     least[stages, layers] = 0
     ends = np.zeros((stages, layers), np.int64)
     for first in reversed(range(layers)):
         if search.out_of_time():
             return Outcome(message="time ran out")
-        found = extended(first, least[1:, first + 1 :])
-        ends[:, first] = first + 1 + found.argmin(axis=1)
-        least[:-1, first] = found.min(axis=1)
+        values = extended(first, least[1:, first + 1 :])
+        ends[:, first] = first + 1 + values.argmin(axis=1)
+        least[:-1, first] = values.min(axis=1)
     if least[0, 0] >= FAR:
         return Outcome(message=f"{who} finds no stages of whole layers that fit")
-    starts, cuts, first = instance.layer_starts, [], 0
+    cuts, first = [], 0
     for x in range(stages - 1):
         first = int(ends[x, first])
         cuts.append(int(starts[first]))
@@ -106,5 +115,5 @@ def _planned(
 
 def _check_layers(instance: Instance, layers: int) -> None:
     if layers < instance.stages:
-        told = f"has {layers} layers to cut between, for {instance.stages} stages"
-        raise Unsuited("instance", "layers", told, "give fewer stages, or take a method that cuts between sub-layers")
+        problem = f"has {layers} layers to cut between, for {instance.stages} stages"
+        raise Unsuited("instance", "layers", problem, "give fewer stages, or take a method that cuts between sub-layers")

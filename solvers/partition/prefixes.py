@@ -1,8 +1,9 @@
 """What the stages before a suffix cost, whatever they are: fronts of prefixes, each for some passes left to stay for.
 
 A prefix is the stages 0 .. x-1, H the sum of t over them, c_y the longest pass b of the stages 0 .. y. The suffix from x on has
-the ways S_z and the `longest` L_k of `partition_spans`, where z = p-1-k >= x-1 and k < m; S is the way to the last stage. For
-each stage y < x, with B the sum of t over the stages y+1 .. x-1 and H_y that over those before y, there are the paths
+the ways S_z and the `longest` L_k of `suffixes`, where z = p-1-k >= x-1 and k < m; S is the way to the last stage. For each
+stage y < x, with u = p-1-y its warm-up, B the sum of t over the stages y+1 .. x-1 and H_y that over those before y, there are
+the paths
 
     T >= H_y + (m-u) t_y + 2 B + S + S_z + k c_y                                                   where u < m
     T >= H_y + t_y + (m-1) f_y + B + S_z + k c_y,   H_y + t_y + (m-1) b_y + B + S_z + k f_y          where u >= m
@@ -14,14 +15,23 @@ pass it has come back to, one after the other. The second, all m passes f of y, 
 the last pass f is followed by the pass b of micro-batch m-1-k. Or k+1 passes f of y, the way to z, where the first pass b
 follows, and back, and all m passes b of y. The last line leaves k passes of a path through the suffix to the prefix.
 
-So T >= M + r S + .., where M is the largest of what does not depend on the suffix: M + S + S_z where m >= p, and M + S_z where
-m < p, with the least S after y in place of one B + S. A prefix with cheap cuts, its H small, has stages less alike, its M and c
-large. So for each place and class of c, the prefixes are kept that have neither H nor M larger than another one: M + .. falls
-and H + .. rises along them, and the least of the larger one is where they cross. The least over classes, c as small as in any
-prefix of the class, of the largest over k is below every partition with the suffix.
+So for each k, which `left` is here, a prefix is known by three numbers (H, M, c): M is the largest over y of what does not
+depend on the suffix (`stay_ns` at y, and t of each later stage, twice where m >= p), c = c_x-1, and
 
-These are paths with a turn, too: where one suffix is as good as another by S_z and L_k, raised by no less than c and f for each
-pass, it is by these bounds.
+    T >= max( M + way, H + longest ),     way = S + S_k where m >= p, else S_k;     longest = max_k (L_k + k c).
+
+(Where m < p, the least S after y stands in place of one B + S.)
+
+Cells. Prefixes that end at one place with c of about one size share a cell: cell = place * classes + class, class by the
+borders of c. Its `slowest` is the least c of its prefixes, with which the bound holds for all of them.
+
+Dominance. Within a cell, a prefix with neither H nor M below another's is left out: for any suffix its bound is no lower. What
+is left is a front, H rising and M falling. Example: (H, M) of (10, 50), (12, 40), (13, 45), (20, 30); the third is left out for
+the second. For a suffix with way 5 and longest 20 the bounds of the others are max(55, 30), max(45, 32), max(35, 40): M + way
+falls and H + longest rises along the front, and the least of the larger one, 40, is where they cross, on either side. The least
+over cells of one place is below every partition with the suffix.
+
+These are paths with a turn, too: where one suffix does for another by `raised` ways and longest, it does by these bounds.
 """
 
 from __future__ import annotations
@@ -31,21 +41,30 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.solvers.partition.spans import FAR, Spans, Suffixes
+from trainplan.solvers.partition.spans import FAR, Spans
+from trainplan.solvers.partition.suffixes import Suffixes
 
 LARGEST = 2**22  # prefixes made of those before at once
-LEFT = 22  # of 32 micro-batches, fewer than which are left to stay for
+PARTS, LEFT = 32, 22  # of so many parts of the micro-batches, fewer than LEFT are left to stay for
 
 
 @dataclass(frozen=True)
 class Front:
-    """Of the stages 0 .. x-1, for each cell, a place where they end and a class: H rising and M falling, from starts[cell] to
-    starts[cell+1]; slowest: the least c of each cell."""
+    """The undominated prefixes 0 .. x-1 of every cell.
+
+    starts: (cells + 1,), where each cell's prefixes begin. h, m: H rising and M falling within a cell, cell after cell.
+    slowest: (cells,), the least c of any prefix of the cell; FAR where there is none.
+    """
 
     starts: Integers
     h: Integers
     m: Integers
     slowest: Integers
+
+    @property
+    def cells(self) -> Integers:
+        """The cell of each prefix."""
+        return np.repeat(np.arange(len(self.slowest)), np.diff(self.starts))
 
 
 class Prefixes:
@@ -58,86 +77,119 @@ class Prefixes:
         self._spans, self._limit = spans, limit
         self._possible = [np.nonzero(spans.need(x) <= limit) for x in range(spans.stages)]
         passes = [spans.b[possible] for possible in self._possible]
-        low = max(int(own.min(initial=FAR)) for own in passes[: max(1, spans.stages // 2)])  # hardly any c is below it
-        high = max(int(own.max(initial=low)) for own in passes)
-        self._edges = np.unique(np.linspace(low, high, classes + 1)[1:-1].astype(np.int64))
-        self._classes = len(self._edges) + 1
+        low = max(int(b.min(initial=FAR)) for b in passes[: max(1, spans.stages // 2)])  # hardly any c is below it
+        high = max(int(b.max(initial=low)) for b in passes)
+        self._borders = np.unique(np.linspace(low, high, classes + 1)[1:-1].astype(np.int64))
+        self._classes = len(self._borders) + 1
         most = min(spans.stages, spans.micro_batches)
+        # By left, the fronts of the prefixes without a stage, with one, with two, ..
         self._fronts: dict[int, list[Front]] = {}
-        for left in sorted({most * part // 32 for part in range(0, LEFT, every)}):
+        for left in sorted({most * part // PARTS for part in range(0, LEFT, every)}):
             self._fronts[left] = self._built(left, out_of_time)
 
-    def bounded(self, known: Suffixes) -> Suffixes:
-        """Those of some suffixes that are up to the limit by these bounds, too."""
-        x, passes = known.stage, np.arange(known.longest.shape[1])
-        fronts = [(left, own[x]) for left, own in self._fronts.items() if left < known.ways.shape[1] and x < len(own)]
+    def bounded(self, suffixes: Suffixes) -> Suffixes:
+        """The suffixes whose bound is still at most the limit with `bound_ns`."""
+        bound = np.maximum(suffixes.bound, self.bound_ns(suffixes))
+        return replace(suffixes, bound=bound).at(bound <= self._limit)
+
+    def bound_ns(self, suffixes: Suffixes) -> Integers:
+        """(N,): no partition up to the limit with the suffix has a shorter iteration; FAR where there is none.
+
+        Proof: its prefix is in one of the cells of the place where the suffix begins, or is dominated there, and its iteration
+        is at least as long as the paths at the head of this file, for every `left`.
+        """
+        x, passes = suffixes.stage, np.arange(suffixes.longest.shape[1])
+        fronts = {left: f[x] for left, f in self._fronts.items() if left < suffixes.ways.shape[1] and x < len(f)}
         if not fronts:
-            return known
-        least = np.full(known.count, FAR)
+            return suffixes.bound
+        slowest_of_cell = next(iter(fronts.values())).slowest  # of any left: c does not depend on it
+        least = np.full(suffixes.count, FAR)
         for number in range(self._classes):
-            cell = known.firsts[:, 0] * self._classes + number
-            slowest = fronts[0][1].slowest[cell]
-            there = np.flatnonzero(slowest < FAR)
-            cell, ways = cell[there], known.ways[there]
-            longest = (known.longest[there] + passes * slowest[there, None]).max(axis=1)
-            own = longest
-            for left, front in fronts:
-                way = ways[:, left] + ways[:, 0] if self._spans.rounds == 2 else ways[:, left]
-                own = np.maximum(own, _least(front, cell, way, longest))
-            least[there] = np.minimum(least[there], own)
-        bound = np.maximum(known.bound, least)
-        return replace(known, bound=bound).at(bound <= self._limit)
+            cells = self._cell(suffixes.firsts[:, 0], number)
+            some = np.flatnonzero(slowest_of_cell[cells] < FAR)
+            cells = cells[some]
+            longest = (suffixes.longest[some] + passes * slowest_of_cell[cells][:, None]).max(axis=1)
+            bound = longest
+            for left, front in fronts.items():
+                bound = np.maximum(bound, crossing_ns(front, cells, self._way_ns(suffixes, left)[some], longest))
+            least[some] = np.minimum(least[some], bound)
+        return least
+
+    def _cell(self, place: Integers, number: Integers | int) -> Integers:
+        """The cell of a place and a class."""
+        return place * self._classes + number
+
+    def _way_ns(self, suffixes: Suffixes, left: int) -> Integers:
+        """(N,): what the paths through a stage before take in the suffix: with m >= p both the first micro-batch's way to the
+        last stage, and the last one's to the stage behind which `left` passes remain; else the latter alone."""
+        turning = suffixes.ways[:, left]
+        return turning + suffixes.ways[:, 0] if self._spans.rounds == 2 else turning
 
     def _built(self, left: int, out_of_time: Callable[[], bool]) -> list[Front]:
-        spans, p, m, classes = self._spans, self._spans.stages, self._spans.micro_batches, self._classes
-        count = spans.places * classes
-        slowest, cells = np.full(count, FAR), np.zeros(1, np.int64)
+        """The fronts for some passes left, a stage more at a time, as far as there are not too many prefixes."""
+        spans, count = self._spans, self._spans.places * self._classes
+        slowest = np.full(count, FAR)
         slowest[0] = 0
-        found = [Front(np.minimum(np.arange(count + 1), 1), cells, np.full(1, -FAR), slowest)]
-        for x in range(p - left):
+        fronts = [Front(np.minimum(np.arange(count + 1), 1), np.zeros(1, np.int64), np.full(1, -FAR), slowest)]
+        for x in range(spans.stages - left):
             if out_of_time():
                 break
-            known, u, (first, end) = found[-1], p - 1 - x, self._possible[x]
-            low = known.starts[first * classes]
-            many = known.starts[(first + 1) * classes] - low
+            front, (first, end) = fronts[-1], self._possible[x]
+            low = front.starts[self._cell(first, 0)]
+            many = front.starts[self._cell(first + 1, 0)] - low  # prefixes that end where the span begins
             if many.sum() > LARGEST:
                 break
             row = np.repeat(np.arange(len(first)), many)
-            at = np.arange(len(row)) - np.repeat(np.cumsum(many) - many - low, many)
-            before = first[row] * classes + cells[at] % classes
-            first, end = first[row], end[row]
+            prefix = np.arange(len(row)) - np.repeat(np.cumsum(many) - many - low, many)
+            cell, first, end = front.cells[prefix], first[row], end[row]
             f, b = spans.f[first, end], spans.b[first, end]
-            t, lasts = f + b, np.maximum(known.slowest[before], b)
-            if spans.rounds == 2:
-                own = (m - u) * t + left * lasts
-            elif u < m:
-                own = (m - u) * t + spans.least_after[x + 1][end] + left * lasts
-            else:
-                own = t + np.maximum((m - 1) * f + left * lasts, (m - 1) * b + left * f)
-            h, worst = known.h[at] + t, np.maximum(known.m[at] + spans.rounds * t, known.h[at] + own)
-            cells = end * classes + np.maximum(before % classes, np.searchsorted(self._edges, b, side="right"))
-            slowest = np.full(count, FAR)
-            np.minimum.at(slowest, cells, lasts)
-            kept = np.flatnonzero(h + spans.least_after[x + 1][end] <= self._limit)
-            found.append(_front(h[kept], worst[kept], cells[kept], slowest))
-            cells = np.repeat(np.arange(count), np.diff(found[-1].starts))
-        return found
+            slowest = np.maximum(front.slowest[cell], b)
+            h = front.h[prefix] + f + b
+            m = np.maximum(
+                front.m[prefix] + spans.rounds * (f + b), front.h[prefix] + stay_ns(spans, x, left, end, f, b, slowest)
+            )
+            number = np.maximum(cell % self._classes, np.searchsorted(self._borders, b, side="right"))
+            cell = self._cell(end, number)
+            least_slowest = np.full(count, FAR)
+            np.minimum.at(least_slowest, cell, slowest)
+            possible = np.flatnonzero(h + spans.least_after[x + 1][end] <= self._limit)
+            fronts.append(front_of(h[possible], m[possible], cell[possible], least_slowest))
+        return fronts
 
 
-def _front(h: Integers, worst: Integers, cell: Integers, slowest: Integers) -> Front:
-    order = np.lexsort((worst, h, cell))
-    h, worst, cell = h[order], worst[order], cell[order]
-    rank = np.unique(worst, return_inverse=True)[1] - cell * (len(worst) + 1)  # each cell's are below those of cells before
+def stay_ns(spans: Spans, y: int, left: int, end: Integers, f: Integers, b: Integers, slowest: Integers) -> Integers:
+    """What a path through stage y that leaves `left` passes behind takes, without H_y and the ways behind y.
+
+    f, b: the stage's passes; end: where it ends; slowest: c_y. See the paths at the head of this file.
+    """
+    m, warm_up, t = spans.micro_batches, spans.stages - 1 - y, f + b
+    if spans.rounds == 2:
+        return (m - warm_up) * t + left * slowest
+    if warm_up < m:
+        return (m - warm_up) * t + spans.least_after[y + 1][end] + left * slowest
+    return t + np.maximum((m - 1) * f + left * slowest, (m - 1) * b + left * f)
+
+
+def front_of(h: Integers, m: Integers, cell: Integers, slowest: Integers) -> Front:
+    """The front of prefixes, by cell: without those that another of their cell has neither H nor M above."""
+    order = np.lexsort((m, h, cell))
+    h, m, cell = h[order], m[order], cell[order]
+    rank = np.unique(m, return_inverse=True)[1] - cell * (len(m) + 1)  # each cell's are below those of cells before
     least = np.minimum.accumulate(rank)
-    kept = np.flatnonzero(np.diff(least, prepend=1) < 0)
-    return Front(np.searchsorted(cell[kept], np.arange(len(slowest) + 1)), h[kept], worst[kept], slowest)
+    undominated = np.flatnonzero(np.diff(least, prepend=len(m)) < 0)
+    starts = np.searchsorted(cell[undominated], np.arange(len(slowest) + 1))
+    return Front(starts, h[undominated], m[undominated], slowest)
 
 
-def _least(front: Front, cell: Integers, way: Integers, longest: Integers) -> Integers:
-    """The least of max(M + way, H + longest) over the prefixes of cells; FAR where there is none."""
-    start, end, last = front.starts[cell], front.starts[cell + 1], len(front.h) - 1
+def crossing_ns(front: Front, cells: Integers, way: Integers, longest: Integers) -> Integers:
+    """(N,): the least of max(M + way, H + longest) over the prefixes of each of N cells; FAR where there is none.
+
+    Proof: M + way falls and H + longest rises along a cell, so the least is at the first prefix where the latter is not below
+    the former, found by bisection, or at the one before.
+    """
+    start, end, last = front.starts[cells], front.starts[cells + 1], len(front.h) - 1
     if last < 0:
-        return np.full(len(cell), FAR)
+        return np.full(len(cells), FAR)
     low, high = start, end
     for _ in range(int((end - start).max(initial=0)).bit_length()):
         middle = np.minimum((low + high) // 2, last)

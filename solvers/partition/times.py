@@ -1,6 +1,9 @@
 """A chain of sub-layers, and the simulated 1F1B iterations of many partitions of it at once.
 
-These are the recurrences of `formulations.pipeline_partition`, in arrays. A device waits while it receives, so the transfer of
+Cross-check of `formulations.step.recurrences`: the same ends, of many pipelines at once (asserted in
+tests/solvers/test_partition_search.py and tests/solvers/test_whole_step.py).
+
+ A device waits while it receives, so the transfer of
 a pass that receives a message is as if it were part of the pass. In block y = -(p-1) .. m-1 stage x runs the forward pass of
 micro-batch p - 1 - x + y, whose input is of the block before, so all stages are one step. From y = 0 on it then runs the
 backward pass of micro-batch y: that goes through the stages one after another in the same block, and ends on x at the largest
@@ -22,7 +25,7 @@ Truths = NDArray[np.bool_]
 
 
 def iterations_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> Integers:
-    """(N,) of N pipelines, as of `ends_ns`."""
+    """(N,): the simulated iterations of N pipelines, whose passes are given as for `ends_ns`."""
     return ends_ns(forward_ns, backward_ns, micro_batches)[0]
 
 
@@ -50,45 +53,43 @@ def ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> 
     return free
 
 
-class Chain:
+class SublayerChain:
     """The sub-layers of an instance by the places 0 .. n between them; a span is what lies between two."""
 
     def __init__(self, instance: Instance) -> None:
         self.stages, self.micro_batches, self.places = instance.stages, instance.micro_batches, instance.sublayers + 1
         moves = np.concatenate([[0], instance.transfer_ns, [0]])
-        forward, backward = (np.concatenate([[0], np.cumsum(own)]) for own in (instance.forward_ns, instance.backward_ns))
+        forward, backward = (np.concatenate([[0], np.cumsum(times)]) for times in (instance.forward_ns, instance.backward_ns))
         self._forward_from, self._forward_to = forward - moves, forward
         self._backward_from, self._backward_to = backward, backward + moves
-        self.windows = None
-        if instance.memory is not None:
-            self.windows = instance.memory.first_layers([instance.in_flight(x) for x in range(self.stages)])
+        self.windows = instance.windows
 
     def passes_ns(self, first: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """f and b of spans, each with the message that it receives."""
+        """The passes f and b of spans between these places, each with the message that it receives."""
         return self._forward_to[end] - self._forward_from[first], self._backward_to[end] - self._backward_from[first]
 
     def ends(self, firsts: Integers) -> Integers:
-        """(N, stages): where stages end that begin at these places."""
+        """(N, stages): where the last stages of N pipelines end, which begin at these places."""
         return np.concatenate([firsts[:, 1:], np.full((len(firsts), 1), self.places - 1)], axis=1)
 
     def fits(self, stage: Integers | int, first: Integers, end: Integers) -> Truths:
-        """Whether spans are neither empty nor too large for their stages."""
+        """Whether spans between these places are neither empty nor too large for the memory of their stages."""
         if self.windows is None:
             return first < end
         return (first < end) & (first >= self.windows[stage, np.maximum(end - 1, 0)])
 
     def fitting(self, firsts: Integers) -> Integers:
-        """Those of whole partitions whose stages are neither empty nor too large. firsts: (N, p)."""
+        """The partitions, of N by the first places (N, p) of their stages, whose stages are neither empty nor too large."""
         ends = self.ends(firsts)
         inside = np.flatnonzero((firsts < ends).all(axis=1))
         return firsts[inside[self.fits(np.arange(self.stages), firsts[inside], ends[inside]).all(axis=1)]]
 
     def neighbours(self, firsts: Integers) -> Integers:
-        """(N, p): a whole partition with one cut moved a little, where stages fit."""
+        """(N, p): the partitions with one cut of a partition (p,) moved a little, as far as their stages fit."""
         moves = np.array(list(product(range(1, self.stages), SHIFTS)), np.int64).reshape(-1, 2)
-        found = np.tile(firsts, (len(moves), 1))
-        found[np.arange(len(moves)), moves[:, 0]] += moves[:, 1]
-        return self.fitting(found)
+        moved = np.tile(firsts, (len(moves), 1))
+        moved[np.arange(len(moves)), moves[:, 0]] += moves[:, 1]
+        return self.fitting(moved)
 
     def times_ns(self, firsts: Integers) -> Integers:
         """(N,): the simulated iterations of pipelines of the last stages. firsts: (N, stages), the first place of each."""
@@ -96,6 +97,6 @@ class Chain:
         return iterations_ns(forward, backward, self.micro_batches)
 
     def ends_ns(self, firsts: Integers) -> Integers:
-        """(N, stages): when each stage of these pipelines ends."""
+        """(N, stages): when each stage of N pipelines of the last stages ends. firsts: (N, stages), the first places."""
         forward, backward = self.passes_ns(firsts.T, self.ends(firsts).T)
         return ends_ns(forward, backward, self.micro_batches).T

@@ -2,7 +2,7 @@
 
 For one configuration let g_i(a..b, t) be the least T of stage i over layers a..b with u <= t (u: a micro-batch without gradient
 synchronisation). Then Eq. 8 is min over t of (m - 1) t + P(t), with P(t) the cheapest partition, a shortest path over stages
-and layers. g is bounded from below, for all spans at once, by the weighted bounds of `stage_costs`:
+and layers. g is bounded from below, for all spans at once, by the weighted bounds of `span_costs`:
 
     g(t) >= ( F(p, q) - (p - q) t ) / q        for each weight p >= q > 0;   no choice where F(1, 0) > t.
 
@@ -23,10 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.pipeline.layouts import least_ns, most_ns, parts
 from trainplan.formulations.pipeline.problem import Instance, Solution
-from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.search import Outcome, Search
-from trainplan.solvers.pipeline.published import published_optimum
-from trainplan.solvers.pipeline.stage_costs import Floats, Solved, StageCosts, Weight
+from trainplan.solvers.pipeline.span_costs import Floats, SolvedSpan, SpanCosts, Weight
 
 SOURCE = "bounds on all spans, exact on those used"
 LARGEST_WEIGHT = 64
@@ -44,10 +42,6 @@ def pipeline_exact(instance: Instance, search: Search) -> Outcome:
 
     Option `cutoff_ns`: only plans faster than this are of interest.
     """
-    if all(given.iteration == "published" for given in instance.configurations):
-        return published_optimum(instance, search)
-    if any(given.iteration != "eq8" for given in instance.configurations):
-        raise InputError("instance", "configurations", "mix two iteration times", "give instances of one each")
     statistics = dict.fromkeys(("opened", "nodes", "stages_solved", "stages_capped"), 0)
     # Each configuration is bounded more sharply, and more slowly, whenever it comes first.
     waiting = [(float(least_ns(part)), place) for place, part in enumerate(parts(instance))]
@@ -67,8 +61,8 @@ def pipeline_exact(instance: Instance, search: Search) -> Outcome:
     if search.objective is None:
         if bound == np.inf:
             return Outcome(infeasible=True, bound_source="least memory over all stages", statistics=statistics)
-        told = "time ran out before a plan was found" if search.out_of_time() else "no plan is below cutoff_ns"
-        return Outcome(message=told, bound=int(np.ceil(bound)), bound_source=SOURCE, statistics=statistics)
+        message = "time ran out before a plan was found" if search.out_of_time() else "no plan is below cutoff_ns"
+        return Outcome(message=message, bound=int(np.ceil(bound)), bound_source=SOURCE, statistics=statistics)
     proven = search.objective if bound == np.inf else min(search.objective, int(np.ceil(bound)))
     search.report(bound=proven)
     return Outcome(bound=proven, bound_source=SOURCE, statistics=statistics)
@@ -77,43 +71,47 @@ def pipeline_exact(instance: Instance, search: Search) -> Outcome:
 def _target(search: Search) -> float:
     """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for, and below the
     option `cutoff_ns`."""
-    known = [value for value in (search.objective, search.options.get("cutoff_ns")) if value is not None]
-    return min((value - max(1, int(value * search.gap)) for value in known), default=np.inf)
+    limits = [value for value in (search.objective, search.options.get("cutoff_ns")) if value is not None]
+    return min((value - max(1, int(value * search.gap)) for value in limits), default=np.inf)
 
 
 @dataclass
 class _Refined:
-    """What is known exactly of one class of spans at one in-flight number: cuts (p, q, F), and solutions."""
+    """What is known exactly of one class of spans with one number of micro-batches in flight.
+
+    cuts: F by weight (p, q). solved: choices, each with its u and T. walked: limits on u that were asked for, and
+    whether narrow. capped: pairs of a limit on u and the least T under it.
+    """
 
     cuts: dict[Weight, float] = field(default_factory=dict)
-    found: list[Solved] = field(default_factory=list)
+    solved: list[SolvedSpan] = field(default_factory=list)
     walked: set[tuple[float, bool]] = field(default_factory=set)
     capped: list[tuple[float, float]] = field(default_factory=list)
 
     def bound(self, limit: float) -> float:
-        """Lower bound on T under u <= limit."""
-        found = [time for cap, time in self.capped if limit <= cap]
+        """A lower bound on T under u <= limit: since F(p, q) <= p u + q (T - u), T is at least (F - (p - q) u) / q."""
+        bounds = [time for cap, time in self.capped if limit <= cap]
         for (p, q), value in self.cuts.items():
             if value == np.inf:
                 return np.inf
             if p == q:
-                found.append(-(-value // q))
+                bounds.append(-(-value // q))
             elif q and limit < np.inf:
-                found.append(-(-(int(value) - (p - q) * int(limit)) // q))
-        return max(found, default=-np.inf)
+                bounds.append(-(-(int(value) - (p - q) * int(limit)) // q))
+        return max(bounds, default=-np.inf)
 
-    def best(self, limit: float) -> Solved | None:
-        return min((s for s in self.found if s.u_ns <= limit), key=lambda s: s.time_ns, default=None)
+    def best(self, limit: float) -> SolvedSpan | None:
+        return min((s for s in self.solved if s.u_ns <= limit), key=lambda s: s.time_ns, default=None)
 
 
 class _Sweep:
     """Branch and bound of one configuration."""
 
     def __init__(self, instance: Instance, place: int, search: Search, statistics: dict[str, int]) -> None:
-        self.costs = StageCosts(instance, place)
+        self.costs = SpanCosts(instance, place)
         self.instance, self.place, self.search, self.statistics = instance, place, search, statistics
-        given = instance.configurations[place]
-        self.stages, self.m = given.stages, given.micro_batches
+        configuration = instance.configurations[place]
+        self.stages, self.m = configuration.stages, configuration.micro_batches
         middle = Fraction(1 + Fraction(self.m - 1, self.stages)).limit_denominator(8)
         weights = [(1, 1), (middle.numerator, middle.denominator), (self.m, 1)]
         self.weights: list[Weight] = list(dict.fromkeys(weights))
@@ -121,30 +119,30 @@ class _Sweep:
         self.depth_of = [self.costs.depths.index(depth) for depth in self.costs.in_flight]
         self.unresolved = np.inf
         self.window = _window(instance.layers)
-        most = most_ns(replace(instance, configurations=(given,)))  # times weights, this stays within 64 bits
+        most = most_ns(replace(instance, configurations=(configuration,)))  # times weights, this stays within 64 bits
         self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, most)))
 
     def quick_bound(self) -> float:
         """Without prices of memory; infinite where some stage can never fit. Batches that share tables share it, too."""
-        known = self.costs.shared
+        shared = self.costs.shared
         key = ("quick", self.costs.spans, tuple(self.costs.in_flight), self.instance.memory_bytes)
-        if key not in known:
+        if key not in shared:
             self.u, times = self.costs.bounds([(1, 0), (1, 1)], prices=np.zeros(1))
             slowest, total = self._least_slowest(), np.inf
             if slowest < np.inf:
                 self.values, weights, self.weights = times[None], self.weights, [(1, 1)]
                 total = self._partition(np.inf)[0]
                 self.weights = weights
-            known[key] = (slowest, total)
-        slowest, total = known[key]
+            shared[key] = (slowest, total)
+        slowest, total = shared[key]
         return (self.m - 1) * slowest + total if total < np.inf else np.inf
 
     def run(self) -> float:
         """Search the configuration; the bound proven for it, infinite where all of it is proven to be worse."""
         if self.stages == 1:
             return self._single()
-        found = self.costs.bounds([*self.weights, (1, 0)])
-        self.values, self.u = found[:-1], found[-1]
+        bounds = self.costs.bounds([*self.weights, (1, 0)])
+        self.values, self.u = bounds[:-1], bounds[-1]
         nodes = self._first_nodes()
         while nodes:
             bound, low, high, path = heapq.heappop(nodes)
@@ -203,70 +201,70 @@ class _Sweep:
         heapq.heapify(nodes)
         return nodes
 
-    def _solve_used(self, path: Path, limit: float, narrow: bool = False) -> tuple[list[Solved], bool]:
+    def _solve_used(self, path: Path, limit: float, narrow: bool = False) -> tuple[list[SolvedSpan], bool]:
         """Solve the stages of a partition under u <= limit and report the plan: its stages, none where one has no choice; and
         whether each is proven to be the best."""
-        found: list[Solved] = []
+        plan: list[SolvedSpan] = []
         exact = True
         for stage, (first, last) in enumerate(path):
             best, proven = self._refine(self.depth_of[stage], int(self.costs.spans.number[first, last]), limit, narrow)
             exact = exact and proven
             if best is not None:
-                found.append(best)
-        if len(found) < len(path):
+                plan.append(best)
+        if len(plan) < len(path):
             return [], exact
         sizes = tuple(last - first + 1 for first, last in path)
-        choice = tuple(s for solved in found for s in solved.choice or ())
+        choice = tuple(s for solved in plan for s in solved.choice or ())
         self.search.report(Solution(self.place, sizes, choice))
-        return found, exact
+        return plan, exact
 
     def _walked(self, path: Path, limit: float, narrow: bool) -> bool:
         """Whether all stages of a partition have been refined to this limit."""
         numbers = [(self.depth_of[stage], int(self.costs.spans.number[span])) for stage, span in enumerate(path)]
         return all(key in self.refined and (limit, narrow) in self.refined[key].walked for key in numbers)
 
-    def _refine(self, depth: int, number: int, limit: float, narrow: bool) -> tuple[Solved | None, bool]:
+    def _refine(self, depth: int, number: int, limit: float, narrow: bool) -> tuple[SolvedSpan | None, bool]:
         """The best known choice of a span with u <= limit, and whether none is better: walks the hull of u and T to the
         limit. narrow: and searches below the hull, at last."""
-        known = self.refined.setdefault((depth, number), _Refined())
-        known.walked.add((limit, narrow))
-        cheapest = self._cut(known, depth, number, (1, 1))
+        refined = self.refined.setdefault((depth, number), _Refined())
+        refined.walked.add((limit, narrow))
+        cheapest = self._cut(refined, depth, number, (1, 1))
         if cheapest.choice is None or cheapest.u_ns <= limit:
-            return known.best(limit), True
-        fastest = self._cut(known, depth, number, (1, 0))
+            return refined.best(limit), True
+        fastest = self._cut(refined, depth, number, (1, 0))
         if fastest.u_ns > limit:
             return None, True
-        while (known.best(limit) or fastest).time_ns - known.bound(limit) >= 1:
+        while (refined.best(limit) or fastest).time_ns - refined.bound(limit) >= 1:
             slope = Fraction(fastest.time_ns - cheapest.time_ns, cheapest.u_ns - fastest.u_ns)
             weight = (1 + slope).limit_denominator(LARGEST_WEIGHT)
-            if weight > self.steepest or (weight.numerator, weight.denominator) in known.cuts:
+            if weight > self.steepest or (weight.numerator, weight.denominator) in refined.cuts:
                 break
-            between = self._cut(known, depth, number, (weight.numerator, weight.denominator))
+            between = self._cut(refined, depth, number, (weight.numerator, weight.denominator))
             if between.u_ns > limit:
                 cheapest = between
             else:
                 fastest = between
             if cheapest.u_ns <= fastest.u_ns:
                 break
-        best = known.best(limit)
-        if best is not None and best.time_ns - known.bound(limit) >= 1 and narrow:
+        best = refined.best(limit)
+        if best is not None and best.time_ns - refined.bound(limit) >= 1 and narrow:
             price = (fastest.time_ns - cheapest.time_ns) / max(1, cheapest.u_ns - fastest.u_ns)
             self.statistics["stages_capped"] += 1
             capped = self.costs.solve_capped(number, self.costs.depths[depth], int(limit), best, price, self.search.remaining())
-            known.capped.append((limit, capped.bound))
-            known.found.append(capped)
-            best = known.best(limit)
-        return best, best is not None and best.time_ns - known.bound(limit) < 1
+            refined.capped.append((limit, capped.bound))
+            refined.solved.append(capped)
+            best = refined.best(limit)
+        return best, best is not None and best.time_ns - refined.bound(limit) < 1
 
-    def _cut(self, known: _Refined, depth: int, number: int, weight: Weight) -> Solved:
+    def _cut(self, refined: _Refined, depth: int, number: int, weight: Weight) -> SolvedSpan:
         solved = self._solved(number, self.costs.depths[depth], weight)
-        if weight not in known.cuts:
-            known.cuts[weight] = solved.bound
+        if weight not in refined.cuts:
+            refined.cuts[weight] = solved.bound
             if solved.choice is not None:
-                known.found.append(solved)
+                refined.solved.append(solved)
         return solved
 
-    def _solved(self, number: int, depth: int, weight: Weight) -> Solved:
+    def _solved(self, number: int, depth: int, weight: Weight) -> SolvedSpan:
         self.statistics["stages_solved"] += 1
         return self.costs.solve(number, depth, weight)
 
@@ -279,11 +277,11 @@ class _Sweep:
             elif limit < np.inf:
                 best = np.maximum(best, (values - (p - q) * limit) / q)
         best[self.u > limit] = np.inf
-        for (depth, number), known in self.refined.items():
-            if known.cuts.get((1, 0), 0.0) > limit:
+        for (depth, number), refined in self.refined.items():
+            if refined.cuts.get((1, 0), 0.0) > limit:
                 best[depth, number] = np.inf
             else:
-                best[depth, number] = max(best[depth, number], known.bound(limit))
+                best[depth, number] = max(best[depth, number], refined.bound(limit))
         return best
 
     def _partition(self, limit: float) -> tuple[float, Path]:

@@ -4,7 +4,7 @@ Both search every stage of a partition by Algorithm 3 and cost the pipeline by E
 of stages P; BMW starts at the memory-balanced one and moves layers away from the slowest stage (Section IV-B).
 
 Where the paper is silent:
-- Strategy_Init, PP_Partition_Init: see `partitions`. Init_Microbatch_Num: see `micro_batch_rule`.
+- Strategy_Init, PP_Partition_Init: see `partitions`. Init_Microbatch_Num: see `pipeline.batches.micro_batch_rule`.
 - PP_Partition_Adjust moves a boundary block of the slowest stage (the first such) to either neighbour; both are tried.
 - `validate` costs p' under the strategies found on p, each layer keeping its own; p_t, whose largest stage is the third limit,
   is found once, with Strategy_Init, and costed under the same strategies. Where a search finds nothing, nothing is adjusted.
@@ -20,16 +20,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainplan.formulations.pipeline.batches import ruled_micro_batches
 from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
 from trainplan.profiling.base.errors import InputError
-from trainplan.solvers.chain.galvatron_dp import Chain, Moves, Options, granularity
+from trainplan.solvers.chain.galvatron_dp import LayerOptions, LayoutMoves, PrefixTable, granularity
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.partitions import BALANCES, Balance, Partition, blocks, initial_partition, uniform_choice
 
 MICRO_BATCHES = ("rule", "all")
 STAGE_TIMES = ("micro-batch", "iteration")
-SAMPLES_PER_MICRO_BATCH = 4
-MOST_MICRO_BATCHES = 8
 
 
 def galvatron_base(instance: Instance, search: Search) -> Outcome:
@@ -51,7 +50,7 @@ def galvatron_bmw(instance: Instance, search: Search) -> Outcome:
     return _run(instance, search, adjustments)
 
 
-def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iterator[Step]]) -> Outcome:
+def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iterator[SearchedPartition]]) -> Outcome:
     """The best of all configurations and steps. Statistics name every partition searched, in blocks, and its time."""
     step_bytes = granularity(search, instance.memory_bytes)
     whole = _option(search, "stage_time", STAGE_TIMES) == "iteration"
@@ -59,11 +58,11 @@ def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iter
     for place in _configurations(instance, search):
         if search.out_of_time():
             break
-        given = instance.configurations[place]
+        configuration = instance.configurations[place]
         times: list[int | None] = []
         partitions: list[list[int]] = []
-        searched.append({"configuration": str(given), "partitions": partitions, "times_ns": times})
-        for step in steps(StageSearch(instance, place, step_bytes, given.micro_batches if whole else 1)):
+        searched.append({"configuration": str(configuration), "partitions": partitions, "times_ns": times})
+        for step in steps(StageSearch(instance, place, step_bytes, configuration.micro_batches if whole else 1)):
             time_ns = None if step.evaluation is None else step.evaluation.time_ns
             partitions.append(list(step.partition))
             times.append(time_ns)
@@ -79,51 +78,34 @@ def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iter
     return Outcome(message=message, statistics={"granularity_bytes": step_bytes, "searched": searched})
 
 
-def micro_batch_rule(batch: int, stages: int) -> int:
-    """Init_Microbatch_Num: one for one stage, else a micro-batch for every 4 samples, at most 8.
-
-    The authors' code has this rule in `optimal_chunk_func` of its CLIP search, for the samples of one device; the first
-    version's BERT search has batch / 4 where a stage is all tensor-parallel. Counting the whole batch is the reading that gives
-    the 8 of Figure 4 for both its batches, 32 and 64. Without a limit, memory would not grow with the batch under 1F1B, and
-    Algorithm 1 would not end.
-    """
-    return 1 if stages == 1 else min(MOST_MICRO_BATCHES, -(-batch // SAMPLES_PER_MICRO_BATCH))
-
-
-def ruled_micro_batches(batch: int, stages: int, possible: Sequence[int]) -> int:
-    """The possible number that is nearest to the rule's; the smaller of two."""
-    wanted = micro_batch_rule(batch, stages)
-    return min(possible, key=lambda m: (abs(m - wanted), m))
-
-
 class StageSearch:
     """Galvatron_Search (Algorithm 1, line 17) in one configuration. Equal stages, and what they begin with, are solved once."""
 
     def __init__(self, instance: Instance, configuration: int, step: int, weight: int = 1) -> None:
         """step: granularity of Algorithm 3 in bytes. weight: micro-batches that the time is counted for."""
         self.instance, self.configuration, self.step, self.weight = instance, configuration, step, weight
-        self.given = instance.configurations[configuration]
-        self.blocks = blocks(instance, self.given.stages)
-        self._moves = [Moves(weight * table) for table in self.given.counted.transitions_ns]
-        self._options: dict[tuple[int, int | None, int], Options] = {}
-        self._chains: dict[tuple[Chain | int, int | None, int], Chain] = {}
-        self._found: dict[Chain, tuple[int, ...] | None] = {}
+        self.chosen = instance.configurations[configuration]
+        self.blocks = blocks(instance, self.chosen.stages)
+        self._moves = [LayoutMoves(weight * table) for table in self.chosen.tables.transitions_ns]
+        self._options: dict[tuple[int, int | None, int], LayerOptions] = {}
+        self._chains: dict[tuple[PrefixTable | int, int | None, int], PrefixTable] = {}
+        self._optima: dict[PrefixTable, tuple[int, ...] | None] = {}
 
     def solution(self, partition: Sequence[int]) -> Solution | None:
         """The strategies of every stage of a partition; None where Algorithm 3 finds none for some stage."""
         layers = self.blocks.layers_of(partition)
         choice: list[int] = []
         for number, count in enumerate(layers):
-            found = self.stage(number, len(choice), len(choice) + count - 1)
-            if found is None:
+            options = self.stage(number, len(choice), len(choice) + count - 1)
+            if options is None:
                 return None
-            choice.extend(found)
+            choice.extend(options)
         return Solution(self.configuration, layers, tuple(choice))
 
     def stage(self, number: int, first: int, last: int) -> tuple[int, ...] | None:
         """Algorithm 3 on layers first to last (included) as stage `number`."""
-        instance, in_flight = self.instance, self.given.in_flight(number)
-        chain: Chain | None = None
+        instance, in_flight = self.instance, self.chosen.in_flight(number)
+        chain: PrefixTable | None = None
         for l in range(first, last + 1):
             boundary, kind = instance.boundary_kinds[l - 1] if l else None, instance.layer_kinds[l]
             key = (chain or in_flight, boundary, kind)
@@ -131,21 +113,21 @@ class StageSearch:
                 if chain and boundary is not None:
                     self._chains[key] = chain.then(self._moves[boundary], self._layer(in_flight, None, kind))
                 else:
-                    self._chains[key] = Chain(self._layer(in_flight, boundary, kind), instance.memory_bytes)
+                    self._chains[key] = PrefixTable(self._layer(in_flight, boundary, kind), instance.memory_bytes)
             chain = self._chains[key]
         assert chain
-        if chain not in self._found:
-            self._found[chain] = chain.optimum()
-        return self._found[chain]
+        if chain not in self._optima:
+            self._optima[chain] = chain.optimum()
+        return self._optima[chain]
 
-    def _layer(self, in_flight: int, entry: int | None, kind: int) -> Options:
+    def _layer(self, in_flight: int, entry: int | None, kind: int) -> LayerOptions:
         """A layer; activations of earlier micro-batches count as states. entry: the boundary before it, for a stage's first."""
         key = (in_flight, entry, kind)
         if key not in self._options:
-            tables = self.given.counted
+            tables = self.chosen.tables
             forward, sync = tables.forward_bytes[kind], tables.sync_ns[kind]
             repeated = tables.time_ns[kind] - sync + (0 if entry is None else tables.entries_ns[entry])
-            self._options[key] = Options(
+            self._options[key] = LayerOptions(
                 time_ns=self.weight * repeated + sync,
                 forward_bytes=forward,
                 backward_bytes=tables.backward_bytes[kind],
@@ -156,7 +138,7 @@ class StageSearch:
 
 
 @dataclass(frozen=True)
-class Step:
+class SearchedPartition:
     """A partition p' that Algorithm 2 takes from its queue, and what the search finds there.
 
     origin: the step it was made from, none for p_m. validated: p' under the origin's strategies; limit_bytes: the largest stage
@@ -166,12 +148,12 @@ class Step:
     partition: Partition
     solution: Solution | None
     evaluation: Evaluation | None
-    origin: Step | None = None
+    origin: SearchedPartition | None = None
     validated: Evaluation | None = None
     limit_bytes: int | None = None
 
 
-def adjustments(stages: StageSearch) -> Iterator[Step]:
+def adjustments(stages: StageSearch) -> Iterator[SearchedPartition]:
     """Lines 6 to 17 of Algorithm 2: partitions in the order in which they are searched, each once."""
     instance, place = stages.instance, stages.configuration
     start = uniform_choice(instance, place)
@@ -203,10 +185,10 @@ def adjusted(partition: Partition, evaluation: Evaluation) -> Iterator[Partition
         return
     for neighbour in (slowest - 1, slowest + 1):
         if 0 <= neighbour < len(partition):
-            found = list(partition)
-            found[slowest] -= 1
-            found[neighbour] += 1
-            yield tuple(found)
+            moved = list(partition)
+            moved[slowest] -= 1
+            moved[neighbour] += 1
+            yield tuple(moved)
 
 
 def valid(moved: Evaluation, before: Evaluation, memory_bytes: int, limit_bytes: int) -> bool:
@@ -219,27 +201,27 @@ def valid(moved: Evaluation, before: Evaluation, memory_bytes: int, limit_bytes:
 def _searched(
     stages: StageSearch,
     partition: Partition,
-    origin: Step | None = None,
+    origin: SearchedPartition | None = None,
     validated: Evaluation | None = None,
     limit_bytes: int | None = None,
-) -> Step:
+) -> SearchedPartition:
     solution = stages.solution(partition)
-    found = None if solution is None else evaluate(stages.instance, solution)
-    return Step(partition, solution, found, origin, validated, limit_bytes)
+    evaluation = None if solution is None else evaluate(stages.instance, solution)
+    return SearchedPartition(partition, solution, evaluation, origin, validated, limit_bytes)
 
 
 def _configurations(instance: Instance, search: Search) -> list[int]:
     """Places of the configurations to search, from few stages to many; by the rule, one for each number and schedule."""
     every = _option(search, "micro_batches", MICRO_BATCHES) == "all"
     groups: dict[tuple[int, str], list[int]] = {}
-    for place, given in enumerate(instance.configurations):
-        groups.setdefault((given.stages, given.schedule), []).append(place)
+    for place, configuration in enumerate(instance.configurations):
+        groups.setdefault((configuration.stages, configuration.schedule), []).append(place)
 
-    found = []
+    places = []
     for key in sorted(groups):
         by_number = {instance.configurations[place].micro_batches: place for place in groups[key]}
-        found += groups[key] if every else [by_number[ruled_micro_batches(instance.batch, key[0], list(by_number))]]
-    return found
+        places += groups[key] if every else [by_number[ruled_micro_batches(instance.batch, key[0], list(by_number))]]
+    return places
 
 
 def _option(search: Search, name: str, values: Sequence[Any]) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, even_partition, spans_of_sizes
+from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility
-from trainplan.solvers.pipeline.stage_costs import StageCosts
+from trainplan.solvers.pipeline.span_costs import SpanCosts
 
 
 def least_pipeline_memory(instance: Instance) -> Solution:
@@ -16,9 +16,9 @@ def least_pipeline_memory(instance: Instance) -> Solution:
     """
     best, least = None, np.inf
     for place in range(len(instance.configurations)):
-        found = _least(instance, place, least)
-        if found is not None:
-            best, least = found, evaluate(instance, found).peak_bytes
+        candidate = _least(instance, place, least)
+        if candidate is not None:
+            best, least = candidate, evaluate(instance, candidate).peak_bytes
     assert best is not None
     return best
 
@@ -31,16 +31,10 @@ def fits(instance: Instance) -> bool:
 
 def _least(instance: Instance, place: int, limit: float) -> Solution | None:
     """The least of one configuration; None where it is not below `limit`."""
-    costs = StageCosts(instance, place)
+    costs = SpanCosts(instance, place)
     bounds, number = costs.least_bytes().copy(), costs.spans.number
     depth_of = [costs.depths.index(depth) for depth in costs.in_flight]
     exact: dict[tuple[int, int], tuple[int, ...]] = {}
-    given = instance.configurations[place]
-    if given.iteration == "published":  # whose partition is given
-        even = spans_of_sizes(even_partition(instance.layers, given.stages))
-        allowed = np.zeros(number.shape, bool)
-        allowed[tuple(zip(*even, strict=True))] = True
-        number = np.where(allowed, number, -1)
     while True:
         reach = np.full(instance.layers + 1, np.inf)
         reach[0], origins = 0.0, []
@@ -70,24 +64,29 @@ def _least(instance: Instance, place: int, limit: float) -> Solution | None:
 def explain(instance: Instance) -> Infeasibility | None:
     """Why no solution fits, in the user's terms; None where one does."""
     solution = least_pipeline_memory(instance)
-    stages = evaluate(instance, solution).stages
+    return reason(instance, solution, evaluate(instance, solution))
+
+
+def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> Infeasibility | None:
+    """Why the solution of least memory does not fit, and what to change; None where it does."""
+    stages = evaluation.stages
     worst = max(stages, key=lambda stage: stage.peak_bytes)
-    if worst.peak_bytes <= instance.memory_bytes:
+    over = worst.peak_bytes - instance.memory_bytes
+    if over <= 0:
         return None
-    given = instance.configurations[solution.configuration]
     advice = [f"give memory_bytes of at least {worst.peak_bytes}"]
     if worst.state_bytes > instance.memory_bytes:
         advice.append("use more devices: the model states alone do not fit")
     else:
         advice.append(f"take a smaller batch than {instance.batch}, or more devices")
-    over = worst.peak_bytes - instance.memory_bytes
     if over * 20 < instance.memory_bytes:
         advice.append(f"free {over} bytes elsewhere on the device")
+    configuration = instance.configurations[solution.configuration]
     return Infeasibility(
         instance.memory_bytes,
         worst.peak_bytes,
         worst.peak_layer,
-        f"{instance.layer_names[worst.peak_layer]} in stage {stages.index(worst)} of {given}",
+        f"{instance.layer_names[worst.peak_layer]} in stage {stages.index(worst)} of {configuration}",
         worst.state_bytes,
         worst.peak_bytes - worst.state_bytes,
         tuple(advice),

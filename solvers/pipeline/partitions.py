@@ -33,14 +33,15 @@ class Blocks:
 
     @property
     def count(self) -> int:
+        """The number of blocks."""
         return self.layers - self.lead - self.tail
 
     def layers_of(self, partition: Sequence[int]) -> tuple[int, ...]:
         """Layers of each stage, from its blocks."""
-        found = list(partition)
-        found[0] += self.lead
-        found[-1] += self.tail
-        return tuple(found)
+        layers = list(partition)
+        layers[0] += self.lead
+        layers[-1] += self.tail
+        return tuple(layers)
 
     def partition_of(self, stages: Sequence[int]) -> Partition:
         """Blocks of each stage, from its layers. A stage with nothing but an embedding or a head has none."""
@@ -57,8 +58,8 @@ def blocks(instance: Instance, stages: int = 1) -> Blocks:
     kinds, layers = instance.layer_kinds, instance.layers
     lead = int(layers > 2 and kinds[0] not in kinds[1:-1])
     tail = int(layers > 2 and kinds[-1] not in kinds[1:-1])
-    found = Blocks(layers, lead, tail)
-    return found if found.count >= stages else Blocks(layers, 0, 0)
+    candidate = Blocks(layers, lead, tail)
+    return candidate if candidate.count >= stages else Blocks(layers, 0, 0)
 
 
 def partition_of_blocks(instance: Instance, stages: Sequence[int]) -> Partition:
@@ -82,15 +83,15 @@ def initial_partition(
 def uniform_choice(instance: Instance, configuration: int) -> tuple[int, ...]:
     """Strategy_Init, where the paper is silent: one strategy for all layers, the fastest of those that fit the memory under
     the partition that is even in layers, or else the one of least memory there."""
-    given = instance.configurations[configuration]
-    stages = blocks(instance, given.stages).layers_of(initial_partition(instance, configuration, "layers"))
+    chosen = instance.configurations[configuration]
+    stages = blocks(instance, chosen.stages).layers_of(initial_partition(instance, configuration, "layers"))
 
     def rank(option: int) -> tuple[int, int]:
-        found = evaluate(instance, Solution(configuration, stages, (option,) * instance.layers))
-        over = max(0, found.peak_bytes - instance.memory_bytes)
-        return over, found.time_ns
+        evaluation = evaluate(instance, Solution(configuration, stages, (option,) * instance.layers))
+        over = max(0, evaluation.peak_bytes - instance.memory_bytes)
+        return over, evaluation.time_ns
 
-    return (min(range(len(given.tables.strategies)), key=rank),) * instance.layers
+    return (min(range(len(chosen.tables.strategies)), key=rank),) * instance.layers
 
 
 def balanced(stages: int, loads: Loads) -> Partition:
@@ -108,19 +109,19 @@ def balanced(stages: int, loads: Loads) -> Partition:
         squares = np.where(table <= bottleneck, (end - first) ** 2, IMPOSSIBLE) + rest
         ends.append(squares.argmin(axis=1))
         rest = np.minimum(squares.min(axis=1), IMPOSSIBLE)
-    found = [0]
+    bounds = [0]
     for following in reversed(ends):
-        found.append(int(following[found[-1]]))
-    return tuple(np.diff(found).tolist())
+        bounds.append(int(following[bounds[-1]]))
+    return tuple(np.diff(bounds).tolist())
 
 
 def _loads(instance: Instance, configuration: int, balance: Balance, choice: Sequence[int]) -> Loads:
-    given = instance.configurations[configuration]
-    edges = np.array(blocks(instance, given.stages).edges())
+    chosen = instance.configurations[configuration]
+    edges = np.array(blocks(instance, chosen.stages).edges())
     count = len(edges)
     if balance == "layers":
         return lambda _stage: np.arange(count) - np.arange(count)[:, None]
-    tables, places = given.counted, (list(instance.layer_kinds), list(choice))
+    tables, places = chosen.tables, (list(instance.layer_kinds), list(choice))
 
     def until(values: Integers) -> Integers:
         """Sums before every layer."""
@@ -140,8 +141,8 @@ def _loads(instance: Instance, configuration: int, balance: Balance, choice: Seq
         inside = moves[edges - 1] - moves[np.minimum(edges, len(cuts))][:, None]
         times = between(until(tables.time_ns[places])) + inside + entries[:, None]
         return lambda _stage: times
-    kept = until(tables.forward_bytes[places])
-    peaks = kept[1:] + tables.backward_bytes[places]
+    forward = until(tables.forward_bytes[places])
+    peaks = forward[1:] + tables.backward_bytes[places]
     within = np.where(np.arange(instance.layers) >= edges[:, None], peaks, 0)
-    highest = np.maximum.accumulate(within, axis=1)[:, edges - 1] - kept[edges][:, None]
-    return lambda stage: highest + (given.in_flight(stage) - 1) * between(kept) + states
+    highest = np.maximum.accumulate(within, axis=1)[:, edges - 1] - forward[edges][:, None]
+    return lambda stage: highest + (chosen.in_flight(stage) - 1) * between(forward) + states

@@ -16,8 +16,8 @@ Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class Level:
-    """All classes of one length: their parents, and the kinds of their last boundary and layer."""
+class SpanLevel:
+    """All classes of spans of one length: their parents, and the kinds of their last boundary and layer."""
 
     parent: Places
     boundary: Places
@@ -25,12 +25,12 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Spans:
+class SpanClasses:
     """number: (L, L), the class of layers a..b, -1 where b < a; levels[n]: the classes of n + 1 layers, numbered in order;
     span: first and last layer of one span of each class. At the first level `parent` is -1 and `boundary` the entry, or -1."""
 
     number: Places
-    levels: tuple[Level, ...]
+    levels: tuple[SpanLevel, ...]
     span: tuple[tuple[int, int], ...]
 
     def __len__(self) -> int:
@@ -38,22 +38,22 @@ class Spans:
 
 
 @lru_cache(maxsize=16)
-def spans_of(layer_kinds: tuple[int, ...], boundary_kinds: tuple[int, ...]) -> Spans:
+def spans_of(layer_kinds: tuple[int, ...], boundary_kinds: tuple[int, ...]) -> SpanClasses:
     """The classes of all spans of a chain."""
     layers = len(layer_kinds)
     number = np.full((layers, layers), -1, np.intp)
     levels, span = [], list[tuple[int, int]]()
     for length in range(layers):
-        known: dict[tuple[int, int, int], int] = {}
+        classes: dict[tuple[int, int, int], int] = {}
         for first in range(layers - length):
             last = first + length
             parent = int(number[first, last - 1]) if length else -1
             boundary = boundary_kinds[last - 1] if last else -1
             key = (parent, boundary, layer_kinds[last])
-            if key not in known:
-                known[key] = len(span)
+            if key not in classes:
+                classes[key] = len(span)
                 span.append((first, last))
-            number[first, last] = known[key]
-        keys = np.array(list(known), np.intp)
-        levels.append(Level(keys[:, 0], keys[:, 1], keys[:, 2]))
-    return Spans(number, tuple(levels), tuple(span))
+            number[first, last] = classes[key]
+        keys = np.array(list(classes), np.intp)
+        levels.append(SpanLevel(keys[:, 0], keys[:, 1], keys[:, 2]))
+    return SpanClasses(number, tuple(levels), tuple(span))

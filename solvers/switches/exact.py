@@ -1,8 +1,8 @@
 """memory-switches, exactly: label-setting over the segments of the synchronised step (H3T, Section 3.3.2, without a grid).
 
-Where synchronisation is forced, the step is a `Chain`: layer i takes a column (r_{i-1}, s_i, lazy_{i+1}) with a time and, as
-in Algorithm 4, f = delta_i, ms = resident_i and b = peak_i - delta_i; neighbours agree on the state between them. Equal layers
-share their columns. Where synchronisation is free, segments run into each other: see `free_switches`.
+Where synchronisation is forced, the step is a `MemoryChain`: layer i takes a column (r_{i-1}, s_i, lazy_{i+1}) with a time and,
+as in Algorithm 4, f = delta_i, ms = resident_i and b = peak_i - delta_i; neighbours agree on the state between them. Equal
+layers share their columns. Where synchronisation is free, segments run into each other: see `free_switches`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.segments import Segments, segments
-from trainplan.solvers.chain.chain import Agreement, Chain
+from trainplan.solvers.chain.chain import Agreement, MemoryChain
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.chain.least_memory import least_memory
-from trainplan.solvers.core.brute_force import LARGEST_FREE, whole_steps
 from trainplan.solvers.core.result import Infeasibility
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.switches.free_segments import free_segments
@@ -45,31 +45,34 @@ def switches_exact(instance: Instance, search: Search) -> Outcome:
     return label_setting(chain, inner)
 
 
-def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> Chain:
+def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> MemoryChain:
     """The chain whose options are columns; links between equal layers are one."""
     links: dict[tuple[int, int], Agreement] = {}
-    keys = [(id(own), id(following)) for own, following in pairwise(columns)]
+    keys = [(id(of_layer), id(following)) for of_layer, following in pairwise(columns)]
     for l, key in enumerate(keys):
         if key not in links:
             links[key] = Agreement(columns[l].leaves, columns[l + 1].enters)
-    return Chain(
+    return MemoryChain(
         memory_bytes,
-        tuple(own.time_ns for own in columns),
-        tuple(own.delta_bytes for own in columns),
-        tuple(own.peak_bytes - own.delta_bytes for own in columns),
-        tuple(own.resident_bytes for own in columns),
+        tuple(of_layer.time_ns for of_layer in columns),
+        tuple(of_layer.delta_bytes for of_layer in columns),
+        tuple(of_layer.peak_bytes - of_layer.delta_bytes for of_layer in columns),
+        tuple(of_layer.resident_bytes for of_layer in columns),
         tuple(links[key] for key in keys),
     )
 
 
 def solution_of(instance: Instance, columns: Sequence[Columns], choice: Sequence[int]) -> Solution:
     """The switches that a choice of columns stands for."""
-    return Solution(tuple(instance.options[int(own.option[s])] for own, s in zip(columns, choice, strict=True)))
+    return Solution(tuple(instance.options[int(of_layer.option[c])] for of_layer, c in zip(columns, choice, strict=True)))
 
 
 def explain(instance: Instance) -> Infeasibility | None:
-    """Why no solution fits, in the user's terms; None where one does, or where that is not certain: without synchronisation a
-    step of many layers may need less than the least that is told, that of a synchronised one."""
+    """Why no solution fits, in the user's terms; None where one does, or where that is not certain.
+
+    It is not where synchronisation is free and layers are many: the least memory that is named is that of synchronised steps,
+    and others may need less.
+    """
     least, solution = least_switches(instance)
     if least <= instance.memory_bytes or not (instance.forced or _certainly_too_much(instance)):
         return None
@@ -100,7 +103,7 @@ def explain(instance: Instance) -> Infeasibility | None:
 
 
 def least_switches(instance: Instance) -> tuple[int, Solution]:
-    """Least peak in bytes of all synchronised choices, and one that has it; of all choices at all where they are few."""
+    """The least peak in bytes of all choices, and one that has it; of synchronised ones alone where there are too many."""
     if not instance.forced and _few(instance):
         return _least_simulated(instance)
     forced = replace(instance, synchronisation="forced")
@@ -110,13 +113,13 @@ def least_switches(instance: Instance) -> tuple[int, Solution]:
 
 
 def _few(instance: Instance) -> bool:
-    return len(instance.options) ** instance.layers <= LARGEST_FREE
+    return enumeration.count(instance) <= enumeration.most(instance)
 
 
 def _least_simulated(instance: Instance) -> tuple[int, Solution]:
     """The least peak of all choices, one after the other."""
-    lowest = ((int(peaks.min()), choices[peaks.argmin()]) for choices, _, peaks in whole_steps(instance))
-    least, choice = min(lowest, key=lambda found: found[0])
+    lowest = ((int(peaks.min()), choices[peaks.argmin()]) for choices, _, peaks in enumeration.whole_steps(instance))
+    least, choice = min(lowest, key=lambda pair: pair[0])
     return least, Solution(tuple(instance.options[int(s)] for s in choice))
 
 
@@ -124,7 +127,7 @@ def _certainly_too_much(instance: Instance) -> bool:
     """Whether no choice fits, synchronised or not: by all of them where they are few, else by what any of them holds."""
     if _few(instance):
         return True  # by `least_switches`
-    own = free_segments(instance)
-    numbers = (own.peak_bytes, own.delta_bytes, own.resident_bytes, own.r, own.lazy)
-    columns = undominated(Segments(own.options, np.zeros_like(own.peak_bytes), *numbers))
+    certain = free_segments(instance)
+    numbers = (certain.peak_bytes, certain.delta_bytes, certain.resident_bytes, certain.r, certain.lazy)
+    columns = undominated(Segments(certain.options, np.zeros_like(certain.peak_bytes), *numbers))
     return least_memory(chain_of_columns(columns, instance.memory_bytes))[0] > instance.memory_bytes

@@ -1,22 +1,29 @@
-"""A bound for steps whose segments need not be synchronised: a chain of segments that are easier on them.
+"""A bound for steps whose segments need not be synchronised: the dual of their longest path, with weights that all share.
 
-Between segments stand the moments x of `free_segments`, with x'_b >= x_a + path_ab. For weights w of the moments before a
-segment and w' of those after it, each adding up to 1, and any pi >= 0 whose rows add up to w and whose columns to w',
+The step of a choice s of switches, up to the moment T at which all lanes are done, is a longest path: of the moments x[k,a] at
+the beginning of segment k = 0 .. 2N-1 and at the end, k = 2N (see `free_segments`, where path[k,a,b] comes from),
 
-    w' x'  =  sum_ab pi_ab x'_b  >=  w x + sum_ab pi_ab path_ab
+    minimise T    subject to    x[0,a] = 0,    x[k+1,b] >= x[k,a] + path[k,a,b](s),    T >= x[2N,a]               (primal)
 
-so that a segment costs at least the most that such a pi gives. Summed over the segments, that bounds the moment at which all
-lanes are done, for any weights between them. The optimizer comes after it, and takes for every k at least
+    maximise    sum_k sum_ab flow[k,a,b] path[k,a,b](s)                                                           (dual)
+    subject to  sum_b flow[k,a,b] = w[k,a]          for every k, a
+                sum_a flow[k,a,b] = w[k+1,b]        for every k, b
+                sum_a w[k,a] = 1,  flow >= 0        for every k
 
-    sum_{i<=k} optimizer_i + sum_{i>=k, not lazy} copy_i          (steps up to that of k, from there on the copies of shards)
+Where the weights w are fixed, for all choices alike, the dual falls apart into one transport problem for each segment, and
+what it gives is a bound still. So segment k costs at least cost[k](s), its best transport plan (`transported`); the optimizer,
+which begins when all lanes are done, adds costs of its own (`optimizer_costs`); and
 
-and any mean of these. Segment by segment these are costs of layer i's option, of r of the layer before and of lazy_prefetch
-of the one after, as where segments are synchronised; with the bytes that are certain, the least cost that fits is found by the
-same label-setting. Weights count in whole shares, so all numbers are whole.
+    bound(w)  =  min over s of sum_k cost[k](s), of those whose certain bytes fit    <=    the shortest step that fits
 
-The bound is concave in the weights. They are moved where it rises: all between forward segments and all between backward ones
-alike first, by falling steps; then each by itself, towards the longest path of the choice that attains the bound (fictitious
-play: a mean of longest paths). While they move, a Lagrangian bound stands for label-setting; each choice met is a candidate.
+These costs are of layer i's option, of r of the layer before and of lazy_prefetch of the one after, as where segments are
+synchronised, so that the same label-setting finds the minimum. Weights are whole multiples of 1 / SHARES, and costs of
+1 / SHARES ns, so that all arithmetic is on whole numbers.
+
+bound(w) is concave in w. Weights are moved where it rises: those between all forward segments alike, and those between all
+backward ones, first, by falling steps; then each by itself, towards the longest path of the choice that attains the bound
+(fictitious play: a mean of longest paths). While they move, a Lagrangian bound stands for label-setting. The choices that
+attain bounds are candidates for good steps.
 """
 
 from __future__ import annotations
@@ -33,14 +40,14 @@ from trainplan.formulations.memory_switches.columns import undominated
 from trainplan.formulations.memory_switches.problem import Instance
 from trainplan.formulations.memory_switches.segments import Segments
 from trainplan.solvers.chain.bounds import Completion, possible
-from trainplan.solvers.chain.chain import Chain
+from trainplan.solvers.chain.chain import MemoryChain
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.switches.exact import chain_of_columns
 from trainplan.solvers.switches.free_segments import FreeSegments, free_segments
 
 SHARES = 64
-STEPS = (32, 16, 8, 4)
+STEPS = (32, 16, 8, 4)  # shares that are moved at once
 ROUNDS = 20  # of fictitious play
 PULL, SETTLED = 0.3, 3  # a round's longest path counts PULL / (SETTLED + round) in the mean
 LOOKS, LAYERS = 100, 48  # Lagrangian bounds where there is no time limit; fewer in proportion for more layers
@@ -58,151 +65,183 @@ class NothingFits(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Shares of the moments before, between and after all segments, (2 N + 1, L); steps: of the optimizer's steps after the
-    first one and before the last copy, as opposed to copies."""
+    """The weights w of the dual, and those of the optimizer's two bounds, all in shares.
+
+    moments: (2 N + 1, L), a row for the beginning of each segment and one for the end; each adds up to SHARES. steps: of the
+    bound by all steps of the optimizer, as opposed to that by all copies of shards back to the device.
+    """
 
     moments: Integers
     steps: int = SHARES
 
+    @property
+    def layers(self) -> int:
+        """N."""
+        return len(self.moments) // 2
 
-Bound = Callable[[Weights], tuple[int, list[int] | None]]
+    @property
+    def forward(self) -> tuple[Integers, Integers]:
+        """Before and after the forward segment of every layer, (N, L) each."""
+        return self.moments[: self.layers], self.moments[1 : self.layers + 1]
+
+    @property
+    def backward(self) -> tuple[Integers, Integers]:
+        """Before and after the backward segment of every layer, (N, L) each; the last layer's comes first in time."""
+        return self.moments[self.layers : -1][::-1], self.moments[self.layers + 1 :][::-1]
+
+
+def segment_costs(segments: FreeSegments, weights: Weights) -> Integers:
+    """(N, 8, S, 2): what forward and backward segment of each layer cost at least, in 1 / SHARES ns.
+
+    For a feasible flow of the dual, with these weights, adds up over the segments to at most T.
+    """
+    forward = transported(segments.forward_ns, *weights.forward)
+    return forward[:, None] + transported(segments.backward_ns, *weights.backward)[..., None]
+
+
+def optimizer_costs(instance: Instance, lazy: Integers, steps: int) -> Integers:
+    """(N, S): what the optimizer's part of each layer costs at least, in 1 / SHARES ns. lazy: (S,), of the options.
+
+    For it is the mean, with `steps` shares of the first, of two bounds on the time after T: the host makes all steps, one after
+    the other, and then the last shard is copied back; or it makes the first step, and then all shards that are not prefetched
+    lazily are copied back, one after the other.
+    """
+    of_steps = np.full(instance.layers, steps)
+    of_copies = SHARES - of_steps
+    of_steps[0] = of_copies[-1] = SHARES
+    copies = instance["prefetch_parameter_ns"][:, None] * (lazy == 0)
+    return instance["optimizer_ns"][:, None] * of_steps[:, None] + copies * of_copies[:, None]
+
+
+def transported(paths: Integers, before: Integers, after: Integers) -> Integers:
+    """The value of the best transport plan from `before` to `after` on each segment. paths: (K, L, L, ...); weights: (K, L).
+
+    For a best plan is a vertex, its support a forest of at most 6 nodes, hence of caterpillars; and filling up from a corner,
+    with rows and columns in the order of such a caterpillar, gives it. All orders are tried.
+    """
+    best = None
+    for plan in _corner_plans(before, after):
+        value = np.einsum("kab,kab...->k...", plan, paths)
+        best = value if best is None else np.maximum(best, value)
+    assert best is not None
+    return best
+
+
+def _corner_plans(before: Integers, after: Integers) -> Iterator[Integers]:
+    """(K, L, L): plans by the north-west corner rule, for every order of rows and columns.
+
+    Row a takes the stretch of [0, SHARES] from the sum of the rows ahead of it, column b likewise: they share the overlap.
+    """
+    count, moments = before.shape
+    zero = np.zeros((count, 1), np.int64)
+    for rows in permutations(range(moments)):
+        if rows[0] > rows[-1]:
+            continue  # turned around, both orders give the same plan
+        row_ends = np.concatenate((zero, np.cumsum(before[:, rows], axis=1)), axis=1)
+        for columns in permutations(range(moments)):
+            column_ends = np.concatenate((zero, np.cumsum(after[:, columns], axis=1)), axis=1)
+            ends = np.minimum(row_ends[:, 1:, None], column_ends[:, None, 1:])
+            begins = np.maximum(row_ends[:, :-1, None], column_ends[:, None, :-1])
+            plan = np.empty((count, moments, moments), np.int64)
+            plan[:, np.array(rows)[:, None], np.array(columns)] = np.maximum(0, ends - begins)
+            yield plan
 
 
 class Relaxation:
-    """The chain of an instance, for any weights."""
+    """bound(w) of an instance, for any weights."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.segments: FreeSegments = free_segments(instance)
         self.moments = self.segments.lag_ns.shape[1]
 
-    def chain(self, weights: Weights) -> tuple[Chain, list[Integers], int]:
-        """The chain in SHARES-ths of a nanosecond, the options that its places stand for, and the time it leaves out.
+    def chain(self, weights: Weights) -> tuple[MemoryChain, list[Integers], int]:
+        """The chain of the layers' costs, the options that its places stand for, and the cost that it leaves out.
 
-        Raises NothingFits."""
-        own, instance, count, w = self.segments, self.instance, self.instance.layers, weights.moments
-        time = carried(own.forward_ns, w[:count], w[1 : count + 1])[:, None]
-        time = time + carried(own.backward_ns[::-1], w[count:-1], w[count + 1 :])[::-1][..., None]
-        steps = np.full(count + 1, weights.steps)
-        steps[0], steps[count] = SHARES, 0
-        copies = instance["prefetch_parameter_ns"][:, None] * (own.lazy == 0) * (SHARES - steps[1:, None])
-        time += ((instance["optimizer_ns"] * steps[:count])[:, None] + copies)[:, None, :, None]
-        least = time.reshape(count, -1).min(axis=1)
-        time -= least[:, None, None, None]  # a cost may be negative, which label-setting does not expect
-        numbers = (own.peak_bytes, own.delta_bytes, own.resident_bytes, own.r, own.lazy)
-        columns = undominated(Segments(own.options, time, *numbers))
+        Raises NothingFits.
+        """
+        certain, instance = self.segments, self.instance
+        cost = segment_costs(certain, weights) + optimizer_costs(instance, certain.lazy, weights.steps)[:, None, :, None]
+        least = cost.reshape(instance.layers, -1).min(axis=1)
+        cost -= least[:, None, None, None]  # a cost may be negative, which label-setting does not expect
+        numbers = (certain.peak_bytes, certain.delta_bytes, certain.resident_bytes, certain.r, certain.lazy)
+        columns = undominated(Segments(certain.options, cost, *numbers))
         chain = chain_of_columns(columns, instance.memory_bytes)
-        kept = possible(chain)
-        if not all(map(len, kept)):
+        places = possible(chain)
+        if not all(map(len, places)):
             raise NothingFits
-        options = [column.option[places] for column, places in zip(columns, kept, strict=True)]
-        return chain.restricted(kept), options, sum(least.tolist())
+        options = [column.option[fitting] for column, fitting in zip(columns, places, strict=True)]
+        return chain.restricted(places), options, sum(least.tolist())
 
     def lagrangian(self, weights: Weights) -> tuple[int, list[int] | None]:
-        """A bound in SHARES-ths of a nanosecond, and the options of a choice near it that fits into what is certain."""
+        """A bound on bound(w), in 1 / SHARES ns, and the options of a choice near it whose certain bytes fit.
+
+        For it is the Lagrangian dual of the chain, with a price on memory in place of its limit. Raises NothingFits.
+        """
         chain, options, least = self.chain(weights)
         completion = Completion(chain, None)
         path = completion.best_mixed_path()
-        return completion.bound + least, None if path is None else _named(options, path)
+        return completion.bound + least, None if path is None else _options_of(options, path)
 
     def exact(self, weights: Weights, gap: float, seconds: float) -> tuple[int, list[int]]:
-        """The same by label-setting. Raises NothingFits."""
+        """bound(w), in 1 / SHARES ns, as far as label-setting proves it in these seconds, and a choice near it.
+
+        Raises NothingFits.
+        """
         chain, options, least = self.chain(weights)
 
-        def objective(choice: Sequence[int]) -> int | None:
+        def cost(choice: Sequence[int]) -> int | None:
             taken = np.array([choice])
             return int(chain.times(taken)[0]) if int(chain.peaks(taken)[0]) <= chain.memory_bytes else None
 
-        inner = Search(objective, seconds, gap=gap)
+        inner = Search(cost, seconds, gap=gap)
         outcome = label_setting(chain, inner)
         if outcome.infeasible:
             raise NothingFits
         assert outcome.bound is not None
-        return outcome.bound + least, _named(options, inner.best)
+        return outcome.bound + least, _options_of(options, inner.best)
 
-    def longest(self, options: Sequence[int]) -> Integers:
-        """(2 N + 1,): the moments on the longest path of a choice."""
-        own, count = self.segments, self.instance.layers
-        r, lazy = own.r[list(options)], own.lazy[list(options)]
-        tables = [own.forward_ns[i, :, :, options[i], lazy[i + 1] if i + 1 < count else 0] for i in range(count)]
-        tables += [own.backward_ns[i, :, :, r[i - 1] if i else 0, options[i]] for i in reversed(range(count))]
-        reach, origins = np.zeros(self.moments, np.int64), []
+    def longest_path(self, options: Sequence[int]) -> Integers:
+        """(2 N + 1,): the moments on the longest path of a choice, that is, its best weights."""
+        certain, count = self.segments, self.instance.layers
+        r, lazy = certain.r[list(options)], certain.lazy[list(options)]
+        tables = [certain.forward_ns[i, :, :, options[i], lazy[i + 1] if i + 1 < count else 0] for i in range(count)]
+        tables += [certain.backward_ns[i, :, :, r[i - 1] if i else 0, options[i]] for i in reversed(range(count))]
+        reached, origins = np.zeros(self.moments, np.int64), []
         for table in tables:
-            through = reach[:, None] + table
+            through = reached[:, None] + table
             origins.append(through.argmax(axis=0))
-            reach = through.max(axis=0)
-        path = [int(reach.argmax())]
+            reached = through.max(axis=0)
+        path = [int(reached.argmax())]
         for origin in reversed(origins):
             path.append(int(origin[path[-1]]))
         return np.array(path[::-1])
 
-    def alike(self, shares: Sequence[Integers], steps: int = SHARES) -> Weights:
-        """Weights that are equal throughout the forward pass, and throughout the backward pass."""
-        (forward, backward), count = shares, self.instance.layers
-        return Weights(np.concatenate((np.tile(forward, (count, 1)), np.tile(backward, (count + 1, 1)))), steps)
-
-    def lanes(self) -> tuple[list[int], list[int]]:
-        """Moments that may differ from each other, between forward and between backward segments."""
+    def distinct_moments(self) -> tuple[list[int], list[int]]:
+        """Moments that may differ from each other, between forward and between backward segments; of equal ones the first."""
         count, lag = self.instance.layers, self.segments.lag_ns
-        return _different(lag[1:count]), _different(lag[count:])
+        return _distinct(lag[1:count]), _distinct(lag[count:])
 
 
-def carried(paths: Integers, before: Integers, after: Integers) -> Integers:
-    """The most that any plan gives for each segment. paths: (K, L, L, ...); before, after: (K, L), in shares.
-
-    A best plan is a vertex of the transport polytope, and all vertices come from filling it up from a corner, for some order
-    of rows and columns (its support is a tree, of at most 6 nodes, and so a caterpillar)."""
-    found = None
-    for plan in _plans(before, after):
-        value = np.einsum("kab,kab...->k...", plan, paths)
-        found = value if found is None else np.maximum(found, value)
-    assert found is not None
-    return found
+def _distinct(lags: Integers) -> list[int]:
+    moments: list[int] = []
+    for b in range(lags.shape[1]):
+        if all((lags[:, a, b] > 0).any() or (lags[:, b, a] > 0).any() for a in moments):
+            moments.append(b)
+    return moments
 
 
-def _plans(before: Integers, after: Integers) -> Iterator[Integers]:
-    count, moments = before.shape
-    start = np.zeros((count, 1), np.int64)
-    for rows in permutations(range(moments)):
-        if rows[0] > rows[-1]:
-            continue  # turned around, both orders give the same plan
-        ends = np.concatenate((start, np.cumsum(before[:, rows], axis=1)), axis=1)
-        for columns in permutations(range(moments)):
-            others = np.concatenate((start, np.cumsum(after[:, columns], axis=1)), axis=1)
-            high = np.minimum(ends[:, 1:, None], others[:, None, 1:])
-            low = np.maximum(ends[:, :-1, None], others[:, None, :-1])
-            plan = np.empty((count, moments, moments), np.int64)
-            plan[:, np.array(rows)[:, None], np.array(columns)] = np.maximum(0, high - low)
-            yield plan
+def _options_of(options: Sequence[Integers], choice: Sequence[int] | Integers) -> list[int]:
+    return [int(of_layer[place]) for of_layer, place in zip(options, choice, strict=True)]
 
 
 def free_bound(relaxation: Relaxation, search: Search, seconds: float | None, candidate: Candidate) -> None:
-    """Report bounds, in about so many seconds, and pass on the choices met. Raises NothingFits."""
-    until = float("inf") if seconds is None else search.elapsed() + seconds
-    looks = max(8, LOOKS * LAYERS // max(LAYERS, relaxation.instance.layers)) if seconds is None else sys.maxsize
-
-    def over() -> bool:
-        return search.elapsed() >= until or looks <= 0 or enough(search)
-
-    def bound(weights: Weights) -> tuple[int, list[int] | None]:
-        nonlocal looks
-        looks -= 1
-        found, options = relaxation.lagrangian(weights)
-        search.report(bound=_whole(found))
-        if options is not None:
-            candidate(options)
-        return found, options
-
-    best, weights = _moved(relaxation, bound, over)
-    for improve in (_played, None):
-        left = min(LONGEST_SECONDS, until - search.elapsed())
-        if left <= 0 or enough(search):
-            return
-        exact, options = relaxation.exact(weights, max(search.gap / 4, FINEST), left)
-        candidate(options)
-        search.report(bound=_whole(exact))
-        if improve is not None:
-            weights = improve(relaxation, best, weights, bound, over)
+    """Report bounds, in about so many seconds, and pass on the choices that attain them. Raises NothingFits."""
+    ascent = _Ascent(relaxation, search, seconds, candidate)
+    ascent.move_alike()
+    if ascent.prove():
+        ascent.play()
+        ascent.prove()
 
 
 def enough(search: Search) -> bool:
@@ -211,75 +250,98 @@ def enough(search: Search) -> bool:
     return best is not None and bound is not None and best - bound <= search.gap * best
 
 
+class _Ascent:
+    """The best weights so far, on their way up. best: their Lagrangian bound."""
+
+    def __init__(self, relaxation: Relaxation, search: Search, seconds: float | None, candidate: Candidate) -> None:
+        self.relaxation, self.search, self.candidate = relaxation, search, candidate
+        self.until = float("inf") if seconds is None else search.elapsed() + seconds
+        layers = relaxation.instance.layers
+        self.looks = max(8, LOOKS * LAYERS // max(LAYERS, layers)) if seconds is None else sys.maxsize
+        self.shares = [np.zeros(relaxation.moments, np.int64) for _ in range(2)]  # of forward and of backward segments
+        self.passes = relaxation.distinct_moments()
+        for shares, moments in zip(self.shares, self.passes, strict=True):
+            shares[moments] = SHARES // len(moments)
+            shares[moments[0]] += SHARES - shares.sum()
+        self.weights = self._alike(self.shares, SHARES)
+        self.best = -sys.maxsize
+
+    def over(self) -> bool:
+        """Whether time, or the number of bounds, is used up, or the bound is as good as asked for."""
+        return self.search.elapsed() >= self.until or self.looks <= 0 or enough(self.search)
+
+    def rises(self, weights: Weights) -> tuple[bool, list[int] | None]:
+        """Whether the Lagrangian bound of these weights is the best one so far, and a choice near it."""
+        self.looks -= 1
+        bound, options = self.relaxation.lagrangian(weights)
+        self.search.report(bound=_whole(bound))
+        if options is not None:
+            self.candidate(options)
+        better = bound > self.best
+        if better:
+            self.best, self.weights = bound, weights
+        return better, options
+
+    def prove(self) -> bool:
+        """Report the bound of the best weights by label-setting; whether there is time for more."""
+        left = min(LONGEST_SECONDS, self.until - self.search.elapsed())
+        if left <= 0 or enough(self.search):
+            return False
+        bound, options = self.relaxation.exact(self.weights, max(self.search.gap / 4, FINEST), left)
+        self.candidate(options)
+        self.search.report(bound=_whole(bound))
+        return True
+
+    def move_alike(self) -> None:
+        """Move weights that are equal throughout a pass, as long as some move of so many shares raises the bound."""
+        self.rises(self.weights)
+        for size in STEPS:
+            moved = True
+            while moved and not self.over():
+                moved = False
+                for shares, steps in self._moves(size):
+                    if self.over():
+                        break
+                    if self.rises(self._alike(shares, steps))[0]:
+                        self.shares, moved = shares, True
+
+    def _moves(self, size: int) -> Iterator[tuple[list[Integers], int]]:
+        """Shares `size` away from the best ones by then: at another moment, or between steps and copies of the optimizer."""
+        for number, moments in enumerate(self.passes):
+            for a, b in permutations(moments, 2):
+                if amount := min(size, int(self.shares[number][a])):
+                    moved = [of_pass.copy() for of_pass in self.shares]
+                    moved[number][[a, b]] += (-amount, amount)
+                    yield moved, self.weights.steps
+        instance = self.relaxation.instance
+        if instance["prefetch_parameter_ns"].max() > instance["optimizer_ns"].min():
+            for steps in (self.weights.steps - size, self.weights.steps + size):
+                if 0 <= steps <= SHARES:
+                    yield self.shares, steps
+
+    def _alike(self, shares: Sequence[Integers], steps: int) -> Weights:
+        (forward, backward), count = shares, self.relaxation.instance.layers
+        return Weights(np.concatenate((np.tile(forward, (count, 1)), np.tile(backward, (count + 1, 1)))), steps)
+
+    def play(self) -> None:
+        """Move the weights of each segment by itself."""
+        mean, tried = self.weights.moments / SHARES, self.weights
+        for number in range(ROUNDS):
+            options = self.rises(tried)[1]
+            if options is None or self.over():
+                return
+            pull = PULL / (SETTLED + number)
+            mean = (1 - pull) * mean + pull * np.eye(self.relaxation.moments)[self.relaxation.longest_path(options)]
+            tried = replace(self.weights, moments=_in_shares(mean))
+
+
 def _whole(bound: int) -> int:
+    """The least whole nanoseconds that are no less than a bound in 1 / SHARES ns."""
     return -(-bound // SHARES)
 
 
-def _moved(relaxation: Relaxation, bound: Bound, over: Callable[[], bool]) -> tuple[int, Weights]:
-    """The best weights found that are alike throughout a pass, and their bound."""
-    passes = relaxation.lanes()
-    shares = [np.zeros(relaxation.moments, np.int64) for _ in passes]
-    for own, lanes in zip(shares, passes, strict=True):
-        own[lanes] = SHARES // len(lanes)
-        own[lanes[0]] += SHARES - own.sum()
-    steps = SHARES
-    best = bound(relaxation.alike(shares, steps))[0]
-    copying = relaxation.instance["prefetch_parameter_ns"].max() > relaxation.instance["optimizer_ns"].min()
-
-    def moves(size: int) -> Iterator[tuple[list[Integers], int]]:
-        for number, lanes in enumerate(passes):
-            for a, b in permutations(lanes, 2):
-                if amount := min(size, int(shares[number][a])):
-                    moved = [own.copy() for own in shares]
-                    moved[number][[a, b]] += (-amount, amount)
-                    yield moved, steps
-        for other in (steps - size, steps + size) if copying else ():
-            if 0 <= other <= SHARES:
-                yield shares, other
-
-    for size in STEPS:
-        moved = True
-        while moved and not over():
-            moved = False
-            for tried in moves(size):
-                if over():
-                    break
-                if (value := bound(relaxation.alike(*tried))[0]) > best:
-                    best, (shares, steps), moved = value, tried, True
-    return best, relaxation.alike(shares, steps)
-
-
-def _played(relaxation: Relaxation, best: int, weights: Weights, bound: Bound, over: Callable[[], bool]) -> Weights:
-    """Better weights, each by itself."""
-    mean: Floats = weights.moments / SHARES
-    found, tried = weights, weights
-    for number in range(ROUNDS):
-        value, options = bound(tried)
-        if value > best:
-            best, found = value, tried
-        if options is None or over():
-            break
-        pull = PULL / (SETTLED + number)
-        mean = (1 - pull) * mean + pull * np.eye(relaxation.moments)[relaxation.longest(options)]
-        tried = replace(weights, moments=_shares(mean))
-    return found
-
-
-def _shares(mean: Floats) -> Integers:
-    """Whole shares nearest to weights that add up to 1, (K, L)."""
-    shares = np.floor(mean * SHARES).astype(np.int64)
-    rank = np.argsort(np.argsort(shares - mean * SHARES, axis=1, kind="stable"), axis=1, kind="stable")
+def _in_shares(weights: Floats) -> Integers:
+    """Whole shares nearest to weights that add up to 1, (K, L): the largest remainders are rounded up."""
+    shares = np.floor(weights * SHARES).astype(np.int64)
+    rank = np.argsort(np.argsort(shares - weights * SHARES, axis=1, kind="stable"), axis=1, kind="stable")
     return shares + (rank < SHARES - shares.sum(axis=1, keepdims=True))
-
-
-def _different(lags: Integers) -> list[int]:
-    """Of moments that never differ, the first."""
-    found: list[int] = []
-    for b in range(lags.shape[1]):
-        if all((lags[:, a, b] > 0).any() or (lags[:, b, a] > 0).any() for a in found):
-            found.append(b)
-    return found
-
-
-def _named(options: Sequence[Integers], choice: Sequence[int] | Integers) -> list[int]:
-    return [int(own[place]) for own, place in zip(options, choice, strict=True)]

@@ -1,16 +1,19 @@
 """memory-switches whose segments need not be synchronised: local search over the simulated step, and a bound beside it.
 
-Segments run into each other, so no chain of costs gives the step. Starts are the answer of the paper's dynamic program and the
-proven optimum, both of the synchronised step, with its synchronisation and without; the best that manual and greedy planning
-find; and every choice that the bound meets (see `free_bounds`): the bound's chain is easier than the step by little.
+    minimise    Runtime(s)    subject to    Memory(s) <= M         over all choices s of switches, segments free (H3T, Eq. 3)
 
-From the most promising starts, one after the other, a walk looks at a batch of changes at a time: another combination or
-another switch in one layer or in two neighbours, a switch in a run of layers, a run that takes one layer's combination, a run
-moved by one, an exchange of two layers; and what several that help give together. What needs less memory where too much is
-needed goes first, then what takes less time, then what leaves more memory. A walk that finds nothing for a while is thrown off
-its place, and returns to it unless it ends better.
+Segments run into each other, so that no chain of costs gives the step. What is proven comes from the relaxation that
+`free_bounds` states, a chain whose segments are easier than those of the step by little; or, of few layers, from all choices.
+What is found comes from walks over choices, each simulated as a whole step.
 
-Where there are few layers, all choices are looked at. The walk is repeatable by its seed, time limit apart.
+Walks start from the answer of the paper's dynamic program and from the proven optimum, both of the synchronised step, with
+its synchronisation and without; from the best that manual and greedy planning find; and from the choices that attain bounds.
+From the most promising starts, one after the other, a walk looks at a batch of changes at a time (see `Walks._change`),
+and at what several changes that help give together. A choice is better by its key: first the one that needs less memory where
+too much is needed, then the one that takes less time, then the one that leaves more memory. A walk that finds nothing better
+for a while is thrown off its place, and returns to it unless it ends better.
+
+A walk is repeatable by its seed, time limit apart.
 """
 
 from __future__ import annotations
@@ -46,10 +49,14 @@ Key = tuple[int, int, int]  # bytes too many, time in ns, peak in bytes
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """A choice, by places in `Walks.options`, and its key: the less the better."""
+    """A choice, the place of every layer's option in `Walks.options`, and its key: the less the better."""
 
     key: Key
     choice: Integers
+
+
+def _key(place: _Place) -> Key:
+    return place.key
 
 
 def free_exact(instance: Instance, search: Search) -> Outcome:
@@ -111,9 +118,8 @@ class Walks:
         self.place = {switches: number for number, switches in enumerate(self.options)}
         self.on = matrix([Solution(self.options)])[0]
         # Of each option and switch, the option nearest to it with the switch the other way.
-        distance = (self.on[:, None] != self.on).sum(axis=2)
-        other = self.on[:, None, :] != self.on[None]
-        self.turned = np.where(other, distance[..., None], len(SWITCHES) + 1).argmin(axis=1)
+        differs = self.on[:, None] != self.on
+        self.turned = np.where(differs, differs.sum(axis=2)[..., None], len(SWITCHES) + 1).argmin(axis=1)
         self.at_once = max(1, min(AT_ONCE, LAYERS_AT_ONCE // instance.layers))
         self.starts: dict[bytes, Integers] = {}
         self.simulated = 0
@@ -121,11 +127,11 @@ class Walks:
     def begin(self, solution: Solution) -> None:
         """Walk from there, and from there without synchronisation."""
         for sync in (True, False):
-            own = [replace(s, eco_forward=s.eco_forward and s.offload_hidden) for s in solution.switches]
-            self._start(np.array([self.place[replace(s, segment_sync=s.segment_sync and sync)] for s in own]))
+            alike = [replace(s, eco_forward=s.eco_forward and s.offload_hidden) for s in solution.switches]
+            self._start(np.array([self.place[replace(s, segment_sync=s.segment_sync and sync)] for s in alike]))
 
     def candidate(self, relaxation: Relaxation) -> Callable[[Sequence[int]], None]:
-        """Notes choices that the bound meets."""
+        """What notes choices that attain a bound, by their options in the relaxation, as starts."""
         places = np.array([self.place[switches] for switches in relaxation.segments.options])
         return lambda options: self._start(places[list(options)])
 
@@ -133,12 +139,11 @@ class Walks:
         self.starts[choice.tobytes()] = choice
 
     def run(self) -> dict[str, int]:
-        """Walk until the budget or the time is over, or the bound is met. What was simulated, for the record."""
+        """Walk until the budget or the time is over, or the bound is met. The number of simulated steps, as statistics."""
         unlimited = self.search.time_limit is None
         batches = max(2 * WALKS, BATCHES * LAYERS // max(LAYERS, self.instance.layers))
-        found = sorted(self._at(np.array(list(self.starts.values()))), key=lambda place: place.key)[:WALKS]
-        found = [self._walk(place, batches // (2 * WALKS)) for place in found]
-        best = min(found, key=lambda place: place.key)
+        starts = sorted(self._at(np.array(list(self.starts.values()))), key=_key)[:WALKS]
+        best = min((self._walk(place, batches // (2 * WALKS)) for place in starts), key=_key)
         while not self._over():
             best = self._walk(best, batches // 2)
             if unlimited:
@@ -149,78 +154,78 @@ class Walks:
         return self.search.out_of_time() or enough(self.search)
 
     def _walk(self, home: _Place, batches: int) -> _Place:
-        """The best place on a walk, which is reported where it fits and is better than known."""
+        """The best place on a walk; where it fits and is better than any before, it is reported."""
         here, stalled = home, 0
         together = np.zeros((0, self.instance.layers), np.int64)
         for _ in range(batches):
             if self._over():
                 break
-            tried = self._at(np.concatenate((together, self._changes(here.choice, 1))))
-            helping = sorted((place for place in tried if place.key < here.key), key=lambda place: place.key)
+            tried = self._at(np.concatenate((together, self._changed(here.choice, 1))))
+            helping = sorted((place for place in tried if place.key < here.key), key=_key)
             together = self._together(here.choice, [place.choice for place in helping])
             stalled = 0 if helping else stalled + 1
             here = helping[0] if helping else here
             if here.key < home.key:
                 home = here
             if stalled == PATIENCE:
-                thrown = self._at(self._changes(home.choice, THROWS))
-                moved = [place for place in thrown if place.key != home.key]
-                here, stalled = min(moved, key=lambda place: place.key, default=home), 0
+                thrown = self._at(self._changed(home.choice, THROWS))
+                here, stalled = min((place for place in thrown if place.key != home.key), key=_key, default=home), 0
         return home
 
     def _at(self, choices: Integers) -> list[_Place]:
-        """Many places, simulated; the best that fits is reported where it is better than known."""
-        found = []
+        """Many places, simulated; the best that fits is reported where it is better than any before."""
+        places = list[_Place]()
         for first in range(0, len(choices), self.at_once):
             rows = choices[first : first + self.at_once]
             times, peaks = simulate(self.instance.columns, self.instance.nvlink, self.on[rows])
             over = np.maximum(0, peaks - self.instance.memory_bytes)
             keys = zip(over.tolist(), times.tolist(), peaks.tolist(), strict=True)
-            found += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]
+            places += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]
         self.simulated += len(choices)
-        best = min(found, key=lambda place: place.key)
+        best = min(places, key=_key)
         if not best.key[0] and (self.search.objective is None or best.key[1] < self.search.objective):
-            self.search.report(Solution(tuple(self.options[place] for place in best.choice)))
-        return found
+            self.search.report(Solution(tuple(self.options[option] for option in best.choice)))
+        return places
 
     def _together(self, choice: Integers, helping: list[Integers]) -> Integers:
-        """The first changes that help, with the ones after them one by one, as far as they are of other layers."""
-        found = []
+        """The first change that helps and those after it, one more at a time, as far as they are of other layers."""
+        joint = []
         both, touched = choice.copy(), np.zeros(len(choice), bool)
         for other in helping[: self.at_once // 4]:
             changed = other != choice
             if not (changed & touched).any():
                 both[changed], touched = other[changed], touched | changed
-                found.append(both.copy())
-        return np.array(found[1:], np.int64).reshape(-1, len(choice))
+                joint.append(both.copy())
+        return np.array(joint[1:], np.int64).reshape(-1, len(choice))
 
-    def _changes(self, choice: Integers, times: int) -> Integers:
+    def _changed(self, choice: Integers, times: int) -> Integers:
         """A batch of choices, each so many changes away."""
-        found = np.tile(choice, (self.at_once, 1))
-        for row in found:
+        rows = np.tile(choice, (self.at_once, 1))
+        for row in rows:
             for _ in range(times):
                 self._change(row)
-        return found
+        return rows
 
     def _change(self, choice: Integers) -> None:
+        """A change of a random kind, of a random run of layers."""
         below, count = self.generator.integers, len(choice)
         layer, switch, kind = int(below(count)), int(below(len(SWITCHES))), int(below(7))
         end = min(count, layer + 1 + int(self.generator.geometric(1 / RUN)))
-        if kind == 0:
+        run = choice[layer:end]
+        if kind == 0:  # one layer takes any combination
             choice[layer] = below(len(self.options))
-        elif kind == 1:
+        elif kind == 1:  # one layer turns a switch
             choice[layer] = self.turned[choice[layer], switch]
-        elif kind == 2:
+        elif kind == 2:  # two neighbours take any combinations
             choice[layer : layer + 2] = below(len(self.options), size=len(choice[layer : layer + 2]))
-        elif kind == 3:
-            own = choice[layer:end]
-            choice[layer:end] = np.where(self.on[own, switch] == below(2), own, self.turned[own, switch])
-        elif kind == 4:
-            choice[layer:end] = choice[int(below(layer, end))]
-        elif kind == 5:
+        elif kind == 3:  # a run turns a switch on, or off
+            run[:] = np.where(self.on[run, switch] == below(2), run, self.turned[run, switch])
+        elif kind == 4:  # a run takes the combination of one of its layers
+            run[:] = choice[int(below(layer, end))]
+        elif kind == 5:  # two layers exchange theirs
             other = int(below(count))
             choice[[layer, other]] = choice[[other, layer]]
-        elif below(2):
-            choice[layer + 1 : end] = choice[layer : end - 1].copy()
+        elif below(2):  # a run moves by one, to the end or to the beginning
+            run[1:] = run[:-1].copy()
         else:
-            choice[layer : end - 1] = choice[layer + 1 : end].copy()
+            run[:-1] = run[1:].copy()

@@ -46,8 +46,10 @@ def random_switches(instance: Instance, search: Search) -> Outcome:
 
 
 def greedy(instance: Instance, search: Search) -> Outcome:
-    """Algorithm 2: all switches on, but for n layers, floor(N / n) apart from the first on, with one combination; all n and all
-    combinations."""
+    """Algorithm 2: the best choice of all switches on, but one combination in n layers, floor(N / n) apart from the first on.
+
+    All n and all combinations are simulated.
+    """
     options, layers = instance.options, np.arange(instance.layers)
 
     def spread(numbers: Integers) -> Integers:
@@ -89,7 +91,7 @@ def _simulated(instance: Instance, search: Search, count: int, choices: Choices,
     """The best or the last of `count` choices that fits. choices: from their numbers (K,) to options of all layers (K, N)."""
     on, at_once = matrix([Solution(instance.options)])[0], max(1, AT_ONCE // instance.layers)
     simulated = fitting = 0
-    found: Solution | None = None
+    solution: Solution | None = None
     while simulated < count and not search.out_of_time():
         rows = choices(np.arange(simulated, min(simulated + at_once, count)))
         times, peaks = simulate(instance.columns, instance.nvlink, on[rows])
@@ -98,11 +100,11 @@ def _simulated(instance: Instance, search: Search, count: int, choices: Choices,
         if not len(fits):
             continue
         place = fits[-1] if last else fits[times[fits].argmin()]
-        found = Solution(tuple(instance.options[option] for option in rows[place]))
+        solution = Solution(tuple(instance.options[option] for option in rows[place]))
         if not last and (search.objective is None or times[place] < search.objective):
-            search.report(found)
-    if last and found:
-        search.report(found)
+            search.report(solution)
+    if last and solution:
+        search.report(solution)
     message = None
     if simulated < count:
         message = f"time ran out after {simulated} of {count} choices"

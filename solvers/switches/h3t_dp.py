@@ -52,19 +52,20 @@ def h3t_dp(instance: Instance, search: Search) -> Outcome:
     basic, levels = search.options.get("version") == "basic", search.options.get("levels") or LEVELS
     forced = replace(instance, synchronisation="forced")
     _check_size(forced, levels, basic)
-    table = Table(segments(forced), forced.memory_bytes, levels, basic)
+    grid = MemoryGrid(segments(forced), forced.memory_bytes, levels, basic)
     for layer in range(forced.layers):
-        for _ in table.extend(layer):
+        for _ in grid.extend(layer):
             if search.out_of_time():
-                return Outcome(message="time ran out before the table was filled", statistics=table.statistics)
-        if not len(table.states.time_ns):
+                return Outcome(message="time ran out before the table was filled", statistics=grid.statistics)
+        if not len(grid.states.time_ns):
             break
-    choice = table.choice()
+    choice = grid.choice()
+    message = None
     if choice is None:
-        told = f"Algorithm {3 if basic else 4} found nothing on {levels} levels of memory; that proves nothing"
-        return Outcome(message=told, statistics=table.statistics)
-    search.report(Solution(tuple(forced.options[option] for option in choice)))
-    return Outcome(statistics=table.statistics)
+        message = f"Algorithm {3 if basic else 4} found nothing on {levels} levels of memory; that proves nothing"
+    else:
+        search.report(Solution(tuple(forced.options[option] for option in choice)))
+    return Outcome(message=message, statistics=grid.statistics)
 
 
 def _check_size(instance: Instance, levels: int, basic: bool) -> None:
@@ -72,15 +73,18 @@ def _check_size(instance: Instance, levels: int, basic: bool) -> None:
     cells = 2 * (options if basic else 8) * (levels + 1) ** 2
     transitions = cells // 2 * options * instance.layers if basic else 0  # curr <= peak: half of the cells at most
     if cells > MOST_CELLS or transitions > MOST_TRANSITIONS:
-        told = f"is 'h3t-dp' for {instance.layers} layers and {levels} levels of memory"
+        problem = f"is 'h3t-dp' for {instance.layers} layers and {levels} levels of memory"
         fix = "give fewer levels, or version=pruned" if basic else "give fewer levels"
-        raise Unsuited("command line", "--method", told, fix)
+        raise Unsuited("command line", "--method", problem, fix)
 
 
 @dataclass(frozen=True, eq=False)
-class States:
-    """The cells of a table that are kept, (n,). before: r of the last layer so far, or the number of its option; lazy:
-    lazy_prefetch of the next one, 0 or 1; curr, peak: levels of memory."""
+class GridStates:
+    """The reached cells of a layer's table that no other one dominates, (n,) each.
+
+    before: r of the last layer so far, or the number of its option; lazy: lazy_prefetch of the next one, 0 or 1; curr, peak:
+    levels of memory.
+    """
 
     before: Integers
     lazy: Integers
@@ -89,35 +93,39 @@ class States:
     time_ns: Integers
 
 
-class Table:
-    """The table, layer by layer, from the first one on. states: of the layers so far. origins: of every layer, the state before
-    each of its states, times the number of options, plus the layer's option."""
+class MemoryGrid:
+    """The dynamic program's table over levels of memory, extended layer by layer from the first one on.
+
+    states: those of the layers so far. origins: for each layer and each of its states, the place of the state that it came from
+    times the number of options, plus the layer's option.
+    """
 
     def __init__(self, chain: Segments, memory_bytes: int, levels: int, basic: bool) -> None:
         assert (chain.peak_bytes >= chain.delta_bytes[:, None, :, None]).all()  # so that curr' <= peak'
         self.chain, self.memory_bytes, self.levels, self.basic = chain, memory_bytes, levels, basic
         none, lazy = np.zeros(2, np.int64), np.arange(2)
-        self.states = States(none, lazy, none, none, none)
+        self.states = GridStates(none, lazy, none, none, none)
         self.origins: list[Integers] = []
 
     @property
     def statistics(self) -> dict[str, Any]:
+        """What a result tells of the table: its version and levels, and how many states there were."""
         kept = [len(origin) for origin in self.origins]
         version = "basic" if self.basic else "pruned"
         return {"version": version, "levels": self.levels, "states": sum(kept), "most_states": max(kept, default=0)}
 
     def extend(self, layer: int) -> Iterator[None]:
-        """One layer more; a pause now and then, to look at the clock."""
+        """Extend all states by one layer; yields now and then, to let the caller look at the clock."""
         chain, options = self.chain, len(self.chain.options)
         before = np.arange(options) if self.basic else chain.r
         shape = (2 * (options if self.basic else 8), self.levels + 1, self.levels + 1)
         least, origin = np.full(shape, UNREACHABLE).ravel(), np.zeros(np.prod(shape), np.int64)
         for lazy in (0, 1):
-            (own,) = np.nonzero(chain.lazy == lazy)
+            (fitting,) = np.nonzero(chain.lazy == lazy)
             (rows,) = np.nonzero(self.states.lazy == lazy)
-            count = max(1, AT_ONCE // (2 * len(own)))
-            for some in (rows[first : first + count] for first in range(0, len(rows), count)):
-                place, option, after, curr, peak, time = self._transitions(layer, some, own)
+            count = max(1, AT_ONCE // (2 * len(fitting)))
+            for batch in (rows[first : first + count] for first in range(0, len(rows), count)):
+                place, option, after, curr, peak, time = self._transitions(layer, batch, fitting)
                 cell = np.ravel_multi_index((2 * before[option] + after, curr, peak), shape)
                 (better,) = np.nonzero(time < least[cell])
                 cell, time = cell[better], time[better]
@@ -129,24 +137,24 @@ class Table:
         if not self.basic:
             cells = cells[_undominated(np.unravel_index(cells, shape), least[cells])]
         table, curr, peak = np.unravel_index(cells, shape)
-        self.states = States(table // 2, table % 2, curr, peak, least[cells])
+        self.states = GridStates(table // 2, table % 2, curr, peak, least[cells])
         self.origins.append(origin[cells])
 
-    def _transitions(self, layer: int, rows: Integers, own: Integers) -> tuple[Integers, ...]:
+    def _transitions(self, layer: int, rows: Integers, options: Integers) -> tuple[Integers, ...]:
         """From each of these states with each of these options, where it fits: state, option, lazy_prefetch of the layer after
         (0 after the last one), levels of curr' and peak', and time."""
         chain, states, limit = self.chain, self.states, self.memory_bytes
         r = chain.r[states.before[rows]] if self.basic else states.before[rows]
         afters = np.arange(2 if layer + 1 < len(chain.time_ns) else 1)
-        beside = np.ix_(r, own, afters)
+        beside = np.ix_(r, options, afters)
         curr, peak = (limit * level[rows] // self.levels for level in (states.curr, states.peak))
-        resident, delta = chain.resident_bytes[layer][own], chain.delta_bytes[layer][own]
+        resident, delta = chain.resident_bytes[layer][options], chain.delta_bytes[layer][options]
         high = np.maximum(peak[:, None, None], curr[:, None, None] + chain.peak_bytes[layer][beside]) + resident[:, None]
         fits: Booleans = high <= limit
         row, column, after = np.nonzero(fits)
         held = (curr[:, None] + resident + delta)[row, column]
         time = (states.time_ns[rows][:, None, None] + chain.time_ns[layer][beside])[fits]
-        return rows[row], own[column], after, self._level(held), self._level(high[fits]), time
+        return rows[row], options[column], after, self._level(held), self._level(high[fits]), time
 
     def _level(self, size: Integers) -> Integers:
         return -(-self.levels * size // self.memory_bytes)
@@ -155,20 +163,22 @@ class Table:
         """The option of every layer in the fastest state of all layers; None where there is none."""
         if not len(self.states.time_ns):
             return None
-        found, place = [], int(self.states.time_ns.argmin())
+        options, place = [], int(self.states.time_ns.argmin())
         for origin in reversed(self.origins):
             place, option = divmod(int(origin[place]), len(self.chain.options))
-            found.append(option)
-        return found[::-1]
+            options.append(option)
+        return options[::-1]
 
 
 def _undominated(cells: Sequence[Integers], time_ns: Integers) -> Booleans:
-    """Which of these cells (table, curr, peak) are faster than all others of their table with at most as much of both memories:
-    the scan of lines 27 to 43, over the levels that occur."""
+    """Which cells (table, curr, peak) are faster than all others of their table with at most as much of both memories.
+
+    This is the scan of Algorithm 4's lines 27 to 43, over the levels that occur.
+    """
     table = cells[0]
     (currs, curr), (peaks, peak) = (np.unique(level, return_inverse=True) for level in cells[1:])
     grid = np.full((table.max(initial=0) + 1, len(currs) + 1, len(peaks) + 1), UNREACHABLE)
     grid[table, curr + 1, peak + 1] = time_ns
     running = np.minimum.accumulate(np.minimum.accumulate(grid, axis=1), axis=2)
-    found: Booleans = time_ns < np.minimum(running[table, curr, peak + 1], running[table, curr + 1, peak])
-    return found
+    faster: Booleans = time_ns < np.minimum(running[table, curr, peak + 1], running[table, curr + 1, peak])
+    return faster

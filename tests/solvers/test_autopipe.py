@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load, violations
 from trainplan.solvers.core.solve import solve
-from trainplan.solvers.partition.autopipe import READINGS, Planner, Table, partitioned
+from trainplan.solvers.partition.autopipe import READINGS, BalanceTable, Planner, partitioned
 
 from tests.partition_instances import random_partition
 
@@ -47,7 +47,7 @@ def test_algorithm_1_is_the_printed_one_and_least() -> None:
             return max(sum(weights[first:end]) for first, end in pairwise((0, *cuts, len(weights))))
 
         assert largest(cuts) == min(map(largest, all_cuts(n, stages))), seed
-        table = Table(weights, stages)
+        table = BalanceTable(weights, stages)
         for blocks in range(1, n - stages + 2):
             assert table.bounds(blocks, 1) == (0, blocks)
         for j in range(2, stages + 1):
@@ -130,7 +130,7 @@ def test_step_2_as_published_fills_the_stages_after_the_master() -> None:
     bounds = (0, 1, 2, 5, 8)
     assert planner.simulated(bounds)[1] == 0
     planner._adjusted_as_published(bounds, 0)
-    assert list(planner.known) == [bounds, (0, 1, 3, 5, 8), (0, 1, 4, 5, 8), (0, 1, 4, 6, 8), (0, 1, 4, 7, 8)]
+    assert list(planner.simulations) == [bounds, (0, 1, 3, 5, 8), (0, 1, 4, 5, 8), (0, 1, 4, 6, 8), (0, 1, 4, 7, 8)]
 
 
 def test_both_readings_improve_on_algorithm_1() -> None:

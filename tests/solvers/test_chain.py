@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.solvers.chain.bounds import Cap
-from trainplan.solvers.chain.chain import Agreement, Chain, Integers, Link, Table
+from trainplan.solvers.chain.chain import Agreement, CostTable, Integers, Link, MemoryChain
 from trainplan.solvers.chain.label_setting import _staircase, label_setting
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.search import Outcome, Search
 
 
-def random_chain(rng: np.random.Generator, layers: int, options: int, scale: int = 100, tables: float = 0.0) -> Chain:
+def random_chain(rng: np.random.Generator, layers: int, options: int, scale: int = 100, tables: float = 0.0) -> MemoryChain:
     """Ties, negative f and b, one state or several, and sometimes a layer that repeats the one before. tables: share of links
     that are tables."""
     states = int(rng.integers(1, 5))
@@ -36,16 +36,16 @@ def random_chain(rng: np.random.Generator, layers: int, options: int, scale: int
     links: list[Link] = []
     for n, following in pairwise(counts):
         if rng.random() < tables:
-            links.append(Table(rng.integers(0, scale // 3 + 1, (n, following))))
+            links.append(CostTable(rng.integers(0, scale // 3 + 1, (n, following))))
             continue
         shared = rng.choice(states, min(n, following, states), replace=False)  # that both sides know
         links.append(Agreement(*(rng.permutation(np.resize(shared, size)) for size in (n, following))))
-    chain = Chain(0, *(tuple(columns) for columns in zip(*rows, strict=True)), links=tuple(links))
+    chain = MemoryChain(0, *(tuple(columns) for columns in zip(*rows, strict=True)), links=tuple(links))
     peaks = chain.peaks(np.array([chain.fastest()[1], least_memory(chain)[1]]))
     return replace(chain, memory_bytes=int(rng.integers(peaks[1] - 5, max(peaks) + 5)))
 
 
-def searching(chain: Chain, gap: float = 0.0) -> Search:
+def searching(chain: MemoryChain, gap: float = 0.0) -> Search:
     def objective(choice: Sequence[int]) -> int | None:
         taken = np.array([choice])
         assert chain.allows(taken)[0]
@@ -54,12 +54,12 @@ def searching(chain: Chain, gap: float = 0.0) -> Search:
     return Search(objective, gap=gap)
 
 
-def solved(chain: Chain, gap: float = 0.0) -> tuple[Outcome, Search]:
+def solved(chain: MemoryChain, gap: float = 0.0) -> tuple[Outcome, Search]:
     search = searching(chain, gap)
     return label_setting(chain, search), search
 
 
-def all_choices(chain: Chain) -> Integers:
+def all_choices(chain: MemoryChain) -> Integers:
     choices = np.array(list(product(*map(range, chain.options))))
     return choices[chain.allows(choices)]
 
@@ -87,7 +87,7 @@ def test_least_memory_is_the_least_of_all_choices(seed: int, layers: int, tables
     assert chain.fastest()[0] == chain.times(choices).min() == chain.times(np.array([chain.fastest()[1]]))[0]
 
 
-def by_algorithm_4(chain: Chain) -> int | None:
+def by_algorithm_4(chain: MemoryChain) -> int | None:
     """The optimum from the first layer to the last, on all (state, mem_curr, mem_peak) that there are: no bounds, no grid."""
     known = {(None, 0, None): 0}
     for l in range(chain.layers):
@@ -137,7 +137,7 @@ def test_a_second_time_is_capped(seed: int, layers: int, tables: float) -> None:
     other = replace(
         chain,
         time_ns=tuple(rng.integers(0, 100, len(times)) for times in chain.time_ns),
-        links=tuple(Table(link.costs // 2) if isinstance(link, Table) else link for link in chain.links),
+        links=tuple(CostTable(link.costs // 2) if isinstance(link, CostTable) else link for link in chain.links),
     )
     choices = all_choices(chain)
     times, seconds = chain.times(choices), other.times(choices)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
 import pytest
+from trainplan.formulations.cluster_strategy.definition import PROBLEM
 from trainplan.formulations.cluster_strategy.makes import Case, orbits
 from trainplan.formulations.cluster_strategy.problem import (
     Degrees,
@@ -18,18 +20,19 @@ from trainplan.formulations.cluster_strategy.problem import (
     load,
     violations,
 )
+from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Matrix, Network
 from trainplan.profiling.models.model import load_model
-from trainplan.solvers.cluster.bounds import Followed
-from trainplan.solvers.cluster.climb import climb
+from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, uneven_shares_leave_none
+from trainplan.solvers.cluster.climb import Climber, climb
 from trainplan.solvers.cluster.memory import explain
+from trainplan.solvers.cluster.one_pipeline import Box, PipelineSearch, box_bound_ns
 from trainplan.solvers.core.search import Search, Unsuited
 from trainplan.solvers.core.solve import solve
 
 from tests.cluster_instances import random_cluster, random_cluster_dict
-from trainplan.placing import strategy_instance
 
 
 def never() -> bool:
@@ -126,21 +129,45 @@ def one(instance: Instance, given: Degrees) -> Instance:
     return One(**{name: value for name, value in vars(instance).items() if name in Instance.__match_args__})
 
 
-@pytest.mark.parametrize("first", range(0, 100, 25))
-def test_bounds_of_all_degrees_hold(first: int) -> None:
-    """Where nothing below a time is left by the rule for uneven shares, none is."""
-    met = 0
+def solved_cases(first: int) -> Iterator[tuple[Case, int]]:
+    """Reduced cases of 25 instances of at most four devices, with the least time of all their strategies."""
     for seed in range(first, first + 25):
         instance = random_cluster(seed)
-        for given in instance.degrees() if instance.devices <= 4 else ():
-            best = solve(one(instance, given), "brute-force", explained=False).objective
-            followed = Followed(Case(instance, given, reduced=True))
-            bound, _ = followed.bound(None, never)
+        for degrees in instance.degrees() if instance.devices <= 4 else ():
+            best = solve(one(instance, degrees), "brute-force", explained=False).objective
             if best is not None:
-                assert bound <= best
-                assert instance.uneven_shares is False or not followed.closed(best + 1, never)
-                met += bound == best
+                yield Case(instance, degrees, reduced=True), best
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_even_stages_ns_is_below_every_strategy(first: int) -> None:
+    assert all(even_stages_ns(case) <= best for case, best in solved_cases(first))
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_one_pipeline_ns_is_below_every_strategy_and_often_met(first: int) -> None:
+    met = 0
+    for case, best in solved_cases(first):
+        bound, path = one_pipeline_ns(PipelineSearch(case), None, never)
+        assert bound <= best and path is not None and path.time_ns(case.even_share) == bound
+        met += bound == best
     assert met
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_uneven_shares_leave_none_only_where_there_is_none(first: int) -> None:
+    for case, best in solved_cases(first):
+        if case.instance.uneven_shares:
+            assert not uneven_shares_leave_none(PipelineSearch(case), best + 1, never)
+
+
+def test_box_bound_ns_is_below_every_path_of_the_box() -> None:
+    """Of all corners that a path may lie at."""
+    slow, syncs = np.array([3, 5, 9]), np.array([0, 4])
+    for m, d, once in product(range(3), range(2), range(10, 13)):
+        for low, lower in product(range(m + 1), range(d + 1)):
+            bound = box_bound_ns(Box(low, 2, lower, 1, 10), slow, syncs, micro_batches=4)
+            assert bound <= 3 * slow[m] + once + syncs[d]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -176,7 +203,7 @@ def test_nodes_that_share_their_links_alike_are_one_orbit() -> None:
 @pytest.mark.parametrize("uneven", [False, True])
 def test_shipped_clusters_are_solved_without_a_model(cluster: str, uneven: bool) -> None:
     """On the mixed one the optimum is strictly below Algorithm 1's strategy."""
-    instance, _ = strategy_instance(load_model("amp-gpt2"), load_cluster(cluster), 32, uneven_shares=uneven)
+    instance = PROBLEM.instance(Request(load_model("amp-gpt2"), load_cluster(cluster), 32, options={"uneven_shares": uneven}))
     result, planned = solve(instance), solve(instance, "amp")
     assert (result.status, result.statistics["models"]) == ("optimal", [])
     assert result.objective is not None and planned.objective is not None
@@ -208,6 +235,20 @@ def test_climbing_is_never_worse_than_algorithm_1_and_mostly_better() -> None:
             compared += 1
             better += search.objective < planned.objective
     assert compared >= 2 and better >= compared // 2, (compared, better)
+
+
+def test_what_a_move_costs_is_what_the_full_evaluation_says() -> None:
+    """Costs of groups and placements that are remembered from move to move, against an instance that knows nothing yet."""
+    for seed in range(2000, 2012):
+        instance = random_cluster(seed, devices=8, layers=10)
+        rng = np.random.default_rng(seed)
+        climbers = [Climber.at(Case(instance, given, reduced=True), tuple(range(8))) for given in instance.degrees()]
+        for climber in climbers if len(instance.class_kinds) > 1 else ():
+            for _ in range(8):
+                climber.move(rng)
+                judged = evaluate(replace(instance), climber.solution)
+                missing = sum(max(0, stage.peak_bytes - stage.limit_bytes) for stage in judged.stages)
+                assert climber.cost == (missing if instance.within_memory else 0, judged.time_ns), (seed, climber.solution)
 
 
 def test_many_kinds_of_groups_leave_the_limit_kept_and_an_answer() -> None:

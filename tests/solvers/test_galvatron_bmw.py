@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.layer_strategies import problem as layers
+from trainplan.formulations.pipeline.batches import micro_batch_rule
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate, load, violations
 from trainplan.formulations.pipeline.spaces import SPACES
@@ -24,13 +25,12 @@ from trainplan.profiling.obtain import shapes_needed
 from trainplan.solvers.chain.galvatron_dp import galvatron_dp
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.galvatron_bmw import (
+    SearchedPartition,
     StageSearch,
-    Step,
     adjusted,
     adjustments,
     galvatron_base,
     galvatron_bmw,
-    micro_batch_rule,
 )
 from trainplan.solvers.pipeline.partitions import BALANCES, blocks, initial_partition, partition_of_blocks, uniform_choice
 
@@ -284,7 +284,7 @@ def check_trace(stages: StageSearch) -> int:
     instance, place = stages.instance, stages.configuration
     start = uniform_choice(instance, place)
     time_balanced = stages.blocks.layers_of(initial_partition(instance, place, "time", start))
-    found: list[Step] = list(adjustments(stages))
+    found: list[SearchedPartition] = list(adjustments(stages))
     assert found[0].partition == initial_partition(instance, place, "memory", start)
     assert len({step.partition for step in found}) == len(found)
     for step in found[1:]:
@@ -307,7 +307,7 @@ def check_trace(stages: StageSearch) -> int:
             assert step.validated.memory_balance >= bound.memory_balance - 1e-12
         for each in (before, step.validated):
             for degree in (each.time_balance, each.memory_balance):
-                assert 0 <= degree <= 1 - 1 / stages.given.stages + 1e-12
+                assert 0 <= degree <= 1 - 1 / stages.chosen.stages + 1e-12
     return len(found)
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.memory_switches.switches import ALL_ON
-from trainplan.solvers.core import brute_force
-from trainplan.solvers.core.registry import PROBLEMS
+from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import contradictions, solve
 
 from tests.switch_instances import bert_instance, random_instance
 
-METHODS = PROBLEMS["memory-switches"].methods
+METHODS = methods("memory-switches")
 PROVING = [entry.name for entry in METHODS if entry.proves]
 OTHERS = [entry.name for entry in METHODS if not entry.proves]
 OPTIONS: dict[str, dict[str, Any]] = {"cpsat": {"workers": 1}}
@@ -130,8 +130,8 @@ def test_free_steps_stand_by_brute_force_and_are_faster_at_times() -> None:
 
 def test_brute_force_notices_segments_that_are_not_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = random_instance(np.random.default_rng(1), 2, memory_bytes=2**40)
-    chain = brute_force.segments(instance)
-    monkeypatch.setattr(brute_force, "segments", lambda instance: replace(chain, time_ns=chain.time_ns + 1))
+    chain = enumeration.segments(instance)
+    monkeypatch.setattr(enumeration, "segments", lambda instance: replace(chain, time_ns=chain.time_ns + 1))
     assert solve(instance, "brute-force").status == "failed"
 
 

@@ -12,7 +12,8 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import compare, solve
 from trainplan.solvers.partition import prefixes as partition_prefixes
 from trainplan.solvers.partition.prefixes import Prefixes
-from trainplan.solvers.partition.spans import FAR, Spans, longer, no_suffix, undominated
+from trainplan.solvers.partition.spans import FAR, Spans
+from trainplan.solvers.partition.suffixes import longer, no_suffix, undominated
 
 from tests.partition_instances import random_partition, random_partition_dict
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import Instance, evaluate, load, load_solution, stage_costs
+from trainplan.formulations.pipeline.problem import Instance, evaluate, evaluate_stage, load, load_solution
 from trainplan.formulations.pipeline.spaces import SPACES
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -19,7 +19,7 @@ from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.obtain import shapes_needed
 from trainplan.solvers.pipeline.memory import explain, least_pipeline_memory
-from trainplan.solvers.pipeline.stage_costs import Solved, StageCosts, undominated
+from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, undominated
 
 import trainplan as tp
 from tests.instances import NAMES, random_pipeline, random_pipeline_dict
@@ -138,7 +138,7 @@ def test_steep_hulls_of_long_stages_stay_within_64_bits() -> None:
         agrees_with_every_plan(load(given), seed)
 
 
-def spans(instance: Instance, costs: StageCosts) -> list[tuple[int, int]]:
+def spans(instance: Instance, costs: SpanCosts) -> list[tuple[int, int]]:
     return [(depth, number) for depth in range(len(costs.depths)) for number in range(len(costs.spans))]
 
 
@@ -148,7 +148,7 @@ def test_bounds_of_all_spans_are_never_above_the_optimum() -> None:
     for seed in range(40):
         instance = random_pipeline(seed) if seed % 2 else load(traded(random.Random(seed)))
         for place in range(len(instance.configurations)):
-            costs = StageCosts(instance, place)
+            costs = SpanCosts(instance, place)
             bounds = costs.bounds(weights)
             for depth, number in spans(instance, costs):
                 for at, weight in enumerate(weights):
@@ -161,13 +161,46 @@ def test_bounds_of_all_spans_are_never_above_the_optimum() -> None:
     assert close > cases / 2, "bounds that are valid, yet say nothing, would pass the rest"
 
 
-def every_choice(instance: Instance, costs: StageCosts, number: int, depth: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """u, T and choice of all that fit, over all options, by the problem's own `stage_costs`."""
+def cheapest_by_option(costs: SpanCosts, number: int, depth: int, rate: tuple[int, int, float]) -> float:
+    """The least p u + q (T - u) + w (memory) of a class of spans, from option to option."""
+    (p, q, w), t, instance, (first, last) = rate, costs.tables, costs.instance, costs.spans.span[number]
+    own = p * (t.time_ns - t.sync_ns) + q * t.sync_ns + w * (depth * t.forward_bytes + t.state_bytes)
+    chain = own[instance.layer_kinds[first]] + (p * t.entries_ns[instance.boundary_kinds[first - 1]] if first else 0)
+    for l in range(first, last):
+        moves = p * t.transitions_ns[instance.boundary_kinds[l]]
+        chain = (chain[:, None] + moves).min(axis=0) + own[instance.layer_kinds[l + 1]]
+    return float((chain + w * t.backward_bytes[instance.layer_kinds[last]]).min())
+
+
+def test_interface_cells_change_no_bound() -> None:
+    """Chains over cells of options against chains over the options themselves; cut short only where nothing fits."""
+    rates, cut, fewer = [(1, 0, 0.0), (1, 1, 0.37), (8, 1, 2.5), (0, 0, 1.0)], 0, 0
+    instances = [random_pipeline(seed, 7) for seed in range(30)] + [real("swin-huge-32", "5GiB", by_unit=True)]
+    for instance in instances:
+        for place in list(range(len(instance.configurations)))[-3:]:
+            costs = SpanCosts(instance, place)
+            fewer += len(costs.cells.enter) < len(costs.options)
+            whole, within = costs._cheapest(rates), costs._cheapest(rates, instance.memory_bytes)
+            for number in range(0, len(costs.spans), 1 + len(costs.spans) // 40):
+                for depth in costs.depths[:: 1 + len(costs.depths) // 3]:
+                    wanted = [cheapest_by_option(costs, number, depth, rate) for rate in rates]
+                    assert whole[number, costs.depths.index(depth)] == pytest.approx(wanted, rel=1e-14, abs=0)
+            kept = np.isfinite(within)
+            assert (within[kept] == whole[kept]).all()
+            for number in np.flatnonzero(~kept.all(axis=(1, 2))):
+                cut += costs.solve(int(number), costs.depths[0], (1, 0)).choice is None
+                assert costs.solve(int(number), costs.depths[0], (1, 0)).choice is None
+    assert fewer
+    assert cut
+
+
+def every_choice(instance: Instance, costs: SpanCosts, number: int, depth: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    """u, T and choice of all that fit, over all options, by the problem's own `evaluate_stage`."""
     given = replace(costs.configuration, stages=1, schedule="gpipe", micro_batches=depth)  # so many micro-batches in flight
     first, last = costs.spans.span[number]
     found = []
     for choice in product(range(len(given.tables.strategies)), repeat=last - first + 1):
-        stage = stage_costs(instance, given, 0, first, choice)
+        stage = evaluate_stage(instance, given, 0, first, choice)
         if stage.peak_bytes <= instance.memory_bytes:
             found.append((stage.time_ns - stage.sync_ns, stage.time_ns, choice))
     return found
@@ -178,7 +211,7 @@ def test_stages_with_and_without_a_cap_against_every_choice() -> None:
     for seed in range(60):
         rng = random.Random(seed)
         instance = load(traded(rng))
-        costs = StageCosts(instance, 0)
+        costs = SpanCosts(instance, 0)
         for depth, number in rng.choices(spans(instance, costs), k=10):
             in_flight = costs.depths[depth]
             choices = every_choice(instance, costs, number, in_flight)
@@ -196,7 +229,7 @@ def test_stages_with_and_without_a_cap_against_every_choice() -> None:
             if not starts:
                 continue
             u, time, start = rng.choice(starts)
-            known = Solved(time, start, u, time)
+            known = SolvedSpan(time, start, u, time)
             found = costs.solve_capped(number, in_flight, limit, known, rng.choice([0.0, 0.3, 5.0]), float("inf"))
             assert (found.bound, found.time_ns) == (min(within)[0], min(within)[0])
             assert found.u_ns <= limit

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, evaluate, load, violations
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
@@ -17,8 +18,10 @@ from trainplan.solvers.adapters.cpsat import cpsat
 from trainplan.solvers.adapters.highs import milp
 from trainplan.solvers.core.brute_force import brute_force
 from trainplan.solvers.core.search import Method, Outcome, Search, Unsuited
+from trainplan.solvers.core.solve import solve
 
 from tests.instances import random_pipeline
+from tests.published import as_engine
 
 METHODS: dict[str, Method] = {"brute-force": brute_force, "milp": milp, "cpsat": cpsat}
 
@@ -140,10 +143,8 @@ def test_a_hanging_highs_is_ended_with_its_bound(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["milp", "cpsat"])
 def test_another_iteration_time_is_refused_in_one_line(name: str) -> None:
-    instance = random_pipeline(0)
-    published = [replace(given, iteration="published") for given in instance.configurations]
-    with pytest.raises(Unsuited, match=r"Eq\. 8 only") as caught:
-        run(replace(instance, configurations=tuple(published)), name)
+    with pytest.raises(InputError, match=rf"--method is '{name}'; give one of") as caught:
+        solve(as_engine(random_pipeline(0)), name)
     assert "\n" not in str(caught.value)
 
 

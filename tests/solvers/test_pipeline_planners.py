@@ -12,10 +12,12 @@ from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.autopipe import Planner
-from trainplan.solvers.partition.replicated import (
-    Chain,
-    Part,
+
+from tests.partition_instances import random_partition
+from trainplan.papers.replicated import (
+    LatencyPart,
     Replicated,
+    ReplicatedChain,
     autopipe_plan,
     dapple_plan,
     latency_ns,
@@ -23,8 +25,6 @@ from trainplan.solvers.partition.replicated import (
     reduced_ns,
     run,
 )
-
-from tests.partition_instances import random_partition
 
 Cuts = tuple[int, ...]
 
@@ -152,11 +152,11 @@ def test_megatron_counts_all_layers_where_none_has_two_parts() -> None:
         solve(transformer(3, 5), "megatron")
 
 
-def random_chain(seed: int, layers: int = 5, memory: bool = False) -> Chain:
+def random_chain(seed: int, layers: int = 5, memory: bool = False) -> ReplicatedChain:
     instance = random_partition(seed, sublayers=layers, memory=memory)
     rng = random.Random(seed)
     gradients = [rng.randint(0, int(instance.forward_ns.max())) for _ in range(instance.sublayers)]
-    return Chain.of(instance, np.array(gradients, np.int64), by_layer=False)
+    return ReplicatedChain.of(instance, np.array(gradients, np.int64), by_layer=False)
 
 
 def replicated(layers: int, devices: int) -> Iterator[Replicated]:
@@ -167,7 +167,7 @@ def replicated(layers: int, devices: int) -> Iterator[Replicated]:
                 yield from (Replicated(cuts, replicas) for cuts in combinations(range(1, layers), stages - 1))
 
 
-def pipers_objective(chain: Chain, plan: Replicated, micro_batches: int) -> int | None:
+def pipers_objective(chain: ReplicatedChain, plan: Replicated, micro_batches: int) -> int | None:
     """The largest TPS, in ns rounded up; None where the plan is outside its space, or its memory."""
     largest = 0
     if sum(plan.replicas) > micro_batches or any(micro_batches % d for d in plan.replicas):
@@ -202,16 +202,16 @@ def test_piper_with_replicas_is_least_over_all_pipelines(memory: bool) -> None:
     assert fitting >= 20
 
 
-def dapples_parts(chain: Chain, plan: Replicated) -> list[Part]:
+def dapples_parts(chain: ReplicatedChain, plan: Replicated) -> list[LatencyPart]:
     parts = []
     for x, ((first, end), d) in enumerate(zip(plan.spans(chain.layers), plan.replicas, strict=True)):
         if x:
             message = ceil(int(chain.moves[first]) / min(d, plan.replicas[x - 1]))
-            parts.append(Part(message, message))
+            parts.append(LatencyPart(message, message))
         forward, backward, gradient = (
             int(times[first:end].sum()) for times in (chain.forward_ns, chain.backward_ns, chain.gradient_ns)
         )
-        parts.append(Part(-(-forward // d), -(-backward // d), reduced_ns(gradient, d)))
+        parts.append(LatencyPart(-(-forward // d), -(-backward // d), reduced_ns(gradient, d)))
     return parts
 
 
@@ -219,10 +219,10 @@ def test_dapples_latency_by_hand() -> None:
     """Stages 2 + 3, 10 + 20, 4 + 5, 3 micro-batches. Paths: 5 + 10, 35 + 60, 44 + 18: the pivot is stage 1. T_w = 12, T_s = 60;
     all-reduces end at 1 + 3 + 20 after that in stage 0, 2 + 20 in stage 1, 40 in stage 2, whose last backward pass ends by the
     beginning of the pivot's."""
-    parts = [Part(2, 3, 1), Part(10, 20, 2), Part(4, 5, 40)]
+    parts = [LatencyPart(2, 3, 1), LatencyPart(10, 20, 2), LatencyPart(4, 5, 40)]
     assert latency_ns(parts, 3) == 12 + 60 + 40
-    assert latency_ns([*parts[:2], Part(4, 5, 0)], 3) == 12 + 60 + 24
-    assert latency_ns([*parts, Part(1, 1, 44)], 3) == 12 + 60 + 40  # 44 - 5 in stage 3
+    assert latency_ns([*parts[:2], LatencyPart(4, 5, 0)], 3) == 12 + 60 + 24
+    assert latency_ns([*parts, LatencyPart(1, 1, 44)], 3) == 12 + 60 + 40  # 44 - 5 in stage 3
 
 
 def test_dapples_search() -> None:
@@ -255,7 +255,8 @@ def test_autopipe_chooses_the_depth_by_simulated_time() -> None:
             d = devices // stages
             memory = chain.memory and chain.memory.with_limits(np.repeat(chain.memory.limit_bytes[:1], stages))
             times_ns = (chain.forward_ns, chain.backward_ns, chain.transfer_ns)
-            instance = Instance(*times_ns, stages, ceil(micro_batches / d), np.arange(chain.layers), memory=memory)
+            nothing = np.zeros(chain.layers, np.int64)
+            instance = Instance(*times_ns, stages, ceil(micro_batches / d), np.arange(chain.layers), nothing, memory=memory)
             planner = Planner(instance)
             planner.run()
             runs = [run(chain, Replicated(cuts, (d,) * stages), micro_batches, 1) for cuts in planner.by_time()]
@@ -271,7 +272,7 @@ def test_autopipe_chooses_the_depth_by_simulated_time() -> None:
     assert depths >= {1, 2, 3}
 
 
-def two_layers() -> Chain:
+def two_layers() -> ReplicatedChain:
     instance = load(
         {
             "problem": "pipeline-partition",
@@ -284,7 +285,7 @@ def two_layers() -> Chain:
             "memory": {"limit_bytes": 100, "state_bytes": [10, 20], "kept_bytes": [4, 8], "workspace_bytes": [3, 9]},
         }
     )
-    return Chain.of(instance, np.array([5, 9]))
+    return ReplicatedChain.of(instance, np.array([5, 9]))
 
 
 def test_devices_of_a_stage_share_the_rows() -> None:

@@ -5,17 +5,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
-from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution, evaluate, even_partition, violations
-from trainplan.formulations.pipeline.published import build, usable_bytes
-from trainplan.formulations.pipeline.published_costs import Options
+from trainplan.formulations.pipeline.problem import Solution
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.core.solve import solve
-from trainplan.solvers.pipeline.published import published_optimum, published_search
 
 from tests.instances import random_pipeline
-from tests.published import GIB, MIB, NUMBERS, Json, bert, invented, llama, told
+from tests.published import GIB, MIB, NUMBERS, Json, as_engine, bert, invented, llama, told
+from trainplan.papers.galvatron_engine.costs import EngineOptions
+from trainplan.papers.galvatron_engine.instances import build, usable_bytes
+from trainplan.papers.galvatron_engine.optimum import published_optimum
+from trainplan.papers.galvatron_engine.problem import Configuration, Instance, evaluate, even_partition, violations
+from trainplan.papers.galvatron_engine.search import published_search
 
 
 def searching(instance: Instance) -> Search:
@@ -77,7 +80,7 @@ def test_optimum_is_at_least_as_good_and_its_bound_holds(case: Json) -> None:
 
 def test_optimum_against_every_choice() -> None:
     profile = invented(slow=8)
-    instance = build(profile, 3000 * MIB, 8, Options())
+    instance = build(profile, 3000 * MIB, 8, EngineOptions())
     few = [place for place, c in enumerate(instance.provenance["choices"]) if c["vocabulary_tp"] == c["most_tp"] == 2]
     small = Instance(
         **{
@@ -103,7 +106,7 @@ def test_optimum_against_every_choice() -> None:
 
 
 def test_llama_at_36_gib() -> None:
-    instance = build(llama(), 36 * GIB, 16, Options(measured_messages=True))
+    instance = build(llama(), 36 * GIB, 16, EngineOptions(measured_messages=True))
     search = searching(instance)
     found: Solution = published_search(instance, search).choice  # type: ignore[assignment]
     assert evaluate(instance, found).time_ns == pytest.approx(1_084_781_257.6, abs=40)
@@ -113,7 +116,7 @@ def test_llama_at_36_gib() -> None:
 
 
 def test_bert_at_23_gib() -> None:
-    instance = build(bert(), 23 * GIB, 128, Options())
+    instance = build(bert(), 23 * GIB, 128, EngineOptions())
     search = searching(instance)
     found: Solution = published_search(instance, search).choice  # type: ignore[assignment]
     assert evaluate(instance, found).time_ns == pytest.approx(2_282_712_829.1, abs=60)
@@ -127,13 +130,13 @@ def test_random_published_instances_against_brute_force() -> None:
     """Never a bound above the truth, never a plan below it, `optimal` and `infeasible` only where they are."""
     proven = 0
     for seed in range(150):
-        rng, instance = random.Random(seed), random_pipeline(seed)
-        configurations = []
-        for given in instance.configurations:
+        rng = random.Random(seed)
+
+        def ends_ns(given: Any, rng: random.Random = rng) -> tuple[int, int]:
             end = rng.randrange(int(given.tables.time_ns.min()) + 1)
-            ends = (end, 0) if given.stages == 1 or rng.random() < 0.5 else (0, end)
-            configurations.append(replace(given, iteration="published", schedule="1f1b", ends_ns=ends))
-        instance = replace(instance, configurations=tuple(configurations))
+            return (end, 0) if given.stages == 1 or rng.random() < 0.5 else (0, end)
+
+        instance = as_engine(random_pipeline(seed), ends_ns)
         truth, found, engine = (solve(instance, method) for method in ("brute-force", "exact", "published"))
         assert found.status != "failed" and engine.status != "failed", (found.message, engine.message)
         assert (truth.status == "infeasible") == (found.status == "infeasible")
@@ -147,9 +150,9 @@ def test_random_published_instances_against_brute_force() -> None:
 
 
 def test_stages_of_the_published_engine_are_even() -> None:
-    instance = random_pipeline(1)
+    instance = as_engine(random_pipeline(1))
     given = next(given for given in instance.configurations if given.stages == 2)
-    instance = replace(instance, configurations=(replace(given, iteration="published", schedule="1f1b"),))
+    instance = replace(instance, configurations=(given,))
     uneven = Solution(0, (instance.layers - 1, 1), (0,) * instance.layers)
     assert even_partition(instance.layers, 2) != uneven.stages
     assert "splits the layers evenly" in violations(instance, uneven)[0]

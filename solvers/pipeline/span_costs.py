@@ -27,7 +27,8 @@ from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import chain_of
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.pipeline.spans import Spans, spans_of
+from trainplan.solvers.pipeline.cells import interface_cells
+from trainplan.solvers.pipeline.spans import SpanClasses, spans_of
 
 Floats = NDArray[np.float64]
 Weight = tuple[int, int]
@@ -35,7 +36,7 @@ MOST_PRICES = 10
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedSpan:
     """A span solved under one weight: a bound on F, and the choice found (None: nothing fits) with its u and T."""
 
     bound: float
@@ -53,7 +54,7 @@ def undominated(tables: Tables) -> tuple[list[int], Tables]:
     """Options that no other one equals or beats everywhere: in u, T and all bytes of every kind, and in every re-layout; and
     the tables of those alone."""
     if tables not in _kept:
-        kept: list[int] = []
+        options: list[int] = []
         values = np.concatenate(
             [
                 tables.time_ns - tables.sync_ns,
@@ -69,23 +70,24 @@ def undominated(tables: Tables) -> tuple[list[int], Tables]:
         # By falling size, so that of two equal ones the first is kept.
         order = np.lexsort((np.arange(values.shape[1]), values[: 2 * len(tables.time_ns)].sum(axis=0, dtype=np.float64)))
         for s in order:
-            if not any((values[:, other] <= values[:, s]).all() for other in kept):
-                kept.append(int(s))
-        _kept[tables] = sorted(kept), tables.keep(sorted(kept))
+            if not any((values[:, other] <= values[:, s]).all() for other in options):
+                options.append(int(s))
+        _kept[tables] = sorted(options), tables.keep(sorted(options))
     return _kept[tables]
 
 
-class StageCosts:
+class SpanCosts:
     """Bounds and optima of all spans of one configuration. in_flight: by stage; depths: its distinct values."""
 
     def __init__(self, instance: Instance, place: int) -> None:
         self.instance, self.place = instance, place
         self.configuration: Configuration = instance.configurations[place]
         self.options, self.tables = undominated(self.configuration.tables)
-        self.spans: Spans = spans_of(instance.layer_kinds, instance.boundary_kinds)
+        self.spans: SpanClasses = spans_of(instance.layer_kinds, instance.boundary_kinds)
         stages = range(self.configuration.stages)
         self.in_flight = [self.configuration.in_flight(stage) for stage in stages]
         self.depths = sorted(set(self.in_flight))
+        self.cells = interface_cells(self.tables)
         self.shared = _shared.setdefault(self.configuration.tables, {})
 
     def bounds(self, weights: Sequence[Weight], prices: Floats | None = None) -> Floats:
@@ -93,55 +95,59 @@ class StageCosts:
         nothing fits. prices: of a byte at weight (1, 1) (default: those at which equal layers change their option)."""
         prices = self._prices() if prices is None else prices
         rates = [(p, q, w * max(p, q)) for p, q in weights for w in prices] + [(0, 0, 1.0)]
-        found = self._cheapest(rates)
-        w = np.array([rate[2] for rate in rates])
-        memory = w * self.instance.memory_bytes
+        costs = self._cheapest(rates, self.instance.memory_bytes * (1 + 1e-9))
+        memory = np.array([w for _, _, w in rates]) * self.instance.memory_bytes
         # Float sums stay within a few times their rounding errors of the truth.
-        found -= memory + 8 * (self.instance.layers + 4) * np.finfo(np.float64).eps * (np.abs(found) + memory)
-        fits = found[:, :, -1] <= 0
-        best = found[:, :, :-1].reshape(len(self.spans), len(self.depths), len(weights), len(prices)).max(axis=-1)
-        best[~fits] = np.inf
+        size = np.where(np.isfinite(costs), np.abs(costs), 0) + memory
+        costs -= memory + 8 * (self.instance.layers + 4) * np.finfo(np.float64).eps * size
+        best = costs[:, :, :-1].reshape(len(self.spans), len(self.depths), len(weights), len(prices)).max(axis=-1)
+        best[costs[:, :, -1] > 0] = np.inf
         return np.ascontiguousarray(best.transpose(2, 1, 0))
 
     def least_bytes(self) -> Floats:
         """Lower bounds on the memory that a stage needs: (depths, classes)."""
         return self._cheapest([(0, 0, 1.0)])[:, :, 0].T
 
-    def _cheapest(self, rates: Sequence[tuple[int, int, float]]) -> Floats:
-        """Cheapest chains of every class: least p u + q (T - u) + w (memory) of each (p, q, w): (classes, depths, rates)."""
-        tables, spans = self.tables, self.spans
+    def _cheapest(self, rates: Sequence[tuple[int, int, float]], memory_bytes: float = np.inf) -> Floats:
+        """Least p u + q (T - u) + w (memory) of every class of spans at each rate (p, q, w): (classes, depths, rates).
+
+        memory_bytes: where no span of some length is below it at the last rate, which must be (0, 0, 1), longer ones, of which
+        each begins with one of those, are left infinite.
+        """
+        tables, spans, cells = self.tables, self.spans, self.cells
         p, q, w = (np.array(column, np.float64)[:, None] for column in zip(*rates, strict=True))
         u, sync = tables.time_ns - tables.sync_ns, tables.sync_ns
         depth = np.array(self.depths, np.float64)[:, None, None]
-        # (kinds, depths, rates, options)
-        cost = np.stack(
-            [p * u[kind] + q * sync[kind] + w * (depth * tables.forward_bytes[kind] + tables.state_bytes[kind])
-             for kind in range(len(u))]
-        )  # fmt: skip
-        peak = np.stack([w * tables.backward_bytes[kind] for kind in range(len(u))])[:, None]
-        entries = p * tables.entries_ns[:, None, :]
-        moves = p[:, :, None] * tables.transitions_ns[:, None]
-        found = np.empty((len(spans), len(self.depths), len(rates)))
+        # Of each kind of layer: (kinds, depths, rates, options), and then cells in place of options.
+        costs = [
+            p * u[kind] + q * sync[kind] + w * (depth * tables.forward_bytes[kind] + tables.state_bytes[kind])
+            for kind in range(len(u))
+        ]
+        inner = np.stack([cells.cheapest(cost) for cost in costs])
+        last = np.stack([cells.cheapest(cost + w * tables.backward_bytes[kind]) for kind, cost in enumerate(costs)])
+        entries = p * cells.entries_ns[:, None, :]
+        moves = p[:, :, None] * cells.moves_ns[:, None]
+        least = np.full((len(spans), len(self.depths), len(rates)), np.inf)
         chain, at, before = np.empty(0), 0, 0
-        for level in spans.levels:
+        for length, level in enumerate(spans.levels):
             count = len(level.kind)
-            if at == 0:
-                chain = cost[level.kind].copy()
-                inside = level.boundary >= 0
-                chain[inside] += entries[level.boundary[inside]][:, None]
-            else:
-                reached = np.empty((count, *chain.shape[1:]))
-                for boundary in np.unique(level.boundary):
-                    here = np.flatnonzero(level.boundary == boundary)
+            entered = np.zeros((count, len(self.depths), len(rates), entries.shape[-1]))
+            for boundary in np.unique(level.boundary[level.boundary >= 0]):
+                here = np.flatnonzero(level.boundary == boundary)
+                if not length:
+                    entered[here] = entries[boundary]
+                elif cells.moves_ns[boundary].any():
                     through = chain[level.parent[here] - before]
-                    if tables.transitions_ns[boundary].any():
-                        reached[here] = (through[..., :, None] + moves[boundary]).min(axis=-2)
-                    else:
-                        reached[here] = through.min(axis=-1, keepdims=True)
-                chain = reached + cost[level.kind]
-            found[at : at + count] = (chain + peak[level.kind]).min(axis=-1)
+                    entered[here] = (through[..., :, None] + moves[boundary]).min(axis=-2)
+                else:
+                    entered[here] = chain[level.parent[here] - before].min(axis=-1, keepdims=True)
+            reached = entered[..., cells.enter]
+            least[at : at + count] = (reached + last[level.kind]).min(axis=-1)
+            if least[at : at + count, 0, -1].min() > memory_bytes:
+                break
+            chain = cells.left(reached + inner[level.kind])
             before, at = at, at + count
-        return found
+        return least
 
     def _prices(self) -> Floats:
         """Prices at which a chain of equal layers changes from one option to the next: slopes of the lower hull of (memory,
@@ -156,7 +162,7 @@ class StageCosts:
             ordered = [ordered[i] for i in np.unique(np.linspace(0, len(ordered) - 1, MOST_PRICES).astype(int))]
         return np.array([0.0, *ordered])
 
-    def solve(self, number: int, depth: int, weight: Weight, worth: float = np.inf) -> Solved:
+    def solve(self, number: int, depth: int, weight: Weight, worth: float = np.inf) -> SolvedSpan:
         """F of a class of spans with `depth` micro-batches in flight, by label-setting; equal spans are solved once.
 
         The best choice for the fewest micro-batches in flight is the best for more of them wherever it still fits. worth: what
@@ -174,18 +180,18 @@ class StageCosts:
                 self.shared[key] = easier
             else:
                 self.shared[key] = self._solve(first, last, depth, weight)
-        found: Solved = self.shared[key]
+        found: SolvedSpan = self.shared[key]
         return found
 
-    def _fits(self, first: int, last: int, depth: int, solved: Solved) -> bool:
+    def _fits(self, first: int, last: int, depth: int, solved: SolvedSpan) -> bool:
         kinds, choice = list(self.instance.layer_kinds[first : last + 1]), list(solved.choice or ())
-        given = self.configuration.tables
-        kept = given.forward_bytes[kinds, choice]
-        held = np.cumsum(kept) + given.backward_bytes[kinds, choice]
-        states = int(given.state_bytes[kinds, choice].sum()) + (depth - 1) * int(kept.sum())
-        return int(held.max()) + states <= self.instance.memory_bytes
+        tables = self.configuration.tables
+        forward = tables.forward_bytes[kinds, choice]
+        until = np.cumsum(forward) + tables.backward_bytes[kinds, choice]
+        states = int(tables.state_bytes[kinds, choice].sum()) + (depth - 1) * int(forward.sum())
+        return int(until.max()) + states <= self.instance.memory_bytes
 
-    def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> Solved:
+    def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> SolvedSpan:
         stage = self.stage_instance(first, last, depth, weight)
 
         def objective(choice: Sequence[int]) -> int | None:
@@ -195,7 +201,9 @@ class StageCosts:
         label_setting(stage, search)
         return self._as_solved(first, last, search)
 
-    def solve_capped(self, number: int, depth: int, limit_ns: int, known: Solved, slope: float, time_limit: float) -> Solved:
+    def solve_capped(
+        self, number: int, depth: int, limit_ns: int, start: SolvedSpan, slope: float, time_limit: float
+    ) -> SolvedSpan:
         """The least T of a span under u <= limit_ns, and its choice. known: one that keeps the limit; slope: T gained by u.
 
         As with `solve`, the answer for the fewest micro-batches in flight holds for more of them wherever it still fits.
@@ -203,18 +211,18 @@ class StageCosts:
         first, last = self.spans.span[number]
         if depth > self.depths[0]:
             key = ("capped", self.spans, number, limit_ns, self.instance.memory_bytes)
-            easier: Solved | None = self.shared.get(key)
+            easier: SolvedSpan | None = self.shared.get(key)
             if easier is None:
-                easier = self._solve_capped(first, last, self.depths[0], limit_ns, known, slope, time_limit)
+                easier = self._solve_capped(first, last, self.depths[0], limit_ns, start, slope, time_limit)
                 if easier.bound == easier.time_ns:  # not where time ran out
                     self.shared[key] = easier
             if self._fits(first, last, depth, easier):
                 return easier
-        return self._solve_capped(first, last, depth, limit_ns, known, slope, time_limit)
+        return self._solve_capped(first, last, depth, limit_ns, start, slope, time_limit)
 
     def _solve_capped(
-        self, first: int, last: int, depth: int, limit_ns: int, known: Solved, slope: float, time_limit: float
-    ) -> Solved:
+        self, first: int, last: int, depth: int, limit_ns: int, start: SolvedSpan, slope: float, time_limit: float
+    ) -> SolvedSpan:
         stage, capped = self.stage_instance(first, last, depth, (1, 1)), self.stage_instance(first, last, depth, (1, 0))
         cap = Cap(limit_ns, chain_of(capped), (slope, slope / 2, 2 * slope))
 
@@ -224,19 +232,19 @@ class StageCosts:
             return evaluate_stage(stage, choice).objective
 
         search = Search(objective, time_limit)
-        search.report([self.options.index(s) for s in known.choice or ()])
+        search.report([self.options.index(s) for s in start.choice or ()])
         label_setting(stage, search, cap)
         return self._as_solved(first, last, search)
 
-    def _as_solved(self, first: int, last: int, search: Search) -> Solved:
+    def _as_solved(self, first: int, last: int, search: Search) -> SolvedSpan:
         """A search's best choice with its u and T, and its bound."""
         if search.best is None:
-            return Solved(np.inf, None)
+            return SolvedSpan(np.inf, None)
         assert search.bound is not None
         choice = [int(s) for s in search.best]
         time = evaluate_stage(self.stage_instance(first, last, 1, (1, 1)), choice).time_ns
         sync = int(self.tables.sync_ns[list(self.instance.layer_kinds[first : last + 1]), choice].sum())
-        return Solved(search.bound, tuple(self.options[s] for s in choice), time - sync, time)
+        return SolvedSpan(search.bound, tuple(self.options[s] for s in choice), time - sync, time)
 
     def stage_instance(self, first: int, last: int, depth: int, weight: Weight) -> StageInstance:
         """The layer-strategies instance whose optimum is F, over the options that are not dominated."""

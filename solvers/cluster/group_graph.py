@@ -1,0 +1,187 @@
+"""The groups that one pipeline may come through, and the transfers between them: a graph.
+
+A node is a type of tensor-parallel groups (those that cost the same), the ring of its data-parallel groups (the kind of link
+that they synchronise over), and the devices used so far of its class. Two facts of the rest of the cluster are kept in it:
+
+  - A group that lies in one class, with data-parallel groups of ring q, takes at least tmp u(q) of that class's devices for its
+    stage: each of its tmp devices has a data-parallel group of its own, with at least u(q) devices of that class, the fewest of
+    any make with that ring (where the tmp groups differ in q, the one with the least u(q) will do for all: it needs no more
+    devices, and its D is no more). So a run of stages in one class ends when its devices are used up, and the next transfer
+    leaves the class. That it may come back is left open.
+  - Groups in several classes are taken at the best: each device has the fastest transfer to any of the group that it may meet,
+    and the fastest all-reduce of any data-parallel group with a device of its class; the slowest of the group's devices counts.
+    Between such a group and one in a single class, some device's transfer is to another class.
+
+So every pipeline of every strategy is a walk through the graph that costs no more than the pipeline does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.makes import Case, orbits
+from trainplan.formulations.cluster_strategy.placed import Integers
+
+MOST_PAIRS = 40_000  # of groups that a pipeline may come from and go to; beyond, no pipeline is followed
+
+
+class TooLong(Exception):
+    """The groups of devices are too many, or time has run out."""
+
+
+@dataclass(frozen=True)
+class GroupType:
+    """Groups that cost the same. size: devices of the class, 0 for groups in several classes. inner: their link within it.
+    sync: for groups in several classes, their least D by its place among `syncs`."""
+
+    profile: int
+    weight: int
+    size: int
+    inner: int
+    sync: int
+
+
+class GroupGraph:
+    """The graph of a reduced case, as arrays over nodes and edges. Raises TooLong.
+
+    Of every node: types, rings, orbits (the least orbit of its devices), and whether a run of stages in its class begins there
+    (starts). Of every edge, sorted by target: targets, sources, and moves_ns, the transfer if the cut comes before each layer
+    (edges, L + 1). heads: nodes with edges into them; begins: the first edge of each. syncs: D of every ring and span.
+    """
+
+    def __init__(self, case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> None:
+        """weights: of one device of each class."""
+        assert case.reduced
+        self.case, alike = case, orbits(case.instance)
+        syncs, rings = list(case.sync_ns), {row.tobytes(): q for q, row in enumerate(case.sync_ns)}
+        types: dict[GroupType, set[frozenset[int]]] = {}  # with the orbits of their devices
+        for make, profile in zip(case.groups, case.profile_of, strict=True):
+            classes = [c for c, taken in enumerate(make) if taken]
+            weight = sum(make[c] * weights[c] for c in classes)
+            if len(classes) == 1:
+                c = classes[0]
+                kind = GroupType(profile, weight, case.counts[c], int(case.link_of[c, c]), -1)
+            else:
+                row = np.max([self._least_syncs[alike[c]] for c in classes], axis=0)
+                if row.tobytes() not in rings:
+                    rings[row.tobytes()] = len(syncs)
+                    syncs.append(row)
+                kind = GroupType(profile, weight, 0, -1, rings[row.tobytes()])
+            types.setdefault(kind, set()).add(frozenset(alike[c] for c in classes))
+        if sum(map(len, types.values())) ** 2 > MOST_PAIRS:
+            raise TooLong
+        self.syncs = np.stack(syncs)
+        self._add_nodes(types)
+        self._add_edges(types, stop)
+
+    def _add_nodes(self, types: dict[GroupType, set[frozenset[int]]]) -> None:
+        nodes: list[tuple[GroupType, int, int, int]] = []  # type, ring, devices of a stage, devices used
+        for kind, sets in types.items():
+            for q, each in self._rings(kind, frozenset().union(*sets)) if kind.size else [(kind.sync, 0)]:
+                nodes += [(kind, q, each, used) for used in (range(each, kind.size + 1) if each else [0])]
+        self._nodes = nodes
+        self.types = [kind for kind, *_ in nodes]
+        self.rings = [q for _, q, *_ in nodes]
+        self.starts = [used == each for _, _, each, used in nodes]
+        self.orbits = [min(frozenset().union(*types[kind])) for kind, *_ in nodes]
+
+    def _add_edges(self, types: dict[GroupType, set[frozenset[int]]], stop: Callable[[], bool]) -> None:
+        moves: dict[tuple[GroupType, GroupType], Integers | None] = {}
+        for before, after in product(types, types):
+            if stop():
+                raise TooLong
+            moves[before, after] = self._between(before, after, types)
+        rows, edges = [], []
+        for target, (kind, _, each, used) in enumerate(self._nodes):
+            for source, (other, _, _, taken) in enumerate(self._nodes):
+                if kind == other and kind.size and taken + each == used and kind.inner >= 0:
+                    edges.append((target, source))
+                    rows.append(self.case.transfer_ns[kind.inner])
+                if used == each and (move := moves[other, kind]) is not None:
+                    edges.append((target, source))
+                    rows.append(move)
+        layers = self.case.instance.layers
+        self.targets, self.sources = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
+        self.moves_ns = np.zeros((len(edges), layers + 1), np.int64)
+        if edges and layers > 1:
+            self.moves_ns[:, 1:-1] = rows
+        self.heads, self.begins = np.unique(self.targets, return_index=True)
+
+    @cached_property
+    def _least_syncs(self) -> dict[int, Integers]:
+        """By orbit: D of a data-parallel group with a device of it, at the best: (L + 1, L + 1)."""
+        case, alike = self.case, orbits(self.case.instance)
+        rings: dict[int, set[int]] = {}
+        for make, q in zip(case.replicas, case.ring_of, strict=True):
+            for orbit, taken in zip(alike, make, strict=True):
+                if taken:
+                    rings.setdefault(orbit, set()).add(q)
+        return {orbit: case.sync_ns[sorted(those)].min(axis=0) for orbit, those in rings.items()}
+
+    def _between(self, before: GroupType, after: GroupType, types: dict[GroupType, set[frozenset[int]]]) -> Integers | None:
+        """The transfer between groups of two types, at the best, unless they stay in one class; None where there are none.
+
+        Where one group lies in one class and the other in several, some device of the other is of another class.
+        """
+        apart = bool(before.size and after.size)
+        transfers = []
+        for sending, receiving in product(types[before], types[after]):
+            rows = [_least([self._link(a, b, apart) for b in receiving]) for a in sending]
+            rows += [_least([self._link(a, b, apart) for a in sending]) for b in receiving]
+            if bool(before.size) != bool(after.size):
+                rows.append(_least([self._link(a, b, True) for a in sending for b in receiving]))
+            slowest = [row for row in rows if row is not None]
+            if len(slowest) == len(rows):
+                transfers.append(np.max(slowest, axis=0))
+        return _least(transfers)
+
+    def _link(self, a: int, b: int, apart: bool) -> Integers | None:
+        """The fastest transfer between devices of two orbits; apart: of different classes."""
+        if (a, b, apart) not in self._links:
+            links = self.case.link_of[np.ix_(self._classes[a], self._classes[b])]
+            possible = sorted(set(links[(links >= 0) & ~(apart & (self._classes[a][:, None] == self._classes[b]))].tolist()))
+            self._links[a, b, apart] = self.case.transfer_ns[possible].min(axis=0) if possible else None
+        return self._links[a, b, apart]
+
+    @cached_property
+    def _links(self) -> dict[tuple[int, int, bool], Integers | None]:
+        return {}
+
+    @cached_property
+    def _classes(self) -> dict[int, Integers]:
+        """Of every orbit."""
+        alike = np.array(orbits(self.case.instance))
+        return {orbit: np.flatnonzero(alike == orbit) for orbit in sorted(set(alike.tolist()))}
+
+    def _rings(self, kind: GroupType, alike: frozenset[int]) -> list[tuple[int, int]]:
+        """Rings of data-parallel groups with devices of one class, and how many of these devices a stage then takes (tmp u(q)).
+
+        A ring that takes no fewer devices than another and synchronises nowhere faster is left out.
+        """
+        case, least = self.case, dict[int, int]()
+        for make, q in zip(case.replicas, case.ring_of, strict=True):
+            for c, orbit in enumerate(orbits(case.instance)):
+                if make[c] and orbit in alike:
+                    least[q] = min(least.get(q, kind.size + 1), make[c] * case.degrees.tmp)
+        rings = {q: each for q, each in least.items() if each <= kind.size}
+
+        def beaten(q: int) -> bool:
+            return any(
+                rings[p] <= rings[q]
+                and (case.sync_ns[p] <= case.sync_ns[q]).all()
+                and ((rings[p] < rings[q]) or (case.sync_ns[p] < case.sync_ns[q]).any() or p < q)
+                for p in rings
+                if p != q
+            )
+
+        return [(q, each) for q, each in rings.items() if not beaten(q)]
+
+
+def _least(rows: Sequence[Integers | None]) -> Integers | None:
+    """The least of rows, None where there is none; None among them counts as infinite."""
+    finite = [row for row in rows if row is not None]
+    return np.min(finite, axis=0) if finite else None

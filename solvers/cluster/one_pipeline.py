@@ -1,0 +1,235 @@
+"""The cheapest pipeline through a cluster: a dynamic program over stages, under falling caps.
+
+The least of (gas - 1) M + S + D over walks through the graph of groups (see `group_graph`), one node a stage: S is the time of
+one micro-batch through all stages, M the slowest stage, D the slowest all-reduce of gradients. Under caps on M and D the least
+S is a shortest path,
+
+    S_j(node, weight, end) = min over first and nodes before of  S_{j-1}(before, weight', first) + transfer + t(first .. end-1),
+
+where stages beyond a cap or their memory are left out. The caps are swept by branch and bound over boxes of (M, D), see `Box`:
+boxes are halved until none is below the best path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.placed import Integers
+from trainplan.formulations.step.schedules import most_in_flight
+from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.cluster.group_graph import GroupGraph, TooLong
+
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+FAR = np.int64(2**60)
+MOST_STATES = 20_000  # nodes times weights; beyond, weights are left out
+
+
+@dataclass(frozen=True)
+class Path:
+    """A pipeline's way: M, S, D, where its stages begin, and the orbits of the classes that it comes to, one after another."""
+
+    slowest: int
+    once: int
+    sync: int
+    cuts: tuple[int, ...]
+    visits: tuple[int, ...]
+
+    def time_ns(self, micro_batches: int) -> int:
+        """(gas - 1) M + S + D."""
+        return (micro_batches - 1) * self.slowest + self.once + self.sync
+
+
+@dataclass(frozen=True)
+class Box:
+    """Pipelines with M and D in ranges (low to high, lower to upper: places in sorted lists), none with an S below `once`."""
+
+    low: int
+    high: int
+    lower: int
+    upper: int
+    once: int
+
+
+def box_bound_ns(box: Box, slow: Integers, syncs: Integers, micro_batches: int) -> int:
+    """No pipeline of a box takes less: its M and D are at least those of the lower corner, and its S at least `once`.
+
+    slow, syncs: the values that M and D may have, ascending.
+    """
+    return (micro_batches - 1) * int(slow[box.low]) + box.once + int(syncs[box.lower])
+
+
+def followed(case: Case, stop: Callable[[], bool]) -> PipelineSearch | None:
+    """The search of a reduced case; None where its groups are too many, or time runs out before their transfers are known."""
+    if not case.enumerable:
+        return None
+    try:
+        return PipelineSearch(case, stop)
+    except TooLong:
+        return None
+
+
+class PipelineSearch:
+    """The cheapest pipeline of a reduced case. Raises TooLong.
+
+    Weights of devices are the ranks of their kinds by speed, 0 the fastest. whole_weight: of all devices; most_weight: no
+    pipeline has more.
+    """
+
+    def __init__(self, case: Case, stop: Callable[[], bool] = lambda: False) -> None:
+        self.case, instance, degrees = case, case.instance, case.degrees
+        self.layers, self.stages = instance.layers, degrees.pp
+        slowest = case.micro_batches * float(case.layer_ns.sum(axis=1, dtype=np.float64).max())
+        if (step := slowest + degrees.pp * float(case.transfer_ns.max()) + float(case.sync_ns.max())) > FAR // 4:
+            raise InputError("instance", "network", f"makes steps take {step:.3g} ns", "give faster links")
+        speed = instance.tables[degrees.tmp, degrees.mbs].layer_ns.sum(axis=1)
+        ranks = {int(value): place for place, value in enumerate(sorted({int(speed[k]) for k in instance.class_kinds}))}
+        weights = [ranks[int(speed[kind])] for kind in instance.class_kinds]
+        self.whole_weight = sum(weight * size for weight, size in zip(weights, case.counts, strict=True))
+        self.most_weight = min(self.whole_weight, max(weights) * degrees.pp * degrees.tmp)
+        self.graph = GroupGraph(case, weights, stop)
+
+    @cached_property
+    def costs(self) -> Integers:
+        """Time of layers [first, end) in every profile, FAR where there are none: (profiles, L + 1, L + 1)."""
+        sums = self.case.times
+        spans = sums[:, None, :] - sums[:, :, None]
+        return np.where(np.tri(self.layers + 1, dtype=bool).T & ~np.eye(self.layers + 1, dtype=bool), spans, FAR)
+
+    def least(
+        self, micro_batches: int, weight: int, cutoff: int | None, stop: Callable[[], bool], first: bool = False
+    ) -> tuple[int, Path | None]:
+        """A bound on (gas - 1) M + S + D of any pipeline of at least that weight, and its path where it is the least; no path
+        where the least is at or above the cutoff, or the search was stopped. first: any path below the cutoff will do."""
+        weight = weight if len(self.graph.types) * (weight + 1) <= MOST_STATES else 0
+        slow, syncs = np.unique(self.costs[self.costs < FAR]), np.unique(self.graph.syncs)
+        best, path = FAR if cutoff is None else np.int64(cutoff), None
+        rounds, ties = micro_batches - 1, count()
+        waiting = [(0, 0, next(ties), Box(0, len(slow) - 1, 0, len(syncs) - 1, 0))]
+        while waiting:
+            bound, _, _, box = heappop(waiting)
+            if bound >= best:
+                break
+            if stop():
+                return int(bound), None
+            low, lower = box.low, box.lower
+            # a cap above what the best one leaves is no cap
+            high, upper = box.high, box.upper
+            if rounds:
+                high = min(high, int(np.searchsorted(slow * rounds, best - box.once - syncs[lower])) - 1)
+            upper = min(upper, int(np.searchsorted(syncs, best - box.once - rounds * slow[low])) - 1)
+            if high < low or upper < lower:
+                continue
+            cheapest = self._path(micro_batches, int(slow[high]), int(syncs[upper]), weight)
+            if cheapest is None:
+                continue
+            if cheapest.time_ns(micro_batches) < best:
+                best, path = np.int64(cheapest.time_ns(micro_batches)), cheapest
+                if first:
+                    break
+            reached, synced = int(np.searchsorted(slow, cheapest.slowest)), int(np.searchsorted(syncs, cheapest.sync))
+            if reached <= low and synced <= lower:
+                continue  # the path is as good as the box's lower corner
+            once = cheapest.once
+            if rounds * int(slow[reached] - slow[low]) >= int(syncs[synced] - syncs[lower]) or synced <= lower:
+                middle = (low + reached) // 2
+                halves = Box(low, middle, lower, upper, once), Box(middle + 1, high, lower, upper, once)
+            else:
+                middle = (lower + synced) // 2
+                halves = Box(low, high, lower, middle, once), Box(low, high, middle + 1, upper, once)
+            for half in halves:
+                bound = box_bound_ns(half, slow, syncs, micro_batches)
+                if bound < best:
+                    heappush(waiting, (bound, once, next(ties), half))
+        return int(best), path
+
+    def _path(self, micro_batches: int, cap: int, sync_cap: int, weight: int) -> Path | None:
+        """The least S of a pipeline whose stages keep within the caps and which has the weight."""
+        layers = self.layers
+        allowed = np.where(self.costs <= cap, self.costs, FAR)
+        synced = self.graph.syncs <= sync_cap
+        sums = np.full((len(self.graph.types), weight + 1, layers + 1), FAR)
+        for node, first in enumerate(self.graph.starts):
+            if first:
+                sums[node, min(weight, self.graph.types[node].weight), 0] = 0
+        entered, steps = [sums], []
+        left: list[Integers] = []
+        for stage in range(self.stages):
+            if stage:
+                sums = self._entered(left[-1], weight)
+                entered.append(sums)
+            step = self._allowed(allowed, synced, most_in_flight("1f1b", self.stages, micro_batches, stage))
+            steps.append(step)
+            after = np.empty_like(sums)
+            for node, (kind, q) in enumerate(zip(self.graph.types, self.graph.rings, strict=True)):
+                after[node] = (sums[node][:, :, None] + step[kind.profile, q]).min(axis=1)
+            left.append(np.minimum(after, FAR))
+        node = int(left[-1][:, weight, layers].argmin())
+        once = int(left[-1][node, weight, layers])
+        return None if once >= FAR else self._back(entered, left, steps, node, weight, once)
+
+    def _allowed(self, allowed: Integers, synced: Flags, ahead: int) -> dict[tuple[int, int], Integers]:
+        """Time of [first, end) by profile and link, FAR where a cap or the memory forbids it."""
+        fits = {}
+        for f, q in set(zip((kind.profile for kind in self.graph.types), self.graph.rings, strict=True)):
+            row = np.where(synced[q], allowed[f], FAR)
+            if self.case.instance.within_memory:
+                row = np.where(self._peaks(ahead) <= self.case.limits_bytes[f], row, FAR)
+            fits[f, q] = row
+        return fits
+
+    def _peaks(self, ahead: int) -> Integers:
+        if ahead not in self._known_peaks:
+            self._known_peaks[ahead] = self.case.peak_bytes(ahead)
+        return self._known_peaks[ahead]
+
+    @cached_property
+    def _known_peaks(self) -> dict[int, Integers]:
+        return {}
+
+    def _entered(self, left: Integers, weight: int) -> Integers:
+        """S before a stage, by its node, from that after the stage before it."""
+        arrived = np.full_like(left, FAR)
+        if not len(self.graph.targets):
+            return arrived
+        arrived[self.graph.heads] = np.minimum.reduceat(
+            left[self.graph.sources] + self.graph.moves_ns[:, None, :], self.graph.begins, axis=0
+        )
+        moved = np.full_like(left, FAR)
+        for node, kind in enumerate(self.graph.types):
+            for before in range(weight + 1):
+                after = min(weight, before + kind.weight)
+                moved[node, after] = np.minimum(moved[node, after], arrived[node, before])
+        return np.minimum(moved, FAR)
+
+    def _back(
+        self,
+        entered: list[Integers],
+        left: list[Integers],
+        steps: list[dict[tuple[int, int], Integers]],
+        node: int,
+        weight: int,
+        once: int,
+    ) -> Path:
+        heaviest, end, slowest, sync, cuts, visits = weight, self.layers, 0, 0, [], []
+        for stage in reversed(range(self.stages)):
+            kind, q = self.graph.types[node], self.graph.rings[node]
+            first = int((entered[stage][node, weight] + steps[stage][kind.profile, q][:, end]).argmin())
+            slowest = max(slowest, int(self.costs[kind.profile, first, end]))
+            sync = max(sync, int(self.graph.syncs[q, first, end]))
+            if self.graph.starts[node] and kind.size:
+                visits.append(self.graph.orbits[node])
+            if stage:
+                cuts.append(first)
+                into = np.flatnonzero(self.graph.targets == node)
+                before = [v for v in range(heaviest + 1) if min(heaviest, v + kind.weight) == weight]
+                sums = left[stage - 1][self.graph.sources[into]][:, before, first] + self.graph.moves_ns[into, first][:, None]
+                edge, column = np.unravel_index(sums.argmin(), sums.shape)
+                node, weight, end = int(self.graph.sources[into[edge]]), before[column], first
+        return Path(slowest, once, sync, tuple(reversed(cuts)), tuple(reversed(visits)))

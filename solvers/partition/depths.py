@@ -1,0 +1,155 @@
+"""Planning by pipeline-partition: the depth, the cuts and the slicing with the shortest whole step, and a bound on all of them.
+
+Each instance is a depth with a number of micro-batches. Of each, a method finds cuts for a short iteration; with the exact one,
+cuts are then moved for a short step (`whole_step`), and as few micro-batches are sliced as help (`slicer`). No cuts of an
+instance have a step below the larger of
+
+    least_step_ns                                    the bound of `step_bound`, for whole or sliced micro-batches;
+    the method's bound + what the first stage adds   where nothing may be sliced: the first stage ends last, and the least that
+                                                     it adds is its first sub-layer's part (all of one stage's).
+
+The least of these bounds over all instances bounds every plan that they stand for. An instance whose bound is not below a step
+that is known already is not worked on any further.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainplan.formulations.pipeline_partition.definition import OBJECTIVE, SLICED
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load_solution
+from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
+from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.core.answer import Answer
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.search import Progress, Unsuited
+from trainplan.solvers.core.solve import check_arguments, solve
+from trainplan.solvers.partition.slicer import least_sliced
+from trainplan.solvers.partition.whole_step import shortest_step
+
+PARAMETERS = (SLICED, OBJECTIVE)  # of the problem's, those that `search` takes
+FAR = 2**62
+
+
+@dataclass(frozen=True)
+class DepthCandidate:
+    """One instance, and what was found for it.
+
+    result: of the method, for the iteration of whole micro-batches. solution: cuts and slicing, None where nothing was found.
+    iteration_ns, step_ns: of the solution, sliced as it says. bound_ns: no cuts of this instance have a shorter step.
+    """
+
+    instance: Instance
+    result: Result
+    solution: Solution | None = None
+    iteration_ns: int | None = None
+    step_ns: int | None = None
+    bound_ns: int | None = None
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The place among other candidates: by the step; where nothing fits, by how much memory would do."""
+        if self.step_ns is not None:
+            return False, self.step_ns
+        return True, self.result.reason.least_memory_bytes if self.result.reason else FAR
+
+    def to_dict(self) -> dict[str, Any]:
+        """The candidate's row among an answer's alternatives."""
+        return {
+            "pipeline": self.instance.stages,
+            "dp": self.instance.provenance.get("dp", 1),
+            "tp": self.instance.provenance.get("tp", 1),
+            "micro_batches": self.instance.micro_batches,
+            "status": self.result.status,
+            "cuts": None if self.solution is None else list(self.solution.cuts),
+            "sliced": 0 if self.solution is None else self.solution.sliced,
+            "iteration_ns": self.iteration_ns,
+            "step_ns": self.step_ns,
+            "bound_ns": self.bound_ns,
+        }
+
+
+def search(
+    instances: Sequence[Instance],
+    method: str = "exact",
+    *,
+    sliced: int | None = None,
+    objective: str = "step",
+    time_limit: float | None = None,
+    gap: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Answer:
+    """The solution with the shortest whole step of some instances, which share the time.
+
+    sliced: micro-batches to slice, where an instance has as many (None: the fewest that do). objective: `step`, or `iteration`,
+    with which the exact method's proven cuts are taken as they are, as those of other methods always are. options: the method's
+    own.
+
+    The answer's objective and bound are those of the whole step; its result is the method's, of the iteration of whole
+    micro-batches; its alternatives are the candidates' rows, the best first. Raises InputError, and Unsuited where the method
+    takes the only instance not.
+    """
+    check_arguments(time_limit, gap, seed)
+    OBJECTIVE.check(objective)
+    started, candidates = time.perf_counter(), list[DepthCandidate]()
+    exact_step = method == "exact" and objective == "step"
+    for place, instance in enumerate(instances):
+        seconds = None
+        if time_limit is not None:
+            seconds = max(0.01, (time_limit - (time.perf_counter() - started)) / (len(instances) - place))
+        shortest = min((candidate.step_ns for candidate in candidates if candidate.step_ns is not None), default=FAR)
+        deadline = float("inf") if seconds is None else time.perf_counter() + seconds
+        try:
+            result = solve(instance, method, time_limit=seconds, gap=gap, seed=seed, progress=progress, **options)
+        except Unsuited:
+            if len(instances) == 1:
+                raise
+            continue
+        candidates.append(_candidate(instance, result, sliced, exact_step, shortest, deadline))
+    if not candidates:
+        raise InputError("command line", "--method", f"is {method!r}, which suits no depth", "give another method")
+    candidates.sort(key=lambda candidate: candidate.rank)
+    best = candidates[0]
+    bounds = [candidate.bound_ns for candidate in candidates if candidate.result.status != "infeasible"]
+    bound = None if None in bounds else min((bound for bound in bounds if bound is not None), default=None)
+    rows = tuple(candidate.to_dict() for candidate in candidates)
+    return Answer(best.instance, best.result, best.solution, best.step_ns, bound, rows)
+
+
+def _candidate(
+    instance: Instance, result: Result, sliced: int | None, exact_step: bool, shortest_ns: int, deadline: float
+) -> DepthCandidate:
+    """What a method's result leads to. exact_step: whether to move its cuts, until the deadline (of `time.perf_counter`), for a
+    short step. shortest_ns: a step that is known; cuts that cannot be better are not worked on."""
+    if result.solution is None:
+        return DepthCandidate(instance, result)
+    slices = sliced != 0 and instance.most_sliced > 0
+    bound = step_bound_ns(instance, result.bound, slices)
+    hopeless = bound >= shortest_ns
+    cuts = load_solution(result.solution).cuts
+    if exact_step and not hopeless:
+        cuts = shortest_step(instance, cuts, lambda: time.perf_counter() > deadline)
+    count = min(sliced or 0, instance.most_sliced)
+    if slices and sliced is None and not hopeless:
+        count = least_sliced(instance.work(cuts), instance.micro_batches, instance.syncs_ns(cuts))
+    solution = Solution(cuts, count)
+    evaluation = evaluate(instance, solution)
+    return DepthCandidate(instance, result, solution, evaluation.time_ns, evaluation.step_ns, bound)
+
+
+def step_bound_ns(instance: Instance, iteration_bound_ns: int | None, slices: bool) -> int:
+    """No cuts have a shorter whole step. iteration_bound_ns: a bound on the iteration of whole micro-batches, where there is
+    one; it holds for the step where nothing may be sliced.
+
+    Proof: T is the end of the first stage, whose step ends with what its sub-layers add, at least the first one's part.
+    """
+    bound = least_step_ns(instance, slices)
+    if slices or iteration_bound_ns is None:
+        return bound
+    first = instance.sync_ns[:1] if instance.stages > 1 else instance.sync_ns
+    return max(bound, iteration_bound_ns + int(first.sum()))
