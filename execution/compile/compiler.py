@@ -15,27 +15,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.compile.switch_passes import SwitchCompiler
 from trainplan.execution.compile.unit_passes import UnitPasses
 from trainplan.execution.program import Op, Part, Program, grouped
+from trainplan.execution.uncollected import uncollected
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.schedules import Pass, gpipe, one_f_one_b
 from trainplan.profiling.models.model import Model
 
 
-def compile_plan(plan: Plan, model: Model | None = None, ranks: Sequence[int] | None = None) -> list[Program]:
-    """The programs of all ranks, or of some. model: run this one in the plan's place, scaled down, with the same units."""
+@uncollected()
+def compile_plan(
+    plan: Plan, model: Model | None = None, ranks: Sequence[int] | None = None, most_micro_batches: int | None = None
+) -> list[Program]:
+    """The programs of all ranks, or of some.
+
+    model: run this one in the plan's place, scaled down, with the same units. most_micro_batches: leave out all micro-batches
+    of a rank but the first so many.
+    """
     model = model or plan.planned_model()
-    stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
-    wanted = range(plan.world) if ranks is None else ranks
-    placed = [(model, tuple(plan.strategies()), stages, plan.batch, rank, plan.sliced) for rank in wanted]
-    if (switches := plan.switches()) is not None:
-        return [SwitchCompiler(*each, switches=tuple(switches), nvlink=bool(plan.nvlink)).program() for each in placed]
+    switches, stages = plan.switches(), len(plan.stages)
+    counts = {min(count, most_micro_batches or count) for count in plan.batch.shares or [plan.batch.micro_batches]}
     orders = {
-        count: gpipe(len(stages), count) if plan.schedule == "gpipe" else one_f_one_b(len(stages), count, plan.sliced)
-        for count in plan.batch.shares or [plan.batch.micro_batches]
+        count: gpipe(stages, count) if plan.schedule == "gpipe" else one_f_one_b(stages, count, plan.sliced) for count in counts
     }
-    return [_Compiler(*each, orders=orders).program() for each in placed]
+    programs = dict[int, Program]()
+    for first, *others in by_kind(planned_ranks(plan, model, ranks, most_micro_batches)):
+        if switches is not None:
+            compiler: UnitPasses = SwitchCompiler.at(first, switches=tuple(switches), nvlink=bool(plan.nvlink))
+        else:
+            compiler = _Compiler.at(first, orders=orders)
+        programs[first.rank] = compiler.program()
+        programs.update({other.rank: other.translated(programs[first.rank]) for other in others})
+    return [programs[rank] for rank in (range(plan.world) if ranks is None else ranks)]
 
 
 @dataclass
@@ -78,19 +91,24 @@ class _Compiler(UnitPasses):
         elif part.half is None or self.runs_in_halves(self.stage + 1, part.micro_batch):
             self._send(f"hidden.{after}", after, part, neighbour=1)
         elif part.half == 1:
-            whole = self._join(f"hidden.{after}", after, part, laid_as=after - 1)
+            whole = self._join(f"hidden.{after}", after, part)
             self._send(f"hidden.{after}", after, whole, neighbour=1)
 
     def _backward_pass(self, part: Part) -> None:
         first, after = self.units.start, self.units.stop
         if after <= self.last:
             self._receive(f"input-gradient.{after}", after, part, laid_as=after, neighbour=1)
+        last = part.micro_batch == self.micro_batches - 1
         for unit in reversed(self.units):
             self.backward(unit, part.micro_batch)
+            if last and first == 0:
+                self.reduce_gradients(unit)
         if first > 0:
             if self.runs_in_halves(self.stage, part.micro_batch):
-                self._join(f"input-gradient.{first}", first, part, laid_as=first)
+                self._join(f"input-gradient.{first}", first, part)
             self._send(f"input-gradient.{first}", first, part, neighbour=-1)
+            for unit in reversed(self.units if last else ()):
+                self.reduce_gradients(unit)
 
     def _send(self, kind: str, unit: int, part: Part, neighbour: int) -> None:
         name = f"{kind}.{part}"
@@ -98,20 +116,19 @@ class _Compiler(UnitPasses):
         self.issue(Op.SEND, unit, part, reads=(name,), frees=(name,), group=self.lane(neighbour), message_bytes=size)
 
     def _receive(self, kind: str, unit: int, part: Part, laid_as: int, neighbour: int) -> None:
-        name, rows, lane = f"{kind}.{part}", self.rows(laid_as, part), self.lane(neighbour)
-        size = self.boundary_bytes(unit - 1, len(rows))
+        name, lane = f"{kind}.{part}", self.lane(neighbour)
+        size = self.boundary_bytes(unit - 1, len(self.rows(laid_as, part)))
         self.buffer(name, size)
-        self.issue(Op.RECEIVE, unit, part, writes=(name,), group=lane, args={"rows": rows}, message_bytes=size)
+        self.issue(Op.RECEIVE, unit, part, writes=(name,), group=lane, message_bytes=size)
         if [(i.op, i.group) for i in self.issued[-2:]] == [(Op.SEND, lane), (Op.RECEIVE, lane)]:
             self.issued[-2:] = [grouped(*self.issued[-2:])]
 
-    def _join(self, kind: str, unit: int, part: Part, laid_as: int) -> Part:
+    def _join(self, kind: str, unit: int, part: Part) -> Part:
         """The halves of the part's micro-batch become one buffer."""
         whole = Part(part.micro_batch)
         names, name = tuple(f"{kind}.{half}" for half in whole.halves), f"{kind}.{whole}"
         self.buffer(name, sum(self.buffers[half] for half in names))
-        blocks = tuple(self.rows(laid_as, half) for half in whole.halves)
-        self.issue(Op.JOIN, unit, whole, reads=names, writes=(name,), frees=names, args={"blocks": blocks})
+        self.issue(Op.JOIN, unit, whole, reads=names, writes=(name,), frees=names)
         return whole
 
     def _reduce_tied(self) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from trainplan.execution.program import Part
-from trainplan.formulations.plan import Batch
+from trainplan.execution.program import Instruction, Op, Part, Program
+from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.step.schedules import is_sliced
-from trainplan.formulations.strategies import Paradigm, Strategy, rows_of
+from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.profiling.models.model import Model
+
+SAMPLED = frozenset({Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.BACKWARD, Op.SLICE, Op.GATHER_SLICE})
 
 
 @dataclass
-class Placement:
+class PlannedRank:
     """A rank of a plan. stages: the units of each. place: the rank's number in its stage, from 0; strategies speak of these.
 
-    micro_batches: those that the rank works on in one step. sliced: how many of them begin in halves. A half is laid out over
-    the data-parallel ranks as a small micro-batch of its own, so the samples of a rank are then not consecutive.
+    micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
+    sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
+    so the samples of a rank are then not consecutive.
     """
 
     model: Model
@@ -26,6 +30,7 @@ class Placement:
     batch: Batch
     rank: int
     sliced: int
+    most_micro_batches: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.size = self.strategies[0].group
@@ -34,7 +39,11 @@ class Placement:
         self.units = self.stages[self.stage]
         self.last = len(self.model.units) - 1
         shares = self.batch.shares
-        self.micro_batches = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
+        of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
+        self.micro_batches = min(of_rank, self.most_micro_batches or of_rank)
+        self._rows: dict[tuple[int, int, Part], tuple[int, ...]] = {}
+        self._peers: dict[tuple[int, Paradigm], tuple[int, ...]] = {}
+        self._sources: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def _replica(self, place: int) -> int:
         """Of uneven shares: which data-parallel replica a place belongs to. All units are laid out alike then."""
@@ -45,6 +54,7 @@ class Placement:
         return -(-self.flat_elements(unit) // self.strategies[unit].degree("sdp"))
 
     def flat_elements(self, unit: int) -> int:
+        """Elements of a rank's tensor-parallel part of a unit's parameters."""
         strategy = self.strategies[unit]
         return self.model.units[unit].sublayer.parameter_count(strategy.degree("tp"), strategy.index(self.place, "tp"))
 
@@ -53,6 +63,13 @@ class Placement:
         return self.rows_at(self.place, unit, part)
 
     def rows_at(self, place: int, unit: int, part: Part) -> tuple[int, ...]:
+        """Sample ids that the rank at a place of this stage works on in a unit, in their order."""
+        key = (place, unit, part)
+        if key not in self._rows:
+            self._rows[key] = self._laid_rows(place, unit, part)
+        return self._rows[key]
+
+    def _laid_rows(self, place: int, unit: int, part: Part) -> tuple[int, ...]:
         if part.half is None and part.micro_batch < self.sliced:
             first, second = part.halves  # its order of samples is theirs, also on stages that run it whole
             return self.rows_at(place, unit, first) + self.rows_at(place, unit, second)
@@ -71,14 +88,110 @@ class Placement:
         return is_sliced(stage, micro_batch, len(self.stages), self.sliced)
 
     def peers(self, unit: int, paradigm: Paradigm) -> tuple[int, ...]:
-        return self.ranks(self.strategies[unit].peers(self.place, paradigm))
+        """Ranks, ascending, that differ from this one only along one level of a unit's strategy."""
+        key = (unit, paradigm)
+        if key not in self._peers:
+            self._peers[key] = self.ranks(self.strategies[unit].peers(self.place, paradigm))
+        return self._peers[key]
+
+    def gathered_places(self, before: int, after: int) -> tuple[int, ...]:
+        """Places of this stage whose rows under unit `before` hold all that this rank needs under unit `after`."""
+        key = (before, after)
+        if key not in self._sources:
+            self._sources[key] = gather_ranks(self.strategies[before], self.strategies[after], self.place)
+        return self._sources[key]
 
     def ranks(self, places: Iterable[int]) -> tuple[int, ...]:
         """Ranks of places in this stage."""
         return tuple(self.rank - self.place + place for place in places)
 
+    def samples_of(self, instruction: Instruction) -> dict[str, Any]:
+        """The samples that an instruction speaks of, as its arguments. (Of SAMPLED alone.)
+
+        rows: the ids in the buffer that it writes, in order. blocks: the ids in each of those that it reads, or in each half of
+        what it reads.
+        """
+        i = instruction
+        assert i.unit is not None and i.micro_batch is not None
+        part = Part(i.micro_batch, i.half)
+        forward = (*i.reads, *i.writes)[0].startswith("hidden")
+        if i.op in (Op.INPUT, Op.TARGETS):
+            return {"rows": self.rows(i.unit, part)}
+        if i.op is Op.RECEIVE:
+            return {"rows": self.rows(i.unit - 1 if forward else i.unit, part)}
+        if i.op is Op.JOIN:
+            laid_as = i.unit - 1 if forward else i.unit
+            return {"blocks": tuple(self.rows(laid_as, half) for half in part.halves)}
+        if i.op is Op.BACKWARD:
+            in_one_message = i.half is not None and i.unit == self.units[-1] < self.last
+            return {"blocks": tuple(self.rows(i.unit, half) for half in part.halves)} if in_one_message else {}
+        before = i.unit - 1 if forward else i.unit + 1
+        blocks = (self.rows_at(place, before, part) for place in self.gathered_places(before, i.unit))
+        return {"blocks": tuple(blocks), "rows": self.rows(i.unit, part)}
+
+    def translated(self, program: Program) -> Program:
+        """This rank's program, from that of another rank of its kind.
+
+        Degrees are powers of two, so that all groups are cosets of spans of bits of the ranks: what distance there is between
+        two ranks (exclusive or) is also that between the members of their groups.
+        """
+        groups = dict[tuple[int, ...], tuple[int, ...]]()
+        distance = self.rank ^ program.rank
+
+        def translated(i: Instruction) -> Instruction:
+            if not i.group and i.op not in SAMPLED:
+                return i
+            if i.group not in groups:
+                groups[i.group] = tuple(sorted(member ^ distance for member in i.group))
+            fields: dict[str, Any] = {"group": groups[i.group], "grouped": tuple(map(translated, i.grouped))}
+            return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED else i.changed(**fields)
+
+        return replace(program, rank=self.rank, place=self.place, instructions=tuple(map(translated, program.instructions)))
+
     def boundary_bytes(self, unit: int, rows: int) -> int:
+        """Bytes of the hidden states of some samples that a unit passes to the next one."""
         return self.model.units[unit].sublayer.boundary_bytes(rows)
 
     def lane(self, neighbour: int) -> tuple[int, ...]:
+        """This rank and that of its place in the next (1) or previous (-1) stage, ascending."""
         return tuple(sorted((self.rank, self.rank + neighbour * self.size)))
+
+
+def planned_ranks(
+    plan: Plan, model: Model, ranks: Iterable[int] | None = None, most_micro_batches: int | None = None
+) -> list[PlannedRank]:
+    """Where all ranks of a plan stand, or some. model, most_micro_batches: as of `compile_plan`."""
+    strategies = tuple(plan.strategies())
+    stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
+    return [
+        PlannedRank(model, strategies, stages, plan.batch, rank, plan.sliced, most_micro_batches=most_micro_batches)
+        for rank in (range(plan.world) if ranks is None else ranks)
+    ]
+
+
+def by_kind(ranks: Sequence[PlannedRank]) -> list[list[PlannedRank]]:
+    """Ranks of one plan in classes: of one stage, with the same instructions on buffers of the same bytes.
+
+    Ranks of a class work on equally many micro-batches, and their shards of each unit are equally large. All else is the same,
+    or other names of the same: ranks of groups, and samples.
+    """
+    classes: dict[tuple[int, ...], list[PlannedRank]] = {}
+    uneven: dict[int, list[tuple[Strategy, tuple[int, ...]]]] = {}
+    for rank in ranks:
+        if rank.stage not in uneven:
+            uneven[rank.stage] = _uneven_parts(rank)
+        parts = (sizes[strategy.index(rank.place, "tp")] for strategy, sizes in uneven[rank.stage])
+        classes.setdefault((rank.stage, rank.micro_batches, *parts), []).append(rank)
+    return list(classes.values())
+
+
+def _uneven_parts(rank: PlannedRank) -> list[tuple[Strategy, tuple[int, ...]]]:
+    """Strategies of the units of a rank's stage whose tensor-parallel parts are of unequal sizes, and elements of each part."""
+    parts = {}
+    for unit in rank.units:
+        strategy, sublayer = rank.strategies[unit], rank.model.units[unit].sublayer
+        tp = strategy.degree("tp")
+        sizes = tuple(sublayer.parameter_count(tp, index) for index in range(tp))
+        if len(set(sizes)) > 1:
+            parts[strategy.levels, sizes] = strategy
+    return [(strategy, sizes) for (_, sizes), strategy in parts.items()]

@@ -1,19 +1,8 @@
 """From a plan with memory switches (H3T) to one program per rank: one step of one micro-batch, segment by segment.
 
 All ranks are one sharded-data group. Parameters, gradients and moments lie on the host, where the optimizer works; the device
-has what the switches leave there. Instructions are issued in the order of the authors' published simulator, which
-`formulations/memory_switches/simulation.py` has too:
-
-    forward i     [synchronise], reshard i-1, drop hidden i-1; unless economical P(i+1); offload hidden i;
-                  if economical P(i+1); compute i
-    turn          [synchronise], reshard N-1, drop hidden N-1; P(N-1) if partitioned; prefetch hidden N-1
-    backward i    [synchronise], reshard i+1; reduce-scatter i+1; then
-      NVLink      prefetch shard i-1; unless economical: prefetch hidden i-1, all-gather i-1, offload gradient i+1;
-                  recompute and backward i; if economical: all-gather i-1, offload gradient i+1, prefetch hidden i-1
-      without     offload gradient i+1; unless economical: prefetch hidden i-1, prefetch shard i-1, all-gather i-1;
-                  recompute and backward i; if economical: those three
-    tail          [synchronise], reshard 0, reduce-scatter 0, offload gradient 0
-    optimizer i   [synchronise], copy shard i-1 back to the device (unless lazy), host step i; at the end that of N-1
+has what the switches leave there. Instructions are issued in the order of the authors' published simulator; the table of
+`formulations/memory_switches/simulation.py` tells it segment by segment, with the same names as here.
 
 P(j): copy in the shard of unit j (where it is prefetched lazily), then all-gather its parameters; P(0) comes before all. The
 loss belongs to the last forward segment; the gradients of a tied matrix, and the loss, are reduced at the end of the tail.
@@ -27,7 +16,7 @@ an offload holds nobody up but the drop of what it copied.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.execution.compile.unit_passes import OPTIMIZER_MOMENTS, UnitPasses
@@ -48,6 +37,7 @@ class SwitchCompiler(UnitPasses):
     _held: dict[Stream, int] = field(default_factory=dict)  # where that was issued which a lane's next one comes after
 
     def program(self) -> Program:
+        """The whole step, segment by segment."""
         for unit in self.units:
             self.place_states(unit)
         self.input(STEP)
@@ -64,6 +54,7 @@ class SwitchCompiler(UnitPasses):
         return self.finished()
 
     def place_states(self, unit: int) -> None:
+        """The shards of a unit: all on the host, and on the device that of the parameters unless it is prefetched lazily."""
         size = self.shard_elements(unit) * self.model.element_bytes
         self.buffer(f"parameter.{unit}", size, persistent=not self.switches[unit].lazy_prefetch)
         for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
@@ -160,18 +151,19 @@ class SwitchCompiler(UnitPasses):
     # Order
 
     def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
+        """The next instruction, on its lane, after the mark that the lane is held back by."""
         if op in COPIES and not self.nvlink:
             fields["lane"] = "communication"
         super().issue(op, unit, part, **fields)
         lane, place = self.issued[-1].stream, len(self.issued) - 1
         if (held := self._held.pop(lane, None)) is not None:
-            self.issued[place] = replace(self.issued[place], after=(self._mark(held),))
+            self.issued[place] = self.issued[place].changed(after=(self._mark(held),))
         self._last[lane] = place
 
     def _mark(self, place: int) -> str:
         """A mark that the instruction issued there sets once it is done."""
         name = f"mark.{place}"
-        self.issued[place] = replace(self.issued[place], marks=(name,))
+        self.issued[place] = self.issued[place].changed(marks=(name,))
         return name
 
     def _hold(self, lanes: Iterable[Stream]) -> None:

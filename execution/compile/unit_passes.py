@@ -11,28 +11,42 @@ the other. Parameters are gathered, and gradients reduced, once for both.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from trainplan.execution.compile.ranks import Placement
+from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
 from trainplan.execution.program import Instruction, Op, Part, Program, with_waits
-from trainplan.formulations.strategies import gather_ranks
 
 OPTIMIZER_MOMENTS = 2
 
 
 @dataclass
-class UnitPasses(Placement):
+class UnitPasses(PlannedRank):
     """The buffers and instructions of a rank, as they are issued."""
 
     buffers: dict[str, int] = field(default_factory=dict)
     persistent: set[str] = field(default_factory=set)
     issued: list[Instruction] = field(default_factory=list)
 
+    @classmethod
+    def at(cls, rank: PlannedRank, **fields: Any) -> Self:
+        """The compiler of a rank. fields: its own."""
+        placed = (rank.model, rank.strategies, rank.stages, rank.batch, rank.rank, rank.sliced)
+        return cls(*placed, most_micro_batches=rank.most_micro_batches, **fields)
+
+    def program(self) -> Program:
+        """Issue all that the rank does in one step."""
+        raise NotImplementedError
+
     def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
+        """The next instruction; what samples it speaks of follows from the rest (see `PlannedRank.samples_of`)."""
         micro_batch, half = part or (None, None)
-        self.issued.append(Instruction(op, unit, micro_batch, half, **fields))
+        instruction = Instruction(op, unit, micro_batch, half, **fields)
+        if op in SAMPLED and (samples := self.samples_of(instruction)):
+            instruction.args.update(samples)
+        self.issued.append(instruction)
 
     def buffer(self, name: str, size: int, persistent: bool = False) -> str:
+        """Declare a buffer of so many bytes, and give its name back. persistent: it lives from step to step."""
         self.buffers[name] = size
         if persistent:
             self.persistent.add(name)
@@ -55,12 +69,14 @@ class UnitPasses(Placement):
         )
 
     def place_states(self, unit: int) -> None:
+        """Declare the shards of a unit's parameters, gradients and moments, which live from step to step."""
         size = self.shard_elements(unit) * self.model.element_bytes
         for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
             self.buffer(f"{name}.{unit}", copies * size, persistent=True)
         self.buffer("loss", 8, persistent=True)
 
     def forward(self, unit: int, part: Part) -> None:
+        """The forward pass of a unit on a part: input in the unit's layout, whole parameters, computation, sum over tp."""
         layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
         if unit == 0:
             source = self.input(part)
@@ -89,17 +105,18 @@ class UnitPasses(Placement):
         """The buffer of the first unit's input."""
         rows = self.rows(0, part)
         source = self.buffer(f"hidden.0.{part}", self.model.units[0].sublayer.input_bytes(len(rows)))
-        self.issue(Op.INPUT, 0, part, writes=(source,), args={"rows": rows})
+        self.issue(Op.INPUT, 0, part, writes=(source,))
         return source
 
     def loss(self, part: Part) -> None:
+        """The loss of a part and the gradient of its logits, each rank from its shard of the vocabulary."""
         model, strategy, unit = self.model, self.strategies[self.last], self.last
         tp, rows = strategy.degree("tp"), self.rows(unit, part)
         tokens = len(rows) * model.tokens
         logits = f"hidden.{unit + 1}.{part}"
         targets = self.buffer(f"targets.{part}", tokens * 8)
         statistics = self.buffer(f"statistics.{part}", 3 * tokens * model.element_bytes)
-        self.issue(Op.TARGETS, unit, part, writes=(targets,), args={"rows": rows})
+        self.issue(Op.TARGETS, unit, part, writes=(targets,))
         self.issue(Op.LOSS_STATISTICS, unit, part, reads=(logits, targets), writes=(logits, statistics))
         reads: tuple[str, ...] = (logits, targets, statistics)
         if tp > 1:
@@ -127,6 +144,7 @@ class UnitPasses(Placement):
         )
 
     def backward(self, unit: int, micro_batch: int) -> None:
+        """The backward pass of a unit on a micro-batch, in halves where its forward pass ran in halves, and its reductions."""
         whole = Part(micro_batch)
         parts = whole.halves if self.runs_in_halves(self.stage, micro_batch) else (whole,)
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
@@ -141,12 +159,11 @@ class UnitPasses(Placement):
             incoming = arrived[place if apart else 0]
             adds = (gradient,) if sdp == 1 or place else ()  # to a gradient that is there already
             freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
-            blocks = {} if apart or len(parts) == 1 else {"blocks": tuple(self.rows(unit, half) for half in parts)}
             self.recompute(unit, part, weights)
-            self.compute_backward(unit, part, (incoming, weights, *adds), gradient, freed, blocks)
+            self.compute_backward(unit, part, (incoming, weights, *adds), gradient, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self._sum_partial(unit, part, f"input-gradient.{unit}.{part}")
-        self._reduce_gradients(unit, micro_batch, gradient)
+        self._scatter_gradients(unit, micro_batch, gradient)
 
     def recompute(self, unit: int, part: Part, weights: str) -> None:
         """The graph again, from the kept input, where the unit's strategy says so."""
@@ -161,19 +178,8 @@ class UnitPasses(Placement):
         """Graph and input: what a part's backward pass reads, and is the last to need."""
         return f"graph.{unit}.{part}", self._input_of(unit, part)
 
-    def compute_backward(
-        self,
-        unit: int,
-        part: Part,
-        reads: tuple[str, ...],
-        gradient: str,
-        freed: tuple[str, ...],
-        args: dict[str, Any] | None = None,
-    ) -> None:
-        """A part's backward pass, once its graph is there. reads, freed: besides graph and input.
-
-        args: `blocks` where the gradient of the output holds the rows of both halves.
-        """
+    def compute_backward(self, unit: int, part: Part, reads: tuple[str, ...], gradient: str, freed: tuple[str, ...]) -> None:
+        """A part's backward pass, once its graph is there. reads, freed: besides graph and input."""
         layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
         rows, own = len(self.rows(unit, part)), self.backward_reads(unit, part)
         writes: tuple[str, ...] = ()
@@ -186,7 +192,6 @@ class UnitPasses(Placement):
             reads=(*own, *reads),
             writes=(*writes, gradient),
             frees=(*own, *freed),
-            args=args or {},
             workspace_bytes=layer.backward_workspace_bytes(rows, tp),
         )
 
@@ -221,12 +226,10 @@ class UnitPasses(Placement):
         a, b = self.strategies[before], self.strategies[after]
         if a.layout == b.layout:
             return name
-        places = gather_ranks(a, b, self.place)
-        held, wanted = self.rows(before, part), self.rows(after, part)
-        self.buffer(result, self.boundary_bytes(min(before, after), len(wanted)))
-        gathered = self.boundary_bytes(min(before, after), len(held) * len(places))
-        local = len(places) == 1
-        blocks = tuple(self.rows_at(place, before, part) for place in places)
+        places = self.gathered_places(before, after)
+        local, boundary = len(places) == 1, min(before, after)
+        self.buffer(result, self.boundary_bytes(boundary, len(self.rows(after, part))))
+        gathered = self.boundary_bytes(boundary, len(self.rows(before, part)) * len(places))
         self.issue(
             Op.SLICE if local else Op.GATHER_SLICE,
             after,
@@ -235,7 +238,6 @@ class UnitPasses(Placement):
             writes=(result,),
             frees=(name,),
             group=() if local else self.ranks(places),
-            args={"blocks": blocks, "rows": wanted},
             message_bytes=0 if local else gathered,
             workspace_bytes=0 if local else gathered,
         )
@@ -252,36 +254,38 @@ class UnitPasses(Placement):
         name = f"input-gradient.{unit + 1}.{part}"
         return self._relaid(name, f"output-gradient.{unit}.{part}", unit + 1, unit, part)
 
-    def _reduce_gradients(self, unit: int, micro_batch: int, gradient: str) -> None:
-        strategy, model, part = self.strategies[unit], self.model, Part(micro_batch)
-        last = micro_batch == self.micro_batches - 1
-        tp, sdp, dp = (strategy.degree(p) for p in ("tp", "sdp", "dp"))
-        if tp > 1 and (sdp > 1 or last):
-            size = model.units[unit].sublayer.replicated_count * model.element_bytes
-            if size:
-                self.issue(
-                    Op.REDUCE_REPLICATED,
-                    unit,
-                    part,
-                    reads=(gradient,),
-                    writes=(gradient,),
-                    group=self.peers(unit, "tp"),
-                    message_bytes=size,
-                )
-        own = f"gradient.{unit}"
-        if sdp > 1:
-            group, size = self.peers(unit, "sdp"), self.buffers[gradient]
-            self.issue(
-                Op.REDUCE_SCATTER_GRADIENTS,
-                unit,
-                part,
-                reads=(gradient, own),
-                writes=(own,),
-                frees=(gradient,),
-                group=group,
-                message_bytes=size,
-                workspace_bytes=size // sdp,
-            )
-        if dp > 1 and last:
+    def _scatter_gradients(self, unit: int, micro_batch: int, gradient: str) -> None:
+        """What every micro-batch reduces: the gradients of sharded parameters."""
+        sdp, own, part = self.strategies[unit].degree("sdp"), f"gradient.{unit}", Part(micro_batch)
+        if sdp == 1:
+            return
+        self._reduce_replicated(unit, part, gradient)
+        group, size = self.peers(unit, "sdp"), self.buffers[gradient]
+        self.issue(
+            Op.REDUCE_SCATTER_GRADIENTS,
+            unit,
+            part,
+            reads=(gradient, own),
+            writes=(own,),
+            frees=(gradient,),
+            group=group,
+            message_bytes=size,
+            workspace_bytes=size // sdp,
+        )
+
+    def reduce_gradients(self, unit: int) -> None:
+        """What is reduced once a step, after the last micro-batch: replicated parts, and the sum over data-parallel ranks."""
+        strategy, own = self.strategies[unit], f"gradient.{unit}"
+        if strategy.degree("sdp") == 1:
+            self._reduce_replicated(unit, Part(self.micro_batches - 1), own)
+        if strategy.degree("dp") > 1:
             group, size = self.peers(unit, "dp"), self.buffers[own]
             self.issue(Op.ALL_REDUCE_GRADIENTS, unit, reads=(own,), writes=(own,), group=group, message_bytes=size)
+
+    def _reduce_replicated(self, unit: int, part: Part, gradient: str) -> None:
+        """Gradients of parameters that all tensor-parallel ranks hold."""
+        size = self.model.units[unit].sublayer.replicated_count * self.model.element_bytes
+        if self.strategies[unit].degree("tp") > 1 and size:
+            group = self.peers(unit, "tp")
+            reads, writes = (gradient,), (gradient,)
+            self.issue(Op.REDUCE_REPLICATED, unit, part, reads=reads, writes=writes, group=group, message_bytes=size)

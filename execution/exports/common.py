@@ -8,11 +8,13 @@ out, and said so, where only time or memory differ (sliced forward passes, shard
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.files import check_writable, unwritable, write_whole
 
 # A chain of sub-layers in letters: E embedding, a attention, f feed-forward, L head with the loss.
 LETTERS = {"embedding": "E", "attention": "a", "ffn": "f", "head": "L"}
@@ -32,6 +34,7 @@ class Export:
     left_out: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The export as data, for JSON."""
         return {
             "target": self.target,
             "settings": self.settings,
@@ -116,3 +119,25 @@ def left_out_order(strategy: Strategy) -> list[str]:
     if "tp" in names[:-1]:
         return [f"order of {strategy}: ranks of tp are neighbours here, so that other links carry the traffic"]
     return []
+
+
+def export_targets(export: Export, output: Path) -> dict[Path, str]:
+    """Where each file goes: into `output`, a folder that is made, or to `output` itself if there is one file and no folder."""
+    if len(export.files) == 1 and not output.is_dir():
+        return dict(zip([output], export.files.values(), strict=True))
+    return {output / name: text for name, text in export.files.items()}
+
+
+def write_export(export: Export, output: Path) -> list[Path]:
+    """Write the files, each whole or not at all. Raises InputError."""
+    targets = export_targets(export, output)
+    if output not in targets:
+        try:
+            output.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unwritable(output, error.errno) from None
+    for path in targets:
+        check_writable(path)
+    for path, text in targets.items():
+        write_whole(path, text)
+    return list(targets)

@@ -7,42 +7,39 @@ it that what reads the copy comes after it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from trainplan.execution.program import Instruction, Op
+from trainplan.execution.run.rank_state import RankState
 from trainplan.execution.run.unit_state import fill_storage
 
-if TYPE_CHECKING:
-    from trainplan.execution.run.executor import Executor
 
-
-def _prefetch_shard(executor: Executor, instruction: Instruction) -> None:
-    unit = executor.unit(instruction)
+def _prefetch_shard(state: RankState, instruction: Instruction) -> None:
+    unit = state.unit(instruction)
     fill_storage(unit.own)
     unit.own.copy_(unit.master.detach(), non_blocking=True)
 
 
-def _offload_hidden(executor: Executor, instruction: Instruction) -> None:
+def _offload_hidden(state: RankState, instruction: Instruction) -> None:
     (name,), (copy,) = instruction.reads, instruction.writes
-    hidden = executor.values[name]
-    kept = executor.host[copy].view(hidden.dtype).view(hidden.shape)
+    hidden = state.values[name]
+    kept = state.host[copy].view(hidden.dtype).view(hidden.shape)
     kept.copy_(hidden, non_blocking=True)
-    executor.values[copy] = kept
+    state.values[copy] = kept
 
 
-def _prefetch_hidden(executor: Executor, instruction: Instruction) -> None:
-    kept = executor.values[instruction.reads[0]]
-    hidden = torch.empty(kept.shape, dtype=kept.dtype, device=executor.device)
+def _prefetch_hidden(state: RankState, instruction: Instruction) -> None:
+    kept = state.values[instruction.reads[0]]
+    hidden = torch.empty(kept.shape, dtype=kept.dtype, device=state.device)
     hidden.copy_(kept, non_blocking=True)
-    executor.values[instruction.writes[0]] = hidden
+    state.values[instruction.writes[0]] = hidden
 
 
-def _offload_gradient(executor: Executor, instruction: Instruction) -> None:
-    executor.unit(instruction).gradient.copy_(executor.values[instruction.reads[0]], non_blocking=True)
+def _offload_gradient(state: RankState, instruction: Instruction) -> None:
+    state.unit(instruction).gradient.copy_(state.values[instruction.reads[0]], non_blocking=True)
 
 
-COPYING: dict[Op, Callable[[Executor, Instruction], None]] = {
+COPYING: dict[Op, Callable[[RankState, Instruction], None]] = {
     Op.PREFETCH_SHARD: _prefetch_shard,
     Op.OFFLOAD_HIDDEN: _offload_hidden,
     Op.PREFETCH_HIDDEN: _prefetch_hidden,

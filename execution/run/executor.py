@@ -12,8 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -23,13 +22,11 @@ from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.execution.run.copying import COPYING
 from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.execution.run.fused import run_fused
+from trainplan.execution.run.rank_state import Groups, RankState
 from trainplan.execution.run.sharding import SHARDING
 from trainplan.execution.run.threads import run_threads
-from trainplan.execution.run.unit_state import UnitState, empty_storage, host_tensor, make_unit
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
-
-Groups = dict[tuple[int, ...], Any]
 
 
 def make_groups(programs: list[Program]) -> Groups:
@@ -39,39 +36,25 @@ def make_groups(programs: list[Program]) -> Groups:
 
 
 @dataclass
-class Executor:
-    """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1).
-
-    `release_s`: how long a collective's work is still held once it is done, so that gloo's thread lets go of it first. What
-    that thread is the last to release, torch's profiler does not see go.
-    """
-
-    program: Program
-    groups: Groups
-    seed: int = 0
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    tokens: Tensor = field(default_factory=lambda: torch.empty(0))
-    release_s: float = 0.0
+class Executor(RankState):
+    """Runs a rank's program, step after step."""
 
     def __post_init__(self) -> None:
-        self.model = self.program.model
-        self.rank, self.place = self.program.rank, self.program.place
-        self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
-        host = {name: size for name, size in self.program.buffers.items() if name.startswith(("host-hidden", "host-tied"))}
-        self.host = {name: host_tensor(size, torch.uint8, self.device) for name, size in host.items()}
-        self.values: dict[str, Any] = {}
-        self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
+        super().__post_init__()
         self.streams: CudaStreams | None = None
         self.pauses = random.Random(self.seed * 1009 + self.rank)
 
-    def step(self, backend: Backend = "serial") -> float:
-        """Run the program once; the loss of the whole batch."""
+    def step(self, backend: Backend = "serial", times_ns: list[int] | None = None) -> float:
+        """Run the program once; the loss of the whole batch. times_ns: of `serial`, gets what each instruction took."""
         self.loss.zero_()
         if backend == "serial":
             for instruction in self.program.instructions:
                 if instruction.by_processor and self.device.type == "cuda":
                     torch.cuda.synchronize()  # copies to the host that it reads are issued, not done
+                started = time.perf_counter_ns()
                 self.run(instruction)
+                if times_ns is not None:
+                    times_ns.append(time.perf_counter_ns() - started)
         elif backend == "fused":
             run_fused(self.program.instructions, self.run)
         elif backend == "threads":
@@ -82,14 +65,6 @@ class Executor:
         assert not self.values, f"left over: {sorted(self.values)}"
         return float(self.loss)
 
-    def gradient_of(self, position: int) -> Tensor:
-        """This rank's flat gradient shard of a unit."""
-        return self.units[position].gradient
-
-    def parameter_of(self, position: int) -> Tensor:
-        """This rank's flat parameter shard of a unit."""
-        return self.units[position].master.detach()
-
     def run(self, instruction: Instruction) -> None:
         """An instruction, with what it frees."""
         self.execute(instruction)
@@ -99,26 +74,6 @@ class Executor:
     def execute(self, instruction: Instruction) -> None:
         """An instruction; what it frees stays for whoever runs the program to give back."""
         _HANDLERS[instruction.op](self, instruction)
-
-    def free(self, name: str) -> None:
-        kind, place = name.split(".")[:2]
-        if kind == "gathered":
-            empty_storage(self.units[int(place)].whole)
-        elif kind == "parameter":
-            empty_storage(self.units[int(place)].own)
-        elif kind == "whole-gradient":
-            for view in self.units[int(place)].views.values():
-                view.grad = None
-        self.values.pop(name, None)
-
-    def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
-        self._finish([function(*tensors, group=self.groups[instruction.group], async_op=True)])
-
-    def _finish(self, works: list[Any]) -> None:
-        for work in works:
-            work.wait()
-        if self.release_s:
-            time.sleep(self.release_s)
 
     def _point_to_point(self, instruction: Instruction) -> None:
         """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
@@ -134,11 +89,7 @@ class Executor:
                 received = torch.empty(shape, dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
                 self.values[message.writes[0]] = received
                 messages.append(dist.P2POp(dist.irecv, received, peer, group))
-        self._finish(dist.batch_isend_irecv(messages))
-
-    def unit(self, instruction: Instruction) -> UnitState:
-        assert instruction.unit is not None
-        return self.units[instruction.unit]
+        self.finish(dist.batch_isend_irecv(messages))
 
     def _input(self, instruction: Instruction) -> None:
         rows = list(instruction.args["rows"])
@@ -194,8 +145,7 @@ class Executor:
     def _loss_statistics(self, instruction: Instruction) -> None:
         logits, targets = (self.values[name] for name in instruction.reads)
         shard = self.unit(instruction).shard
-        found = torch_units.loss_statistics(logits, targets, self.model.vocabulary, shard)
-        self.values[instruction.writes[1]] = found
+        self.values[instruction.writes[1]] = torch_units.loss_statistics(logits, targets, self.model.vocabulary, shard)
 
     def _gather_statistics(self, instruction: Instruction) -> None:
         own = self.values[instruction.reads[0]]

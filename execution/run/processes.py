@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any, Literal, get_args
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
 from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.costs import MeasuredCosts
 from trainplan.execution.walk.memory import BACKENDS, Backend, memory_walk
+from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import Report, run_workers
@@ -35,7 +38,8 @@ class RunReport:
     losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the memory
     walk; peak_bytes: by rank, what torch allocated (None where not asked for). gradient_difference: largest difference of any
     gradient of the first step against one process, relative to the largest gradient of its unit; parameter_difference:
-    largest absolute difference of any parameter after the last step; loss_difference: of any step's loss.
+    largest absolute difference of any parameter after the last step; loss_difference: of any step's loss. walked_seconds: of
+    a step, by the time walk, from the median times that its instructions took here (None where they were not recorded).
     """
 
     model: str
@@ -50,6 +54,7 @@ class RunReport:
     gradient_difference: float | None
     parameter_difference: float | None
     loss_difference: float | None
+    walked_seconds: float | None = None
 
 
 def run_plans(
@@ -62,6 +67,7 @@ def run_plans(
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,
+    record: bool = False,
     progress: Report | None = None,
     timeout: float = float("inf"),
 ) -> list[RunReport]:
@@ -69,9 +75,12 @@ def run_plans(
 
     model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
     one that the plan's placement names, and so the same one in all plans. Every set of programs passes the static checks
-    first. Raises InputError for bad arguments, WorkerError when a process fails.
+    first. record: also walk the step by the times that its instructions take. Raises InputError for bad arguments, WorkerError
+    when a process fails.
     """
     check_settings(plans, steps, backend, device, seed)
+    if record and backend != "serial":
+        raise InputError("command line", "--record", f"goes with {backend!r}", "give --backend serial: lanes hide who waits")
     if measure_memory and backend not in MEASURED_BACKENDS:
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
@@ -90,6 +99,7 @@ def run_plans(
         "seed": seed,
         "compare": compare,
         "memory": measure_memory,
+        "record": record,
     }
     target = "trainplan.execution.run.processes:run_rank"
     ranks = run_workers(target, world, job, progress=progress, timeout=timeout, backend=COMMUNICATION[device])
@@ -107,12 +117,19 @@ def run_plans(
                 step_seconds=[max(times) for times in zip(*(rank[place]["seconds"] for rank in ranks), strict=True)],
                 predicted_peak_bytes=[memory_walk(program, backend).peak_bytes for program in programs],
                 peak_bytes=[rank[place]["peak_bytes"] for rank in ranks] if measure_memory else None,
+                walked_seconds=_walked_seconds(programs, [rank[place]["times_ns"] for rank in ranks]) if record else None,
                 gradient_difference=first["gradient_difference"],
                 parameter_difference=first["parameter_difference"],
                 loss_difference=first["loss_difference"],
             )
         )
     return reports
+
+
+def _walked_seconds(programs: Sequence[Program], times_ns: Sequence[Sequence[int]]) -> float:
+    """A step by the time walk, from measured times of the instructions of all ranks, in rank order."""
+    costs = MeasuredCosts(programs, dict(enumerate(times_ns)))
+    return time_walk(programs, costs, "serial").step_ns / 1e9
 
 
 def check_settings(plans: Sequence[Plan], steps: int, backend: Backend, device: Device, seed: int) -> None:
@@ -162,6 +179,7 @@ def sound_programs(plan: Plan, model: Model | None) -> list[Program]:
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list[dict[str, Any]]:
     """Body of one rank: all plans of the job, one after the other."""
     import torch.distributed as dist
+    from trainplan.execution.run.comparison import Differences, Outcome, compare
     from trainplan.execution.run.executor import make_groups
 
     device = own_device(rank, job["gpus"])
@@ -171,24 +189,27 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
     for number, plan in enumerate(job["jobs"]):
         program = plan["programs"][rank]
         executor = make_executor(program, groups, job["seed"], device)
-        losses, seconds = [], []
+        losses, seconds, recorded = [], [], list[list[int]]()
         gradients: dict[int, Any] = {}
         for step in range(job["steps"]):
-            loss, took = timed_step(executor, job["backend"], everyone)
+            recorded.append([])
+            loss, took = timed_step(executor, job["backend"], everyone, recorded[-1] if job["record"] else None)
             losses.append(loss)
             seconds.append(took)
             report({"plan": number, "step": step + 1, "steps": job["steps"], "loss": loss, "seconds": took})
             if step == 0 and job["compare"]:
                 gradients = {unit: executor.gradient_of(unit).clone().cpu() for unit in program.units}
-        parameters = {unit: executor.parameter_of(unit).cpu() for unit in program.units}
-        differences: dict[str, Any] = dict.fromkeys(("gradient_difference", "parameter_difference", "loss_difference"))
+        differences: dict[str, float | None] = dict.fromkeys(Differences._fields)
         if job["compare"]:
             report({"plan": number, "comparing": True})
-            differences = _differences(rank, world, everyone, plan["programs"], gradients, parameters, losses, job)
+            parameters = {unit: executor.parameter_of(unit).cpu() for unit in program.units}
+            if apart := compare(plan["programs"], Outcome(gradients, parameters, losses), job["seed"], everyone):
+                differences = {**apart._asdict()}
         peak = None
         if job["memory"]:
             peak = program.persistent_bytes + _allocated(executor, job["backend"])
-        results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, **differences})
+        times = [int(statistics.median(each)) for each in zip(*recorded, strict=True)]  # none where nothing was recorded
+        results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, "times_ns": times, **differences})
     return results
 
 
@@ -212,8 +233,9 @@ def make_executor(program: Program, groups: Any, seed: int, device: Any) -> Any:
     return executor
 
 
-def timed_step(executor: Any, backend: Backend, everyone: Any) -> tuple[float, float]:
-    """Loss and seconds of a step that all ranks begin together. (The loss comes off a GPU last, once all is done.)"""
+def timed_step(executor: Any, backend: Backend, everyone: Any, times_ns: list[int] | None = None) -> tuple[float, float]:
+    """Loss and seconds of a step that all ranks begin together. (The loss comes off a GPU last, once all is done.) times_ns: as
+    of `Executor.step`."""
     import torch
     import torch.distributed as dist
 
@@ -221,7 +243,7 @@ def timed_step(executor: Any, backend: Backend, everyone: Any) -> tuple[float, f
     if executor.device.type == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
-    loss = executor.step(backend)
+    loss = executor.step(backend, times_ns)
     return loss, time.perf_counter() - started
 
 
@@ -239,63 +261,3 @@ def _allocated(executor: Any, backend: Backend) -> int:
     with PeakMemory() as memory:
         executor.step(backend)
     return memory.peak_bytes
-
-
-def _differences(
-    rank: int,
-    world: int,
-    everyone: Any,
-    programs: list[Any],
-    gradients: dict[int, Any],
-    parameters: dict[int, Any],
-    losses: list[float],
-    job: Any,
-) -> dict[str, float | None]:
-    """Rank 0 runs the model alone and compares every rank's shards, one rank at a time, with slices of its own."""
-    import torch
-    import torch.distributed as dist
-    from trainplan.execution.run.reference import Reference, batch_tokens
-    from trainplan.profiling.models import torch_units
-
-    whole: list[list[dict[str, Any]]] = []
-    result = {"gradient_difference": 0.0, "parameter_difference": 0.0, "loss_difference": 0.0}
-    model = programs[0].model
-    if rank == 0:
-        reference, tokens = Reference(model, job["seed"]), batch_tokens(model, programs[0].samples, job["seed"])
-        for step in range(job["steps"]):
-            result["loss_difference"] = max(result["loss_difference"], abs(reference.step(tokens) - losses[step]))
-            if step == 0:
-                whole.append([{name: value.grad.clone() for name, value in unit.items()} for unit in reference.parameters])
-        whole.append([{name: value.detach() for name, value in unit.items()} for unit in reference.parameters])
-
-    for source in range(world):
-        place = programs[source].place
-        for position in programs[source].units:
-            for which, own in enumerate((gradients, parameters)):
-                if source:
-                    if rank == source:
-                        dist.send(own[position], dst=0, group=everyone)
-                    if rank:
-                        continue
-                strategy, part = programs[source].strategies[position], model.units[position].sublayer
-                shard = torch_units.Shard(strategy.degree("tp"), strategy.index(place, "tp"))
-                specification = {parameter.name: parameter for parameter in part.parameters()}
-                if rank == 0:
-                    layout = torch_units.flat_layout(part, shard)
-                    flat = torch.cat(
-                        [torch_units.sharded(specification[n], whole[which][position][n], shard).flatten() for n, *_ in layout]
-                    )
-                    piece = -(-flat.numel() // strategy.degree("sdp"))
-                    start = strategy.index(place, "sdp") * piece
-                    expected = flat[start : start + piece]
-                    if source:
-                        found = torch.empty(piece, dtype=flat.dtype)
-                        dist.recv(found, src=source, group=everyone)
-                    else:
-                        found = own[position]
-                    difference = float((found[: len(expected)] - expected).abs().max()) if len(expected) else 0.0
-                    if which == 0:
-                        difference /= max(float(value.abs().max()) for value in whole[0][position].values())
-                    name = ("gradient_difference", "parameter_difference")[which]
-                    result[name] = max(result[name], difference)
-    return {name: value if rank == 0 else None for name, value in result.items()}

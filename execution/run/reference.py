@@ -32,6 +32,7 @@ class Reference:
         self.optimizer = torch.optim.AdamW(list(distinct.values()), lr=LEARNING_RATE, fused=True)
 
     def logits(self, tokens: Tensor) -> Tensor:
+        """The logits of token ids (samples, sequence), of shape (samples, sequence, vocabulary)."""
         x = tokens
         for unit, values in zip(self.model.units, self.parameters, strict=True):
             x = torch_units.forward(unit.sublayer, values, x, torch_units.Shard())
@@ -50,6 +51,7 @@ class Reference:
         return float(loss.detach())
 
     def step(self, tokens: Tensor) -> float:
+        """The loss of a batch before the optimizer's step on it."""
         loss = self.gradients(tokens)
         self.optimizer.step()
         return loss

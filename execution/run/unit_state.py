@@ -53,6 +53,7 @@ def fill_storage(tensor: Tensor) -> None:
 
 
 def empty_storage(tensor: Tensor) -> None:
+    """Give the memory of a flat tensor back; the tensor and its views stay, with nothing behind them."""
     tensor.untyped_storage().resize_(0)
 
 

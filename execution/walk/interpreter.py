@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
-from trainplan.formulations.strategies import Paradigm, Strategy
+from trainplan.formulations.strategies import Paradigm
 
 
 class Fault(Exception):
@@ -16,11 +15,11 @@ class Fault(Exception):
 
 
 def fault_at(rank: int, instruction: Instruction, text: str) -> Fault:
+    """A fault of an instruction of a rank, in words that begin with both."""
     return Fault(f"rank {rank}: {instruction} {text}")
 
 
-@dataclass(frozen=True)
-class Hidden:
+class Hidden(NamedTuple):
     """Hidden states, logits or their gradients: at which boundary, of which samples, summed over which tensor-parallel ranks.
 
     parts: indices whose partial results are in the sum; `of`: how many there are. `stage` tells logits and their forms apart.
@@ -33,16 +32,24 @@ class Hidden:
     stage: str = "hidden"
 
     def whole(self) -> bool:
+        """Whether all partial results are in the sum."""
         return len(self.parts) == self.of
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """Parameters of a unit: whole or a rank's shard; before the optimizer's step or after it."""
 
     unit: int
     whole: bool = False
     stepped: bool = False
+
+
+class Shard(NamedTuple):
+    """How a rank holds a unit: its place along the tensor-parallel level, and the degrees."""
+
+    tp_index: int
+    tp: int
+    sdp: int
 
 
 class Interpreter:
@@ -53,18 +60,18 @@ class Interpreter:
         self.at = [0] * len(programs)
         self.open: list[list[Instruction]] = [[] for _ in programs]  # messages of the instruction at hand not yet passed
         self.values: list[dict[str, Any]] = [{} for _ in programs]
+        self._shards: list[dict[int | None, Shard]] = [{} for _ in programs]
+        self._arrived: dict[tuple[int, ...], int] = {}  # members at each collective that some are still to come to
+        self._ready = list(reversed(range(len(programs))))
         for program, values in zip(programs, self.values, strict=True):
-            known: dict[str, Any] = {"parameter": Weights, "host-parameter": Weights}
             for name in program.persistent - {"loss"}:
                 kind, _, unit = name.partition(".")
-                values[name] = known[kind](int(unit)) if kind in known else None
-            values["loss"] = Counter()
-        for rank in range(len(programs)):
-            self._open(rank)
+                values[name] = Weights(int(unit)) if kind in ("parameter", "host-parameter") else None
 
     def run(self) -> None:
-        while sum(map(self._advance, range(len(self.programs)))):
-            pass
+        """Run all programs to their ends. Raises Fault."""
+        while self._ready:
+            self._advance(self._ready.pop())
         for rank, program in enumerate(self.programs):
             if head := self._head(rank):
                 raise Fault(f"rank {rank}: {head} waits for ever: ranks {', '.join(map(str, head.group))} never come together")
@@ -77,35 +84,36 @@ class Interpreter:
         instructions = self.programs[rank].instructions
         return instructions[self.at[rank]] if self.at[rank] < len(instructions) else None
 
-    def _open(self, rank: int) -> None:
-        head = self._head(rank)
-        self.open[rank] = list(head.messages) if head and head.op in POINT_TO_POINT else []
-
     def _done(self, rank: int, instruction: Instruction) -> None:
         for name in instruction.frees:
             self.values[rank].pop(name, None)
         self.at[rank] += 1
-        self._open(rank)
 
-    def _advance(self, rank: int) -> bool:
-        """Run what this rank can run alone, then what it begins with others, if they are all there. Whether anything ran."""
-        moved = False
-        while (head := self._head(rank)) and len(head.group) <= 1:
-            self.rules[head.op](self, (rank,), [head])
-            self._done(rank, head)
-            moved = True
-        if head and head.op in POINT_TO_POINT:
-            return self._pass_on(rank) or moved
-        if head and rank == head.group[0]:
-            heads = [self._head(member) for member in head.group]
-            if all(other is not None and other.group == head.group for other in heads):
-                self._together(head.group, [other for other in heads if other is not None])
-                return True
-        return moved
+    def _advance(self, rank: int) -> None:
+        """Run what this rank can run alone, then what it begins with others, if they are all there."""
+        instructions, values, rules, alone = self.programs[rank].instructions, self.values[rank], self.rules, (rank,)
+        place, end = self.at[rank], len(instructions)
+        while place < end and len((head := instructions[place]).group) <= 1:
+            rules[head.op](self, alone, [head])
+            for name in head.frees:
+                values.pop(name, None)
+            place += 1
+        self.at[rank] = place
+        if place == end:
+            return
+        if head.op in POINT_TO_POINT:
+            self.open[rank] = list(head.messages)
+            for sender in dict.fromkeys((rank, *head.group)):
+                self._pass_on(sender)
+            return
+        group = head.group
+        self._arrived[group] = self._arrived.get(group, 0) + 1
+        if self._arrived[group] == len(group):
+            del self._arrived[group]
+            self._together(group, [self.programs[member].instructions[self.at[member]] for member in group])
 
-    def _pass_on(self, rank: int) -> bool:
+    def _pass_on(self, rank: int) -> None:
         """The sends at hand whose receives are at hand on the other side: neither side waits in between for anything else."""
-        moved = False
         for send in [message for message in self.open[rank] if message.op is Op.SEND]:
             (peer,) = set(send.group) - {rank}
             receive = next((m for m in self.open[peer] if m.op is Op.RECEIVE and m.group == send.group), None)
@@ -116,33 +124,43 @@ class Interpreter:
                     head = self._head(end)
                     if head and not self.open[end]:
                         self._done(end, head)
-                moved = True
-        return moved
+                        self._ready.append(end)
 
     def _together(self, group: tuple[int, ...], heads: list[Instruction]) -> None:
         first = heads[0]
+        agreed = _what(first)
         for rank, head in zip(group, heads, strict=True):
-            if _what(head) != _what(first):
+            if _what(head) != agreed:
                 raise Fault(f"rank {rank}: {head} meets {first} of rank {group[0]}")
             if head.message_bytes != first.message_bytes:
                 raise Fault(f"rank {rank}: {head} has {head.message_bytes} bytes, rank {group[0]} has {first.message_bytes}")
         self.rules[first.op](self, group, heads)
         for rank, head in zip(group, heads, strict=True):
             self._done(rank, head)
+        self._ready.extend(reversed(group))
 
     def value(self, rank: int, name: str) -> Any:
-        if name not in self.values[rank]:
-            raise Fault(f"rank {rank}: {name} is not there")
-        return self.values[rank][name]
+        """What a rank holds under a name. Raises Fault."""
+        try:
+            return self.values[rank][name]
+        except KeyError:
+            raise Fault(f"rank {rank}: {name} is not there") from None
 
-    def strategy(self, rank: int, instruction: Instruction) -> Strategy:
-        assert instruction.unit is not None
-        return self.programs[rank].strategies[instruction.unit]
+    def shard(self, rank: int, instruction: Instruction) -> Shard:
+        """How a rank holds the unit of an instruction."""
+        shards, unit = self._shards[rank], instruction.unit
+        if unit not in shards:
+            assert unit is not None
+            program = self.programs[rank]
+            strategy = program.strategies[unit]
+            shards[unit] = Shard(strategy.index(program.place, "tp"), strategy.degree("tp"), strategy.degree("sdp"))
+        return shards[unit]
 
     def peers(self, rank: int, instruction: Instruction, paradigm: Paradigm) -> tuple[int, ...]:
         """Ranks that differ from this one only along a level of the unit's strategy."""
+        assert instruction.unit is not None
         program = self.programs[rank]
-        places = self.strategy(rank, instruction).peers(program.place, paradigm)
+        places = program.strategies[instruction.unit].peers(program.place, paradigm)
         return tuple(rank - program.place + place for place in places)
 
 

@@ -3,35 +3,72 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.copy_meanings import COPIED
 from trainplan.execution.walk.interpreter import Fault, Hidden, Interpreter, Rule, Weights, fault_at
 from trainplan.formulations.strategies import Paradigm
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """How often each (sample, tensor-parallel index) is in the gradient of the split and of the replicated parameters."""
+class Sum:
+    """A sum over samples, as it was added up: its own terms, each once, and other sums.
 
-    split: Counter[int]
-    replicated: Counter[tuple[int, int]]
+    Terms are only counted where the sum is used: until then one more micro-batch costs the same however many there are.
+    """
+
+    __slots__ = ("_counts", "_parts", "_terms")
+
+    def __init__(self, terms: Iterable[Any] = (), parts: tuple[Sum, ...] = ()) -> None:
+        self._terms, self._parts = terms, parts
+        self._counts: Mapping[Any, int] | None = None
+
+    def __add__(self, other: Sum) -> Sum:
+        return Sum((), (self, other))
+
+    def counts(self) -> Mapping[Any, int]:
+        """How often each term is in the sum."""
+        if self._counts is None:
+            counts, left = Counter[Any](), [self]
+            while left:
+                part = left.pop()
+                if part._counts is None:
+                    left += part._parts
+                    for term in part._terms:
+                        counts[term] += 1
+                else:
+                    for term, count in part._counts.items():
+                        counts[term] += count
+            self._counts = dict(counts)
+        return self._counts
+
+
+class Gradient(NamedTuple):
+    """The samples in the gradient of a unit's split parameters; and of the replicated ones, (sample, tensor-parallel index)."""
+
+    split: Sum
+    replicated: Sum
     tied: bool = False
 
-    def __add__(self, other: Gradient) -> Gradient:
+    def plus(self, other: Gradient) -> Gradient:
+        """Both gradients added."""
         return Gradient(self.split + other.split, self.replicated + other.replicated, self.tied)
 
 
-EMPTY = Gradient(Counter(), Counter())
+EMPTY = Gradient(Sum(), Sum())
 
 
+@uncollected()
 def meanings(programs: Sequence[Program]) -> list[str]:
     """Faults of what the programs compute together."""
     try:
-        Interpreter(programs, _RULES).run()
+        interpreter = Interpreter(programs, _RULES)
+        for values in interpreter.values:
+            values["loss"] = Sum()
+        interpreter.run()
     except Fault as fault:
         return [str(fault)]
     return []
@@ -42,9 +79,18 @@ def _some(rows: Sequence[int]) -> str:
     return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
 
 
+@cache
+def _only(index: int) -> frozenset[int]:
+    return frozenset([index])
+
+
+def _has_replicated(program: Program, unit: int) -> bool:
+    return bool(program.model.units[unit].sublayer.replicated_count)
+
+
 def _input(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (rank,), (head,) = ranks, heads
-    run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], frozenset([0]), 1)
+    run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], _only(0), 1)
 
 
 def _targets(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -64,18 +110,19 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
 
 def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str) -> None:
     assert head.unit is not None
-    one_has_all = run.strategy(rank, head).degree("sdp") == 1
-    if run.value(rank, name) not in (Weights(head.unit, True), *([Weights(head.unit)] if one_has_all else ())):
+    weights = run.value(rank, name)
+    whole = weights == (head.unit, True, False) or (weights == (head.unit, False, False) and run.shard(rank, head).sdp == 1)
+    if not whole or not isinstance(weights, Weights):
         raise fault_at(rank, head, f"uses {name}, which is not whole")
 
 
 def _forward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (rank,), (head,) = ranks, heads
-    x, strategy = _unit_input(run, rank, head), run.strategy(rank, head)
+    x, shard = _unit_input(run, rank, head), run.shard(rank, head)
     assert head.unit is not None
     head_unit = head.unit == len(run.programs[rank].strategies) - 1
-    parts, of = frozenset([strategy.index(run.programs[rank].place, "tp")]), strategy.degree("tp")
-    run.values[rank][head.writes[0]] = Hidden(head.unit + 1, x.rows, parts, of, "logits" if head_unit else "hidden")
+    logits_or_hidden = "logits" if head_unit else "hidden"
+    run.values[rank][head.writes[0]] = Hidden(head.unit + 1, x.rows, _only(shard.tp_index), shard.tp, logits_or_hidden)
     for graph in head.writes[1:]:
         run.values[rank][graph] = x
 
@@ -95,18 +142,18 @@ def _statistics(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]
 
 
 def _gather_statistics(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    found = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    parts = _disjoint(ranks, heads, found)
+    hidden = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    parts = _disjoint(ranks, heads, hidden)
     for rank, head in zip(ranks, heads, strict=True):
-        run.values[rank][head.writes[0]] = Hidden(found[0].boundary, found[0].rows, parts, found[0].of, "statistics")
+        run.values[rank][head.writes[0]] = Hidden(hidden[0].boundary, hidden[0].rows, parts, hidden[0].of, "statistics")
 
 
-def _disjoint(ranks: Sequence[int], heads: list[Instruction], found: list[Hidden]) -> frozenset[int]:
+def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidden]) -> frozenset[int]:
     """Union of the partial results' indices; each must come once, and all must speak of the same rows."""
     parts: set[int] = set()
-    for rank, head, value in zip(ranks, heads, found, strict=True):
-        if (value.rows, value.boundary, value.stage) != (found[0].rows, found[0].boundary, found[0].stage):
-            raise fault_at(rank, head, f"sums samples {_some(value.rows)} with samples {_some(found[0].rows)}")
+    for rank, head, value in zip(ranks, heads, hidden, strict=True):
+        if (value.rows, value.boundary, value.stage) != (hidden[0].rows, hidden[0].boundary, hidden[0].stage):
+            raise fault_at(rank, head, f"sums samples {_some(value.rows)} with samples {_some(hidden[0].rows)}")
         if parts & value.parts:
             raise fault_at(rank, head, "sums the same partial result twice")
         parts |= value.parts
@@ -116,15 +163,15 @@ def _disjoint(ranks: Sequence[int], heads: list[Instruction], found: list[Hidden
 def _loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (rank,), (head,) = ranks, heads
     logits = run.value(rank, head.reads[0])
-    known = [run.value(rank, name) for name in head.reads[2:-1]]
-    if logits.stage != "exponentials" or not known[-1].whole():
+    statistics = [run.value(rank, name) for name in head.reads[2:-1]]
+    if logits.stage != "exponentials" or not statistics[-1].whole():
         raise fault_at(rank, head, "lacks the statistics of some vocabulary shards")
     program = run.programs[rank]
     if abs(head.args["scale"] * program.samples * program.model.tokens - 1) > 1e-12:
         raise fault_at(rank, head, "is not divided by the tokens of the whole step")
-    run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, frozenset([0]), 1, "gradient")
-    if run.strategy(rank, head).index(run.programs[rank].place, "tp") == 0:
-        run.values[rank]["loss"] = run.values[rank]["loss"] + Counter(logits.rows)
+    run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, _only(0), 1, "gradient")
+    if run.shard(rank, head).tp_index == 0:
+        run.values[rank]["loss"] = run.values[rank]["loss"] + Sum(logits.rows)
 
 
 def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -137,19 +184,18 @@ def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
     if blocks := head.args.get("blocks"):  # of both halves, of which this is one
         if incoming.rows != tuple(row for block in blocks for row in block):
             raise fault_at(rank, head, f"takes rows of {head.reads[2]}, which holds other samples than it was compiled for")
-        incoming = replace(incoming, rows=blocks[head.half])
+        incoming = incoming._replace(rows=blocks[head.half])
     if incoming.rows != graph.rows:
         raise fault_at(rank, head, f"has a graph of samples {_some(graph.rows)} and a gradient of {_some(incoming.rows)}")
-    strategy = run.strategy(rank, head)
-    place, of = strategy.index(run.programs[rank].place, "tp"), strategy.degree("tp")
+    shard = run.shard(rank, head)
     if head.unit > 0:
-        run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, frozenset([place]), of, "gradient")
-    own = Gradient(Counter(graph.rows), Counter((row, place) for row in graph.rows))
+        run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, _only(shard.tp_index), shard.tp, "gradient")
+    contribution = Gradient(Sum(graph.rows), Sum([(row, shard.tp_index) for row in graph.rows]))
     name = head.writes[-1]
     before = run.value(rank, name) if name in head.reads else EMPTY
     if before is None:
         raise fault_at(rank, head, f"adds to {name}, which was not zeroed")
-    run.values[rank][name] = before + own
+    run.values[rank][name] = before.plus(contribution)
 
 
 def _zero(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -158,16 +204,18 @@ def _zero(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> N
 
 
 def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    held = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    sources = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     for rank, head in zip(ranks, heads, strict=True):
         blocks, wanted = head.args["blocks"], head.args["rows"]
-        if tuple(value.rows for value in held) != tuple(blocks):
+        if tuple(value.rows for value in sources) != tuple(blocks):
             raise fault_at(rank, head, "gathers other samples than it was compiled for")
-        if any(not value.whole() or value.boundary != held[0].boundary or value.stage != held[0].stage for value in held):
+        if any(
+            not value.whole() or value.boundary != sources[0].boundary or value.stage != sources[0].stage for value in sources
+        ):
             raise fault_at(rank, head, "moves a partial sum")
         if not set(wanted) <= {row for block in blocks for row in block}:
             raise fault_at(rank, head, "lacks some of the samples that it needs")
-        run.values[rank][head.writes[0]] = Hidden(held[0].boundary, wanted, frozenset([0]), 1, held[0].stage)
+        run.values[rank][head.writes[0]] = Hidden(sources[0].boundary, wanted, _only(0), 1, sources[0].stage)
 
 
 def _join(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -178,14 +226,14 @@ def _join(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> N
     if any(not half.whole() or half.boundary != head.unit or half.stage != halves[0].stage for half in halves):
         raise fault_at(rank, head, "joins what is not both halves of one boundary, whole")
     rows = tuple(row for half in halves for row in half.rows)
-    run.values[rank][head.writes[0]] = replace(halves[0], rows=rows)
+    run.values[rank][head.writes[0]] = halves[0]._replace(rows=rows)
 
 
 def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    found = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    parts = _disjoint(ranks, heads, found)
+    hidden = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    parts = _disjoint(ranks, heads, hidden)
     for rank, head in zip(ranks, heads, strict=True):
-        value = found[0]
+        value = hidden[0]
         run.values[rank][head.writes[0]] = Hidden(value.boundary, value.rows, parts, value.of, value.stage)
 
 
@@ -200,9 +248,7 @@ def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instr
 
 
 def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    total: Counter[Any] = sum(
-        (run.value(rank, head.reads[0]).replicated for rank, head in zip(ranks, heads, strict=True)), Counter()
-    )
+    total = Sum((), tuple(run.value(rank, head.reads[0]).replicated for rank, head in zip(ranks, heads, strict=True)))
     for rank, head in zip(ranks, heads, strict=True):
         value = run.value(rank, head.reads[0])
         run.values[rank][head.writes[0]] = Gradient(value.split, total, value.tied)
@@ -210,8 +256,9 @@ def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instr
 
 def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group (added to what the shard held)."""
-    found = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    total = sum(found[1:], found[0])
+    gradients = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    split, replicated = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:2])
+    total = Gradient(split, replicated, gradients[0].tied)
     paradigm: Paradigm = "sdp" if heads[0].op is Op.REDUCE_SCATTER_GRADIENTS else "dp"
     for rank, head in zip(ranks, heads, strict=True):
         if tuple(ranks) != run.peers(rank, head, paradigm):
@@ -219,20 +266,24 @@ def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instru
         before = run.value(rank, head.writes[0]) if head.writes[0] in head.reads[1:] else EMPTY
         if before is None:
             raise fault_at(rank, head, f"adds to {head.writes[0]}, which was not zeroed")
-        run.values[rank][head.writes[0]] = before + total
+        run.values[rank][head.writes[0]] = total if before is EMPTY else before.plus(total)
 
 
-def _expected(program: Program, unit: int) -> Gradient:
-    rows = range(program.samples)
-    tp = program.strategies[unit].degree("tp")
-    return Gradient(Counter(rows), Counter((row, index) for row in rows for index in range(tp)))
+@cache
+def _once(samples: int) -> dict[int, int]:
+    return dict.fromkeys(range(samples), 1)
+
+
+@cache
+def _once_each(samples: int, tp: int) -> dict[tuple[int, int], int]:
+    return {(row, index): 1 for row in range(samples) for index in range(tp)}
 
 
 def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     for rank, head in zip(ranks, heads, strict=True):
         for name in head.reads:
-            value, expected = run.value(rank, name), _expected(run.programs[rank], int(name.split(".")[1]))
-            if value is None or value.split != expected.split:
+            value = run.value(rank, name)
+            if value is None or value.split.counts() != _once(run.programs[rank].samples):
                 raise fault_at(rank, head, f"ties {name} before it is summed")
             run.values[rank][name] = Gradient(value.split, value.replicated, True)
 
@@ -246,9 +297,8 @@ def _optimizer_step(run: Interpreter, ranks: Sequence[int], heads: list[Instruct
     if run.value(rank, weights) != Weights(head.unit):
         raise fault_at(rank, head, f"changes {weights}, which has been stepped")
     run.values[rank][weights] = Weights(head.unit, stepped=True)
-    expected = _expected(program, head.unit)
-    part = program.model.units[head.unit].sublayer
-    if value.split != expected.split or (part.replicated_count and value.replicated != expected.replicated):
+    each = _once_each(program.samples, run.shard(rank, head).tp) if _has_replicated(program, head.unit) else None
+    if value.split.counts() != _once(program.samples) or (each is not None and value.replicated.counts() != each):
         raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
     if program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
         raise fault_at(rank, head, "comes before the tied matrix is reduced")
@@ -259,8 +309,8 @@ def _nothing(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -
 
 
 def _reduce_loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    total: Counter[int] = sum((run.value(rank, "loss") for rank in ranks), Counter())
-    if total != Counter(range(run.programs[0].samples)):
+    total = Sum((), tuple(run.value(rank, "loss") for rank in ranks))
+    if total.counts() != _once(run.programs[0].samples):
         raise fault_at(ranks[0], heads[0], "does not count each sample once")
 
 

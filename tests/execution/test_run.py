@@ -66,6 +66,7 @@ def test_the_comparison_can_fail() -> None:
         "seed": 0,
         "compare": True,
         "memory": False,
+        "record": False,
     }
     found = run.run_workers("trainplan.execution.run.processes:run_rank", 4, job)[0][0]
     assert found["gradient_difference"] > 0.1

@@ -70,6 +70,7 @@ def test_the_comparison_can_fail() -> None:
         "seed": 0,
         "compare": True,
         "memory": False,
+        "record": False,
     }
     first, second = run.run_workers("trainplan.execution.run.processes:run_rank", 2, job)[0]
     assert first["gradient_difference"] > 0.1

@@ -36,9 +36,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_plans_that_run_take_one_start(starts: list[int]) -> None:
-    predicted = Predicted(
-        step_ns=123, peak_bytes=1, lower_bound_ns=None, gap=None, method="m", status="feasible", profile_origin="estimated"
-    )
+    predicted = Predicted(step_ns=123, peak_bytes=[1], cost_model="executed", backend="serial", profile_origin="estimated")
     large = GPT2.with_fields(n_embd=256, n_inner=1024, vocab_size=2000)
     plans = [
         plan_of(large, ["dp2"] * len(large.units), 2, 16).changed(predicted=predicted),

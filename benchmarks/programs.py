@@ -1,0 +1,133 @@
+"""Time from a plan to walked programs: classes of equal ranks, their checks, the memory walk, and whole programs.
+
+Part 1: plans for 1,024 devices in 32 stages with 512 micro-batches, with one strategy and with several. Part 2: plans for 64
+devices, all programs compiled and checked whole. Exit status 1 where a check finds a fault or a plan for 1,024 devices takes
+longer than 10 seconds of the processor.
+
+    python benchmarks/programs.py --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from trainplan.execution.compile.classes import compile_classes
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.folding import fold
+from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.class_checks import check_classes
+from trainplan.execution.walk.memory import memory_walk
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.profiling.models.model import load_model
+
+MOST_SECONDS = 10.0
+LARGE = {"uniform": ["dp4-tp8"], "mixed": ["dp4-tp8", "dp8-tp4-ckpt", "sdp32-ckpt", "tp8-dp4"]}
+SMALL = {"uniform": ["dp4-tp2"], "mixed": ["dp4-tp2", "dp8-ckpt", "sdp8", "tp2-sdp4"]}
+
+
+def even_plan(name: str, world: int, stages: int, micro_batches: int, strategies: list[str]) -> Plan:
+    """Stages of equally many units, strategies one after the other, a sample on each data-parallel rank of 32."""
+    model = load_model(name)
+    units, size = len(model.units), world // stages
+    bounds = [stage * units // stages for stage in range(stages + 1)]
+    return load_plan(
+        {
+            "model": model.shape(),
+            "model_digest": model.digest,
+            "world": world,
+            "memory_bytes": 2**48,
+            "batch": {"global_samples": size * micro_batches, "micro_batches": micro_batches},
+            "stages": [
+                {"ranks": list(range(i * size, (i + 1) * size)), "first_unit": bounds[i], "last_unit": bounds[i + 1] - 1}
+                for i in range(stages)
+            ],
+            "units": [
+                {"name": unit.name, "strategy": strategies[i * len(strategies) // units]} for i, unit in enumerate(model.units)
+            ],
+        }
+    )
+
+
+def large(name: str, mix: str) -> dict[str, Any]:
+    plan = even_plan(name, 1024, 32, 512, LARGE[mix])
+    started = time.process_time()
+    classes = compile_classes(plan)
+    compiled = time.process_time()
+    faults = check_classes(classes)
+    checked = time.process_time()
+    peak = max(memory_walk(each.walked).peak_bytes for each in classes)
+    walked = time.process_time()
+    instructions = sum(len(each.program.instructions) for each in classes)
+    return {
+        "model": name,
+        "strategies": mix,
+        "classes": len(classes),
+        "folded_ranks": fold(plan).folded.world,
+        "compile_s": compiled - started,
+        "check_s": checked - compiled,
+        "walk_s": walked - checked,
+        "total_s": walked - started,
+        "instructions": instructions,
+        "whole_s": time.process_time() - walked,
+        "peak_gib": peak / 2**30,
+        "faults": len(faults),
+    }
+
+
+def small(name: str, mix: str) -> dict[str, Any]:
+    plan = even_plan(name, 64, 8, 8, SMALL[mix])
+    started = time.process_time()
+    programs = compile_plan(plan)
+    compiled = time.process_time()
+    faults = check(programs)
+    checked = time.process_time()
+    peak = max(memory_walk(program).peak_bytes for program in programs)
+    walked = time.process_time()
+    return {
+        "model": name,
+        "strategies": mix,
+        "instructions": sum(len(program.instructions) for program in programs),
+        "compile_s": compiled - started,
+        "check_s": checked - compiled,
+        "walk_s": walked - checked,
+        "total_s": walked - started,
+        "peak_gib": peak / 2**30,
+        "faults": len(faults),
+    }
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console(width=180).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
+    parser.add_argument("--quick", action="store_true", help="one model, one strategy")
+    options = parser.parse_args()
+    cases = [("gpt3-175b", mix) for mix in LARGE][: 1 if options.quick else None]
+    parts = {"1,024 devices, by classes": [large(*case) for case in cases]}
+    parts["64 devices, all ranks whole"] = [small(*case) for case in cases]
+    for title, rows in parts.items():
+        show(f"{title} (seconds of the processor)", rows)
+    if options.json:
+        options.json.write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
+    faulty = any(row["faults"] for rows in parts.values() for row in rows)
+    slow = any(row["total_s"] > MOST_SECONDS for row in parts["1,024 devices, by classes"])
+    return 1 if faulty or slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The runtimes that a plan is exported to: those that come with trainplan, and those of plug-ins behind them.
+
+A package adds one by an entry point of the group `trainplan.exports`, named as it is asked for, that refers to a function of a
+plan and of where it came from (for error messages), which returns an `Export` and raises InputError for a plan that the runtime
+cannot run. Modules are imported when their runtime is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainplan.execution.exports.common import Export
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.plugins import attribute, names, plugins
+
+GROUP = "trainplan.exports"
+BUILT_IN = {
+    "torch": "trainplan.execution.exports.torch_pipelining:export",
+    "torchtitan": "trainplan.execution.exports.torchtitan:export",
+    "megatron": "trainplan.execution.exports.megatron:export",
+}
+Exporter = Callable[[Plan, str], Export]
+
+
+def export_names() -> list[str]:
+    """The names of all runtimes, those of plug-ins last."""
+    return names(BUILT_IN, GROUP)
+
+
+def exporter(name: str) -> Exporter:
+    """What exports a plan to the runtime of this name. Raises InputError."""
+    if name in BUILT_IN:
+        function: Exporter = attribute(BUILT_IN[name])
+    elif name in plugins(GROUP):
+        function = plugins(GROUP)[name].load()
+    else:
+        raise InputError("command line", "--to", f"is {name!r}", f"give one of: {', '.join(export_names())}")
+    return function

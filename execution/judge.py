@@ -1,0 +1,107 @@
+"""The judge of every plan: its programs are compiled, checked and walked, and the walks say what a step takes and needs.
+
+Of plans for more than MOST_PROCESSES devices, which do not run on one machine, one rank of each class of equal ranks is
+compiled and walked, at the pace of the slowest kind of device and link of its class, and its checks stand for all (see
+`walk.class_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainplan.execution.compile.classes import compile_classes
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.run.processes import MOST_PROCESSES
+from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.class_checks import check_classes
+from trainplan.execution.walk.costs import Carried, CarriedCosts, ProfiledCosts, carried
+from trainplan.execution.walk.memory import Backend, Walk, memory_walk
+from trainplan.execution.walk.time import Durations, TimeWalk, time_walk
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.profiles import Profile
+
+Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that is compiled
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What the walks over a plan's programs say.
+
+    classes: of each rank that is walked, all that it stands for. memory: the walks of these ranks, on the back-end of the time
+    walk or on the serial one, whichever needs more. durations: what instructions were said to take.
+    """
+
+    plan: Plan
+    classes: Classes
+    memory: tuple[Walk, ...]
+    time: TimeWalk
+    durations: Durations
+
+    @property
+    def step_ns(self) -> int:
+        """Until the last instruction of any rank is done."""
+        return self.time.step_ns
+
+    @cached_property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """The most that each rank's device holds, by rank."""
+        return self._by_rank([walk.peak_bytes for walk in self.memory])
+
+    @cached_property
+    def host_bytes(self) -> tuple[int, ...]:
+        """What each rank sets aside on its host, by rank."""
+        return self._by_rank([walk.host_bytes for walk in self.memory])
+
+    @cached_property
+    def serial_bytes(self) -> int:
+        """The most that any rank's device holds on the serial back-end, which needs the least."""
+        return max(memory_walk(program).peak_bytes for program in self.time.programs)
+
+    def carried(self) -> Carried:
+        """The durations as a table that a plan can carry, from which `judge_carried` walks it again. For judgements by a
+        profile."""
+        assert isinstance(self.durations, ProfiledCosts)
+        return carried(self.time.programs, self.durations)
+
+    def _by_rank(self, values: Sequence[int]) -> tuple[int, ...]:
+        pairs = zip(self.classes.values(), values, strict=True)
+        by_rank = {rank: value for ranks, value in pairs for rank in ranks}
+        return tuple(by_rank[rank] for rank in range(self.plan.world))
+
+
+def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, backend: Backend | None = None) -> Judged:
+    """Compile, check and walk a plan by the times of a profile, which has the costs of all its shapes.
+
+    kinds: of the cluster's devices, where there are several. backend: whose lanes count (default: `serial`; `streams` for
+    plans with memory switches, whose point is what lanes do beside each other). Raises InputError where the profile lacks a
+    shape.
+    """
+    return judge_by(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend)
+
+
+def judge_carried(plan: Plan, table: Carried, backend: Backend | None = None) -> Judged:
+    """Walk a plan by the durations that it carries (see `Judged.carried`). Raises InputError where they do not suffice."""
+    return judge_by(plan, lambda _: CarriedCosts(table), backend)
+
+
+def judge_by(plan: Plan, costs: Callable[[Classes], Durations], backend: Backend | None = None) -> Judged:
+    """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks."""
+    backend = backend or ("serial" if plan.switches() is None else "streams")
+    backends: set[Backend] = {"serial", backend}
+    if plan.world <= MOST_PROCESSES:
+        classes: Classes = {rank: (rank,) for rank in range(plan.world)}
+        programs = walked = compile_plan(plan)
+        faults = check(programs)
+    else:
+        ranks = compile_classes(plan)
+        classes = {each.ranks[0]: each.ranks for each in ranks}
+        programs, walked = [each.program for each in ranks], [each.walked for each in ranks]
+        faults = check_classes(ranks)
+    assert not faults, faults[0]
+    memory = [max((memory_walk(p, b) for b in backends), key=lambda walk: walk.peak_bytes) for p in walked]
+    stands_for = {other: rank for rank, others in classes.items() for other in others if other != rank}
+    durations = costs(classes)
+    time = time_walk(programs, durations, backend, stands_for)
+    return Judged(plan, classes, tuple(memory), time, durations)

@@ -1,0 +1,75 @@
+"""How far the shards of all ranks are from those of one process that trains the whole model on the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from trainplan.execution.program import Program
+from trainplan.execution.run.reference import Reference, batch_tokens
+from trainplan.profiling.models import torch_units
+
+
+class Outcome(NamedTuple):
+    """What a rank has after its steps. gradients: flat shards by unit, of the first step; parameters: after the last step;
+    losses: of the whole batch, of every step."""
+
+    gradients: dict[int, Tensor]
+    parameters: dict[int, Tensor]
+    losses: list[float]
+
+
+class Differences(NamedTuple):
+    """Largest differences from one process (see `RunReport`)."""
+
+    gradient_difference: float
+    parameter_difference: float
+    loss_difference: float
+
+
+def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any) -> Differences | None:
+    """Called on all ranks of a group: rank 0 runs the model alone and compares every rank's shards, one at a time.
+
+    programs: of all ranks. The result is None on all ranks but 0.
+    """
+    rank = dist.get_rank(group)
+    if rank:
+        for unit in programs[rank].units:
+            for shards in (outcome.gradients, outcome.parameters):
+                dist.send(shards[unit], dst=0, group=group)
+        return None
+    model = programs[0].model
+    reference, tokens = Reference(model, seed), batch_tokens(model, programs[0].samples, seed)
+    gradients: list[dict[str, Tensor]] = []
+    loss = gradient = parameter = 0.0
+    for step, value in enumerate(outcome.losses):
+        loss = max(loss, abs(reference.step(tokens) - value))
+        if step == 0:
+            gradients = [{name: value.grad.clone() for name, value in unit.items()} for unit in reference.parameters]
+    parameters = [{name: value.detach() for name, value in unit.items()} for unit in reference.parameters]
+    for program in programs:
+        for unit in program.units:
+            largest = max(float(value.abs().max()) for value in gradients[unit].values())
+            apart = _apart(program, unit, gradients[unit], outcome.gradients, group)
+            gradient = max(gradient, apart / largest)
+            parameter = max(parameter, _apart(program, unit, parameters[unit], outcome.parameters, group))
+    return Differences(gradient, parameter, loss)
+
+
+def _apart(program: Program, unit: int, whole: dict[str, Tensor], shards: dict[int, Tensor], group: Any) -> float:
+    """Largest difference of a rank's shard, received unless it is rank 0's own, from its slice of the unit's whole values."""
+    strategy, sublayer = program.strategies[unit], program.model.units[unit].sublayer
+    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
+    specification = {parameter.name: parameter for parameter in sublayer.parameters()}
+    names = [name for name, *_ in torch_units.flat_layout(sublayer, shard)]
+    flat = torch.cat([torch_units.sharded(specification[name], whole[name], shard).flatten() for name in names])
+    piece = -(-flat.numel() // strategy.degree("sdp"))
+    start = strategy.index(program.place, "sdp") * piece
+    expected = flat[start : start + piece]
+    values = shards[unit] if program.rank == 0 else torch.empty(piece, dtype=flat.dtype)
+    if program.rank:
+        dist.recv(values, src=program.rank, group=group)
+    return float((values[: len(expected)] - expected).abs().max()) if len(expected) else 0.0

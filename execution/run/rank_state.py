@@ -1,0 +1,76 @@
+"""What a rank holds from step to step, and the collectives that it takes part in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainplan.execution.program import Instruction, Program
+from trainplan.execution.run.unit_state import UnitState, empty_storage, host_tensor, make_unit
+
+Groups = dict[tuple[int, ...], Any]
+
+
+@dataclass
+class RankState:
+    """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1).
+
+    `release_s`: how long a collective's work is still held once it is done, so that gloo's thread lets go of it first. What
+    that thread is the last to release, torch's profiler does not see go.
+    """
+
+    program: Program
+    groups: Groups
+    seed: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+    release_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.model = self.program.model
+        self.rank, self.place = self.program.rank, self.program.place
+        self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
+        host = {name: size for name, size in self.program.buffers.items() if name.startswith(("host-hidden", "host-tied"))}
+        self.host = {name: host_tensor(size, torch.uint8, self.device) for name, size in host.items()}
+        self.values: dict[str, Any] = {}
+        self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
+
+    def unit(self, instruction: Instruction) -> UnitState:
+        """The parameters of an instruction's unit."""
+        assert instruction.unit is not None
+        return self.units[instruction.unit]
+
+    def gradient_of(self, position: int) -> Tensor:
+        """This rank's flat gradient shard of a unit."""
+        return self.units[position].gradient
+
+    def parameter_of(self, position: int) -> Tensor:
+        """This rank's flat parameter shard of a unit."""
+        return self.units[position].master.detach()
+
+    def free(self, name: str) -> None:
+        """Let go of a buffer's memory."""
+        kind, place = name.split(".")[:2]
+        if kind == "gathered":
+            empty_storage(self.units[int(place)].whole)
+        elif kind == "parameter":
+            empty_storage(self.units[int(place)].own)
+        elif kind == "whole-gradient":
+            for view in self.units[int(place)].views.values():
+                view.grad = None
+        self.values.pop(name, None)
+
+    def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
+        """A collective of torch.distributed over the instruction's group, until it is done."""
+        self.finish([function(*tensors, group=self.groups[instruction.group], async_op=True)])
+
+    def finish(self, works: list[Any]) -> None:
+        """Wait for what torch.distributed has begun."""
+        for work in works:
+            work.wait()
+        if self.release_s:
+            time.sleep(self.release_s)

@@ -1,0 +1,72 @@
+"""Static checks of plans of any number of ranks and micro-batches.
+
+1. One rank of each class is checked for races and lifetimes, with its first few micro-batches (see `compile.rounds`).
+2. The folded plan (see `compile.folding`) is compiled for all of its ranks, and these are run together on what values mean.
+3. The programs of 1 and of 2 are compared, instruction by instruction: the same operations on buffers of the same names in the
+   same order, held back by the same waits, with peers along the same segments of ranks. So 2 is about what 1
+   does, with groups of other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainplan.execution.compile.classes import RankClass
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.folding import Segments, fold
+from trainplan.execution.program import Instruction, Program
+from trainplan.execution.uncollected import uncollected
+from trainplan.execution.walk.checks import lifetimes, meanings, races
+
+
+@uncollected()
+def check_classes(classes: Sequence[RankClass]) -> list[str]:
+    """Every fault found in the programs of all classes of a plan, as `check`; empty for sound programs."""
+    faults = [fault for each in classes for fault in (*races(each.few), *lifetimes(each.few))]
+    if faults:
+        return faults
+    folding = fold(classes[0].plan)
+    programs = compile_plan(folding.folded, classes[0].model)
+    by_kind = {(program.units, program.micro_batches): program for program in programs}
+    for each in classes:
+        other = by_kind[each.few.units, each.few.micro_batches]
+        fault = unlike(each.few, folding.segments, other, folding.folded_segments)
+        if fault is not None:
+            return [fault]
+    return meanings(programs)
+
+
+def unlike(program: Program, segments: Segments, folded: Program, folded_segments: Segments) -> str | None:
+    """Where a rank's program first differs from that of a rank of the folded plan by more than sizes and samples."""
+    if len(program.instructions) != len(folded.instructions):
+        return f"rank {program.rank}: has {len(program.instructions)} instructions, folded {len(folded.instructions)}"
+    one, other = reaches(program, segments), reaches(folded, folded_segments)
+    for a, b in zip(program.instructions, folded.instructions, strict=True):
+        if _what(a, one) != _what(b, other):
+            return f"rank {program.rank}: {a} is not what it is with fewer ranks"
+    return None
+
+
+Reach = tuple[tuple[int, ...], tuple[int, ...] | None]
+
+
+def reaches(program: Program, segments: Segments) -> Callable[[tuple[int, ...]], Reach]:
+    """By a group: the stages that it spans, and the segments in which its members differ in each of them."""
+    size, rank, by_group = 1 << sum(segments.widths), program.rank, dict[tuple[int, ...], Reach]()
+
+    def reach(group: tuple[int, ...]) -> Reach:
+        if group not in by_group:
+            stages = sorted({member // size for member in group})
+            differences = {member % size ^ rank % size for member in group}
+            whole = len(group) == len(stages) * len(differences)
+            by_group[group] = (tuple(stages), segments.reach(tuple(differences)) if whole else None)
+        return by_group[group]
+
+    return reach
+
+
+def _what(i: Instruction, reach: Callable[[tuple[int, ...]], Reach]) -> tuple[Any, ...]:
+    grouped = tuple(_what(message, reach) for message in i.grouped)
+    names = (i.reads, i.writes, i.frees, i.after, i.marks)
+    return i.op, i.unit, i.micro_batch, i.half, i.lane, i.waits, names, reach(i.group), grouped

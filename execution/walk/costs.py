@@ -1,0 +1,277 @@
+"""What instructions take, in whole ns, for the time walk: by a profile, as a plan carries it, or as it was measured.
+
+By a profile each instruction is one piece of `formulations.work`, whose sums are the cost model `executed`:
+
+- computations take what the profile says of the sub-layer, tensor-parallel degree and rows on the rank's kind of device; one
+  of half a micro-batch half of that, the odd nanosecond in the second half (as in `formulations.step.timeline`);
+- collectives and received messages cost by their bytes on the profile's network, between the devices of the group;
+- copies and optimizers cost by bytes and parameters;
+- the rest is free: what sends, slices, joins or marks, the loss (the head's own times have it), sums of the host's processor,
+  of which profiles say nothing, and the sum of the loss, 8 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from trainplan.execution.program import Instruction, Op, Program, handles_all
+from trainplan.formulations.pipeline_partition.costs import samples_of
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.work.primitives import Way, collective, device_step, host_copy, host_step
+from trainplan.formulations.work.units import UnitWork, unit_work
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.network import Operation
+from trainplan.profiling.profiles import Profile
+
+COMPUTATIONS = {
+    Op.FORWARD: "forward_ns",
+    Op.FORWARD_WITHOUT_GRAPH: "forward_ns",
+    Op.RECOMPUTE: "recompute_ns",
+    Op.BACKWARD: "backward_ns",
+}
+TRANSFERS: dict[Op, Operation] = {
+    Op.GATHER_SLICE: "all-gather",
+    Op.ALL_REDUCE: "all-reduce",
+    Op.GATHER_STATISTICS: "all-gather",
+    Op.GATHER_PARAMETERS: "all-gather",
+    Op.REDUCE_REPLICATED: "all-reduce",
+    Op.REDUCE_SCATTER_GRADIENTS: "reduce-scatter",
+    Op.ALL_REDUCE_GRADIENTS: "all-reduce",
+    Op.REDUCE_TIED: "all-reduce",
+    Op.RECEIVE: "p2p",
+    Op.SEND_RECEIVE: "p2p",
+}
+COPIED: dict[Op, Way] = {
+    Op.PREFETCH_SHARD: "to_device",
+    Op.PREFETCH_HIDDEN: "to_device",
+    Op.OFFLOAD_HIDDEN: "to_host",
+    Op.OFFLOAD_GRADIENT: "to_host",
+}
+STEPS = {Op.OPTIMIZER_STEP: "gradient", Op.HOST_OPTIMIZER_STEP: "host-gradient"}
+FREE = frozenset(
+    {
+        Op.INPUT,
+        Op.TARGETS,
+        Op.LOSS_STATISTICS,
+        Op.LOSS,
+        Op.ZERO_GRADIENTS,
+        Op.SLICE,
+        Op.JOIN,
+        Op.REDUCE_LOSS,
+        Op.SEND,
+        Op.RESHARD,
+        Op.DROP_HIDDEN,
+        Op.SYNCHRONISE,
+        Op.MARK,
+    }
+)
+handles_all({*COMPUTATIONS, *TRANSFERS, *COPIED, *STEPS, *FREE})
+
+HALVED = frozenset({Op.RECEIVE, Op.GATHER_SLICE, Op.ALL_REDUCE, Op.GATHER_STATISTICS})  # what passes move of their samples
+
+Carried = dict[str, Any]
+
+
+class ProfiledCosts:
+    """Durations of a plan's instructions by a profile.
+
+    kinds: of the cluster's devices, where there are several. classes: of a rank that stands for others, all of these, itself
+    included; their slowest kind of device and link then counts. Raises InputError where the profile lacks a shape.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        profile: Profile,
+        kinds: Sequence[str] | None = None,
+        classes: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        self._profile, self._strategies, self._samples = profile, plan.strategies(), samples_of(plan)
+        self._devices = plan.placement or range(plan.world)
+        self._kinds, self._classes, self._size = kinds, classes or {}, plan.stage_size
+        self._alike = plan.placement is None and profile.network.uniform
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._work = cache(self._unit_work)
+
+    def __call__(self, program: Program, instruction: Instruction) -> int:
+        """What an instruction takes, in whole ns."""
+        if instruction.op in FREE:
+            return 0
+        if instruction.op is Op.SEND_RECEIVE:
+            instruction = _received(instruction)
+        key = (
+            program.rank,
+            instruction.op,
+            instruction.unit,
+            instruction.half,
+            instruction.message_bytes,
+            instruction.group,
+        )
+        if key not in self._known:
+            self._known[key] = self._duration_ns(program, instruction)
+        return self._known[key]
+
+    def _duration_ns(self, program: Program, instruction: Instruction) -> int:
+        op, unit, size, profile = instruction.op, instruction.unit, instruction.message_bytes, self._profile
+        if op in COMPUTATIONS:
+            assert unit is not None
+            times = [getattr(self._work(unit, kind), COMPUTATIONS[op]) for kind in self._kinds_of(program.rank)]
+            return _half(max(times), instruction.half)
+        if op in TRANSFERS:
+            if instruction.by_processor:
+                return 0
+            count = 1
+            if op is Op.ALL_REDUCE:
+                assert unit is not None
+                count = profile.shapes[profile.units[unit].sublayer].reductions
+            groups = self._groups(program, instruction)
+            return max(collective(profile, TRANSFERS[op], size, group, count) for group in groups)
+        if op in COPIED:
+            return host_copy(profile, COPIED[op], size)
+        step = device_step if op is Op.OPTIMIZER_STEP else host_step
+        return step(profile, program.buffers[f"{STEPS[op]}.{unit}"] // program.model.element_bytes)
+
+    def _unit_work(self, unit: int, kind: str | None) -> UnitWork[int]:
+        profile = self._profile
+        return unit_work(profile, profile.units[unit].sublayer, self._strategies[unit], self._samples, kind)
+
+    def _ranks(self, rank: int) -> Sequence[int]:
+        return self._classes.get(rank, (rank,))
+
+    def _kinds_of(self, rank: int) -> set[str | None]:
+        kinds = self._kinds
+        return {None} if kinds is None else {kinds[self._devices[rank]] for rank in self._ranks(rank)}
+
+    def _groups(self, program: Program, instruction: Instruction) -> Iterable[tuple[int, ...]]:
+        """The devices of the groups in which the ranks of a class do this. Groups within a stage differ by what their ranks'
+        numbers in it differ by, digit by digit; messages go to the same place of another stage."""
+        rank, group, size = program.rank, instruction.group, self._size
+        within = all(member // size == rank // size for member in group)
+        ranks = (rank,) if self._alike or not (within or len(group) == 2) else self._ranks(rank)
+        begin = rank - program.place
+        for other in ranks:
+            if within:
+                places = sorted((member - begin) ^ program.place ^ (other - begin) for member in group)
+                members = [begin + place for place in places]
+            else:
+                members = [member + other - rank for member in group] if len(ranks) > 1 else list(group)
+            yield tuple(self._devices[member] for member in members)
+
+
+def _half(time_ns: int, half: int | None) -> int:
+    return time_ns if half is None else time_ns // 2 if half == 0 else time_ns - time_ns // 2
+
+
+def _received(instruction: Instruction) -> Instruction:
+    (receive,) = (message for message in instruction.messages if message.op is Op.RECEIVE)
+    return receive
+
+
+class CarriedCosts:
+    """Durations that a plan carries in a table (see `carried`), for walking it without profile and cluster.
+
+    They hold for every plan whose instructions have the same shapes: with another schedule, or sliced otherwise.
+    """
+
+    def __init__(self, table: Carried) -> None:
+        self._stages: list[dict[str, int]] = table["stages"]
+        self._ranks: dict[str, dict[str, int]] = table.get("ranks", {})
+        self._firsts: list[int] = table["first_units"]
+        self._keys: dict[tuple[Any, ...], int] = {}
+
+    def __call__(self, program: Program, instruction: Instruction) -> int:
+        """What an instruction takes, in whole ns. Raises InputError where the table does not say."""
+        if instruction.op in FREE:
+            return 0
+        if instruction.op is Op.SEND_RECEIVE:
+            instruction = _received(instruction)
+        key = (program.rank, *_shape(instruction))
+        if key not in self._keys:
+            time = self._look_up(program, name_of(program, instruction))
+            self._keys[key] = _half(time, instruction.half) if instruction.op in COMPUTATIONS else time
+        return self._keys[key]
+
+    def _look_up(self, program: Program, name: str) -> int:
+        stage = self._firsts.index(program.units.start) if program.units.start in self._firsts else None
+        for table in (self._ranks.get(str(program.rank), {}), {} if stage is None else self._stages[stage]):
+            if name in table:
+                return table[name]
+        fix = "give the cluster or the profile that it was planned with"
+        raise InputError("plan", "predicted", f"does not say what {name!r} takes on rank {program.rank}", fix)
+
+
+def carried(programs: Sequence[Program], durations: ProfiledCosts) -> Carried:
+    """The durations of all instructions of these programs, and of halves of their messages, as a table that JSON can hold.
+
+    `stages`: by stage, what instructions take by their names (see `name_of`). `ranks`: by rank, what is not as in the first
+    program of its stage. `first_units`: of the stages.
+    """
+    firsts = sorted({program.units.start for program in programs})
+    stages: list[dict[str, int]] = [{} for _ in firsts]
+    ranks: dict[str, dict[str, int]] = {}
+    for program in programs:
+        seen: set[tuple[Any, ...]] = set()
+        stage = stages[firsts.index(program.units.start)]
+        for instruction in program.instructions:
+            if instruction.op in FREE or _shape(instruction) in seen:
+                continue
+            seen.add(_shape(instruction))
+            for part in _with_halves(instruction):
+                whole = replace(part, half=None) if part.op in COMPUTATIONS else part
+                name, time = name_of(program, part), durations(program, whole)
+                if stage.setdefault(name, time) != time:
+                    ranks.setdefault(str(program.rank), {})[name] = time
+    return {"first_units": firsts, "stages": stages} | ({"ranks": ranks} if ranks else {})
+
+
+def _with_halves(instruction: Instruction) -> list[Instruction]:
+    """An instruction, and those of the halves of its micro-batch where they move half as much."""
+    if instruction.op is Op.SEND_RECEIVE:
+        instruction = _received(instruction)
+    size = instruction.message_bytes
+    if instruction.op not in HALVED or instruction.half is not None or size % 2:
+        return [instruction]
+    return [instruction, replace(instruction, half=0, message_bytes=size // 2)]
+
+
+def _shape(instruction: Instruction) -> tuple[Any, ...]:
+    """What tells instructions of a rank apart that need not take equally long."""
+    if instruction.op is Op.SEND_RECEIVE:
+        instruction = _received(instruction)
+    subject = (instruction.reads or instruction.writes or ("",))[0].partition(".")[0]
+    return instruction.op, instruction.unit, instruction.half, instruction.message_bytes, subject
+
+
+def name_of(program: Program, instruction: Instruction) -> str:
+    """The name under which a table carries what an instruction takes, half a computation under that of the whole: its
+    operation, the sub-layer and its strategy, or what is moved, and bytes (of a computation those of its input)."""
+    op, unit, size = instruction.op, instruction.unit, instruction.message_bytes
+    if op in (Op.RECEIVE, Op.GATHER_SLICE):
+        what = (*instruction.reads, *instruction.writes)[0].partition(".")[0]
+        return f"{op} {what}{f' of unit {unit}' if op is Op.GATHER_SLICE else ''}, {size} bytes"
+    if unit is None:
+        return f"{op}, {size} bytes"
+    if op in COMPUTATIONS:
+        source = instruction.reads[1 if op is Op.BACKWARD else 0]
+        size = program.buffers[source] * (1 if instruction.half is None else 2)
+    elif op in STEPS:
+        size = program.buffers[f"{STEPS[op]}.{unit}"]
+    return f"{op} {program.model.key_of(program.model.units[unit])} {program.strategies[unit]}, {size} bytes"
+
+
+class MeasuredCosts:
+    """Durations as they were measured: times_ns has those of all instructions of each rank, in issue order."""
+
+    def __init__(self, programs: Sequence[Program], times_ns: Mapping[int, Sequence[int]]) -> None:
+        self._programs = programs  # so that no other instruction can take the place of one of theirs
+        self._times: dict[int, int] = {}
+        for program in programs:
+            pairs = zip(program.instructions, times_ns[program.rank], strict=True)
+            self._times.update((id(instruction), time) for instruction, time in pairs)
+
+    def __call__(self, program: Program, instruction: Instruction) -> int:
+        """What an instruction of these programs took, in whole ns."""
+        return self._times[id(instruction)]

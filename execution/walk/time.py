@@ -1,0 +1,277 @@
+"""The time walk: when every instruction of all ranks' programs runs, and how long the step takes, from the programs alone.
+
+All programs are walked together. An instruction begins at the latest of these moments, and takes the time that it costs:
+
+- its lane is free. Lanes are those of the back-end: one for all (`serial`), one for computations and one for the rest
+  (`fused`), or one for each stream of the program (`threads`, `streams`);
+- the instructions that it waits for are done (on one lane they always are);
+- a collective: all members have come to it; it then takes the least of their times, since what one of them takes longer is
+  waiting for the others;
+- a receive: its message has been sent. The message then takes the receiver's time. A send costs the sender what it is said to
+  cost (nothing, by a profile), and waits for nobody; one grouped with a receive goes off when the two begin.
+
+So every moment is a maximum of sums of durations: a step never gets shorter where a duration grows, and lanes beside each other
+never take longer than one for all. With one lane these are the rules of `formulations.step.timeline`, pass by pass; with lanes
+those of H3T's simulator (`formulations.memory_switches.simulation`). Both are asserted in tests/execution/test_time_walk.py.
+
+Programs may be those of a few ranks that stand for others (`stands_for`): a member of a collective that is not among them
+arrives with the one that stands for it, and what no program sends is there at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from trainplan.execution.program import COLLECTIVES, POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.walk.memory import Backend
+from trainplan.formulations.step.schedules import Pass
+from trainplan.formulations.step.timeline import Event, Stuck
+
+Durations = Callable[[Program, Instruction], int]
+
+ALONE = frozenset(
+    {
+        Op.INPUT,
+        Op.TARGETS,
+        Op.FORWARD,
+        Op.FORWARD_WITHOUT_GRAPH,
+        Op.RECOMPUTE,
+        Op.BACKWARD,
+        Op.LOSS_STATISTICS,
+        Op.LOSS,
+        Op.OPTIMIZER_STEP,
+        Op.ZERO_GRADIENTS,
+        Op.SLICE,
+        Op.JOIN,
+        Op.PREFETCH_SHARD,
+        Op.RESHARD,
+        Op.OFFLOAD_HIDDEN,
+        Op.DROP_HIDDEN,
+        Op.PREFETCH_HIDDEN,
+        Op.OFFLOAD_GRADIENT,
+        Op.HOST_OPTIMIZER_STEP,
+        Op.SYNCHRONISE,
+        Op.MARK,
+    }
+)
+handles_all(ALONE | COLLECTIVES | POINT_TO_POINT)
+
+
+def _stream(instruction: Instruction) -> str:
+    return instruction.stream
+
+
+LANE_OF: dict[str, Callable[[Instruction], str]] = {
+    "serial": lambda _: "all",
+    "fused": lambda instruction: "compute" if instruction.stream == "compute" else "beside",
+    "threads": _stream,
+    "streams": _stream,
+}
+
+
+class Operation(NamedTuple):
+    """An instruction on its lane, from its start to its end."""
+
+    rank: int
+    lane: str
+    instruction: Instruction
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class TimeWalk:
+    """When the instructions of each program run, in ns from the step's beginning; start_ns and end_ns are by program, in issue
+    order. What an instruction waits comes before its start."""
+
+    programs: tuple[Program, ...]
+    backend: Backend
+    start_ns: tuple[list[int], ...]
+    end_ns: tuple[list[int], ...]
+
+    @cached_property
+    def step_ns(self) -> int:
+        """Until the last instruction of any rank is done."""
+        return max(max(ends, default=0) for ends in self.end_ns)
+
+    @cached_property
+    def busy_ns(self) -> tuple[dict[str, int], ...]:
+        """By program and lane, how long its instructions run."""
+        lane_of, busy = LANE_OF[self.backend], [defaultdict[str, int](int) for _ in self.programs]
+        for place, program in enumerate(self.programs):
+            for instruction, start, end in zip(program.instructions, self.start_ns[place], self.end_ns[place], strict=True):
+                busy[place][lane_of(instruction)] += end - start
+        return tuple(map(dict, busy))
+
+    @property
+    def idle_ns(self) -> tuple[dict[str, int], ...]:
+        """By program and lane, how long it has nothing to run until the step ends."""
+        return tuple({lane: self.step_ns - busy for lane, busy in lanes.items()} for lanes in self.busy_ns)
+
+    def operations(self) -> Iterator[Operation]:
+        """What takes time, by program, in issue order."""
+        lane_of = LANE_OF[self.backend]
+        for program, starts, ends in zip(self.programs, self.start_ns, self.end_ns, strict=True):
+            for instruction, start, end in zip(program.instructions, starts, ends, strict=True):
+                if end > start:
+                    yield Operation(program.rank, lane_of(instruction), instruction, start, end)
+
+    def passes(self) -> tuple[tuple[Event, ...], ...]:
+        """By program, the forward and backward passes of micro-batches or their halves, in the order in which they begin.
+
+        `device` and `stage` of an event are the place of the program's stage among those of all programs here. A pass runs
+        from the first to the last of its computations and collectives within the stage; `ready_ns` is when its message
+        begins, if it has one. What is behind the last backward pass (optimizer, loss) is no part of any.
+        """
+        firsts = sorted({program.units.start for program in self.programs})
+        return tuple(
+            _passes(program, firsts.index(program.units.start), starts, ends)
+            for program, starts, ends in zip(self.programs, self.start_ns, self.end_ns, strict=True)
+        )
+
+
+def _passes(program: Program, stage: int, starts: Sequence[int], ends: Sequence[int]) -> tuple[Event, ...]:
+    """The passes of one program. Those of a micro-batch turn from forward to backward where its loss is computed or its hidden
+    states are sent, of the second half where they go in halves; the backward pass of both halves is one."""
+    turned, ready = set[int](), dict[Pass, int]()
+    spans: dict[Pass, tuple[int, int]] = {}
+    for instruction, start, end in zip(program.instructions, starts, ends, strict=True):
+        for message in instruction.messages:
+            number = message.micro_batch
+            if number is None:
+                continue
+            task = Pass("backward", number, stage) if number in turned else Pass("forward", number, stage, message.half)
+            if message.op is Op.RECEIVE:
+                ready[task] = start
+            elif message.op not in (Op.SEND, Op.JOIN):
+                spans[task] = (min(spans.get(task, (start, 0))[0], start), end)
+            hidden = message.op is Op.SEND and message.reads[0].startswith("hidden")
+            if (hidden or message.op is Op.LOSS) and message.half != 0:
+                turned.add(number)
+    events = [Event(task, stage, ready.get(task, start), start, end) for task, (start, end) in spans.items()]
+    return tuple(sorted(events, key=lambda event: (event.start_ns, event.end_ns)))
+
+
+def time_walk(
+    programs: Sequence[Program],
+    duration_ns: Durations,
+    backend: Backend = "serial",
+    stands_for: Mapping[int, int] | None = None,
+) -> TimeWalk:
+    """Walk all programs together, on the lanes of a back-end.
+
+    duration_ns: what an instruction of a program takes, in whole ns, waiting left out. stands_for: of each rank that has no
+    program here, the one among the programs that does the same (left out: nobody). Raises Stuck where programs wait for each
+    other for ever.
+    """
+    walk = _Walk(programs, backend, stands_for or {})
+    for place, program in enumerate(programs):
+        walk.durations[place] = [duration_ns(program, instruction) for instruction in program.instructions]
+    walk.run()
+    return TimeWalk(tuple(programs), backend, tuple(walk.starts), tuple(walk.ends))
+
+
+class _Walk:
+    """The walk under way. Every rank is followed in issue order as far as nothing is missing that another one does first; the
+    order in which ranks are taken changes no number."""
+
+    def __init__(self, programs: Sequence[Program], backend: Backend, stands_for: Mapping[int, int]) -> None:
+        self.programs = programs
+        self.walked = {program.rank: place for place, program in enumerate(programs)}
+        self.place_of = self.walked | {rank: self.walked[other] for rank, other in stands_for.items()}
+        self.lane_of = LANE_OF[backend]
+        self.serial = backend == "serial"
+        self.durations: list[Sequence[int]] = [() for _ in programs]
+        self.starts: list[list[int]] = [[] for _ in programs]
+        self.ends: list[list[int]] = [[] for _ in programs]
+        self.free: list[dict[str, int]] = [defaultdict(int) for _ in programs]  # of each lane, until when it is taken
+        self.sent: list[int] = [-1] * len(programs)  # the latest instruction whose send has gone off
+        # When a program's messages were sent, to later stages (True) and to earlier ones; how many of them each receiver has
+        # taken; and the receivers that have come to the next one before it is sent.
+        self.messages: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        self.taken: dict[tuple[int, int], int] = defaultdict(int)
+        self.missing: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        self.meetings: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)  # who has come, and when
+        self.members: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def run(self) -> None:
+        self.waiting = deque(range(len(self.programs)))
+        while self.waiting:
+            self.advance(self.waiting.popleft())
+        if any(len(ends) < len(program.instructions) for program, ends in zip(self.programs, self.ends, strict=True)):
+            raise Stuck
+
+    def advance(self, place: int) -> None:
+        """Follow a program as far as it goes."""
+        starts, ends, free, durations = self.starts[place], self.ends[place], self.free[place], self.durations[place]
+        instructions, serial, lane_of = self.programs[place].instructions, self.serial, self.lane_of
+        for number in range(len(ends), len(instructions)):
+            instruction = instructions[number]
+            lane = lane_of(instruction)
+            start = free[lane]
+            if not serial:
+                for index in instruction.waits:
+                    if ends[index] > start:
+                        start = ends[index]
+            if len(instruction.group) > 1:
+                if instruction.op in COLLECTIVES:
+                    members = self.present(instruction.group)
+                    if len(members) > 1:
+                        self.meetings[members].append((place, start))
+                        if len(self.meetings[members]) < len(members):
+                            return
+                        self.meet(members)
+                        continue
+                else:
+                    sent = self.exchange(place, number, instruction, start)
+                    if sent is None:
+                        return
+                    start = sent
+            end = start + durations[number]
+            starts.append(start)
+            ends.append(end)
+            free[lane] = end
+
+    def present(self, group: tuple[int, ...]) -> tuple[int, ...]:
+        """Places of the programs of a group's members. Who has no program arrives with the others: so all see one group."""
+        if group not in self.members:
+            self.members[group] = tuple(sorted(self.walked[rank] for rank in group if rank in self.walked))
+        return self.members[group]
+
+    def meet(self, members: tuple[int, ...]) -> None:
+        """All have come to their next collective: it begins with the last one."""
+        arrived = self.meetings.pop(members)
+        start = max(moment for _, moment in arrived)
+        end = start + min(self.durations[place][len(self.ends[place])] for place in members)
+        for place, _ in arrived:
+            instruction = self.programs[place].instructions[len(self.ends[place])]
+            self.starts[place].append(start)
+            self.ends[place].append(end)
+            self.free[place][self.lane_of(instruction)] = end
+        self.waiting.extend(place for place, _ in arrived[:-1])
+
+    def exchange(self, place: int, number: int, instruction: Instruction, start: int) -> int | None:
+        """When a message, or a send with its receive, begins; None where what it receives is not sent yet."""
+        rank = self.programs[place].rank
+        (peer,) = (other for other in instruction.group if other != rank)
+        other = self.place_of.get(peer)
+        if other is None:
+            return start
+        if instruction.op is not Op.RECEIVE and self.sent[place] < number:
+            self.sent[place] = number
+            key = (place, peer > rank)
+            self.messages[key].append(start + self.durations[place][number] * (instruction.op is Op.SEND))
+            self.waiting.extend(self.missing.pop(key, ()))
+        if instruction.op is Op.SEND:
+            return start
+        key = (other, peer < rank)
+        taken = self.taken[other, place]
+        if len(self.messages[key]) == taken:
+            self.missing[key].append(place)
+            return None
+        self.taken[other, place] += 1
+        return max(start, self.messages[key][taken])

@@ -1,0 +1,160 @@
+"""Classes of equal ranks: their programs are those that are compiled directly, and their checks see what checks of all see."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from trainplan.execution.compile.classes import compile_classes, of_ranks
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.compile.folding import Segments, faithful, fold, folded_strategy, segments_of
+from trainplan.execution.program import COLLECTIVES, Instruction, Op, Program
+from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.class_checks import check_classes
+from trainplan.execution.walk.memory import memory_walk
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import decision_tree, parse_strategy
+
+from tests.execution.plans import GPT2, pipeline, plan_of, random_plan, random_sliced_plan, random_uneven_plan
+from tests.execution.switch_plans import random_switch_plan
+
+WIDE = GPT2.with_fields(n_head=16)
+
+
+def _random(rng: random.Random, world: int) -> Plan:
+    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan])
+    return make(rng, world, WIDE if world > 8 and make is not random_switch_plan else None)
+
+
+def _longer(rng: random.Random, plan: Plan) -> Plan:
+    """With more micro-batches of as many samples, so that the schedule has rounds."""
+    batch, more = plan.batch, rng.randint(8, 24)
+    if batch.shares is None:
+        samples = batch.global_samples // batch.micro_batches * more
+        return plan.changed(batch=batch.changed(micro_batches=more, global_samples=samples))
+    shares = [share + rng.choice([0, more, more]) for share in batch.shares]
+    samples = batch.global_samples // sum(batch.shares) * sum(shares)
+    return plan.changed(batch=batch.changed(shares=shares, micro_batches=max(shares), global_samples=samples))
+
+
+def test_ranks_of_a_class_have_the_programs_that_they_would_be_compiled_to() -> None:
+    rng = random.Random(0)
+    for _ in range(30):
+        plan = _random(rng, rng.choice([4, 8, 16]))
+        assert compile_plan(plan) == [compile_plan(plan, ranks=[rank])[0] for rank in range(plan.world)]
+
+
+def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -> None:
+    rng, prolonged = random.Random(1), 0
+    for _ in range(40):
+        plan = _longer(rng, rng.choice([random_plan, random_sliced_plan, random_uneven_plan])(rng, rng.choice([2, 4, 8])))
+        whole = compile_plan(plan)
+        for each in compile_classes(plan):
+            assert each.program == whole[each.ranks[0]]
+            prolonged += each.walked is not each.program
+    assert prolonged > 40
+
+
+def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
+    rng = random.Random(2)
+    for _ in range(15):
+        plan = _longer(rng, rng.choice([random_plan, random_uneven_plan])(rng, rng.choice([2, 4, 8])))
+        classes, whole = compile_classes(plan), compile_plan(plan)
+        for backend in ("serial", "fused", "threads"):
+            peaks = of_ranks(classes, [memory_walk(each.walked, backend).peak_bytes for each in classes])
+            assert peaks == tuple(memory_walk(program, backend).peak_bytes for program in whole)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8, 16, 32])
+def test_classes_of_random_plans_are_sound(world: int) -> None:
+    rng = random.Random(world)
+    for _ in range(6):
+        plan = _random(rng, world) if world > 2 else random_plan(rng, world)
+        assert check_classes(compile_classes(plan)) == []
+
+
+def test_segments_are_what_no_strategy_tells_apart() -> None:
+    strategies = [parse_strategy(text) for text in ("dp4-tp8", "dp8-tp4-ckpt", "sdp32")]
+    segments = segments_of(strategies)
+    assert segments == Segments((2, 1, 2))
+    narrow = segments.cut(1)
+    assert [str(folded_strategy(s, segments, narrow)) for s in strategies] == ["dp2-tp4", "dp4-tp2-ckpt", "sdp8"]
+
+
+def test_a_folding_that_gathers_over_other_segments_is_not_faithful() -> None:
+    """Samples 2 bits further down on one side: with 1 bit a segment they would seem to lie where they are wanted."""
+    before, after = parse_strategy("dp4-tp2-sdp2"), parse_strategy("tp4-dp4")
+    segments = segments_of([before, after])
+    assert not faithful(before, after, segments, segments.cut(1))
+    for a in decision_tree(16, takeaway3=False, ckpt=False):
+        for b in decision_tree(16, takeaway3=False, ckpt=False):
+            assert faithful(a, b, segments_of([a, b]), segments_of([a, b]))
+
+
+def _large(strategies: list[str], stages: int = 4, size: int = 64) -> Plan:
+    model = GPT2.with_fields(n_head=16, n_layer=4)
+    units = len(model.units)
+    cuts = [stage * units // stages for stage in range(1, stages)]
+    mixed = [strategies[i * len(strategies) // units] for i in range(units)]
+    return plan_of(model, mixed, stages * size, 16 * size, 16, cuts)
+
+
+MIXES = [["dp16-tp4"], ["dp16-tp4", "dp8-tp8-ckpt", "sdp16-tp4"], ["tp4-sdp16", "dp4-tp16"]]
+
+
+@pytest.mark.parametrize("strategies", MIXES)
+def test_large_plans_are_checked_as_small_ones(strategies: list[str]) -> None:
+    plan = _large(strategies)
+    assert fold(plan).folded.world <= 32
+    assert check_classes(compile_classes(plan)) == []
+
+
+def _faults(program: Program, rng: random.Random) -> list[Program]:
+    """Programs with one fault each: without a wait, a free, an operation; two operations swapped; another group or name."""
+    instructions = program.instructions
+
+    def changed(place: int, *new: Instruction) -> Program:
+        return replace(program, instructions=(*instructions[:place], *new, *instructions[place + 1 :]))
+
+    made = []
+    for place, i in enumerate(instructions):
+        if i.waits:
+            made.append(changed(place, replace(i, waits=())))
+        if i.frees:
+            made.append(changed(place, replace(i, frees=i.frees[1:])))
+        if i.op in COLLECTIVES and len(i.group) > 1:
+            made += [changed(place, replace(i, group=i.group[: len(i.group) // 2])), changed(place)]
+            others = tuple(sorted({*i.group[:-1], (i.group[-1] + 1) % program.world}))
+            if others != i.group and i.op is not Op.REDUCE_LOSS:
+                made.append(changed(place, replace(i, group=others)))
+        if i.op is Op.FORWARD:
+            made.append(changed(place, replace(i, reads=i.reads[::-1])))
+    return rng.sample(made, min(12, len(made)))
+
+
+@pytest.mark.parametrize("strategies", MIXES)
+def test_faults_in_the_program_of_any_class_are_seen(strategies: list[str]) -> None:
+    rng, classes = random.Random(3), compile_classes(_large(strategies))
+    for number, each in enumerate(classes):
+        for faulty in _faults(each.few, rng)[:6]:
+            changed = [*classes]
+            changed[number] = replace(each, few=faulty)
+            assert check_classes(changed)
+
+
+@pytest.mark.parametrize("world", [4, 16, 64])
+def test_faults_in_the_program_of_any_rank_are_seen_by_the_checks_of_all(world: int) -> None:
+    rng = random.Random(world)
+    for _ in range(2):
+        programs = compile_plan(random_plan(rng, world, WIDE, stages=2))
+        for rank in rng.sample(range(world), 3):
+            for faulty in _faults(programs[rank], rng)[:3]:
+                assert check([*programs[:rank], faulty, *programs[rank + 1 :]]), rank
+
+
+def test_equal_ranks_are_one_class() -> None:
+    plan = pipeline(GPT2, 4, 8)
+    assert [each.ranks for each in compile_classes(plan)] == [(0,), (1,), (2,), (3,)]
+    even = plan_of(GPT2.with_fields(vocab_size=64), ["dp2-tp2"] * len(GPT2.units), 4)
+    assert [each.ranks for each in compile_classes(even)] == [(0, 1, 2, 3)]
+    uneven = plan_of(GPT2, ["dp2-tp2"] * len(GPT2.units), 4)
+    assert [each.ranks for each in compile_classes(uneven)] == [(0, 2), (1, 3)]
