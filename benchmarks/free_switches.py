@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from trainplan.formulations.memory_switches.problem import Instance
-from trainplan.formulations.memory_switches.published import build
 from trainplan.profiling.imports.source import Source
 from trainplan.solvers.core.solve import solve
 
 from benchmarks.memory_switches import AMPLE, SETTINGS, estimated, limited, noisy
+from trainplan.papers.h3t_file import build
 
 SMALL_BATCHES = (("bert-1.8b", "h3t-2080ti-8", 32), ("bert-1.8b", "h3t-a100-8", 16), ("bert-13b", "h3t-a100-8", 16))
 MEMORY = (0.01, 0.1, 0.5)

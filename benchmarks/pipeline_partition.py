@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.pipeline_partition.problem import Instance, load
-from trainplan.solvers.core.registry import problem
+from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import solve
 
@@ -141,7 +141,7 @@ def main() -> int:
     depths = (2, 4, 8, 12, 16) if given.quick else range(2, 17)
     solve(estimated("gpt2-345m", 4))  # imports and caches
     parts: dict[str, list[dict[str, Any]]] = {"models": [], "194 sub-layers": [], "400 sub-layers": [], "heuristics": []}
-    names = [entry.name for entry in problem("pipeline-partition").methods if entry.name not in PROVING]
+    names = [entry.name for entry in methods("pipeline-partition") if entry.name not in PROVING]
     for model in MODELS:
         for stages in depths:
             instance = estimated(model, stages)

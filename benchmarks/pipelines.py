@@ -20,13 +20,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from trainplan.formulations.pipeline.batches import BatchInstances
 from trainplan.formulations.pipeline.problem import Instance
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
-from trainplan.batches import Batches, search_throughput, variant
+from trainplan.presets import OPTIMUM, planner
+from trainplan.throughputs import search_throughput
 
 MODELS_48 = ("bert-huge-48", "vit-huge-48", "t5-large-48", "swin-huge-48")
 TABLE_I = ("bert-huge-32", "bert-huge-48", "vit-huge-32", "vit-huge-48", "t5-large-32", "t5-large-48",
@@ -73,12 +75,12 @@ def whole_search(quick: bool) -> list[dict[str, Any]]:
         for cluster in ("rtx-titan-8", "rtx-titan-16"):
             model, found = load_model(name), load_cluster(cluster)
             row: dict[str, Any] = {"model": name, "cluster": cluster, "memory": "12GiB"}
-            for planner in ("galvatron-bmw", "optimum"):
+            for method in ("galvatron-bmw", OPTIMUM):
                 started = time.perf_counter()
-                result = search_throughput(Batches(model, found), variant(planner), 12 * 2**30)
-                row[f"{planner}_seconds"] = time.perf_counter() - started
-                row[f"{planner}_batches"] = len(result.points)
-                row[f"{planner}_throughput"] = result.best.throughput if result.best else 0.0
+                result = search_throughput(BatchInstances(model, found), planner(method), 12 * 2**30)
+                row[f"{method}_seconds"] = time.perf_counter() - started
+                row[f"{method}_batches"] = len(result.points)
+                row[f"{method}_throughput"] = result.best.throughput if result.best else 0.0
             rows.append(row)
     return rows
 

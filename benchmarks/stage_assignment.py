@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from trainplan.formulations.stage_assignment.problem import Instance, load
-from trainplan.solvers.core.registry import problem
+from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.search import Unsuited
 from trainplan.solvers.core.solve import solve
 
@@ -108,9 +108,7 @@ def main() -> int:
         "--repeats", type=int, default=5, help="solves of each instance by the sweep, of which the median counts"
     )
     given = parser.parse_args()
-    names = [
-        entry.name for entry in problem("stage-assignment").methods if not given.quick or entry.name not in ("milp", "cpsat")
-    ]
+    names = [entry.name for entry in methods("stage-assignment") if not given.quick or entry.name not in ("milp", "cpsat")]
     solve(instance_of(56, 8, "random", 4))  # imports and caches of numpy
     parts = {"every method": measured(names, SIZES[:1], given.repeats)}
     shown("every method, 56 layers", parts["every method"])

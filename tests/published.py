@@ -7,16 +7,19 @@ the bandwidths of all-reduces. Numbers only; made by running its cost_model.py, 
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from trainplan.formulations.pipeline.problem import Instance
-from trainplan.formulations.pipeline.published import build
-from trainplan.formulations.pipeline.published_costs import Options
-from trainplan.profiling.imports.galvatron_engine import EngineProfile, MessageTimes, read_engine_profile
+from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
 from trainplan.profiling.imports.galvatron_memory import Ends
+
+from trainplan.papers.galvatron_engine.costs import EngineOptions
+from trainplan.papers.galvatron_engine.instances import build
+from trainplan.papers.galvatron_engine.problem import Configuration, Instance
+from trainplan.papers.galvatron_engine.profile import EngineProfile, MessageTimes, read_engine_profile
 
 Json = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -58,12 +61,22 @@ def invented(slow: int = 1) -> EngineProfile:
     )
 
 
-def told(case: Json) -> Options:
-    return Options(measured_messages=case["measured"], zero2=case["zero2"], both_orders=case["both"])
+def told(case: Json) -> EngineOptions:
+    return EngineOptions(measured_messages=case["measured"], zero2=case["zero2"], both_orders=case["both"])
+
+
+def as_engine(instance: PipelineInstance, ends_ns: Callable[[Any], tuple[int, int]] = lambda _: (0, 0)) -> Instance:
+    """The same tables under the engine's iteration time. ends_ns: of each configuration."""
+    names = ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "boundary_kinds")
+    configurations = [
+        Configuration(given.stages, given.micro_batches, given.tables, ends_ns=ends_ns(given))
+        for given in instance.configurations
+    ]
+    return Instance(**{name: getattr(instance, name) for name in names}, configurations=tuple(configurations))
 
 
 @cache
-def large(batch: int, options: Options) -> Instance:
+def large(batch: int, options: EngineOptions) -> Instance:
     """Of the invented profile, with more memory than it needs."""
     return build(invented(), 100 * GIB, batch, options)
 

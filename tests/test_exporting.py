@@ -21,12 +21,12 @@ import transformers
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules as torchs
 from trainplan.execution.exports import pipeline_script as script
+from trainplan.execution.exports.common import write_export
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model, model_from_config
 
 import trainplan as tp
-from trainplan.exporting import write
 
 COMMON = {"num_hidden_layers": 3, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
 TINY: dict[str, dict[str, Any]] = {
@@ -191,7 +191,7 @@ def test_script_trains_as_one_process_does(tmp_path: Path) -> None:
     }
     command = [sys.executable, "-c", LAUNCH]
     for family, plan in plans.items():
-        write(tp.export(plan, "torch"), tmp_path / family)
+        write_export(tp.export(plan, "torch"), tmp_path / family)
         command += [str(tmp_path / family), str(plan.world)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
@@ -446,3 +446,24 @@ def test_models_of_transformers_are_named_right() -> None:
         first, last = (model.get_submodule(name) for name in script.TIED[family])
         assert (first.weight is last.weight) == (family != "llama")
         assert isinstance(first, torch.nn.Embedding)
+
+
+def test_exports_are_found_by_name_and_plugins_stand_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from trainplan.execution.exports import megatron, registry
+    from trainplan.profiling.base.errors import InputError
+
+    entry = EntryPoint("other", "trainplan.execution.exports.torchtitan:export", registry.GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
+    from trainplan.profiling.base.plugins import plugins
+
+    plugins.cache_clear()
+    try:
+        assert registry.export_names() == ["torch", "torchtitan", "megatron", "other"]
+        assert registry.exporter("megatron") is megatron.export
+        assert registry.exporter("other") is registry.exporter("torchtitan")
+        with pytest.raises(InputError, match="torch, torchtitan, megatron, other"):
+            registry.exporter("none")
+    finally:
+        plugins.cache_clear()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.instances import random_instance
+from tests.partition_instances import random_partition
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {
@@ -65,6 +72,41 @@ def test_the_wheel_holds_everything(tmp_path: Path) -> None:
 def test_importing_is_light() -> None:
     code = "import trainplan, sys; print([m for m in ('torch', 'pyomo', 'ortools', 'highspy', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_help_is_light() -> None:
+    """The least of several runs counts: others on the machine slow a run down."""
+    code = (
+        "import sys; sys.argv = ['trainplan', '--help']\n"
+        "from trainplan.command import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "import time\n"
+        "heavy = [m for m in ('torch', 'numpy', 'pydantic', 'rich', 'trainplan.api') if m in sys.modules]\n"
+        "print(heavy, time.process_time())"
+    )
+    seconds = []
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        heavy, took = done.stdout.splitlines()[-1].rsplit(" ", 1)
+        assert heavy == "[]"
+        seconds.append(float(took))
+    assert min(seconds) < 0.3
+
+
+@pytest.mark.parametrize("instance", [random_instance(1, 4, 3), random_partition(1, 6, 4, 6)], ids=lambda each: each.problem)
+def test_solving_an_instance_loads_its_own_problem_only(instance: Any, tmp_path: Path) -> None:
+    path = tmp_path / "instance.json"
+    path.write_text(json.dumps(instance.to_dict()))
+    code = (
+        "import sys, trainplan as tp\n"
+        "assert tp.solve(sys.argv[1]).status in ('optimal', 'infeasible')\n"
+        "definitions = [m.split('.')[-2] for m in sys.modules if m.endswith('.definition')]\n"
+        "heavy = [m for m in ('torch', 'matplotlib', 'pyomo', 'ortools', 'highspy') if m in sys.modules]\n"
+        "print(*definitions, *heavy)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == instance.problem.replace("-", "_")
 
 
 def test_problems_and_solvers_load_no_torch() -> None:

@@ -12,9 +12,9 @@ from trainplan.formulations.cluster_strategy.problem import (
     Degrees,
     Instance,
     Kind,
+    LayerTable,
     Shard,
     Solution,
-    Table,
     evaluate,
     solution_dict,
 )
@@ -22,6 +22,8 @@ from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.quantities import format_time
 from trainplan.profiling.clusters.network import Network
 
+import trainplan as tp
+from trainplan import pictures
 from trainplan.pictures import placement as placements
 from trainplan.pictures.placement import draw_placement, draw_placements
 
@@ -47,7 +49,9 @@ def instance_of(nodes: int, per_node: int, tmp: int, layers: int = 8, batch: int
         reduced_bytes=all_layers(10**6),
         boundary_bytes=all_layers(10**6)[1:],
         shards={tmp: Shard(all_layers(10**8), all_layers(2**30))},
-        tables={(tmp, 1): Table(np.stack([all_layers(10**6), all_layers(3 * 10**6)]), all_layers(2**26), all_layers(2**20))},
+        tables={
+            (tmp, 1): LayerTable(np.stack([all_layers(10**6), all_layers(3 * 10**6)]), all_layers(2**26), all_layers(2**20))
+        },
         uneven_shares=True,
     )
 
@@ -181,6 +185,6 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     def missing(name: str) -> ModuleSpec | None:
         return None
 
-    monkeypatch.setattr(placements, "find_spec", missing)
+    monkeypatch.setattr(pictures, "find_spec", missing)
     with pytest.raises(MissingExtra, match=r"trainplan\[plot\]"):
-        draw_placement(instance_of(4, 4, tmp=2), MIXED)
+        tp.draw_placement(instance_of(4, 4, tmp=2), MIXED)

@@ -7,31 +7,36 @@ import re
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.judge import Judged
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.memory_switches import costs
+from trainplan.formulations.memory_switches.definition import PROBLEM
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
-from trainplan.formulations.plan import load_plan
+from trainplan.formulations.parameters import chosen
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError, MissingExtra
-from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
+from trainplan.solvers.core import answer
 
 import trainplan as tp
 from tests.switch_instances import random_instance
-from trainplan import switching
+from trainplan import pictures, planning
+from trainplan.frontiers import frontier as switch_frontier
+from trainplan.frontiers import memory_limits
 from trainplan.pictures import lanes as switch_pictures
 from trainplan.pictures.lanes import draw_frontier, draw_switches
-from trainplan.switch_instances import switch_instance
-from trainplan.switch_limits import memory_limits, switch_frontier
-from trainplan.switching import plan_of, switch
+from trainplan.planning import Planned
+from trainplan.presets import PRESETS
 
 H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"
 CLUSTER = load_cluster("cpu-4")
@@ -44,6 +49,20 @@ def small(folder: Path, **fields: Any) -> Model:
     return load_model(path).fused()
 
 
+def request_for(model: Model, batch: int, **options: Any) -> Request:
+    return Request(model, CLUSTER, batch, options=chosen(PROBLEM.parameters, {"by_unit": True, **options}, PROBLEM.name))
+
+
+def switch_instance(model: Model, batch: int, **options: Any) -> tuple[Instance, Profile]:
+    """The instance, by default of sub-layers, and the profile that it is made from."""
+    request = request_for(model, batch, **options)
+    return PROBLEM.instance(request), request.obtained[0]
+
+
+def switch(model: Model, cluster: Cluster, batch: int, memory_bytes: int | None = None, **options: Any) -> Planned:
+    return tp.switch(model=model, cluster=cluster, batch=batch, memory=memory_bytes, **options)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return small(tmp_path_factory.mktemp("model"))
@@ -51,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def made(model: Model) -> tuple[Instance, Profile]:
-    return switch_instance(model, CLUSTER, 8)
+    return switch_instance(model, 8)
 
 
 def step_peak(instance: Instance, switches: Switches) -> int:
@@ -98,13 +117,10 @@ def test_the_ends_of_the_chain(made: tuple[Instance, Profile]) -> None:
     assert instance["forward_without_graph_peak_bytes"][-1] == without
 
 
-def walked(model: Model, instance: Instance, profile: Profile, solution: Solution) -> tuple[int, int]:
+def walked(model: Model, instance: Instance, solution: Solution) -> tuple[int, int]:
     """Peak of the simulated step, and of the program's walk, without the number that programs keep the loss in."""
-    simulated = evaluate(instance, solution)
-    told: Any = SimpleNamespace(objective=simulated.time_ns, bound=None, gap=None, method="random", status="feasible")
-    told.evaluation = {"peak_bytes": simulated.peak_bytes}
-    [program] = compile_plan(plan_of(model, instance, solution, profile, told), ranks=[0])
-    return simulated.peak_bytes, memory_walk(program).peak_bytes - program.buffers["loss"]
+    [program] = compile_plan(PROBLEM.plan(instance, solution, request_for(model, 16)), ranks=[0])
+    return evaluate(instance, solution).peak_bytes, memory_walk(program).peak_bytes - program.buffers["loss"]
 
 
 @pytest.mark.parametrize("synchronisation", ["forced", "free"])
@@ -112,25 +128,25 @@ def walked(model: Model, instance: Instance, profile: Profile, solution: Solutio
 def test_where_nothing_overlaps_peaks_are_those_of_the_programs(model: Model, synchronisation: Any, nvlink: bool) -> None:
     """A program is walked in the order of issue. So is a step whose copies and collectives take no time and are issued before
     the computation."""
-    instance, profile = switch_instance(model, CLUSTER, 16, synchronisation=synchronisation)
+    instance, _ = switch_instance(model, 16, synchronisation=synchronisation)
     timeless = {name: 0 * column for name, column in instance.columns.items() if name.endswith("_ns") and "ward" not in name}
     instance = replace(instance, nvlink=nvlink, columns=instance.columns | timeless)
     options = [switches for switches in instance.options if not (switches.eco_forward or switches.eco_backward)]
     rng = np.random.default_rng(0)
     for _ in range(40):
-        chosen = tuple(options[place] for place in rng.integers(len(options), size=instance.layers))
-        simulated, found = walked(model, instance, profile, Solution(chosen))
+        switches = tuple(options[place] for place in rng.integers(len(options), size=instance.layers))
+        simulated, found = walked(model, instance, Solution(switches))
         assert simulated == found
 
 
 @pytest.mark.parametrize("synchronisation", ["forced", "free"])
 def test_simulated_peaks_are_close_to_those_of_the_programs(model: Model, synchronisation: Any) -> None:
     """Also with what overlaps, on plans nothing was fitted to."""
-    instance, profile = switch_instance(model, CLUSTER, 16, synchronisation=synchronisation)
+    instance, _ = switch_instance(model, 16, synchronisation=synchronisation)
     rng, ratios = np.random.default_rng(1), []
     for _ in range(40):
-        chosen = tuple(instance.options[place] for place in rng.integers(len(instance.options), size=instance.layers))
-        simulated, found = walked(model, instance, profile, Solution(chosen))
+        switches = tuple(instance.options[place] for place in rng.integers(len(instance.options), size=instance.layers))
+        simulated, found = walked(model, instance, Solution(switches))
         ratios.append(found / simulated)
     print(f"walk over simulation: {min(ratios):.4f} to {max(ratios):.4f}, median {np.median(ratios):.4f}")
     assert max(ratios) < 1.02 and min(ratios) > 0.85 and np.median(ratios) > 0.93
@@ -158,7 +174,7 @@ def test_units_in_one_layer_go_one_after_the_other() -> None:
 
 def test_layers_are_those_of_the_paper(model: Model, made: tuple[Instance, Profile]) -> None:
     units = made[0]
-    layers, _ = switch_instance(model, CLUSTER, 8, by_unit=False)
+    layers, _ = switch_instance(model, 8, by_unit=False)
     assert layers.layer_names == ("embedding", "block0", "block1", "block2", "head")
     for name in ("forward_ns", "backward_ns", "optimizer_ns", "gathered_parameter_bytes"):
         assert layers[name].sum() == pytest.approx(units[name].sum(), abs=layers.layers)
@@ -173,7 +189,7 @@ def test_build_says_what_it_cannot_use(model: Model, made: tuple[Instance, Profi
         ({"batch": 6}, "--batch is 6; give a multiple of the 4 devices, such as 4"),
         ({"batch": 0}, "--batch is 0"),
         ({}, "--batch is missing"),
-        ({"batch": 8, "synchronisation": "none"}, "--synchronisation is 'none'; give forced or free"),
+        ({"batch": 8, "synchronisation": "none"}, "--synchronisation is 'none'; give one of: forced, free"),
         ({"batch": 8, "pipeline": 2}, "--pipeline is 2; leave it out"),
         ({"batch": 8, "profile": profile.changed(host=None)}, "host is missing"),
         ({"batch": 8, "cluster": None}, "--cluster is missing"),
@@ -181,8 +197,8 @@ def test_build_says_what_it_cannot_use(model: Model, made: tuple[Instance, Profi
         with pytest.raises(InputError) as error:
             tp.build("memory-switches", **({"model": model, "cluster": CLUSTER} | options))
         assert told in str(error.value)
-    for option, value in (("synchronisation", "free"), ("paper_combinations", True), ("measure", True)):
-        with pytest.raises(InputError, match="it belongs to memory-switches"):
+    for option, value in (("synchronisation", "free"), ("paper_combinations", True)):
+        with pytest.raises(InputError, match=f"--{option.replace('_', '-')} is .*; leave it out: pipeline has --"):
             tp.build("pipeline", model=model, cluster=CLUSTER, batch=8, **{option: value})
     assert tp.build("memory-switches", profile=profile, batch=8, by_unit=True).columns.keys() == made[0].columns.keys()
     free = tp.build("memory-switches", profile=profile, batch=8, synchronisation="free", paper_combinations=True)
@@ -255,14 +271,23 @@ def test_a_plan_says_what_was_chosen(model: Model, made: tuple[Instance, Profile
     assert found.plan.switches() == list(chosen.switches) and len(set(chosen.switches)) > 1
     assert found.plan.nvlink is False and found.plan.world == 4
     assert {unit.strategy for unit in found.plan.units} <= {"sdp4", "sdp4-ckpt"}
-    predicted, simulated = found.plan.predicted, evaluate(found.instance, chosen)
-    assert (predicted.step_ns, predicted.peak_bytes) == (simulated.time_ns, simulated.peak_bytes)
-    assert (predicted.status, predicted.gap, predicted.lower_bound_ns) == ("optimal", 0.0, predicted.step_ns)
+    claim, simulated = found.plan.claim, evaluate(found.instance, chosen)
+    assert claim is not None and claim.objective_ns == simulated.time_ns
+    assert found.result.evaluation is not None and found.result.evaluation["peak_bytes"] == simulated.peak_bytes
+    assert (claim.status, claim.gap, claim.bound_ns) == ("optimal", 0.0, claim.objective_ns)
+    assert (claim.problem, claim.method) == ("memory-switches", "label-setting")
+    predicted = found.plan.predicted
+    assert predicted.backend == "streams" and tuple(predicted.peak_bytes) == found.walk_bytes
+    serial = switch(model, CLUSTER, 8, memory_bytes=(low + high) // 2, backend="serial").plan
+    assert serial is not None and serial.content == found.plan.content and serial.predicted is not None
+    assert serial.predicted.backend == "serial" and serial.predicted.step_ns >= predicted.step_ns
     assert violations(found.instance, chosen) == [] and found.reserve_bytes == 0
     assert len(found.walk_bytes) == 4 and max(found.walk_bytes) <= found.instance.memory_bytes
     assert load_plan(json.loads(found.plan.model_dump_json())) == found.plan
-    with pytest.raises(InputError, match="lanes are no pipeline's"):
-        tp.simulate(found.plan)
+    step = tp.simulate(found.plan)
+    assert step.step_ns == predicted.step_ns and step.timeline is None, "its lanes are no pipeline's"
+    with pytest.raises(InputError, match="draws the lanes"):
+        step.trace()
     assert json.loads(json.dumps(found.to_dict()))["plan"]["units"][0]["switches"]
 
 
@@ -272,24 +297,37 @@ def test_one_device_has_nobody_to_share_with(model: Model) -> None:
     assert found.plan is not None and {unit.strategy for unit in found.plan.units} <= {"single", "single-ckpt"}
 
 
+def peaking(judged: Judged, peak_bytes: int) -> Judged:
+    """What the walks would say of programs that need so much on every rank and back-end."""
+    found = replace(judged, memory=tuple(replace(walk, peak_bytes=peak_bytes) for walk in judged.memory))
+    vars(found)["serial_bytes"] = peak_bytes
+    return found
+
+
 def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instance, Profile], monkeypatch: Any) -> None:
     instance = made[0]
     low, high = step_peak(instance, ALL_ON), step_peak(instance, Switches(segment_sync=True))
     limit, more = (low + high) // 2, (high - low) // 10
 
-    def walk(plan: Any, backends: Any) -> tuple[int, ...]:
-        return (plan.predicted.peak_bytes + more,) * 4
+    def needing_more(plan: Plan, *others: Any) -> Any:
+        judged = judge(plan, *others)
+        solution = Solution(tuple(plan.switches() or ()))
+        return peaking(judged, evaluate(instance, solution).peak_bytes + more)
 
+    judge = planning.judge
     alone = switch(model, CLUSTER, 8, memory_bytes=limit)
-    monkeypatch.setattr(switching, "checked_walk", walk)
+    monkeypatch.setattr(planning, "judge", needing_more)
     found = switch(model, CLUSTER, 8, memory_bytes=limit)
-    assert found.plan is not None and found.plan.predicted is not None
+    assert found.plan is not None and found.plan.claim is not None
+    assert alone.plan is not None and alone.plan.claim is not None
     assert 0 < found.reserve_bytes <= more and max(found.walk_bytes) <= limit
-    assert found.plan.predicted.peak_bytes <= limit - more and found.plan.memory_bytes == limit
-    assert found.result.bound == alone.result.bound, "the bound is that of the memory asked for"
-    assert found.result.objective is not None and alone.result.objective is not None
-    assert found.result.gap == (found.result.objective - alone.result.objective) / found.result.objective > 0
-    assert found.result.status == "feasible" and found.result.instance_hash == alone.result.instance_hash
+    assert found.result.evaluation is not None
+    assert found.result.evaluation["peak_bytes"] <= limit - more and found.plan.memory_bytes == limit
+    claim, best = found.plan.claim, alone.plan.claim
+    assert claim.bound_ns == best.bound_ns, "the bound is that of the memory asked for"
+    assert claim.gap == (claim.objective_ns - best.objective_ns) / claim.objective_ns > 0
+    assert claim.status == "feasible" and claim.objective_ns == found.result.objective
+    assert found.result.instance_hash == found.instance.digest == alone.instance.with_memory(limit - found.reserve_bytes).digest
     short = switch(model, CLUSTER, 8, memory_bytes=low + more // 2)
     assert (short.plan, short.result.status, short.result.solution, short.result.objective) == (None, "unknown", None, None)
     assert short.needed_bytes == low + more and short.result.bound is not None
@@ -320,6 +358,25 @@ def test_the_memory_that_is_named_does(tmp_path: Path, fields: Any, batch: int, 
     assert less.plan is None and less.needed_bytes == needed
 
 
+@pytest.mark.parametrize("like", PRESETS)
+def test_every_preset_names_the_memory_that_does(model: Model, like: str) -> None:
+    """The reserve and the memory that would do are the same for all: planned with it, short with one byte less."""
+
+    def planned(memory: int) -> Planned:
+        return tp.plan(like=like, model=model, cluster=CLUSTER, batch=8, memory=memory)
+
+    none = planned(1000)
+    needed, reason = none.needed_bytes, none.result.reason
+    assert none.plan is None and needed is not None and reason is not None
+    assert reason.advice[0] == f"give --memory of at least {needed} bytes" and reason.least_memory_bytes == needed
+    enough, less = planned(needed), planned(needed - 1)
+    assert enough.plan is not None and max(enough.walk_bytes) <= needed
+    assert (less.plan, less.needed_bytes) == (None, needed)
+    claim = enough.plan.claim
+    assert claim is not None and claim.bound_ns is not None and claim.bound_ns <= claim.objective_ns
+    assert claim.status == "feasible" or not enough.reserve_bytes or claim.gap == 0
+
+
 def test_the_programs_of_both_back_ends_may_need_as_much(tmp_path: Path) -> None:
     """Then the other back-end is no advice; where streams hold more, it is."""
     alike, unlike = (switch(small(tmp_path, **fields), CLUSTER, 4, memory_bytes=1000) for fields in ({"vocab_size": 1000}, {}))
@@ -336,12 +393,13 @@ def test_a_later_round_that_finds_nothing_says_so(model: Model, made: Any, monke
         found = tp.solve(instance, method)
         return found if len(rounds) == 1 else replace(found, solution=None, objective=None, status="unknown")
 
-    def walk(plan: Any, backends: Any) -> tuple[int, ...]:
-        return (limit + 7,) * 4
+    def needing_more(*asked: Any) -> Any:
+        return peaking(judge(*asked), limit + 7)
 
+    judge = planning.judge
     limit = step_peak(made[0], Switches(segment_sync=True))
-    monkeypatch.setattr(switching, "solve", once)
-    monkeypatch.setattr(switching, "checked_walk", walk)
+    monkeypatch.setattr(answer, "solve", once)
+    monkeypatch.setattr(planning, "judge", needing_more)
     found = switch(model, CLUSTER, 8, memory_bytes=limit, time_limit=1e-6 if late else None)
     least = step_peak(made[0], ALL_ON)
     assert rounds == ([limit, least] if late else [limit, limit - 7, least]), "at last the least that any step needs"
@@ -446,6 +504,6 @@ def test_pictures_name_methods_and_need_their_extra(monkeypatch: pytest.MonkeyPa
     def absent(name: str) -> ModuleSpec | None:
         return None
 
-    monkeypatch.setattr(switch_pictures, "find_spec", absent)
+    monkeypatch.setattr(pictures, "find_spec", absent)
     with pytest.raises(MissingExtra, match="matplotlib"):
-        draw_switches(instance, Solution((ALL_ON,) * 3))
+        tp.draw_switches(instance, Solution((ALL_ON,) * 3))

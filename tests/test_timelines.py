@@ -17,7 +17,9 @@ from trainplan.formulations.step.timeline import Timeline, Work, simulate
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.quantities import format_time
 
+import trainplan as tp
 from tests.partition_instances import random_work
+from trainplan import pictures
 from trainplan.pictures import timeline as timelines
 from trainplan.pictures.timeline import draw_timeline, draw_timelines
 from trainplan.trace import chrome_trace
@@ -195,7 +197,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     def absent(name: str) -> ModuleSpec | None:
         return None
 
-    monkeypatch.setattr(timelines, "find_spec", absent)
-    for draw in (lambda: draw_timeline(WHOLE), lambda: draw_timelines({"one": WHOLE})):
+    monkeypatch.setattr(pictures, "find_spec", absent)
+    for draw in (lambda: tp.draw_timeline(WHOLE), lambda: tp.draw_timelines({"one": WHOLE})):
         with pytest.raises(MissingExtra, match=r"trainplan\[plot\]"):
             draw()

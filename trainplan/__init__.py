@@ -1,5 +1,6 @@
 """trainplan plans distributed Transformer training by mathematical programming, proves how good each plan is, and runs it."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,81 +11,19 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "profiling").is_dir
     __path__.append(str(_checkout))
 
 if TYPE_CHECKING:
-    from trainplan.api import (
-        InputError,
-        build,
-        check,
-        chrome_trace,
-        compare,
-        detect,
-        draw_frontier,
-        draw_placement,
-        draw_placements,
-        draw_profile,
-        draw_switches,
-        draw_throughput,
-        draw_timeline,
-        draw_timelines,
-        export,
-        import_profile,
-        load,
-        methods,
-        partition,
-        place,
-        plan,
-        profile,
-        run,
-        schema,
-        simulate,
-        solve,
-        switch,
-        switch_frontier,
-        throughput,
-        trial,
-    )
-
-__all__ = [
-    "InputError",
-    "build",
-    "check",
-    "chrome_trace",
-    "compare",
-    "detect",
-    "draw_frontier",
-    "draw_placement",
-    "draw_placements",
-    "draw_profile",
-    "draw_switches",
-    "draw_throughput",
-    "draw_timeline",
-    "draw_timelines",
-    "export",
-    "import_profile",
-    "load",
-    "methods",
-    "partition",
-    "place",
-    "plan",
-    "profile",
-    "run",
-    "schema",
-    "simulate",
-    "solve",
-    "switch",
-    "switch_frontier",
-    "throughput",
-    "trial",
-]
+    from trainplan.api import *
 
 
 def __getattr__(name: str) -> Any:
     """The verbs are imported when first used: `import trainplan` loads neither torch nor a solver."""
-    if name not in __all__:
+    api = import_module("trainplan.api")
+    if name == "__all__":
+        return api.NAMES
+    if name not in api.NAMES:
         raise AttributeError(f"module 'trainplan' has no attribute {name!r}")
-    from trainplan import api
-
     return getattr(api, name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    names: list[str] = import_module("trainplan.api").NAMES
+    return names

@@ -1,223 +1,283 @@
-"""From a model and a cluster to a checked plan: profile, instance, proven stages and strategies, programs that fit."""
+"""The one way from a request to a plan: instances, solver, plan, programs that are checked and walked, prediction and claim.
+
+    request -> instances -> solve -> plan -> compile, check -> memory walk, time walk -> planned
+
+Where a plan's programs need more memory than the limit, the solver gets as much less, and the request is solved again: at most
+ROUNDS times, and at last with the least memory that the problem knows a solution for. The bound stays that of the limit asked
+for. If no plan fits even so, the answer names a memory with which there is one.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES, MOST_PROCESSES
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.formulations.layer_strategies.costs import COST_MODELS
-from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.problem import Instance, Schedule, Solution, load_solution
-from trainplan.formulations.pipeline.spaces import space, stage_powers
-from trainplan.formulations.pipeline_partition.costs import PlannedWork, planned_work
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Predicted, Stage, StageTimes
-from trainplan.formulations.step.timeline import Work
-from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.processes import Report
-from trainplan.profiling.base.quantities import divisors
-from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.models.model import Model
-from trainplan.profiling.obtain import obtain_profile
-from trainplan.profiling.profiles import Profile
+from trainplan.asking import compiles
+from trainplan.execution.judge import Judged, judge
+from trainplan.execution.walk.memory import BACKENDS, Backend
+from trainplan.formulations.plan import Claim, Plan
+from trainplan.formulations.problem import Problem
+from trainplan.formulations.request import Request
+from trainplan.predicting import plan_profile, predicted
+from trainplan.presets import Preset
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.quantities import plural
+from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Progress
-from trainplan.solvers.core.solve import solve, versions
+from trainplan.solvers.core.solve import check_arguments, versions
 
-LARGEST_MEMORY = 2**48
-LARGEST_BATCH = 10**9
+ROUNDS = 8
+LEAST_SECONDS = 0.01  # that a search gets when the time is up
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with its certificate. plan is None where `result` has no solution (its status and reason say why).
+    """A plan with its prediction and its claim; plan is None where nothing fits, or nothing was found (`result` says why).
 
-    cheapest_time_ns, cheapest_bytes: the best plan without a memory limit, and what it needs. walk_bytes: the peak of every
-    rank by the memory walk over its program.
+    answer: of the solver, whose `instance` and `result` belong to the plan. judged: what the walks say of the plan's programs;
+    None where plans of the model do not become programs. reserve_bytes: how much less memory than asked for the solver got.
+    needed_bytes: where the memory is too little, one with which there is a plan, if that is known.
     """
 
+    request: Request
+    preset: Preset
+    answer: Answer
     plan: Plan | None
-    result: Result
-    instance: Instance
-    profile: Profile
-    cheapest_time_ns: int
-    cheapest_bytes: int
-    walk_bytes: tuple[int, ...]
+    judged: Judged | None = None
+    reserve_bytes: int = 0
+    needed_bytes: int | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that was solved."""
+        return self.preset.problem
+
+    @property
+    def instance(self) -> Any:
+        """The instance whose solution is planned."""
+        return self.answer.instance
+
+    @property
+    def result(self) -> Result:
+        """The method's, on that instance."""
+        return self.answer.result
+
+    @property
+    def walk_bytes(self) -> tuple[int, ...]:
+        """The peak of every rank by the memory walk over its program; empty where there are no programs."""
+        return () if self.judged is None else tuple(self.judged.peak_bytes)
+
+    @property
+    def excess(self) -> float | None:
+        """How far the predicted step is from the claimed objective, as a share of the objective; None without either."""
+        if self.plan is None or self.plan.predicted is None or self.plan.claim is None or not self.plan.claim.objective_ns:
+            return None
+        return self.plan.predicted.step_ns / self.plan.claim.objective_ns - 1
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
         return {
+            "like": self.preset.name,
             "plan": None if self.plan is None else self.plan.model_dump(),
             "result": self.result.to_dict(),
-            "cheapest_time_ns": self.cheapest_time_ns,
-            "cheapest_bytes": self.cheapest_bytes,
+            "alternatives": list(self.answer.alternatives),
             "walk_bytes": list(self.walk_bytes),
+            "reserve_bytes": self.reserve_bytes,
+            "needed_bytes": self.needed_bytes,
         }
 
 
-def runs(model: Model) -> bool:
-    """Whether plans of the model run."""
-    return model.family in EXECUTED_FAMILIES and model.dtype in EXECUTED_DTYPES
-
-
-def make_plan(
-    model: Model,
-    cluster: Cluster,
-    batch: int,
-    memory_bytes: int | None = None,
-    *,
-    profile: Profile | None = None,
-    measured: bool = False,
+def planned(
+    request: Request,
+    preset: Preset,
     method: str = "exact",
-    pipeline: int | None = None,
-    micro_batches: int | None = None,
-    schedule: Schedule = "1f1b",
-    space_name: str = "full",
-    by_unit: bool = False,
+    *,
+    backend: str | None = None,
     time_limit: float | None = None,
     gap: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
-    measuring: Report | None = None,
+    **options: Any,
 ) -> Planned:
-    """Find the fastest plan over all devices of the cluster within the memory, with its proof.
+    """The best plan for a request, as a preset plans.
 
-    pipeline, micro_batches: their numbers (default: all that are possible, the best is found). space_name: see
-    `formulations.pipeline.spaces`. Costs are those of the `executed` cost model, so that the plan is costed as it will run.
-    Raises InputError.
+    backend: of `run`, on which the plan must fit, too (default: the one that the programs are made for). time_limit: seconds in
+    all. gap, seed, progress, options: of the method. Raises InputError.
     """
-    memory_bytes = cluster.memory_bytes if memory_bytes is None else memory_bytes
-    if not 0 < memory_bytes <= LARGEST_MEMORY:
-        raise InputError("command line", "--memory", f"is {memory_bytes} bytes", "give more than 0, such as 8GiB")
-    executable = runs(model)
-    if executable:
-        model = model.fused()  # as it will run
-    counts, numbers = stage_counts(cluster.devices, pipeline), micro_batch_counts(batch, micro_batches)
-    groups, sizes = [cluster.devices // count for count in reversed(counts)], [batch // m for m in numbers]
-    profile = obtain_profile(
-        model, cluster, sizes, groups, devices=cluster.devices, earlier=profile, measured=measured, progress=measuring
-    )
-    costs = PipelineCosts(profile, costs=COST_MODELS["executed"], space=space(space_name), by_unit=by_unit)
-    name = f"{profile.name} on {cluster.name}"
-    instance = costs.instance(batch, memory_bytes, schedule=schedule, stages=counts, micro_batches=numbers, name=name)
-    free = solve(instance.with_memory(LARGEST_MEMORY), "exact")
-    assert free.solution is not None and free.evaluation is not None and free.objective is not None
-    result = solve(instance, method, time_limit=time_limit, gap=gap, seed=seed, progress=progress)
-    plan, walks = None, tuple[int, ...]()
-    if result.solution is not None:
-        plan = plan_of(model, cluster.devices, instance, load_solution(result.solution), result, profile)
-        walks = checked_walk(plan) if executable else ()
-        if max(walks, default=0) > memory_bytes:
-            over = max(walks) - memory_bytes
-            raise InputError(
-                "plan",
-                "memory",
-                f"is {over} bytes short for the compiled program",
-                f"give --memory of at least {max(walks)} bytes",
-            )
-    return Planned(plan, result, instance, profile, free.objective, free.evaluation["peak_bytes"], walks)
+    check_arguments(time_limit, gap, seed)
+    if backend is not None and backend not in BACKENDS:
+        raise InputError("command line", "--backend", f"is {shown(backend)}", f"give one of: {', '.join(BACKENDS)}")
+    preset.check(request)
+    deadline = None if time_limit is None else time.perf_counter() + time_limit
+    way = _Way(request, preset, method, backend, {"gap": gap, "seed": seed, "progress": progress, **options}, deadline)
+    rounds = [way.walk(0)]
+    while way.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not way.late:
+        rounds.append(way.walk(rounds[-1].reserve_bytes + way.excess_bytes(rounds[-1]), rounds[0].answer.bound_ns))
+    first, last = rounds[0], rounds[-1]
+    if last.plan is not None and way.excess_bytes(last) <= 0:
+        return last
+    return way.explained(first) if first.plan is None else way.tightest(rounds)
 
 
-def stage_counts(devices: int, pipeline: int | None) -> list[int]:
-    """Numbers of stages to try: all powers of two that divide the devices, or the one asked for. Raises InputError."""
-    possible = stage_powers(devices)
-    if pipeline is None:
-        return possible
-    if pipeline not in possible:
-        raise InputError("command line", "--pipeline", f"is {pipeline}", f"give one of: {', '.join(map(str, possible))}")
-    return [pipeline]
+@dataclass(frozen=True)
+class _Way:
+    """What stays the same in every round of one request."""
+
+    request: Request
+    preset: Preset
+    method: str
+    backend: str | None
+    arguments: dict[str, Any]
+    deadline: float | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and time.perf_counter() >= self.deadline
+
+    def walk(self, reserve: int, bound_ns: int | None = None) -> Planned:
+        """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps."""
+        instances = self.preset.problem.instances(self.request.with_reserve(reserve))
+        answer = self.search(instances, self.method, **self.arguments)
+        return self.plan(answer if reserve == 0 else _bounded(answer, bound_ns), reserve)
+
+    def search(self, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
+        """The preset's search of these instances, in the time that is left."""
+        options = {name: self.request.options[name] for name in self.preset.search_options}
+        seconds = None if self.deadline is None else max(LEAST_SECONDS, self.deadline - time.perf_counter())
+        return self.preset.search()(instances, method, time_limit=seconds, **options, **arguments)
+
+    def plan(self, answer: Answer, reserve: int) -> Planned:
+        """The plan of an answer, judged."""
+        if answer.solution is None:
+            return Planned(self.request, self.preset, answer, None, reserve_bytes=reserve)
+        problem = self.preset.problem
+        plan = problem.plan(answer.instance, answer.solution, self.request)
+        plan, judged = _judged(plan, self.request, self.backend)
+        claim = Claim(
+            problem=problem.name,
+            cost_model=problem.cost_model(answer.instance),
+            objective_ns=answer.objective_ns or 0,
+            bound_ns=answer.bound_ns,
+            gap=answer.gap,
+            status=answer.status,
+            method=answer.result.method,
+            versions=versions(),
+        )
+        return Planned(self.request, self.preset, answer, plan.changed(claim=claim), judged, reserve)
+
+    def excess_bytes(self, found: Planned) -> int:
+        """By how much the plan's programs exceed the memory, at the rank where it is most; at most 0 where they fit."""
+        if found.plan is None or found.judged is None or self.request.options.get("ignore_memory"):
+            return 0
+        limits = limits_bytes(found.plan, self.request)
+        return max(peak - limit for peak, limit in zip(found.judged.peak_bytes, limits, strict=True))
+
+    def least(self, bound_ns: int | None = None) -> Planned | None:
+        """The exact method's plan with no more memory than some solution needs; None where no such memory is known.
+
+        It does not depend on the memory asked for: with as much as it and its programs need, there is a plan.
+        """
+        problem, whole = self.preset.problem, self.request.with_reserve(0)
+        tight = [instance for each in problem.instances(whole) if (instance := problem.tightest(each)) is not None]
+        limits = [problem.memory_bytes(instance) for instance in tight]
+        known = [(limit, place) for place, limit in enumerate(limits) if limit is not None]
+        if not known:
+            return None
+        limit, place = min(known)
+        answer = self.search([tight[place]], "exact", seed=self.arguments["seed"])
+        return self.plan(_bounded(answer, bound_ns), whole.limit_bytes - limit)
+
+    def needed(self, least: Planned) -> tuple[int, list[str]]:
+        """The memory that such a plan needs, its programs, too, and the advice to give it."""
+        limit = self.request.with_reserve(least.reserve_bytes).limit_bytes
+        needed = max(limit, *least.walk_bytes, 0)
+        advice = [f"give --memory of at least {needed} bytes"]
+        serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
+        return needed, advice + [f"--backend serial, whose programs need {serial} bytes"] * (serial < needed)
+
+    def explained(self, first: Planned) -> Planned:
+        """Where no solution fits: why, and the memory that does, of its programs, too."""
+        reason = first.result.reason
+        least = None if reason is None else self.least()
+        if reason is None or least is None or least.plan is None:
+            return first
+        needed, advice = self.needed(least)
+        reason = replace(
+            reason,
+            least_memory_bytes=needed,
+            activation_bytes=needed - reason.state_bytes,
+            advice=(*advice, *reason.advice[1:]),
+        )
+        answer = replace(first.answer, result=replace(first.result, reason=reason))
+        return replace(first, answer=answer, needed_bytes=needed)
+
+    def tightest(self, rounds: Sequence[Planned]) -> Planned:
+        """Where solutions fit, but no programs of the rounds do: the least plan; or, by how much all of them are short."""
+        first, least = rounds[0], self.least(rounds[0].answer.bound_ns)
+        plans = [tried for tried in (*rounds, least) if tried is not None and tried.plan is not None]
+        over = min(map(self.excess_bytes, plans))
+        if over <= 0:
+            return plans[-1]
+        message, needed = f"the compiled programs are {plural(over, 'byte')} short", None
+        if least is not None and least.plan is not None:
+            needed, advice = self.needed(least)
+            message = f"{message}; {' or '.join(advice)}"
+        else:
+            message += f", and {first.result.method} found nothing that needs less" + " before time ran out" * self.late
+        result = replace(
+            first.result, status="unknown", message=message, objective=None, gap=None, solution=None, evaluation=None
+        )
+        answer = replace(first.answer, result=result, solution=None, objective_ns=None)
+        return Planned(self.request, self.preset, answer, None, needed_bytes=needed)
 
 
-def micro_batch_counts(batch: int, micro_batches: int | None) -> list[int]:
-    """Numbers of micro-batches to try: all divisors of the batch, or the one asked for. Raises InputError."""
-    if not 1 <= batch <= LARGEST_BATCH:
-        raise InputError("command line", "--batch", f"is {batch}", f"give 1 to {LARGEST_BATCH} samples")
-    if micro_batches is None:
-        return divisors(batch)
-    if micro_batches < 1 or batch % micro_batches:
-        problem = f"is {batch} in {micro_batches} micro-batches"
-        raise InputError("command line", "--batch", problem, "give a multiple of --micro-batches")
-    return [micro_batches]
+def _bounded(answer: Answer, bound_ns: int | None) -> Answer:
+    """An answer for less memory than was asked for, with the bound of the memory asked for."""
+    return answer if answer.objective_ns is None else replace(answer, bound_ns=bound_ns)
 
 
-def plan_of(model: Model, devices: int, instance: Instance, solution: Solution, result: Result, profile: Profile) -> Plan:
-    """The plan of a solution: a layer's strategy is that of all its units."""
-    assert result.evaluation is not None and result.objective is not None
-    given = instance.configurations[solution.configuration]
-    names = [given.tables.strategies[s] for s in solution.choice]
-    by_layer = instance.layers == model.units[-1].layer + 1
-    layer_of = [unit.layer if by_layer else place for place, unit in enumerate(model.units)]
-    size, stages = devices // given.stages, []
-    for number, (first, last) in enumerate(solution.spans()):
-        units = [place for place, layer in enumerate(layer_of) if first <= layer <= last]
-        ranks = list(range(number * size, (number + 1) * size))
-        stages.append(Stage(ranks=ranks, first_unit=units[0], last_unit=units[-1]))
-    predicted = Predicted(
-        step_ns=result.objective,
-        peak_bytes=result.evaluation["peak_bytes"],
-        lower_bound_ns=result.bound,
-        gap=result.gap,
-        method=result.method,
-        status=result.status,
-        profile_origin=profile.origin,
-        versions=versions(),
-    )
-    made = Plan(
-        model=model.shape(),
-        model_digest=model.digest,
-        world=devices,
-        memory_bytes=instance.memory_bytes,
-        batch=Batch(global_samples=instance.batch, micro_batches=given.micro_batches),
-        schedule=given.schedule,
-        stages=stages,
-        units=[PlannedUnit(name=unit.name, strategy=names[layer]) for unit, layer in zip(model.units, layer_of, strict=True)],
-        predicted=predicted,
-    )
-    return timed(made, profile)
+def _judged(plan: Plan, request: Request, backend: str | None) -> tuple[Plan, Judged | None]:
+    """The plan with its prediction, and what the walks say; where its model has no programs, as it is."""
+    if not compiles(plan.planned_model()):
+        return plan, None
+    profile = plan_profile(plan, request)
+    kinds = None if request.cluster is None else request.cluster.device_kinds
+    chosen: Backend | None = next((known for known in BACKENDS if known == backend), None)
+    judged = judge(plan, profile, kinds, chosen)
+    return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
 
 
-def timed(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> Plan:
-    """The plan with the times of its stages, by which it can be simulated. kinds: of the devices, where there are several."""
-    assert plan.predicted is not None
-    found = work_of(plan, profile, kinds)
-    return plan.changed(predicted=plan.predicted.changed(stages=stage_times(found.work, found.syncs_ns)))
+def plan_answer(first: Planned, answer: Answer) -> Planned:
+    """Another answer to a request that has been planned, as a plan with its own prediction and claim."""
+    return _Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.reserve_bytes)
 
 
-def work_of(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> PlannedWork:
-    """What the stages of a plan take. kinds: as of `timed`. Raises InputError."""
-    return planned_work(plan, [_of_stage(profile, plan, stage, kinds) for stage in plan.stages])
-
-
-def stage_times(work: Work, syncs_ns: Sequence[int]) -> list[StageTimes]:
-    """In the plan's form."""
-    rows = zip(work.forward_ns, work.backward_ns, (*work.transfer_ns, 0), syncs_ns, strict=True)
-    return [StageTimes(forward_ns=f, backward_ns=b, transfer_ns=c, sync_ns=d) for f, b, c, d in rows]
-
-
-def _of_stage(profile: Profile, plan: Plan, stage: Stage, kinds: Sequence[str] | None) -> Profile:
-    """What the profile knows of the kinds of device that a stage is on."""
-    if kinds is None or len(set(kinds)) == 1:
-        return profile
+def limits_bytes(plan: Plan, request: Request) -> list[int]:
+    """The memory of every rank's device: the one asked for, else that of the kind of its device."""
+    if request.memory_bytes is not None or request.cluster is None:
+        return [request.with_reserve(0).limit_bytes] * plan.world
+    kinds = {kind.name: kind.memory_bytes for kind in request.cluster.used_kinds}
     devices = plan.placement or range(plan.world)
-    own = {kinds[devices[rank]] for rank in stage.ranks}
-    return profile.changed(costs=[entry for entry in profile.costs if entry.device in own])
+    return [kinds[request.cluster.device_kinds[device]] for device in devices]
 
 
-def checked_walk(plan: Plan, backends: Sequence[Backend] = ("serial",)) -> tuple[int, ...]:
-    """Compile a plan, check its programs, and walk them: the peak bytes of every rank, on whichever back-end needs the most.
-
-    Beyond MOST_PROCESSES, which do not run here, of one rank of each stage alone, unchecked: of the pipeline with the most
-    micro-batches.
-    """
-    if plan.world > MOST_PROCESSES:
-        shares = plan.batch.shares
-        busiest = 0 if shares is None else shares.index(max(shares)) * (plan.stage_size // len(shares))
-        programs = compile_plan(plan, ranks=[stage.ranks[busiest] for stage in plan.stages])
-    else:
-        programs = compile_plan(plan)
-        faults = check(programs)
-        assert not faults, faults[0]
-    return tuple(max(memory_walk(program, backend).peak_bytes for backend in backends) for program in programs)
+def plan_row(name: str, plan: Plan) -> dict[str, Any]:
+    """A plan in one row: what the walks predict of it, and what is claimed."""
+    predicted, claim = plan.predicted, plan.claim
+    return {
+        "name": name,
+        "step_ns": None if predicted is None else predicted.step_ns,
+        "samples_per_s": None if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9,
+        "peak_bytes": None if predicted is None else predicted.most_bytes,
+        "stages": len(plan.stages),
+        "micro_batches": plan.batch.micro_batches,
+        "claim_ns": None if claim is None else claim.objective_ns,
+        "bound_ns": None if claim is None else claim.bound_ns,
+        "gap": None if claim is None else claim.gap,
+        "problem": None if claim is None else claim.problem,
+        "cost_model": None if claim is None else claim.cost_model,
+    }

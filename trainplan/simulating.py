@@ -1,26 +1,38 @@
-"""A step, simulated pass by pass: of a plan, or of a partition of a pipeline-partition instance, under any schedule."""
+"""A step, simulated: of any plan, by the walks over its programs, or of a partition of a pipeline-partition instance.
+
+A plan's step is what the time walk says. Beside it stands the pipeline's timeline, pass by pass, from the times of its stages:
+what pictures, traces and the critical path are drawn from. Plans with memory switches are drawn on their lanes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from trainplan.formulations.pipeline_partition.costs import samples_of
-from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
-from trainplan.formulations.plan import Plan, StageTimes
+from trainplan.asking import FilePath, cluster_of, compiles, profile_of
+from trainplan.checking import load
+from trainplan.execution.judge import Judged, judge, judge_carried
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution
+from trainplan.formulations.plan import Plan, StageTimes, load_plan
+from trainplan.formulations.problem import problem_of
+from trainplan.formulations.request import Request
 from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.schedules import Pass, gpipe, in_flight, interleaved, most_sliced, one_f_one_b
 from trainplan.formulations.step.timeline import Timeline, Work, simulate
-from trainplan.planning import work_of
+from trainplan.predicting import plan_profile, stage_times
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Source, read_data
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import solve
 from trainplan.solvers.partition.slicer import algorithm_2, least_sliced
+from trainplan.trace import chrome_trace
 
 SLICERS = {"least": least_sliced, "algorithm-2": algorithm_2}
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
@@ -28,8 +40,12 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step. stages: names of what every stage holds. syncs_ns: what each stage adds to the end of the step (the
-    reduction of gradients, the optimizer), which the timeline leaves out; nothing is known of it for an instance."""
+    """A simulated step.
+
+    stages: names of what every stage holds. timeline: of the pipeline's passes; None for a plan with memory switches.
+    syncs_ns: what each stage adds to the end of the step (the reduction of gradients, the optimizer), which the timeline leaves
+    out; nothing is known of it for an instance. plan, judged: of a plan, itself and what the walks say of its programs.
+    """
 
     name: str
     schedule: str
@@ -37,41 +53,60 @@ class Simulation:
     sliced: int
     chunks: int
     stages: tuple[str, ...]
-    timeline: Timeline
-    syncs_ns: tuple[int, ...]
+    timeline: Timeline | None
+    syncs_ns: tuple[int, ...] = ()
+    plan: Plan | None = None
+    judged: Judged | None = None
 
     @cached_property
-    def critical(self) -> Critical:
-        """The critical path nearest the last stage, and the master stage."""
-        return critical_path(self.timeline)
+    def critical(self) -> Critical | None:
+        """The critical path nearest the last stage, and the master stage; None without a pipeline's timeline."""
+        return None if self.timeline is None else critical_path(self.timeline)
 
     @property
     def step_ns(self) -> int:
-        """The iteration and what the stages add to its end."""
+        """The whole step: a plan's by the time walk, an instance's the simulated iteration."""
+        if self.judged is not None:
+            return self.judged.step_ns
+        assert self.timeline is not None
         return self.timeline.step_ns(self.syncs_ns)
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """The most micro-batches that each device holds at once, on one stage each."""
+        """The most micro-batches that each device has in flight, on one stage each."""
+        assert self.timeline is not None
         return tuple(in_flight([event.task for event in events]) for events in self.timeline.devices)
 
+    def trace(self) -> dict[str, Any]:
+        """The step in the Trace Event Format. Raises InputError for a step without a pipeline's timeline."""
+        if self.timeline is None:
+            raise InputError("command line", "--trace", "is of a plan with switches", "give --picture: it draws the lanes")
+        return chrome_trace(self.timeline, name=self.name, stages=self.stages)
+
     def to_dict(self) -> dict[str, Any]:
-        timeline, work = self.timeline, self.timeline.work
-        count = len(timeline.devices)
-        return {
+        """All of it as plain values."""
+        about: dict[str, Any] = {
             "name": self.name,
             "schedule": self.schedule,
             "micro_batches": self.micro_batches,
             "sliced": self.sliced,
             "chunks": self.chunks,
-            "iteration_ns": timeline.time_ns,
             "step_ns": self.step_ns,
+        }
+        if self.judged is not None:
+            about["peak_bytes"] = list(self.judged.peak_bytes)
+        if self.timeline is None or self.critical is None:
+            return about
+        timeline, work = self.timeline, self.timeline.work
+        count = len(timeline.devices)
+        return about | {
+            "iteration_ns": timeline.time_ns,
             "startup_ns": timeline.startup_ns,
             "bubble": timeline.bubble,
             "master_stage": self.critical.master,
             "devices": [
-                {"busy_ns": busy, "idle_ns": timeline.time_ns - busy, "sync_ns": sync, "in_flight": held}
-                for busy, sync, held in zip(timeline.busy_ns, self.syncs_ns, self.in_flight, strict=True)
+                {"busy_ns": busy, "idle_ns": timeline.time_ns - busy, "sync_ns": sync, "in_flight": many}
+                for busy, sync, many in zip(timeline.busy_ns, self.syncs_ns, self.in_flight, strict=True)
             ],
             "stages": [
                 {"name": name, "device": x % count, "forward_ns": f, "backward_ns": b, "transfer_ns": c}
@@ -86,30 +121,116 @@ class Simulation:
         }
 
 
-def simulated(
-    name: str,
-    work: Work,
-    micro_batches: int,
-    stages: Sequence[str],
-    syncs_ns: Sequence[int] | None = None,
+def simulate_source(
+    source: Plan | Any | Source,
     *,
-    schedule: str = "1f1b",
-    sliced: int | str = 0,
+    solution: Result | Source | Sequence[int] | None = None,
+    schedule: str | None = None,
     chunks: int = 1,
+    sliced: int | str | None = None,
+    cluster: FilePath | Cluster | None = None,
+    profile: FilePath | Profile | None = None,
+    measure: bool = False,
+    method: str | None = None,
+    measuring: Report | None = None,
+    **arguments: Any,
 ) -> Simulation:
-    """These stages under a schedule. sliced: how many micro-batches, or a name of SLICERS; chunks: stages on each device, for
-    interleaved-1f1b. Raises InputError."""
-    if isinstance(sliced, str):
-        sliced = SLICERS[sliced](work, micro_batches) if sliced in SLICERS else _number(sliced)
-    orders = _orders(work.stages // chunks, micro_batches, schedule, sliced, chunks)
-    syncs = tuple(syncs_ns or [0] * len(orders))
-    return Simulation(name, schedule, micro_batches, sliced, chunks, tuple(stages), simulate(work, orders), syncs)
+    """A step of a plan, or of a partition of a pipeline-partition instance; see `trainplan.api.simulate`. Raises InputError."""
+    _check_schedule(schedule or "1f1b", chunks)
+    subject = _plan_or_instance(source)
+    if isinstance(subject, Plan):
+        _leave_out({"--solution": solution, "--chunks": None if chunks == 1 else chunks, "--method": method}, "a plan says it")
+        request = Request(
+            subject.planned_model(),
+            None if cluster is None else cluster_of(cluster),
+            subject.batch.global_samples,
+            profile=profile_of(profile),
+            measured=measure,
+            report=measuring,
+        )
+        return simulated_plan(subject, request, schedule=schedule, sliced=sliced)
+    if not isinstance(subject, Instance):
+        raise InputError("instance", "problem", f"is {subject.problem!r}", "give a plan, or an instance of pipeline-partition")
+    _leave_out({"--cluster": cluster, "--profile": profile, "--measure": measure or None}, "an instance has its times")
+    instance = _in_chunks(subject, chunks)
+    where = os.fspath(solution) if isinstance(solution, str | os.PathLike) else "solution"
+    cuts = _cuts(instance, solution, method, chunks, arguments)
+    return _simulated_instance(instance, cuts, where, schedule=schedule or "1f1b", sliced=sliced or 0, chunks=chunks)
 
 
-def _number(sliced: str) -> int:
+def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None, sliced: int | str | None = None) -> Simulation:
+    """A plan by the costs that it carries, or by those of the request's cluster or profile; its own schedule unless another
+    one is asked for. Raises InputError."""
+    if schedule == "interleaved-1f1b":
+        fix = "give 1f1b or gpipe: a plan has one stage on each device; instances have chunks"
+        raise InputError("command line", "--schedule", "is 'interleaved-1f1b'", fix)
+    model = plan.planned_model()
+    if not compiles(model):
+        raise InputError(
+            "plan", "model.config.model_type", f"is {model.family!r}", "give a plan of a model that becomes programs"
+        )
+    carried = request.cluster is None and request.profile is None and not request.measured
+    if carried and (plan.predicted is None or plan.predicted.durations is None):
+        fix = "give it, or a --profile: the plan carries no costs"
+        raise InputError("command line", "--cluster", "is missing", fix)
+    if not carried and plan.world > request.origin.devices:
+        problem = f"has {request.origin.devices} devices"
+        raise InputError("command line", "--cluster", problem, f"give one of at least {plan.world}")
+    if request.profile is not None and request.profile.model is None:
+        raise InputError("profile", "name", f"is {request.profile.name!r}, imported", f"give a profile of {model.name!r}")
+    costs = None if carried else plan_profile(plan, request)
+    kinds = None if request.cluster is None else request.cluster.device_kinds
+    times = plan.stage_times if costs is None else stage_times(plan, costs, kinds)
+    work = None if times is None or plan.switches() is not None else _work(times)
+    changed = _changed(plan, work, schedule, sliced)
+    judged = _judged(changed, plan) if costs is None else judge(changed, costs, kinds)
+    name = f"{model.name}, as planned" if costs is None else f"{model.name} on {costs.cluster}"
+    names = tuple(span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in plan.stages)
+    count = changed.batch.micro_batches
+    timeline = None
+    if work is not None:
+        timeline = simulate(work, _orders(work.stages, count, changed.schedule, changed.sliced, 1))
+    syncs = () if times is None else tuple(stage.sync_ns for stage in times)
+    return Simulation(name, changed.schedule, count, changed.sliced, 1, names, timeline, syncs, changed, judged)
+
+
+def _judged(changed: Plan, plan: Plan) -> Judged:
+    """A plan, perhaps changed, by the durations that the plan carries."""
+    assert plan.predicted is not None and plan.predicted.durations is not None
+    return judge_carried(changed, plan.predicted.durations)
+
+
+def _changed(plan: Plan, work: Work | None, schedule: str | None, sliced: int | str | None) -> Plan:
+    """The plan under another schedule or slicing, where one is asked for; slices of another schedule are left out."""
+    if schedule is None and sliced is None:
+        return plan
+    if plan.switches() is not None or work is None:
+        option = "--schedule" if schedule is not None else "--sliced"
+        raise InputError("command line", option, "is given", "leave it out: a plan with switches has one micro-batch")
+    chosen = schedule or plan.schedule
+    count: int | str = sliced if sliced is not None else plan.sliced if chosen == plan.schedule else 0
+    number = _slices(work, plan.batch.micro_batches, count)
+    _orders(work.stages, plan.batch.micro_batches, chosen, number, 1)  # its errors name the option
+    return plan.changed(schedule=chosen, sliced=number)
+
+
+def _work(times: Sequence[StageTimes]) -> Work:
+    forward, backward, moves = (tuple(getattr(stage, name) for stage in times) for name in _PASSES)
+    return Work(forward, backward, moves[:-1])
+
+
+_PASSES = ("forward_ns", "backward_ns", "transfer_ns")
+
+
+def _slices(work: Work, micro_batches: int, sliced: int | str) -> int:
+    """How many micro-batches are cut in two: a number, or the name of one of SLICERS. Raises InputError."""
+    if not isinstance(sliced, str):
+        return sliced
+    if sliced in SLICERS:
+        return SLICERS[sliced](work, micro_batches)
     if not sliced.isdecimal():
-        known = " or ".join(map(repr, SLICERS))
-        raise InputError("command line", "--sliced", f"is {sliced!r}", f"give a number, {known}")
+        names = " or ".join(map(repr, SLICERS))
+        raise InputError("command line", "--sliced", f"is {sliced!r}", f"give a number, {names}")
     return int(sliced)
 
 
@@ -119,9 +240,8 @@ def _orders(devices: int, micro_batches: int, schedule: str, sliced: int, chunks
     if schedule == "1f1b":
         most = most_sliced(devices, micro_batches)
         if not 0 <= sliced <= most:
-            raise InputError(
-                "command line", "--sliced", f"is {sliced}", f"give 0 to {most}, those that run before a backward pass"
-            )
+            fix = f"give 0 to {most}, those that run before a backward pass"
+            raise InputError("command line", "--sliced", f"is {sliced}", fix)
         return one_f_one_b(devices, micro_batches, sliced)
     if schedule == "gpipe":
         return gpipe(devices, micro_batches)
@@ -131,8 +251,7 @@ def _orders(devices: int, micro_batches: int, schedule: str, sliced: int, chunks
     return interleaved(devices, chunks, micro_batches)
 
 
-def check_schedule(schedule: str, chunks: int) -> None:
-    """Raises InputError where there is no such schedule."""
+def _check_schedule(schedule: str, chunks: int) -> None:
     if schedule not in SCHEDULES:
         raise InputError("command line", "--schedule", f"is {schedule!r}", f"give one of: {', '.join(SCHEDULES)}")
     if chunks < 1:
@@ -141,9 +260,26 @@ def check_schedule(schedule: str, chunks: int) -> None:
         raise InputError("command line", "--chunks", f"is {chunks}", "give --schedule interleaved-1f1b, too")
 
 
-def in_chunks(instance: Instance, chunks: int) -> Instance:
-    """The instance with `chunks` stages on each device; of several, memory is left out: a limit is that of a device. Raises
-    InputError."""
+def _leave_out(options: Mapping[str, Any], why: str) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise InputError("command line", option, "is given", f"leave it out: {why}")
+
+
+def _plan_or_instance(source: Plan | Any | Source) -> Plan | Any:
+    if not isinstance(source, str | os.PathLike | Mapping):
+        return source
+    content = source if isinstance(source, Mapping) else read_data(source)
+    if isinstance(content, Mapping) and "problem" in content:
+        return load(source)
+    if isinstance(content, Mapping) and "format" not in content:
+        where = "source" if isinstance(source, Mapping) else os.fspath(source)
+        raise InputError(where, "", "is neither a plan nor an instance", "give a plan's file, or an instance's")
+    return load_plan(source)
+
+
+def _in_chunks(instance: Instance, chunks: int) -> Instance:
+    """The instance with `chunks` stages on each device; of several, memory is left out: a limit is that of a device."""
     stages = instance.stages * chunks
     if stages > instance.sublayers:
         fix = f"give at most {instance.sublayers // instance.stages}: every stage needs a sub-layer"
@@ -151,55 +287,46 @@ def in_chunks(instance: Instance, chunks: int) -> Instance:
     return instance if chunks == 1 else replace(instance, stages=stages, memory=None)
 
 
-def simulated_instance(instance: Instance, solution: Solution, where: str = "solution", **options: Any) -> Simulation:
-    """A partition of an instance, as of `in_chunks`; options as of `simulated`. Raises InputError, which names `where`."""
-    bounds = (*solution.cuts, instance.sublayers)
-    if broken := [text for text in violations(instance, solution) if text.startswith("cuts")]:
-        told, fix = broken[0].removeprefix("cuts ").split("; ", 1)
-        raise InputError(where, "cuts", told, fix)
-    names = [
-        span(instance.name_of(first), instance.name_of(end - 1)) for first, end in zip((0, *solution.cuts), bounds, strict=True)
-    ]
-    return simulated(instance.name, instance.work(solution.cuts), instance.micro_batches, names, **options)
+def _cuts(
+    instance: Instance,
+    solution: Result | Source | Sequence[int] | None,
+    method: str | None,
+    chunks: int,
+    arguments: Mapping[str, Any],
+) -> Solution:
+    """The cuts of a solution, or those that a method finds. Raises InputError."""
+    problem = problem_of(instance)
+    if solution is None:
+        method = method or ("exact" if chunks == 1 else "algorithm-1")
+        result = solve(instance, method, **arguments)
+        if result.solution is None:
+            raise InputError("instance", "memory", str(result.reason or result.message or result.status), "give a --solution")
+        solution = result
+    elif method is not None:
+        raise InputError("command line", "--method", f"is {method!r}", "leave it out: the solution is given")
+    if isinstance(solution, Result):
+        if solution.solution is None:
+            raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
+        solution = solution.solution
+    source = solution if isinstance(solution, str | os.PathLike | Mapping) else {"cuts": list(solution)}
+    found: Solution = problem.load_solution(source)
+    return found
 
 
-def simulated_plan(
-    plan: Plan,
-    cluster: Cluster | None,
-    profile: Profile | None,
-    *,
-    measured: bool = False,
-    measuring: Report | None = None,
-    schedule: str | None = None,
-    sliced: int | str | None = None,
+def _simulated_instance(
+    instance: Instance, solution: Solution, where: str, *, schedule: str, sliced: int | str, chunks: int
 ) -> Simulation:
-    """A plan by the stage times that it carries, or on a cluster, or by a profile of its model; its own schedule unless another
-    is given.
-
-    Of pipelines side by side, one is simulated: they do the same. Raises InputError.
-    """
-    if schedule == "interleaved-1f1b":
-        fix = "give 1f1b or gpipe: a plan has one stage on each device; instances have chunks"
-        raise InputError("command line", "--schedule", "is 'interleaved-1f1b'", fix)
-    model, stages = plan.planned_model(), plan.stage_times
-    chosen = schedule or plan.schedule
-    count = sliced if sliced is not None else plan.sliced if chosen == plan.schedule else 0
-    options: dict[str, Any] = {"schedule": chosen, "sliced": count}
-    if cluster is None and profile is None and not measured and stages is not None:
-        forward, backward, moves, syncs = (tuple(getattr(stage, name) for stage in stages) for name in StageTimes.model_fields)
-        names = [span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in plan.stages]
-        work = Work(forward, backward, moves[:-1])
-        return simulated(f"{model.name}, as planned", work, plan.batch.micro_batches, names, syncs, **options)
-    origin = cluster or profile
-    if origin is None:
-        raise InputError("command line", "--cluster", "is missing", "give it, or a --profile: the plan has no stage times")
-    if plan.world > origin.devices:
-        raise InputError("command line", "--cluster", f"has {origin.devices} devices", f"give one of at least {plan.world}")
-    if profile is not None and profile.model is None:
-        raise InputError("profile", "name", f"is {profile.name!r}, imported", f"give a profile of {model.name!r}")
-    devices = cluster.devices if cluster else plan.world
-    sources: dict[str, Any] = {"earlier": profile, "measured": measured, "progress": measuring}
-    found = obtain_profile(model, cluster, [samples_of(plan)], [plan.stage_size], devices=devices, **sources)
-    planned = work_of(plan, found, None if cluster is None else cluster.device_kinds)
-    name = f"{model.name} on {found.cluster}"
-    return simulated(name, planned.work, planned.micro_batches, planned.names, planned.syncs_ns, **options)
+    """A partition of an instance under a schedule. Raises InputError, which names `where`."""
+    broken = [text for text in problem_of(instance).violations(instance, solution) if text.startswith("cuts")]
+    if broken:
+        problem, fix = broken[0].removeprefix("cuts ").split("; ", 1)
+        raise InputError(where, "cuts", problem, fix)
+    ends = (*solution.cuts, instance.sublayers)
+    names = tuple(
+        span(instance.name_of(first), instance.name_of(end - 1)) for first, end in zip((0, *solution.cuts), ends, strict=True)
+    )
+    work, count = instance.work(solution.cuts), instance.micro_batches
+    number = _slices(work, count, sliced or solution.sliced)
+    orders = _orders(work.stages // chunks, count, schedule, number, chunks)
+    syncs = (0,) * len(orders)
+    return Simulation(instance.name, schedule, count, number, chunks, names, simulate(work, orders), syncs)

@@ -1,48 +1,96 @@
-"""Trials: the best predicted strategies are run for a few steps on the machine at hand (AMP, Algorithm 1, last line)."""
+"""Trials: plans are run for a few steps each on the machine at hand, and the fastest counts (AMP, Algorithm 1, last line)."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
+from trainplan.asking import compiles, runs
+from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
 from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
-from trainplan.placing import PlacedPlan, candidates, plan_of
+from trainplan.planning import Planned, plan_answer
+from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model
-from trainplan.solvers.core.result import Result
+
+MOST_TRIALS = 100
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What running the candidates gave, in the order of their predicted times.
+    """What running plans gave.
 
-    plans: of the candidates; trials: one for each plan. best: place of the fastest plan; None where none ran.
+    plans: in the order of their predicted steps; trials: one for each plan. best: place of the fastest plan; None where none
+    ran. planned: the answer to the request that the plans were made for, if they were made for one.
     """
 
-    result: Result
     plans: tuple[Plan, ...]
     trials: tuple[Trial, ...]
+    planned: Planned | None = None
 
     @property
     def best(self) -> int | None:
-        found = fastest(self.trials)
-        return None if found is None else found.place
+        """The place of the fastest plan."""
+        trial = fastest(self.trials)
+        return None if trial is None else trial.place
 
     def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
         return {
-            "result": self.result.to_dict(),
+            "result": None if self.planned is None else self.planned.result.to_dict(),
             "plans": [plan.model_dump() for plan in self.plans],
             "trials": [asdict(trial) for trial in self.trials],
             "best": self.best,
         }
 
 
-def try_best(found: PlacedPlan, more: Result, top: int, *, model: Model, **options: Any) -> Trials:
-    """Run the best `top` candidates of a result and of `more`. model: to run in the planned one's place, scaled down or in
-    another dtype; options as of `execution.trials.run_trials`. Raises InputError."""
-    plans = [
-        plan_of(found.model, found.instance, solution, found.profile, found.result, time_ns)
-        for solution, time_ns in candidates(found.instance, [found.result, more], top)
-    ]
-    trials = run_trials(plans, model=model, **options) if plans else []
-    return Trials(found.result, tuple(plans), tuple(trials))
+def try_plans(
+    plans: Sequence[Plan], *, scale_down: int = 1, dtype: str | None = None, planned: Planned | None = None, **options: Any
+) -> Trials:
+    """Run plans of one model and world, the one of the shortest predicted step first.
+
+    scale_down: run a model with the same units, about that many times smaller; dtype: run in this one; options: as of
+    `execution.run.trials.run_trials`. Raises InputError.
+    """
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", "running a plan")
+    if not 1 <= len(plans) <= MOST_TRIALS:
+        raise InputError("command line", "--top", f"is {len(plans)}", f"give 1 to {MOST_TRIALS}")
+    ordered = sorted(plans, key=lambda plan: plan.predicted.step_ns if plan.predicted else 0)
+    for plan in ordered[1:]:
+        if (plan.model_digest, plan.world) != (ordered[0].model_digest, ordered[0].world):
+            raise InputError("plan", "model_digest", "differs from another plan's", "try plans of one model and world")
+    model = runnable(ordered[0].planned_model(), dtype, "model").scaled(scale_down)
+    return Trials(tuple(ordered), tuple(run_trials(ordered, model=model, **options)), planned)
+
+
+def best_plans(first: Planned, top: int, seed: int) -> list[Plan]:
+    """The plans of the `top` best solutions that the preset's problem can list, each judged. first: the answer that is known.
+
+    A problem that lists no others has one.
+    """
+    if not 1 <= top <= MOST_TRIALS:
+        raise InputError("command line", "--top", f"is {top}", f"give 1 to {MOST_TRIALS}")
+    plans = [] if first.plan is None else [first.plan]
+    for solution, time_ns in first.problem.alternatives(first.instance, first.result, top, seed):
+        answer = replace(first.answer, solution=solution, objective_ns=time_ns)
+        made = plan_answer(first, answer)
+        if made.plan is not None and made.plan.content not in [plan.content for plan in plans]:
+            plans.append(made.plan)
+    return plans[:top]
+
+
+def runnable(model: Model, dtype: str | None, where: str) -> Model:
+    """The model as its plans run, in this dtype (default: its own). Raises InputError where they do not."""
+    if (wanted := dtype or model.dtype) not in EXECUTED_DTYPES:
+        raise InputError("command line", "--dtype", f"is {wanted!r}", f"give one of: {', '.join(EXECUTED_DTYPES)}")
+    if not compiles(model):
+        fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"
+        raise InputError(where, "model.config.model_type", f"is {model.family!r}, which does not run yet", fix)
+    for name in UNEXECUTED:
+        if name in model.config:
+            raise InputError("plan", f"model.config.{name}", f"is {shown(model.config[name])}", "leave it out to run a plan")
+    assert runs(model.in_dtype(wanted))
+    return model.in_dtype(wanted)

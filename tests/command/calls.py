@@ -10,7 +10,9 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
 PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(["trainplan.api", "trainplan.command"])
+PROCESSES.set_forkserver_preload(
+    ["trainplan.api.plan_verbs", "trainplan.api.problem_verbs", "trainplan.command.planning", "trainplan.command.running"]
+)
 
 
 def call(*arguments: str | Path, folder: Path | None = None) -> CompletedProcess[str]:

@@ -210,14 +210,14 @@ def test_bad_builds_get_one_line(tmp_path: Path) -> None:
 
     told(build(model="gpt5"), "--model is 'gpt5'", "gpt2")
     told(build(cluster="moon"), "--cluster is 'moon'", "rtx-titan-8")
-    told(build(batch="0"), "--batch is 0 in 1 micro-batches")
+    told(build(batch="0"), "--batch is 0")
     told(build(batch="7", micro_batches="2"), "--batch is 7")
     told(build(memory="lots"), "--memory is 'lots'", "8GiB")
     told(build(memory="0"), "--memory is 0")
     told(build(pipeline="3"), "--pipeline is 3")
     told(build(pipeline="4", stage="4"), "stage from 0")
     told(build(cost_model="guess"), "--cost-model is 'guess'", "paper")
-    told(build(granularity="atom"), "--granularity is 'atom'")
+    told(build(granularity="atom"), "No such option: --granularity")
     told(build(sequence="1024"), "--sequence is 1024", "512")
     told(build(dtype="int8"), "--dtype is 'int8'")
     assert list(tmp_path.iterdir()) == []
@@ -251,12 +251,11 @@ def plan(tmp_path: Path) -> Path:
         path,
     )
     assert done.returncode == 0, done.stderr
-    assert "does not fit" in done.stdout
     return path
 
 
 def test_plan_and_run(plan: Path) -> None:
-    assert json.loads(plan.read_text())["predicted"]["status"] == "optimal"
+    assert json.loads(plan.read_text())["claim"]["status"] == "optimal"
     done = call("run", plan, "--scale-down", "16", "--dtype", "float64", "--steps", "2", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy import costs
-from trainplan.formulations.cluster_strategy.problem import Degrees, Evaluation, Instance, Shard, Solution, Table, evaluate
+from trainplan.formulations.cluster_strategy.problem import Degrees, Evaluation, Instance, LayerTable, Shard, Solution, evaluate
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import Model, load_model
@@ -167,7 +167,7 @@ def instance(setting: Setting, reading: Reading, within_memory: bool = False) ->
         boundary_bytes=crossing[np.searchsorted(homes, np.arange(setting.layers - 1), side="right") - 1],
         shards=shards,
         tables={
-            (tmp, mbs): Table(times(mbs, table.layer_ns), total(table.kept_bytes), largest(table.workspace_bytes))
+            (tmp, mbs): LayerTable(times(mbs, table.layer_ns), total(table.kept_bytes), largest(table.workspace_bytes))
             for (tmp, mbs), table in given.tables.items()
             if tmp in shards
         },

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.pipeline_partition.costs import Degrees, build
+from trainplan.formulations.pipeline_partition.costs import build
+from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate
 from trainplan.formulations.step.schedules import interleaved, one_f_one_b
 from trainplan.formulations.step.stage_memory import COLUMNS
@@ -39,18 +40,6 @@ from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.solve import solve
-from trainplan.solvers.partition.replicated import (
-    Chain,
-    Part,
-    Replicated,
-    autopipe_plan,
-    dapple_plan,
-    latency_ns,
-    peaks_bytes,
-    piper_plan,
-    reduced_ns,
-    run,
-)
 from trainplan.solvers.partition.slicer import least_sliced, slicing
 
 from tests.papers.autopipe import (
@@ -66,6 +55,18 @@ from tests.papers.autopipe import (
     Setting,
 )
 from tests.papers.study import dump
+from trainplan.papers.replicated import (
+    LatencyPart,
+    Replicated,
+    ReplicatedChain,
+    autopipe_plan,
+    dapple_plan,
+    latency_ns,
+    peaks_bytes,
+    piper_plan,
+    reduced_ns,
+    run,
+)
 
 STORED = Path(__file__).with_name("autopipe_study.json")
 CLUSTER = "autopipe-3090-16"
@@ -111,7 +112,7 @@ def instance(model: str, mbs: int, stages: int, micro_batches: int, reading: Rea
     used = profile(model, mbs, reading)
 
     def made(recompute: bool) -> Instance:
-        degrees = Degrees(stages, micro_batches=micro_batches)
+        degrees = PipelineDegrees(stages, micro_batches=micro_batches)
         return build(used, mbs * micro_batches, degrees, memory_bytes=GPU_BYTES, recompute=recompute)
 
     given, kept = made(True), made(False)
@@ -125,14 +126,14 @@ def instance(model: str, mbs: int, stages: int, micro_batches: int, reading: Rea
 
 
 @cache
-def chain(setting: Setting, column: int, reading: Reading, by_layer: bool) -> Chain:
+def chain(setting: Setting, column: int, reading: Reading, by_layer: bool) -> ReplicatedChain:
     """A setting's layers, or sub-layers, with their gradients."""
     used, gpus = profile(setting.model, setting.mbs, reading), setting.gpus
     given = instance(setting.model, setting.mbs, gpus, setting.micro_batches(column), reading)
 
     sizes = np.array([used.shapes[unit.sublayer].shard(1).parameters * used.parameter_bytes for unit in used.units])
     whole = collective_ns(used.network, "all-reduce", int(sizes.sum()), range(gpus)) * gpus / 2 / (gpus - 1)
-    return Chain.of(given, np.rint(whole * sizes / sizes.sum()).astype(np.int64), by_layer)
+    return ReplicatedChain.of(given, np.rint(whole * sizes / sizes.sum()).astype(np.int64), by_layer)
 
 
 def cuts_by(given: Instance, method: str) -> tuple[int, ...]:
@@ -209,23 +210,23 @@ def told(setting: Setting, algorithm: str, column: int, reading: Reading = ESTIM
     return Replicated(cuts_by(pipeline, "autopipe"), (gpus // stages,) * stages)
 
 
-def two_stages(layers: Chain, replicas: tuple[int, int], rounds: int) -> Replicated:
+def two_stages(layers: ReplicatedChain, replicas: tuple[int, int], rounds: int) -> Replicated:
     """The cut of the least L with DAPPLE's 15 of 16 replicas, and likewise 3 of 4 and 7 of 8, on the second stage."""
 
     def latency(cut: int) -> int:
-        def part(place: slice, d: int) -> Part:
+        def part(place: slice, d: int) -> LatencyPart:
             columns = (layers.forward_ns, layers.backward_ns, layers.gradient_ns)
             forward, backward, gradient = (int(column[place].sum()) for column in columns)
-            return Part(-(-forward // d), -(-backward // d), reduced_ns(gradient, d))
+            return LatencyPart(-(-forward // d), -(-backward // d), reduced_ns(gradient, d))
 
         message = int(layers.transfer_ns[cut - 1])
-        parts = (part(slice(cut), replicas[0]), Part(message, message), part(slice(cut, None), replicas[1]))
+        parts = (part(slice(cut), replicas[0]), LatencyPart(message, message), part(slice(cut, None), replicas[1]))
         return latency_ns(parts, rounds)
 
     return Replicated((min(range(1, layers.layers), key=latency),), replicas)
 
 
-def piper_of(layers: Chain, gpus: int, rounds: int, stages: int) -> Replicated:
+def piper_of(layers: ReplicatedChain, gpus: int, rounds: int, stages: int) -> Replicated:
     """Piper's least largest time per sample with a given number of stages, over all replicas that divide the micro-batches."""
     assert layers.memory is not None
     best: tuple[int, Replicated] | None = None

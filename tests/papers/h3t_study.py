@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.memory_switches import published
 from trainplan.formulations.memory_switches.columns import undominated
 from trainplan.formulations.memory_switches.costs import build
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution
@@ -51,6 +50,7 @@ from trainplan.solvers.switches.exact import chain_of_columns
 
 from tests.papers.h3t import CASE_SWITCHES, CASES, GB, SEARCHES, SEQUENCE, SETTINGS, Setting
 from tests.papers.study import dump
+from trainplan.papers import h3t_file
 
 STORED = Path(__file__).with_name("h3t_study.json")
 DATA = Path(os.environ.get("TRAINPLAN_DATA") or STORED.parents[2].parent / "shared/data") / "h3t"
@@ -145,7 +145,7 @@ def of(setting: Setting, reading: Reading = LAYERS) -> Instance:
 def from_data(name: str) -> Instance:
     """One of the profiles of DATA, synchronised, with ample memory."""
     path = DATA / FILES[name]
-    return published.build(Source(str(path), json.loads(path.read_text())), AMPLE)
+    return h3t_file.build(Source(str(path), json.loads(path.read_text())), AMPLE)
 
 
 def within(given: Instance, limit: int) -> Instance:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trainplan.formulations.pipeline.batches import LARGEST_BATCH, BatchInstances
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import SCHEDULES, Evaluation, Instance, Schedule, Solution, evaluate
 from trainplan.formulations.pipeline.spaces import SPACES
@@ -40,7 +41,8 @@ from trainplan.solvers.pipeline.partitions import Partition, blocks, initial_par
 
 from tests.papers.tables import COLUMNS, PLANNERS, TABLE_IV, Column
 from tests.papers.test_galvatron_memory import GIB, OVERHEAD_BYTES
-from trainplan.batches import LARGEST_BATCH, VARIANTS, Batches, Point, Variant, search_throughput, variant
+from trainplan.presets import OPTIMUM, Planner, planner
+from trainplan.throughputs import Point, search_throughput
 
 STORED = Path(__file__).with_name("study.json")
 TF32 = 156e12
@@ -49,7 +51,7 @@ OPTIMUM_GAP = 1e-3
 OPTIMUM_SECONDS = 10.0
 
 # Who uses which schedule: the paper names 1F1B-Flush for the bi-objective variants only.
-READINGS = {name: VARIANTS[name] for name in PLANNERS}
+READINGS = {name: planner(name) for name in PLANNERS}
 
 # What the paper's text has faster, or no slower, than what.
 ORDER = (
@@ -69,7 +71,7 @@ ORDER = (
 SMALLER_SPACES = ("dp", "tp", "pp", "sdp", "3d", "dp+tp", "dp+pp")
 
 
-class Sizes(Batches):
+class Sizes(BatchInstances):
     """Batch sizes that rise by 8, and from 256 on by a sixteenth of the power of two below.
 
     by_stages: no more micro-batches than stages.
@@ -139,7 +141,7 @@ def calibrated(column: Column, planner: str) -> bool:
 # Our cells
 
 
-def cell(column: Column, planner: Variant, given: Sizes | None = None) -> dict[str, Any]:
+def cell(column: Column, planner: Planner, given: Sizes | None = None) -> dict[str, Any]:
     """The largest throughput of a planner, and the plan that reaches it; throughput 0 where it finds none at any batch size."""
     given = given or batches(column.cluster, column.model)
     try:
@@ -149,7 +151,7 @@ def cell(column: Column, planner: Variant, given: Sizes | None = None) -> dict[s
     return point(column, planner, found)
 
 
-def point(column: Column, planner: Variant, found: Point | None) -> dict[str, Any]:
+def point(column: Column, planner: Planner, found: Point | None) -> dict[str, Any]:
     if found is None or found.result.solution is None:
         return {"throughput": 0.0, "batch": 0}
     evaluation, given = found.result.evaluation, instance(column, found.batch, planner.space, planner.schedule)
@@ -180,7 +182,7 @@ def optimum(column: Column, batch: int, space: str = "full", schedule: Schedule 
     return solve(instance(column, batch, space, schedule), "exact", gap=OPTIMUM_GAP, time_limit=OPTIMUM_SECONDS)
 
 
-def gap(column: Column, planner: Variant, batch: int) -> dict[str, Any] | None:
+def gap(column: Column, planner: Planner, batch: int) -> dict[str, Any] | None:
     """Time of the planner's plan over the optimum of its own instance, at its best batch size; also with every number of
     micro-batches tried, which the optimum may choose from, too. The optimum's proven bound makes the gap a little larger."""
     if not batch:
@@ -213,7 +215,7 @@ def best_optimum(column: Column, cells: dict[str, dict[str, Any]]) -> dict[str, 
         cutoff = {"cutoff_ns": max(1, int(batch / best.throughput * 1e9))} if best.throughput else {}
         result = solve(instance(column, batch, "full", "1f1b"), "exact", gap=OPTIMUM_GAP, time_limit=OPTIMUM_SECONDS, **cutoff)
         best = max(best, Point(batch, result), key=lambda point: point.throughput)
-    return point(column, variant("optimum"), best)
+    return point(column, planner(OPTIMUM), best)
 
 
 def order_at(column: Column, batch: int) -> Iterable[str]:
@@ -317,7 +319,7 @@ def _starts(given: Instance, other: dict[str, Any]) -> tuple[int, ...]:
     return initial_partition(given, numbers.index(wanted), "memory")
 
 
-def _cause(column: Column, planner: Variant, smaller: Variant, other: dict[str, Any]) -> str:
+def _cause(column: Column, planner: Planner, smaller: Planner, other: dict[str, Any]) -> str:
     given = instance(column, other["batch"], planner.space, planner.schedule)
 
     def reaches(method: str, **options: Any) -> bool:

@@ -36,7 +36,6 @@ import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Solution, evaluate, violations
 from trainplan.profiling.models.model import load_model
-from trainplan.solvers.partition.replicated import Replicated, autopipe_plan, dapple_plan, piper_plan
 
 from tests.papers import autopipe_study as study
 from tests.papers.autopipe import (
@@ -60,6 +59,7 @@ from tests.papers.autopipe import (
     Setting,
 )
 from tests.papers.study import spearman
+from trainplan.papers.replicated import Replicated, autopipe_plan, dapple_plan, piper_plan
 
 STUDY = study.load_study()
 BIG = SETTINGS[2:4]  # GPT-2 345M, Mbs 32

@@ -15,7 +15,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_writable, write_whole
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
-from trainplan.profiling.clusters.detect import to_yaml
+from trainplan.profiling.clusters.detect.machine import to_yaml
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.shipped import shipped
 

@@ -17,9 +17,8 @@ from trainplan.command.options import (
     Json,
     ModelName,
     PictureFile,
-    Seed,
     Sequence,
-    check_picture,
+    check_targets,
     print_json,
     write_picture,
 )
@@ -95,7 +94,7 @@ def measure(
     budget: Annotated[float, Option("--budget", help="Seconds for the repeats of everything together.")] = 60,
     spread: Annotated[float, Option("--spread", help="Repeat until a time's spread is below this share.")] = 0.05,
     resume: Annotated[Path | None, Option("--resume", help="Keep finished parts here, and go on from them.")] = None,
-    seed: Seed = 0,
+    seed: Annotated[int, Option("--seed", help="Seed of the measurement.")] = 0,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
@@ -162,7 +161,7 @@ def show(
 ) -> None:
     """Show where time and memory go, layer by layer."""
     if picture:
-        check_picture(picture)
+        check_targets(picture=picture)
     loaded = load_profile(profile)
     known = profiled_shapes(loaded) or [(loaded.costs[0].tp, loaded.costs[0].rows)]
     tp = known[0][0] if tp is None else tp

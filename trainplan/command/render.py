@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from statistics import median
@@ -13,18 +13,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from trainplan.api import Checked, Instance
-from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
-from trainplan.formulations.memory_switches.problem import Instance as SwitchInstance
-from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
-from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
+from trainplan.checking import Checked
+from trainplan.execution.walk.time import LANE_OF
 from trainplan.formulations.plan import Plan, PlannedUnit
-from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
-from trainplan.planning import Planned
+from trainplan.formulations.problem import Table as Rows
+from trainplan.formulations.problem import problem_of
+from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.planning import Planned, plan_row
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.simulating import Simulation
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.result import Point, Result, peak_text
+from trainplan.throughputs import Throughput
+from trainplan.trials import Trials
 
+MOST_ROWS = 12  # of a table of alternatives
+LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
+LEFT |= {"ranks", "holds", "sub-layers", "units of stages", "layers of stages", "like", "stages", "switches", "problem", ""}
 _plain = Console()
 out = Console(highlight=False, soft_wrap=True, width=None if _plain.is_terminal else 160)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -37,83 +42,63 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
         out.print(f"{label:<{width}}  {text}", markup=False)
 
 
-SCHEDULE_NAMES = {"1f1b": "1F1B-Flush", "gpipe": "GPipe"}
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """A table; columns of words to the left, of numbers to the right."""
+    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for name in columns:
+        drawn.add_column(name, justify="left" if name in LEFT else "right")
+    for row in rows:
+        drawn.add_row(*row)
+    out.print(drawn)
 
 
-def result(found: Result) -> None:
-    rows = found.summary()
-    if found.evaluation and "stages" in found.evaluation:
-        labels = [label for label, _ in rows]
-        rows.insert(
-            labels.index("peak memory" if "peak memory" in labels else "seconds"), ("stages", _stages(found.evaluation))
-        )
-    pairs(rows)
+def tables(made: Sequence[Rows]) -> None:
+    """Tables of a problem, long ones cut."""
+    for each in made:
+        table(each.columns, each.rows[:MOST_ROWS] if len(each.rows) > 3 * MOST_ROWS else each.rows, each.title or None)
 
 
-def _stages(seen: dict[str, Any]) -> str:
-    """The stages of a solution in one line."""
-    layers = ", ".join(str(stage["last"] - stage["first"] + 1) for stage in seen["stages"])
-    if "pp" in seen:
-        degrees = f"pp {seen['pp']}, dp {seen['dp']}, tmp {seen['tmp']}"
-        return f"{layers} layers; {degrees}; {_shares(seen['shares'])} a pipeline, of {plural(seen['mbs'], 'sample')}"
-    parts = "sub-layers" if "master_stage" in seen else "layers"
-    told = f"{seen['pipeline']}, of {layers} {parts}; {plural(seen['micro_batches'], 'micro-batch')}"
-    return told + (f", {SCHEDULE_NAMES[seen['schedule']]}" if "schedule" in seen and seen["pipeline"] > 1 else "")
-
-
-def _shares(shares: Sequence[int]) -> str:
-    if len(set(shares)) == 1:
-        return plural(shares[0], "micro-batch")
-    return f"{', '.join(map(str, shares))} micro-batches"
-
-
-def candidates(found: Result) -> None:
-    """The strategies that a planner proposes, best first, with a mark at those that do not fit."""
-    if not (listed := found.statistics.get("candidates")):
-        return
-    table = Table(box=box.SIMPLE_HEAD, title="candidates", title_justify="left")
-    for name in ("rank", "pp", "dp", "tmp", "mbs", "cuts", "time", "memory", "fits"):
-        table.add_column(name, justify="left" if name in ("cuts", "fits") else "right")
-    for rank, one in enumerate(listed, 1):
-        degrees = (str(one[name]) for name in ("pp", "dp", "tmp", "mbs"))
-        cuts = ", ".join(map(str, one["cuts"])) or "-"
-        costs = (format_time(one["time_ns"]), format_bytes(one["peak_bytes"]), "yes" if one["fits"] else "NO")
-        table.add_row(str(rank), *degrees, cuts, *costs)
-    out.print(table)
+def solved(instance: Any, result: Result) -> None:
+    """The tables of a solution, then the result."""
+    if result.solution is not None:
+        problem = problem_of(instance)
+        tables(problem.tables(instance, problem.load_solution(result.solution)))
+    pairs(result.summary())
 
 
 def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("method", "status", "time", "lower bound", "gap", "above best", "seconds"):
-        table.add_column(name, justify="left" if name in ("method", "status") else "right")
+    """What several methods gave, and what contradicts."""
     best = min((r.objective for r in results if r.objective is not None), default=None)
+    rows = []
     for r in results:
-        table.add_row(
-            r.method,
-            r.status,
-            "-" if r.objective is None else format_time(r.objective),
-            "-" if r.bound is None else format_time(r.bound),
-            "-" if r.gap is None else f"{r.gap:.3%}",
-            "-" if r.objective is None or not best else f"{r.objective / best - 1:.3%}",
-            f"{r.build_seconds + r.solve_seconds:.3f}",
-        )
-    out.print(table)
+        above = "-" if r.objective is None or not best else f"{r.objective / best - 1:.3%}"
+        gap = "-" if r.gap is None else f"{r.gap:.3%}"
+        seconds = f"{r.build_seconds + r.solve_seconds:.3f}"
+        rows.append([r.method, r.status, _cell("_ns", r.objective), _cell("_ns", r.bound), gap, above, seconds])
+    table(("method", "status", "time", "lower bound", "gap", "above best", "seconds"), rows)
     reasons = [str(r.reason) for r in results if r.reason]
     for line in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
         out.print(line, markup=False)
 
 
+def lifted(layers: Mapping[str, Sequence[int]]) -> str:
+    """The peaks that a profile has below what its layers leave behind. layers: by peak, those where it is so."""
+    told = ", ".join(f"{name} of {plural(len(places), 'layer')}" for name, places in layers.items())
+    return f"{told}, from below to what the layer leaves behind"
+
+
 def methods(problem: str, entries: Sequence[Entry]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title=problem, title_justify="left")
-    for name in ("method", "proves", "about", "options"):
-        table.add_column(name)
+    """The methods for a problem."""
+    rows = []
     for place, entry in enumerate(entries):
+        options = ", ".join(map(str, entry.options)) or "-"
         name = f"{entry.name} (= exact)" if place == 0 else entry.name
-        table.add_row(name, "yes" if entry.proves else "no", entry.about, ", ".join(map(str, entry.options)) or "-")
-    out.print(table)
+        rows.append([name, "yes" if entry.proves else "no", entry.about, options])
+    table(("method", "proves", "about", "options"), rows, problem)
 
 
 def checked(found: Checked) -> None:
+    """What a check found: time, memory, violations."""
     rows = [("problem", found.problem)]
     if found.objective is not None:
         rows.append(("time", f"{format_time(found.objective)} ({found.objective} ns)"))
@@ -125,143 +110,217 @@ def checked(found: Checked) -> None:
     pairs(rows)
 
 
-def size_of(instance: Instance) -> dict[str, int]:
-    """Layers, what there is to choose from (the most options of any layer, degrees, or stages), and memory, where it is one."""
-    if isinstance(instance, PartitionInstance):
-        return {"sublayers": instance.sublayers, "stages": instance.stages, "micro_batches": instance.micro_batches}
-    found = {"layers": instance.layers}
-    if isinstance(instance, AssignmentInstance):
-        return found | {"stages": instance.stages}
-    if isinstance(instance, StrategyInstance):
-        found |= {"degrees": len(list(instance.degrees())), "devices": instance.devices}
-    elif isinstance(instance, SwitchInstance):
-        found |= {"options": len(instance.options)}
-    elif isinstance(instance, PipelineInstance):
-        found |= {"options": max(len(given.tables.strategies) for given in instance.configurations)}
-    else:
-        found |= {"options": max(instance.options)}
-    return found | {"memory_bytes": instance.memory_bytes}
-
-
-def strategy(instance: StrategyInstance, found: Result) -> None:
-    """A cluster strategy: its degrees, and a row for every stage."""
-    seen = found.evaluation
-    if seen is None or found.solution is None:
-        return
-    pairs(
-        [
-            ("strategy", f"pp {seen['pp']}, dp {seen['dp']}, tmp {seen['tmp']} on {plural(instance.devices, 'device')}"),
-            (
-                "step",
-                f"{instance.batch} samples: {_shares(seen['shares'])} a pipeline, of {plural(seen['mbs'], 'sample')} each",
-            ),
-        ]
-    )
-    size, placement = seen["dp"] * seen["tmp"], found.solution["placement"]
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("stage", "devices", "kinds", "layers", "count", "time", "transfer", "sync", "memory", "of"):
-        table.add_column(name, justify="left" if name in ("devices", "kinds", "layers") else "right")
-    for number, stage in enumerate(seen["stages"]):
-        first, last = instance.layer_names[stage["first"]], instance.layer_names[stage["last"]]
-        table.add_row(
-            str(number),
-            _runs(sorted(placement[number * size : (number + 1) * size])),
-            ", ".join(f"{count} x {name}" for name, count in stage["kinds"]),
-            span(first, last),
-            str(stage["last"] - stage["first"] + 1),
-            *(format_time(stage[name]) for name in ("time_ns", "transfer_ns", "sync_ns")),
-            *(format_bytes(stage[name]) for name in ("peak_bytes", "limit_bytes")),
-        )
-    out.print(table)
-
-
-def _runs(numbers: Sequence[int]) -> str:
-    """Ascending numbers, consecutive ones as a run."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return ", ".join(shown if len(shown) < 9 else [*shown[:8], "..."])
-
-
 def plan_table(plan: Plan) -> None:
     """The strategy of every unit, and the switches that are on, stage by stage, runs of equal ones as one row."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("stage", "ranks", "units", "count", "strategy"):
-        table.add_column(name, justify="right" if name in ("stage", "count") else "left")
+    rows = []
     for number, stage in enumerate(plan.stages):
-        first = True
-        for strategy, group in groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=_strategy):
+        for place, (strategy, group) in enumerate(groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=_strategy)):
             names = [unit.name for unit in group]
             ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
-            place = (str(number), ranks) if first else ("", "")
-            table.add_row(*place, span(names[0], names[-1]), str(len(names)), strategy)
-            first = False
-    out.print(table)
+            head = ["", ""] if place else [str(number), ranks]
+            rows.append([*head, span(names[0], names[-1]), str(len(names)), strategy])
+    table(("stage", "ranks", "units", "count", "strategy"), rows)
     batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
     halves = f", {plan.sliced} sliced" if plan.sliced else ""
     stages = f"{len(plan.stages)} stages, {schedule}{halves}" if len(plan.stages) > 1 else "1 stage"
-    rows = [("step", f"{batch.global_samples} samples in {plural(batch.micro_batches, 'micro-batch')}, {stages}")]
+    counts = plural(batch.micro_batches, "micro-batch")
     if batch.shares is not None:
-        each = ", ".join(map(str, batch.shares))
-        rows = [("step", f"{batch.global_samples} samples in {each} micro-batches of the pipelines, {stages}")]
+        counts = f"{', '.join(map(str, batch.shares))} micro-batches of the pipelines"
+    facts = [("step", f"{batch.global_samples} samples in {counts}, {stages}")]
     if plan.placement is not None:
-        rows.append(("placement", f"rank by rank on devices {', '.join(map(str, plan.placement))}"))
-    pairs(rows)
+        facts.append(("placement", f"rank by rank on devices {', '.join(map(str, plan.placement))}"))
+    pairs(facts)
 
 
 def _strategy(unit: PlannedUnit) -> str:
     return ", ".join([unit.strategy, *(unit.switches or [])])
 
 
-def planned(found: Planned, cluster: str) -> None:
-    profile = found.profile
-    lengths = [str(shape.tokens) for shape in profile.sublayers if shape.kind in ("attention", "layer") and shape.tokens]
-    tokens = "/".join(dict.fromkeys(lengths))
-    memory = found.instance.memory_bytes
-    fits = "fits" if found.cheapest_bytes <= memory else "does not fit"
-    rows = [
-        ("model", f"{profile.name}, {tokens + ' tokens a sample, ' if tokens else ''}{profile.dtype}"),
-        ("cluster", f"{cluster}, {profile.devices} devices of {format_bytes(memory)} each"),
-        ("profile", f"{profile.origin} (links {profile.links_origin})"),
-        (
-            "cheapest",
-            f"{format_time(found.cheapest_time_ns)} without a limit, needs {format_bytes(found.cheapest_bytes)}: {fits}",
-        ),
-    ]
+def planned(answer: Planned) -> None:
+    """A planned request: what was asked for, the alternatives, the plan, what the walks predict, and what is claimed."""
+    request, plan, result = answer.request, answer.plan, answer.result
+    model = request.model.name if request.model else request.origin.name
+    memory = format_bytes(request.with_reserve(0).limit_bytes)
+    rows = [("like", answer.preset.name), ("model", model)]
+    rows.append(("cluster", f"{request.place}, {plural(request.origin.devices, 'device')} of {memory} each"))
+    rows += [("profile", profile.origin) for profile in request.obtained[:1]]
     pairs(rows)
-    if found.plan is not None:
-        plan_table(found.plan)
-    certificate(found.result)
-    if found.plan is not None and not found.walk_bytes:
-        pairs([("memory walk", f"none: {found.plan.planned_model().family} models in {profile.dtype} do not run yet")])
-    if found.walk_bytes:
-        every = len(found.walk_bytes) == profile.devices
-        ranks = "at most on any rank" if every else "at most on the first rank of a stage, the only ones compiled"
-        pairs([("memory walk", f"{format_bytes(max(found.walk_bytes))} {ranks}, by its compiled program")])
+    alternatives(answer)
+    if plan is None:
+        pairs([row for row in result.summary() if row[0] != "problem"])
+        pairs([] if answer.needed_bytes is None else [("memory needed", f"{answer.needed_bytes} bytes")])
+        return
+    tables(answer.problem.tables(answer.instance, answer.answer.solution))
+    plan_table(plan)
+    pairs([*_prediction(answer), *_claim(answer)])
 
 
-def certificate(found: Result) -> None:
-    """A plan's predicted time and memory, and how good it is proven to be."""
-    names = {"time": "predicted time", "peak memory": "predicted memory"}
-    pairs([(names.get(label, label), text) for label, text in found.summary() if label not in ("problem",)])
+def _prediction(answer: Planned) -> list[tuple[str, str]]:
+    plan = answer.plan
+    assert plan is not None
+    if plan.predicted is None or answer.judged is None:
+        return [("predicted time", f"none: plans of {plan.planned_model().family} models are no programs yet")]
+    predicted = plan.predicted
+    rate = plan.batch.global_samples / predicted.step_ns * 1e9
+    whole = format_bytes(plan.memory_bytes)
+    rows = [
+        ("predicted time", f"{format_time(predicted.step_ns)} ({predicted.step_ns} ns), {rate:.4g} samples/s"),
+        ("predicted memory", f"{format_bytes(predicted.most_bytes)} at most on any rank, of {whole}: the memory walk"),
+    ]
+    if answer.reserve_bytes:
+        rows.append(("reserve", f"{answer.reserve_bytes} bytes that the solver did not get, so that the programs fit"))
+    return rows
+
+
+def _claim(answer: Planned) -> list[tuple[str, str]]:
+    claim = None if answer.plan is None else answer.plan.claim
+    assert claim is not None
+    bound = "none" if claim.bound_ns is None else f"{format_time(claim.bound_ns)} ({claim.bound_ns} ns)"
+    source = answer.result.bound_source
+    rows = [
+        ("claim", f"{format_time(claim.objective_ns)} ({claim.objective_ns} ns) of {claim.problem}, costs {claim.cost_model}"),
+        ("status", claim.status),
+        ("lower bound", bound + (f", by {source}" if source and claim.bound_ns is not None else "")),
+        ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
+        ("method", claim.method),
+    ]
+    if answer.excess is not None and answer.excess != 0:
+        rows.append(("walk and claim", f"the predicted step is {answer.excess:+.3%} from the claimed objective"))
+    seconds = f"{answer.result.build_seconds:.3f} build, {answer.result.solve_seconds:.3f} solve"
+    rows.append(("seconds", seconds))
+    return rows + ([("message", answer.result.message)] if answer.result.message else [])
+
+
+def alternatives(answer: Planned) -> None:
+    """What else was tried, best first."""
+    rows = answer.answer.alternatives
+    if len(rows) < 2:
+        return
+    columns = [name for name in rows[0] if name != "cuts"]
+    cells = [[_cell(name, row[name]) for name in columns] for row in rows[:MOST_ROWS]]
+    names = [name.removesuffix("_ns").replace("_", "-") for name in columns]
+    table(names, cells, f"{len(rows)} alternatives, the best first")
+    if len(rows) > MOST_ROWS:
+        out.print(f"and {len(rows) - MOST_ROWS} more (--json has all)")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return format_time(value) if name.endswith("_ns") else str(value)
+
+
+def plans(answers: Sequence[Any]) -> None:
+    """The plans of several presets side by side, and why others have none."""
+    made = [answer for answer in answers if isinstance(answer, Planned)]
+    plan_rows([plan_row(answer.preset.name, answer.plan) for answer in made if answer.plan is not None])
+    rows = [
+        (answer.preset.name, str(answer.result.reason or answer.result.message or "")) for answer in made if not answer.plan
+    ]
+    pairs([*rows, *(("not suited", str(answer)) for answer in answers if not isinstance(answer, Planned))])
+
+
+def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """Plans side by side, as they are predicted; beside it what is claimed of each."""
+    columns = ("plan", "step", "samples/s", "memory", "stages", "micro-batches", "claim", "bound", "gap", "problem")
+    cells = []
+    for row in rows:
+        gap = "-" if row["gap"] is None else f"{row['gap']:.3%}"
+        times = [_cell("_ns", row[name]) for name in ("step_ns", "claim_ns", "bound_ns")]
+        rate = "-" if row["samples_per_s"] is None else f"{row['samples_per_s']:.4g}"
+        memory = "-" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"])
+        head = [row["name"], times[0], rate, memory, str(row["stages"]), str(row["micro_batches"])]
+        cells.append([*head, *times[1:], gap, f"{row['problem']}, {row['cost_model']}"])
+    table(columns, cells)
+
+
+def simulated(simulation: Simulation) -> None:
+    """A row for every device, then the step and its critical path."""
+    timeline, critical = simulation.timeline, simulation.critical
+    if timeline is None or critical is None:
+        pairs([("plan", simulation.name), ("step", f"{format_time(simulation.step_ns)} ({simulation.step_ns} ns)")])
+        return
+    count, work, last = len(timeline.devices), timeline.work, any(simulation.syncs_ns)
+    rows = []
+    for device in range(count):
+        mine, busy = range(device, work.stages, count), timeline.busy_ns[device]
+        times = (sum(work.forward_ns[x] for x in mine), sum(work.backward_ns[x] for x in mine), busy, timeline.time_ns - busy)
+        holds = "; ".join(simulation.stages[x] for x in mine)
+        ends = [format_time(simulation.syncs_ns[device])] * last
+        rows.append([str(device), holds, *map(format_time, times), str(simulation.in_flight[device]), *ends])
+    table(("device", "holds", "forward", "backward", "busy", "idle", "in flight", *["at the end"] * last), rows)
+    schedule = simulation.schedule + (f", {simulation.chunks} stages a device" if simulation.chunks > 1 else "")
+    halves = f", {simulation.sliced} sliced" if simulation.sliced else ""
+    lines = [
+        ("pipeline", f"{simulation.name}: {schedule}, {plural(simulation.micro_batches, 'micro-batch')}{halves}"),
+        ("iteration", f"{format_time(timeline.time_ns)} ({timeline.time_ns} ns)"),
+        ("start-up", format_time(timeline.startup_ns)),
+        ("bubble", f"{timeline.bubble:.1%} of all devices' time"),
+        ("master stage", f"{critical.master} ({simulation.stages[critical.master]})"),
+        ("critical path", f"{len(critical.path)} passes: {_path(critical.path)}"),
+    ]
+    if last or simulation.judged is not None:
+        step = f"{format_time(simulation.step_ns)} ({simulation.step_ns} ns), gradients and optimizer included"
+        lines.insert(2, ("step", step))
+    pairs(lines)
+
+
+def _path(events: Sequence[Any]) -> str:
+    """The devices that a path is on, one after the other, with the number of passes on each."""
+    visits = [(device, len(list(group))) for device, group in groupby(event.device for event in events)]
+    texts = [f"{device}" if passes == 1 else f"{device} (x{passes})" for device, passes in visits]
+    return "devices " + " > ".join(texts if len(texts) <= 24 else [*texts[:12], "...", *texts[-11:]])
+
+
+def tried(trials: Trials, scale_down: int) -> None:
+    """Plans by their predicted step, beside what they took."""
+    rows = []
+    for trial in trials.trials:
+        plan = trials.plans[trial.place]
+        units = ", ".join(str(stage.last_unit - stage.first_unit + 1) for stage in plan.stages)
+        shares = plan.batch.shares or [plan.batch.micro_batches]
+        count = plural(shares[0], "micro-batch") if len(shares) == 1 else f"{'/'.join(map(str, shares))} micro-batches"
+        times = ("-", "-") if trial.step_ns is None else (format_time(trial.step_ns), f"{trial.spread:.1%}")
+        mark = " <- fastest" if trial.place == trials.best else ""
+        strategy = f"{len(plan.stages)} x {plan.units[0].strategy}, {count}"
+        step = "-" if plan.predicted is None else format_time(plan.predicted.step_ns)
+        rows.append([str(trial.place + 1), strategy, units, step, *times, trial.status + mark])
+    table(("rank", "strategy", "units of stages", "predicted", "measured", "spread", "status"), rows)
+    scaled = f"for the whole model; what ran is about {scale_down} times smaller, so that another may be its fastest"
+    pairs([("predicted", scaled)] if scale_down > 1 else [])
+    pairs([(f"rank {trial.place + 1}", trial.message) for trial in trials.trials if trial.message])
+    if not trials.plans and trials.planned is not None:
+        pairs([row for row in trials.planned.result.summary() if row[0] != "problem"])
+
+
+def throughputs(planners: Sequence[Throughput]) -> None:
+    """The best batch size of each planner."""
+    rows = []
+    for each in planners:
+        tries = [str(len(each.points)), f"{each.seconds:.2f}"]
+        if each.best is None:
+            rows.append([each.planner.label, "OOM", *["-"] * 5, *tries])
+            continue
+        seen = each.best.result.evaluation or {}
+        layers = ", ".join(str(stage["last"] - stage["first"] + 1) for stage in seen["stages"])
+        numbers = [f"{each.best.throughput:.2f}", str(each.best.batch), str(seen["pipeline"]), str(seen["micro_batches"])]
+        rows.append([each.planner.label, *numbers, layers, each.best.result.status, *tries])
+    names = ("samples/s", "batch", "pipeline", "micro-batches", "layers of stages", "status", "tried", "seconds")
+    table(("planner", *names), rows)
 
 
 def run_report(plan: Plan, report: Any, scale_down: int) -> None:
+    """A plan, what was predicted of it, and what running it gave."""
     plan_table(plan)
     rows = []
     if plan.predicted:
-        p = plan.predicted
         scaled = " (of the planned model)" if scale_down > 1 else ""
-        rows.append(("predicted time", f"{format_time(p.step_ns)} a step{scaled}"))
-        if plan.switches() is not None and report.backend == "serial":
-            rows.append(("", "with lanes beside each other, as of threads or streams; serial runs one operation at a time"))
-        rows.append(("predicted memory", f"{format_bytes(p.peak_bytes)} peak{scaled}"))
-        if p.lower_bound_ns is not None and p.gap is not None:
-            rows.append(("lower bound", f"{format_time(p.lower_bound_ns)}, gap {p.gap:.4%} ({p.status}, {p.method})"))
+        rows.append(("predicted time", f"{format_time(plan.predicted.step_ns)} a step{scaled}"))
+        if LANE_OF[plan.predicted.backend] is not LANE_OF[report.backend]:
+            rows.append(("", f"on the lanes of {plan.predicted.backend}; this run's back-end is {report.backend}"))
+        rows.append(("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} peak{scaled}"))
+    if (claim := plan.claim) is not None and claim.bound_ns is not None and claim.gap is not None:
+        rows.append(("lower bound", f"{format_time(claim.bound_ns)}, gap {claim.gap:.4%} ({claim.status}, {claim.method})"))
     rows.append(
         ("ran", f"{report.model} in {report.dtype} on {report.world} processes, {report.backend} back-end, {report.device}")
     )
@@ -272,8 +331,10 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
         rows.append((f"step {number}", f"loss {loss:.9f}, {seconds:.3f} s"))
     if plan.predicted and scale_down == 1 and report.dtype == plan.planned_model().dtype:
         took, planned_ns = median(report.step_seconds), plan.predicted.step_ns
-        told = f"{took:.3f} s, {took * 1e9 / planned_ns:.3g} times the predicted time (profile {plan.predicted.profile_origin})"
-        rows.append(("median step", told))
+        ratio = f"{took * 1e9 / planned_ns:.3g} times the predicted time (profile {plan.predicted.profile_origin})"
+        rows.append(("median step", f"{took:.3f} s, {ratio}"))
+    if report.walked_seconds is not None:
+        rows.append(("time walk", f"{report.walked_seconds:.3f} s a step, from the times that its instructions took"))
     if report.gradient_difference is not None:
         rows.append(("gradients", f"largest relative difference to one process {report.gradient_difference:.2e}"))
         rows.append(("parameters", f"largest difference after step {len(report.losses)} {report.parameter_difference:.2e}"))

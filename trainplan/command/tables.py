@@ -28,6 +28,7 @@ def _table(*columns: str, left: Sequence[str] = ()) -> Table:
 
 
 def models(found: Sequence[Model]) -> None:
+    """The shipped models, a row each."""
     table = _table("model", "family", "layers", "hidden", "tokens", "parameters", left=("model", "family"))
     for model in found:
         hidden = list(dict.fromkeys(unit.sublayer.hidden for unit in model.units))
@@ -67,6 +68,7 @@ def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
 
 
 def model(found: Model, rows: int, tp: int) -> None:
+    """A model's sub-layers: parameters, flops, bytes."""
     pairs(
         [
             ("model", f"{found.name} ({found.family}), {found.layers} layers, {len(found.units)} sub-layers, {found.dtype}"),
@@ -91,6 +93,7 @@ def model(found: Model, rows: int, tp: int) -> None:
 
 
 def clusters(found: Sequence[Cluster]) -> None:
+    """The shipped clusters, a row each."""
     table = _table("cluster", "devices", "nodes", "kinds", "memory", left=("cluster", "kinds"))
     for item in found:
         kinds = ", ".join(kind.name for kind in item.used_kinds)
@@ -100,6 +103,7 @@ def clusters(found: Sequence[Cluster]) -> None:
 
 
 def cluster(found: Cluster) -> None:
+    """A cluster's nodes, devices and links."""
     pairs([("cluster", f"{found.name}, {plural(found.devices, 'device')}"), ("source", found.source or "not stated")])
     table = _table("nodes", "devices each", "kind", "memory", "peak flops/s", "memory/s", left=("kind", "peak flops/s"))
     kinds = {kind.name: kind for kind in found.kinds}

@@ -1,1 +1,26 @@
-"""Pictures of profiles, plans, steps and results."""
+"""Pictures of profiles, plans, steps and results, with the plot extra."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from trainplan.profiling.base.errors import MissingExtra
+from trainplan.profiling.base.plugins import attribute
+
+
+def drawn(target: str) -> Callable[..., Any]:
+    """The drawing function at `module:function` of this package; its module, and matplotlib, are imported when it is called.
+
+    It gives a matplotlib Figure, and raises MissingExtra where matplotlib is not installed.
+    """
+
+    def draw(*arguments: Any, **options: Any) -> Any:
+        if find_spec("matplotlib") is None:
+            raise MissingExtra("matplotlib", "plot", "drawing")
+        return attribute(f"{__name__}.{target}")(*arguments, **options)
+
+    draw.__name__ = draw.__qualname__ = target.split(":")[1]
+    draw.__doc__ = f"See `{__name__}.{target.replace(':', '.')}`."
+    return draw

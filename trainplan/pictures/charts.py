@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import accumulate, groupby
 from typing import Any
 
-from trainplan.batches import Throughput
-from trainplan.profiling.base.errors import MissingExtra
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.profiles import Profile
 from trainplan.profiling.summary import summary
+from trainplan.throughputs import Throughput
 
 TIME_PARTS = (("forward", "forward_ns", "#4c78a8"), ("backward", "backward_ns", "#9ecae9"))
 MEMORY_PARTS = (
@@ -22,9 +20,7 @@ MEMORY_PARTS = (
 
 
 def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | None = None) -> Any:
-    """A matplotlib Figure: time above and memory below, a bar for every layer of the chain. Raises MissingExtra, InputError."""
-    if find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot", "drawing a profile")
+    """A matplotlib Figure: time above and memory below, a bar for every layer of the chain. Raises InputError."""
     from matplotlib.figure import Figure
 
     units = summary(profile, tp, rows, device)
@@ -54,9 +50,7 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
 
 def draw_throughput(found: Sequence[Throughput]) -> Any:
     """A matplotlib Figure: the best throughput up to each batch size, a line for each planner, its best batch marked; where a
-    line ends nothing larger fits. Raises MissingExtra."""
-    if find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot", "drawing throughput")
+    line ends nothing larger fits."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 

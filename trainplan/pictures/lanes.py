@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +11,10 @@ import numpy as np
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, matrix, violations
 from trainplan.formulations.memory_switches.simulation import LANES, Evaluation, Operation
 from trainplan.formulations.memory_switches.switches import SWITCHES
+from trainplan.frontiers import FrontierPoint
 from trainplan.pictures.timeline import AROUND, BACKWARD, CHARACTER, FORWARD, IDLE, LATER_FORWARD, PATH, box
-from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
-from trainplan.switch_limits import FrontierPoint
 
 # What a lane does: name in the legend and colour, Okabe and Ito's palette and lighter ones of the same hue.
 KINDS = {
@@ -55,9 +54,8 @@ def draw_switches(
     time, with limit and peak; and every layer's switches.
 
     solution: a Solution, or one in its file format, such as a Result's. window_ns: only this part of the step, from and to, and
-    no table of switches. Raises MissingExtra, InputError.
+    no table of switches. Raises InputError.
     """
-    _check_extra()
     from matplotlib.figure import Figure
 
     chosen = solution if isinstance(solution, Solution) else load_solution(solution)
@@ -90,11 +88,6 @@ def draw_switches(
     told = f"{format_time(step.time_ns)} a step, {format_bytes(step.peak_bytes)} at the peak, {fits} the limit"
     figure.suptitle(f"{title or instance.name}\n{told}", fontsize=11)
     return figure
-
-
-def _check_extra() -> None:
-    if find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot", "drawing memory switches")
 
 
 def _draw_lanes(
@@ -195,10 +188,9 @@ def _draw_choice(axes: Any, instance: Instance, chosen: Solution) -> None:
 def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) -> Any:
     """A matplotlib Figure: the time of a step against the memory limit, a line for each method, and below how far each is above
     the best lower bound (the best time, where there is none). Where a line begins, the method finds nothing within less.
-    Raises MissingExtra, InputError."""
-    _check_extra()
+    Raises InputError."""
     if not points:
-        raise InputError("points", "", "are none", "give those of `switch_frontier`")
+        raise InputError("points", "", "are none", "give those of `frontier`")
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(9.5, 7.0), layout="constrained")

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import groupby, pairwise
 from math import ceil, log
 from typing import Any
@@ -22,7 +21,7 @@ from trainplan.formulations.cluster_strategy.problem import (
     load_solution,
     shares_of,
 )
-from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 MOST_SQUARES = 128  # devices that get a square each; larger clusters are summarised
@@ -42,9 +41,8 @@ def draw_placement(instance: Instance, solution: Solution | Mapping[str, Any], *
     """A matplotlib Figure: every device with its stage, pipeline and tensor-parallel rank; one micro-batch on its way through
     each pipeline; and every stage's time, transfer, synchronisation and memory, red where it does not fit.
 
-    solution: a Solution, or one in its file format, such as a Result's. Raises MissingExtra, InputError.
+    solution: a Solution, or one in its file format, such as a Result's. Raises InputError.
     """
-    _check_extra()
     from matplotlib.figure import Figure
 
     view = _View.of(instance, solution)
@@ -64,8 +62,7 @@ def draw_placement(instance: Instance, solution: Solution | Mapping[str, Any], *
 
 def draw_placements(instance: Instance, solutions: Mapping[str, Solution | Mapping[str, Any]]) -> Any:
     """A matplotlib Figure: the devices only, of several solutions side by side, each under its name and time. Raises
-    MissingExtra, InputError."""
-    _check_extra()
+    InputError."""
     from matplotlib.figure import Figure
 
     views = {name: _View.of(instance, solution) for name, solution in solutions.items()}
@@ -192,11 +189,6 @@ class _View:
             makes.setdefault((share, *(table[:, pipeline].tobytes() for table in same)), []).append(pipeline)
         ranked = sorted(makes.values(), key=lambda alike: -self.costs.pipelines_ns[alike[0]])
         return ranked[:MOST_PIPELINES]
-
-
-def _check_extra() -> None:
-    if find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot", "drawing a placement")
 
 
 def _runs(instance: Instance) -> list[range]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.step.critical import Critical, critical_path
-from trainplan.formulations.step.timeline import Event, Timeline
-from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.formulations.step.schedules import one_f_one_b
+from trainplan.formulations.step.timeline import Event, Timeline, simulate
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_time
 from trainplan.trace import label
 
@@ -26,24 +27,23 @@ def draw_timeline(timeline: Timeline, *, title: str | None = None, stages: Seque
     """A matplotlib Figure: when every device runs which pass, forward and backward apart, numbered by micro-batch where there
     is space; what it receives as thin bars before; the critical path outlined; iteration, start-up and bubble in the title.
 
-    stages: names of what every stage holds, to stand beside its device. Raises MissingExtra.
+    stages: names of what every stage holds, to stand beside its device.
     """
-    _check_extra()
     return _drawn([(title, timeline, stages)])
+
+
+def draw_partition(instance: Instance, solution: Solution, *, title: str | None = None) -> Any:
+    """A matplotlib Figure: the iteration of a pipeline-partition solution, sliced as it says, as of `draw_timeline`."""
+    orders = one_f_one_b(instance.stages, instance.micro_batches, solution.sliced)
+    return draw_timeline(simulate(instance.work(solution.cuts), orders), title=title or instance.name)
 
 
 def draw_timelines(timelines: Mapping[str, Timeline], *, width_inches: float | None = None) -> Any:
     """A matplotlib Figure: several timelines, each under its name, on one axis of time. width_inches: of all (default: so that
-    numbers fit). Raises MissingExtra, InputError."""
-    _check_extra()
+    numbers fit). Raises InputError."""
     if not timelines:
         raise InputError("timelines", "", "are none", "give at least one, under its name")
     return _drawn([(name, timeline, None) for name, timeline in timelines.items()], width_inches)
-
-
-def _check_extra() -> None:
-    if find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot", "drawing a timeline")
 
 
 def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], width_inches: float | None = None) -> Any:
@@ -173,6 +173,7 @@ def _draw_path(axes: Any, critical: Critical, scale: float, thick: float) -> Non
 
 
 def box(start: float, end: float, row: int, height: float) -> list[tuple[float, float]]:
+    """The corners of a bar from start to end, centred on its row."""
     low, high = row - height / 2, row + height / 2
     return [(start, low), (end, low), (end, high), (start, high)]
 

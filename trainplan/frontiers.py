@@ -1,15 +1,15 @@
-"""Step time against memory: what methods for memory switches find under a row of limits."""
+"""Step time against memory: what methods find under a row of memory limits, of any problem with one limit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from trainplan.formulations.memory_switches.problem import Instance
-from trainplan.planning import LARGEST_MEMORY
+from trainplan.asking import LARGEST_MEMORY
+from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import InputError
-from trainplan.solvers.core.registry import problem
+from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 
@@ -25,11 +25,12 @@ class FrontierPoint:
     result: Result
 
     def to_dict(self) -> dict[str, Any]:
+        """Both as plain values."""
         return {"memory_bytes": self.memory_bytes, "result": self.result.to_dict()}
 
 
-def switch_frontier(
-    instance: Instance,
+def frontier(
+    instance: Any,
     limits: Sequence[int] | None = None,
     methods: Sequence[str] | None = None,
     *,
@@ -43,29 +44,26 @@ def switch_frontier(
     needs). methods: names (default: all but the MILP, CP-SAT and brute force). time_limit: seconds for each. progress: called
     with the method and what it found. Raises InputError.
     """
-    names = list(methods) if methods is not None else [name for name in _names(instance) if name not in SLOW]
+    entries = [entry.name for entry in methods_of(instance.problem) if entry.name not in SLOW]
     limits = memory_limits(instance) if limits is None else limits
     for limit in limits:
         if not 0 < limit <= LARGEST_MEMORY:
             raise InputError("limits", "", f"hold {limit}", "give bytes of one device, above 0")
-    found = []
-    for name in names:
+    problem, points = problem_of(instance), list[FrontierPoint]()
+    for name in entries if methods is None else methods:
         for limit in limits:
-            result = solve(replace(instance, memory_bytes=limit), name, time_limit=time_limit, seed=seed)
-            found.append(FrontierPoint(limit, result))
+            result = solve(problem.with_memory(instance, limit), name, time_limit=time_limit, seed=seed)
+            points.append(FrontierPoint(limit, result))
             if progress:
-                progress(name, found[-1])
-    return found
+                progress(name, points[-1])
+    return points
 
 
-def _names(instance: Instance) -> list[str]:
-    return [entry.name for entry in problem(instance.problem).methods]
-
-
-def memory_limits(instance: Instance, count: int = LIMITS) -> list[int]:
+def memory_limits(instance: Any, count: int = LIMITS) -> list[int]:
     """Bytes from the least that anything fits into to what the shortest of all steps needs, evenly spaced."""
-    reason = problem(instance.problem).explainer()(replace(instance, memory_bytes=1))
-    ample = solve(replace(instance, memory_bytes=LARGEST_MEMORY), "exact")
+    problem = problem_of(instance)
+    reason = problem.explain(problem.with_memory(instance, 1))
+    ample = solve(problem.with_memory(instance, LARGEST_MEMORY), "exact")
     assert reason is not None and ample.evaluation is not None
     least, most = reason.least_memory_bytes, ample.evaluation["peak_bytes"]
     return [least + (most - least) * step // (count - 1) for step in range(count)]

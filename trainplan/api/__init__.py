@@ -1,0 +1,43 @@
+"""The public verbs, the same as the command's. Each is imported when it is first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from trainplan.pictures import drawn
+
+if TYPE_CHECKING:
+    from trainplan.api.number_verbs import *
+    from trainplan.api.plan_verbs import *
+    from trainplan.api.problem_verbs import *
+
+draw_frontier = drawn("lanes:draw_frontier")
+draw_placement = drawn("placement:draw_placement")
+draw_placements = drawn("placement:draw_placements")
+draw_plan = drawn("plans:draw_plan")
+draw_profile = drawn("charts:draw_profile")
+draw_simulation = drawn("plans:draw_simulation")
+draw_switches = drawn("lanes:draw_switches")
+draw_throughput = drawn("charts:draw_throughput")
+draw_timeline = drawn("timeline:draw_timeline")
+draw_timelines = drawn("timeline:draw_timelines")
+
+_MODULES = {
+    "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),
+    "number_verbs": ("detect", "import_profile", "profile"),
+    "plan_verbs": (
+        *("chrome_trace", "compare_plans", "export", "partition", "place", "plan", "plans", "run", "simulate", "switch"),
+        *("throughput", "trial"),
+    ),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+NAMES = sorted([*_HOMES, *(name for name in globals() if name.startswith("draw_"))])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"trainplan has no {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return NAMES

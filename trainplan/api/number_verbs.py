@@ -1,0 +1,49 @@
+"""Numbers to plan with: profiles estimated, measured and imported, and the machine at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainplan.asking import FilePath, cluster_of, model_of
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.detect.machine import detect
+from trainplan.profiling.estimate import estimate_shapes
+from trainplan.profiling.imports import import_profile
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.profiles import Profile
+
+__all__ = ["detect", "import_profile", "profile"]
+
+
+def profile(
+    *,
+    model: FilePath | Model,
+    cluster: FilePath | Cluster,
+    rows: Sequence[int] = (1, 2, 4),
+    tp: Sequence[int] | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    measured: bool = False,
+    **options: Any,
+) -> Profile:
+    """The profile of a model on a cluster for these rows (samples on one device) and tensor-parallel degrees.
+
+    tp: default all degrees up to 8 that the model and the cluster allow. measured: on this machine, with options as of
+    `profiling.measure.measure`; else estimated from shapes. Raises InputError.
+    """
+    the_model, the_cluster = model_of(model, sequence, dtype), cluster_of(cluster)
+    possible = the_model.tp_degrees(min(the_cluster.devices, 2**10))
+    degrees = [t for t in possible if t <= 8] if tp is None else list(tp)
+    for t in degrees:
+        if t not in possible:
+            raise InputError("command line", "--tp", f"is {t}", f"give degrees among {', '.join(map(str, possible))}")
+    if not rows or min(rows) < 1 or max(rows) > 2**20:
+        raise InputError("command line", "--rows", f"is {list(rows)}", "give whole numbers from 1, such as 1,2,4")
+    shapes = [(t, r) for t in degrees for r in sorted(set(rows))]
+    if measured:
+        from trainplan.profiling.measure.measure import measure
+
+        return measure(the_model, the_cluster, shapes, **options)
+    return estimate_shapes(the_model, the_cluster, shapes)

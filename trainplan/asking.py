@@ -1,0 +1,112 @@
+"""What users name, as what it names: models, clusters, profiles, bytes of memory; and all of it as one request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.formulations.parameters import Parameter, chosen
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.processes import Report
+from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.clusters.cluster import Cluster, load_cluster
+from trainplan.profiling.models.model import Model, load_model
+from trainplan.profiling.profiles import Profile, load_profile
+
+FilePath = str | os.PathLike[str]
+LARGEST_MEMORY = 2**48
+
+
+def model_of(model: FilePath | Model, sequence: int | None, dtype: str | None, profile: Profile | None = None) -> Model:
+    """A model by name or config.json; sequence and dtype left out are those of the profile, where there is one."""
+    if isinstance(model, Model):
+        return model
+    if profile is not None:
+        dtype = dtype or profile.dtype
+        sequence = (profile.model or {}).get("sequence") if sequence is None else sequence
+    return load_model(model, sequence, dtype or "float32")
+
+
+def cluster_of(cluster: FilePath | Cluster) -> Cluster:
+    """A cluster by name or file. Raises InputError."""
+    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+
+
+def profile_of(profile: FilePath | Profile | None) -> Profile | None:
+    """A profile by file. Raises InputError."""
+    return load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+
+
+def memory_of(memory: str | int | None) -> int | None:
+    """Bytes of one device, such as "8GiB" or a number; None as it is. Raises InputError."""
+    if memory is None:
+        return None
+    size = parse_bytes(memory) if isinstance(memory, str) else memory
+    if not 0 < size <= LARGEST_MEMORY:
+        raise InputError("command line", "--memory", f"is {size} bytes", "give more than 0 and at most 256TiB, such as 8GiB")
+    return size
+
+
+def compiles(model: Model) -> bool:
+    """Whether plans of the model become programs, which can be checked and walked."""
+    return model.family in EXECUTED_FAMILIES
+
+
+def runs(model: Model) -> bool:
+    """Whether plans of the model run on local processes."""
+    return compiles(model) and model.dtype in EXECUTED_DTYPES
+
+
+def request_of(
+    parameters: Iterable[Parameter],
+    owner: str,
+    *,
+    model: FilePath | Model | None = None,
+    cluster: FilePath | Cluster | None = None,
+    batch: int | None = None,
+    memory: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    profile: FilePath | Profile | None = None,
+    measure: bool = False,
+    measuring: Report | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    needs: Collection[str] = ("model", "cluster"),
+    planned: bool = True,
+    **options: Any,
+) -> Request:
+    """A request from what users give, with the value of every parameter of a problem.
+
+    A model that runs is taken as it runs (fused attention, no dropout), but for an instance that is not `planned` and has the
+    paper's costs. owner: whose the parameters are, for errors. fixed: values that are not up to the user. needs: what has to be
+    there without a profile. A parameter called `sequence` is the problem's, not the model's. Raises InputError.
+    """
+    earlier, parameters = profile_of(profile), tuple(parameters)
+    for name, value in (("model", model), ("cluster", cluster)):
+        if value is None and earlier is None and name in needs:
+            raise InputError("command line", f"--{name}", "is missing", "give it, or a --profile")
+    if any(parameter.name == "sequence" for parameter in parameters):
+        sequence, options = None, {**options, "sequence": sequence}
+    if model is None:
+        if sequence is not None:
+            raise InputError("command line", "--sequence", f"is {sequence}", "leave it out: the profile has its own")
+        if dtype not in (None, earlier and earlier.dtype):
+            fix = f"leave it out: the profile is of {earlier.dtype}" if earlier else "leave it out: it is that of a --model"
+            raise InputError("command line", "--dtype", f"is {dtype!r}", fix)
+    the_model = None if model is None else model_of(model, sequence, dtype, earlier)
+    values = {**chosen(parameters, options, owner), **(fixed or {})}
+    if the_model is not None and runs(the_model) and (planned or values.get("cost_model") != "paper"):
+        the_model = the_model.fused()
+    return Request(
+        the_model,
+        None if cluster is None else cluster_of(cluster),
+        batch,
+        memory_of(memory),
+        profile=earlier,
+        measured=measure,
+        options=values,
+        report=measuring,
+    )

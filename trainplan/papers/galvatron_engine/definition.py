@@ -1,0 +1,125 @@
+"""galvatron-engine as a problem that trainplan can be asked for: from the engine's own profile files to its instances.
+
+A plan file that the engine writes is read as a solution, too (see `plans`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.pipeline.definition import StagedProblem
+from trainplan.formulations.pipeline.enumeration import plan_count, plans
+from trainplan.formulations.pipeline.problem import Evaluation, Solution, SolutionRecord
+from trainplan.formulations.request import Request
+from trainplan.papers.galvatron_engine import instances, problem
+from trainplan.papers.galvatron_engine.costs import EngineOptions
+from trainplan.papers.galvatron_engine.plans import PublishedPlan, load_plan
+from trainplan.papers.galvatron_engine.problem import Instance, InstanceRecord
+from trainplan.papers.galvatron_engine.profile import read_engine_profile
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Source, read_data
+from trainplan.profiling.base.plugins import attribute
+
+LARGEST_BATCH = 2**16
+
+
+class GalvatronEngine(StagedProblem):
+    """What Galvatron's published engine searches, under its own cost model."""
+
+    name = problem.NAME
+    record, solution_record = InstanceRecord, SolutionRecord
+    parameters = (
+        Parameter("engine_files", str, "files or folders of Hetu-Galvatron's profile", many=True),
+        Parameter("layers", int, "Transformer layers, where the files leave them open", least=1),
+        Parameter("sequence", int, "tokens of a sample, where the files leave them open", least=1),
+        Parameter("hidden_size", int, "hidden size, where the files leave it open", least=1),
+        Parameter("default_dp_type", str, "what plain dp is", "zero2", ("zero2", "ddp")),
+        Parameter("both_orders", bool, "also tensor parallelism over ranks that are apart", False),
+    )
+    needs = ()
+
+    def load(self, source: Source, where: str = "instance") -> Instance:
+        """An instance from a file or a dict. Raises InputError."""
+        return problem.load(source, where)
+
+    def load_solution(self, source: Source) -> Solution | PublishedPlan:
+        """A solution, or a plan file of the engine, from a file or a dict. Raises InputError."""
+        content = source if isinstance(source, Mapping) else read_data(source)
+        is_plan = isinstance(content, Mapping) and "pp_deg" in content
+        return load_plan(source) if is_plan else problem.load_solution(source)
+
+    def evaluate(self, instance: Instance, solution: Solution | PublishedPlan) -> Evaluation:
+        """Time and memory of a solution, or of a plan of the engine. Raises ValueError where it is none of the instance."""
+        return problem.evaluate(instance, _solution(instance, solution))
+
+    def violations(self, instance: Instance, solution: Solution | PublishedPlan) -> list[str]:
+        """Every constraint that a solution breaks, in words; empty where it is feasible."""
+        return problem.violations(instance, _solution(instance, solution))
+
+    def describe(self, instance: Instance, solution: Solution | PublishedPlan) -> dict[str, Any]:
+        """What users see of a solution's costs."""
+        return problem.describe(instance, _solution(instance, solution))
+
+    def explain(self, instance: Instance) -> Any:
+        """Why no solution fits, as an `Infeasibility`; None where one does."""
+        return attribute("trainplan.papers.galvatron_engine.optimum:explain")(instance)
+
+    def cost_model(self, instance: Instance) -> str:
+        """The name of the costs and of the objective."""
+        return f"{instances.COST_MODEL}, the engine's iteration time"
+
+    def instance(self, request: Request) -> Instance:
+        """What the engine searches with the files of the request. Raises InputError."""
+        options = request.options
+        if not options["engine_files"]:
+            raise InputError("command line", "--engine-files", "are none", "name the engine's profile files, or their folder")
+        for flag, value in (("--model", request.model), ("--cluster", request.cluster), ("--profile", request.profile)):
+            if value is not None:
+                fix = "leave it out: --engine-files has what the engine searches"
+                raise InputError("command line", flag, f"is {value.name!r}", fix)
+        if request.samples > LARGEST_BATCH:
+            raise InputError("command line", "--batch", f"is {request.samples}", f"give 1 to {LARGEST_BATCH} samples")
+        memory_bytes = request.memory_bytes
+        if memory_bytes is None:
+            raise InputError("command line", "--memory", "is missing", "give it, such as 36GiB: the engine's files have none")
+        if instances.usable_bytes(memory_bytes) <= 0:
+            fix = "give at least 1MiB: the engine counts in MiB"
+            raise InputError("command line", "--memory", f"is {memory_bytes} bytes", fix)
+        shape = {name: options[name] for name in ("layers", "sequence", "hidden_size")}
+        profile = read_engine_profile(_paths(options["engine_files"]), **shape)
+        engine_options = EngineOptions(bool(profile.measured), options["default_dp_type"] == "zero2", options["both_orders"])
+        return instances.build(profile, memory_bytes, request.samples, engine_options)
+
+    def count(self, instance: Instance) -> int:
+        """The number of choices over the even partitions of all configurations."""
+        return plan_count(instance, problem.even_partition)
+
+    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
+        """Every plan that fits and is better than those before it, in even partitions; None to look at the clock."""
+        counted = [configuration.counted for configuration in instance.configurations]
+        return plans(instance, counted, problem.even_partition, lambda place, *times: problem.iteration_ns(
+            instance.configurations[place], *times))  # fmt: skip
+
+
+def _solution(instance: Instance, solution: Solution | PublishedPlan) -> Solution:
+    return solution.solution(instance) if isinstance(solution, PublishedPlan) else solution
+
+
+def _paths(files: Any) -> list[Path]:
+    """The files of a path or several, of folders all but the plans that the engine wrote. Raises InputError."""
+    found: list[Path] = []
+    for path in [Path(files)] if isinstance(files, str | os.PathLike) else map(Path, files):
+        inside = [path]
+        if path.is_dir():
+            inside = sorted(file for file in path.glob("*.json") if not file.name.startswith("galvatron_config_"))
+        if not inside:
+            raise InputError(str(path), "", "holds no profile of the engine (*.json)", "name its files, or their folder")
+        found += inside
+    return found
+
+
+PROBLEM = GalvatronEngine()

@@ -1,0 +1,142 @@
+"""The `code` cost model as a pipeline problem: what Galvatron's published engine (Hetu-Galvatron v2.4.0) searches.
+
+One configuration for every pass of the engine's loops, in their order (GalvatronSearchEngine.parallelism_optimization,
+DpOnModel.fit): m, least and most tp of a layer, vocabulary sp, embedding sharded, P, vocabulary tp. `choices` tells them.
+
+Taken: PP, DP as DDP or ZeRO-2, SDP (ZeRO-3), TP, its order (optional), CKPT; 1F1B; vocabulary tp and sp; costs of
+`published_costs`; layers in whole MiB rounded up; 1024 MiB of context and the all-gather buffer in every stage, here as
+`backward_bytes`; a fifth of the memory held back above 20 GiB; R in the tables, though not in the final cost.
+
+Left out: layers under Ulysses sp; GPipe; several types of layers; micro-batches of unequal size, which the engine allows where
+the devices of a stage do not divide a micro-batch. Not carried exactly: of a layer that different stages could hold for
+different numbers n of micro-batches, ceil(O_ms + n O_f) is no line in n, so O_ms is the largest that is never above the
+engine's: exact without a pipeline, else less than 1 MiB a layer too low. Times are rounded to nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from itertools import product
+
+import numpy as np
+
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline.problem import Tables
+from trainplan.formulations.strategies import Strategy
+from trainplan.papers.galvatron_engine.costs import EngineCosts, EngineOptions, LoopPass
+from trainplan.papers.galvatron_engine.problem import Configuration, Instance
+from trainplan.papers.galvatron_engine.profile import EngineProfile
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.imports.source import MIB
+
+COST_MODEL = "code"
+HELD_BACK, HELD_BACK_ABOVE_GIB = 0.2, 20
+FIRST, MIDDLE, LAST = range(3)
+
+
+def build(profile: EngineProfile, memory_bytes: int, batch: int, options: EngineOptions | None = None) -> Instance:
+    """The instance of one profile on its devices of `memory_bytes`, for `batch` samples a step. Raises InputError."""
+    options = options or EngineOptions()
+    costs = EngineCosts(profile, batch, options)
+    choices = list(_choices(costs))
+    if not choices:
+        raise InputError("command line", "--batch", f"is {batch}", f"give a multiple of {profile.devices}")
+    layer = cache(partial(_layer, costs))
+
+    def configuration(choice: LoopPass) -> Configuration:
+        most_tp = choice.most_tp if choice.buffer else 1
+        return _configuration(costs, choice, layer(choice.stages, choice.micro_batches, choice.least_tp, most_tp))
+
+    return Instance(
+        devices=profile.devices,
+        memory_bytes=usable_bytes(memory_bytes),
+        batch=batch,
+        layer_names=tuple(f"layer-{l}" for l in range(profile.layers)),
+        layer_kinds=(FIRST, *[MIDDLE] * (profile.layers - 2), LAST)[: profile.layers],
+        boundary_kinds=(0,) * (profile.layers - 1),
+        configurations=tuple(map(configuration, choices)),
+        name=f"{profile.name} on {profile.devices} devices, published cost model",
+        provenance={
+            "cost_model": COST_MODEL,
+            "profile": profile.name,
+            "sequence": profile.sequence,
+            "options": asdict(options),
+            "choices": [asdict(choice) for choice in choices],
+        },
+    )
+
+
+def usable_bytes(memory_bytes: int) -> int:
+    """What the engine plans with (DpOnModel.__init__): whole MiB, without what it holds back for PyTorch's cache."""
+    whole = memory_bytes // MIB
+    held = int(whole * HELD_BACK) if whole // 1024 > HELD_BACK_ABOVE_GIB else 0
+    return (whole - held) * MIB
+
+
+def _choices(costs: EngineCosts) -> Iterator[LoopPass]:
+    """The passes of the engine's loops. Unbuffered ones are its sp-only search, of which layers without tp remain."""
+    world, batch, layers = costs.profile.devices, costs.batch, costs.profile.layers
+    powers = [1 << i for i in range(world.bit_length())]
+    known = set.intersection(*(set(end.state_bytes) & set(end.activation_bytes) for end in costs.profile.ends.values()))
+    vocabulary_sp = (False, True) if costs.options.measured_messages else (False,)
+    for m, least, most, spread, sharded in product(divisors(batch), powers, powers, vocabulary_sp, (False, True)):
+        if least > most:
+            continue
+        for buffer in (False, True) if spread and least == 1 else (True,):
+            for stages in powers:
+                group = world // stages
+                if stages > layers or least > group or batch * least % (m * group):
+                    continue
+                for tp in powers:
+                    if least <= tp <= min(most, group) and tp in known:
+                        yield LoopPass(stages, m, least, most, tp, spread, sharded, buffer)
+
+
+@dataclass(frozen=True)
+class _LayerColumns:
+    """A layer's options in one size of stage and of micro-batch, without embedding and head."""
+
+    strategies: list[Strategy]
+    times_ns: Integers
+    own_ns: Integers
+    state_bytes: Integers
+    kept_bytes: Integers
+    moves_ns: Integers
+
+
+def _layer(costs: EngineCosts, stages: int, micro_batches: int, least_tp: int, most_tp: int) -> _LayerColumns:
+    strategies = [s for s in costs.strategies(stages) if least_tp <= s.degree("tp") <= most_tp]
+    times = np.array([costs.layer_ns(s, stages, micro_batches) for s in strategies], np.int64)
+    sizes = np.array([_bytes(costs, stages, micro_batches, s) for s in strategies], np.int64)
+    moves = [[costs.transition_ns(a, b, stages, micro_batches) for b in strategies] for a in strategies]
+    return _LayerColumns(strategies, times[:, 0], times[:, 1], sizes[:, 0], sizes[:, 1], np.array(moves, np.int64))
+
+
+def _configuration(costs: EngineCosts, choice: LoopPass, layer: _LayerColumns) -> Configuration:
+    ends_ns, ends_mib = costs.ends_ns(choice), costs.ends_mib(choice)
+    count, alone = len(layer.strategies), costs.profile.layers == 1
+
+    def by_kind(column: Integers, ends: tuple[int, int] = (0, 0)) -> Integers:
+        return np.array([column + ends[0] + (ends[1] if alone else 0), column, column + ends[1]])
+
+    tables = Tables(
+        strategies=tuple(map(str, layer.strategies)),
+        time_ns=by_kind(layer.times_ns, ends_ns),
+        sync_ns=by_kind(layer.times_ns - layer.own_ns),
+        forward_bytes=by_kind(layer.kept_bytes),
+        backward_bytes=np.full((3, count), costs.held_mib(choice) * MIB),
+        state_bytes=by_kind(layer.state_bytes, (ends_mib[0] * MIB, ends_mib[1] * MIB)),
+        transitions_ns=layer.moves_ns[None],
+        entries_ns=np.zeros((1, count), np.int64),
+    )
+    return Configuration(choice.stages, choice.micro_batches, tables, ends_ns=ends_ns)
+
+
+def _bytes(costs: EngineCosts, stages: int, micro_batches: int, strategy: Strategy) -> tuple[int, int]:
+    """O_ms and O_f: the largest O_ms with O_ms + n O_f at most the engine's whole MiB for every n of a stage."""
+    states, kept = costs.layer_bytes(strategy, micro_batches)
+    counts = {min(micro_batches, stages - stage) for stage in range(stages)}
+    return min(-(-(states + n * kept) // MIB) * MIB - n * kept for n in counts), kept

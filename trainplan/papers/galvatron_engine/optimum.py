@@ -1,0 +1,119 @@
+"""The optimum that the engine's plans can be held against, and why nothing fits.
+
+The iteration time is monotone in the own times C_i of the stages, but for the unhidden synchronisation, which is at least
+nothing: the least own times of the stages of the even partition bound a configuration (`own_bound`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
+from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
+from trainplan.formulations.layer_strategies.problem import violations as stage_violations
+from trainplan.formulations.pipeline.problem import Solution, Tables, spans_of_sizes
+from trainplan.papers.galvatron_engine.problem import Configuration, Instance, evaluate, even_partition, iteration_ns
+from trainplan.solvers.chain.label_setting import label_setting
+from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.core.result import Infeasibility
+from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.pipeline.memory import reason
+
+
+def published_optimum(instance: Instance, search: Search) -> Outcome:
+    """Optimal over the even partition of every configuration, proved where the bound says so. It has no options."""
+    bounds, infeasible = [], True
+    for place, configuration in enumerate(instance.configurations):
+        bound = _quick_bound(instance, configuration)
+        if search.objective is None or bound < search.objective:
+            proven = _configuration_bound(instance, place, search)
+            if search.out_of_time():
+                return Outcome()
+            if proven is None:
+                continue
+            bound, infeasible = proven, False
+        bounds.append(bound)
+    if infeasible:
+        return Outcome(infeasible=True, bound_source="least memory over all stages")
+    search.report(bound=min(bounds, default=0))
+    return Outcome(bound=search.bound, bound_source="least own time of every stage")
+
+
+def own_bound(configuration: Configuration, own_ns: Sequence[int]) -> int:
+    """The iteration time of stages of these own times, without synchronisation: no plan with such stages is below it, since the
+    iteration time rises with every own time, and adds what synchronisation is not hidden."""
+    return iteration_ns(replace(configuration, ends_ns=(0, 0)), own_ns, [0] * len(own_ns))
+
+
+def _quick_bound(instance: Instance, configuration: Configuration) -> int:
+    """`own_bound` of every layer at its least own time, whatever memory it needs."""
+    own = (configuration.tables.time_ns - configuration.tables.sync_ns).min(axis=1)
+    spans = spans_of_sizes(even_partition(instance.layers, configuration.stages))
+    return own_bound(configuration, [int(sum(own[k] for k in instance.layer_kinds[a : b + 1])) for a, b in spans])
+
+
+def _stages(instance: Instance, configuration: Configuration, tables: Tables, weight: int = 1) -> list[StageInstance]:
+    """The stages of the even partition, with `weight` micro-batches of which one synchronises."""
+    return [
+        instance.span(tables, first, last, configuration.in_flight(number), (weight, 1))
+        for number, (first, last) in enumerate(spans_of_sizes(even_partition(instance.layers, configuration.stages)))
+    ]
+
+
+def _configuration_bound(instance: Instance, place: int, search: Search) -> int | None:
+    """The bound of one configuration, having reported what reaches it; None where a stage does not fit.
+
+    Two sums are minimised, own time alone and with synchronisation: without a pipeline, the larger of the two bounds is that of
+    the larger of two sums, m C and m C + G - e.
+    """
+    configuration = instance.configurations[place]
+    counted, alone = configuration.counted.tables, configuration.stages == 1
+    silent = replace(counted, time_ns=counted.time_ns - counted.sync_ns, sync_ns=0 * counted.sync_ns)
+    bound, partition = 0, even_partition(instance.layers, configuration.stages)
+    weight = configuration.micro_batches if alone else 1
+    for tables in (silent, counted):
+        optima = [_exact(stage, search) for stage in _stages(instance, configuration, tables, weight)]
+        sums, choices = [optimum[0] for optimum in optima if optimum], [optimum[1] for optimum in optima if optimum]
+        if len(sums) < len(optima):
+            return None
+        search.report(Solution(place, partition, sum(choices, ())))
+        if tables is silent:
+            bound = own_bound(configuration, [total // weight for total in sums])
+            if search.objective is not None and bound >= search.objective:
+                break
+        elif alone:
+            bound = max(bound, sums[0] - sum(configuration.ends_ns))
+    return bound
+
+
+def _exact(stage: StageInstance, search: Search) -> tuple[int, tuple[int, ...]] | None:
+    """Least time of a stage, or a bound of it where time ran out, and a choice; None where none was found."""
+
+    def objective(choice: Sequence[int]) -> int | None:
+        return None if stage_violations(stage, choice) else evaluate_stage(stage, choice).objective
+
+    inner = Search(objective, None if search.time_limit is None else search.remaining())
+    label_setting(stage, inner)
+    if inner.best is None or inner.objective is None:
+        return None
+    proven = inner.objective if inner.bound is None else min(inner.bound, inner.objective)
+    return proven, tuple(int(s) for s in inner.best)
+
+
+def explain(instance: Instance) -> Infeasibility | None:
+    """Why no solution fits, in the user's terms; None where one does."""
+    best: Solution | None = None
+    least = float("inf")
+    for place, configuration in enumerate(instance.configurations):
+        choice: tuple[int, ...] = ()
+        for stage in _stages(instance, configuration, configuration.counted.tables):
+            peak, options = least_memory(stage)
+            if peak >= least:
+                break
+            choice += options
+        else:
+            best = Solution(place, even_partition(instance.layers, configuration.stages), choice)
+            least = evaluate(instance, best).peak_bytes
+    assert best is not None
+    return reason(instance, best, evaluate(instance, best))

@@ -1,0 +1,175 @@
+"""Hetu-Galvatron's profile as its own search engine reads it, in its units: ms, MiB, and ms for each MiB.
+
+As in v2.4.0, core/search_engine/search_engine.py: get_profiled_model_configs and get_profiled_hardware_configs. Of its modes
+of reading times, that of the file is taken: with eight batches or more at this sequence length, a line through their total
+times (`batch`); else, with three sequence lengths or more, at one sample a parabola for the layer and a line for both ends
+(`sequence`); else the one time (`static`). Memory is `static`: that of this sequence length.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import read_data
+from trainplan.profiling.imports.galvatron import DTYPES, MOST_LAYERS, files_by_kind, hidden_size_of, sequence_of
+from trainplan.profiling.imports.galvatron_blocks import FIRST, LAST, OFF
+from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, MOST_GB_PER_S, P2P, TIMES, matched
+from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, Ends, read_memory
+from trainplan.profiling.imports.galvatron_times import Times, read_times
+from trainplan.profiling.imports.source import MIB, MOST_MS, SMALLEST, Options, Source, number
+
+HARDWARE = {"allreduce": "allreduce_bandwidth_*.json", "p2p": "p2p_bandwidth_*.json", "overlap": "overlap_coefficient.json"}
+LEAST_BATCHES, LEAST_SEQUENCES = 8, 3
+
+Line = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class MessageTimes:
+    """Measured ms of one operation by bytes of the message, and the line (ms for each MiB, ms) through them."""
+
+    by_bytes: dict[int, float]
+    line: Line
+
+    def ms(self, message_bytes: float) -> float:
+        """Milliseconds of a message of so many bytes: as measured, else by the line."""
+        slope, latency = self.line
+        return self.by_bytes.get(message_bytes, slope * message_bytes / MIB + latency)  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """A model of equal layers and its hardware.
+
+    layer_ms, ends_ms: forward pass, (for each sample, for each pass). kept_mib: of a layer for each sample, by tp.
+    ends: as galvatron_memory.Memory has them. all_reduce: ms for each MiB by number of ranks and whether they are consecutive.
+    p2p: the same by number of stages. measured: half an all-reduce, as one all-gather or reduce-scatter, by number of ranks,
+    where timed (`sp_time_*.json`; config_utils.remap_config).
+    """
+
+    name: str
+    layers: int
+    sequence: int
+    hidden_size: int
+    element_bytes: int
+    devices: int
+    layer_ms: Line
+    ends_ms: Line
+    parameter_mib: float
+    kept_mib: dict[int, float]
+    checkpoint_mib: float
+    ends: dict[str, Ends]
+    all_reduce: dict[tuple[int, bool], float]
+    p2p: dict[int, float]
+    measured: dict[int, MessageTimes]
+    overlap: float
+
+    def all_reduce_ms_per_mib(self, ranks: int, consecutive: bool = True) -> float:
+        """Milliseconds for each MiB of an all-reduce. Raises InputError where it was not measured."""
+        if ranks == 1:
+            return 0.0
+        if (ranks, consecutive) not in self.all_reduce:
+            key = f"allreduce_size_{ranks}_consec_{int(consecutive)}"
+            raise InputError(HARDWARE["allreduce"], key, "is missing", "measure it, or plan for fewer devices")
+        return self.all_reduce[ranks, consecutive]
+
+
+def read_engine_profile(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    layers: int | None = None,
+    sequence: int | None = None,
+    hidden_size: int | None = None,
+) -> EngineProfile:
+    """From the files of the model's times and memory, of all-reduces, of p2p, of overlap, and, to use them, of message times.
+
+    layers, sequence, hidden_size: what the files leave open. Raises InputError.
+    """
+    files = files_by_kind([_source(os.fspath(path)) for path in paths])
+    times, options = files["computation"], Options(None, layers, sequence, hidden_size)
+    for kind, name in HARDWARE.items():
+        if kind not in files:
+            raise InputError(times.path, "", f"comes without {name}", "give that file as well")
+    options.check("galvatron", ("layers", "sequence", "hidden_size"))
+    count, hidden, table = options.needed(times, "layers", 24), hidden_size_of(options, times), read_times(times)
+    if count > MOST_LAYERS:
+        raise InputError("command line", "--layers", f"is {count}", f"give at most {MOST_LAYERS}")
+    tokens = sequence_of(options, times, files["memory"], table)
+    memory = read_memory(files["memory"], tokens)
+    if missing := [name for name in (OFF, FIRST, LAST) if name not in memory.ends]:
+        raise InputError(files["memory"].path, missing[0], "is missing", "profile the memory whole")
+    layer_ms, ends_ms = _lines(times, table, tokens)
+    precision = next((name for name in DTYPES if f"_{name}_" in f"{times.stem}_"), "bf16")
+    bandwidths = _numbers(files["allreduce"], ALL_REDUCE, MOST_GB_PER_S)
+    return EngineProfile(
+        name=re.sub(rf"computation_profiling_({'|'.join(DTYPES)})_", "", times.stem),
+        layers=count,
+        sequence=tokens,
+        hidden_size=hidden,
+        element_bytes=DTYPES[precision][1],
+        devices=max(int(ranks) for ranks, _ in bandwidths),
+        layer_ms=layer_ms,
+        ends_ms=ends_ms,
+        parameter_mib=memory.parameters * FP32_BYTES / MIB,
+        kept_mib={tp: size / MIB for tp, size in memory.kept_bytes.items()},
+        checkpoint_mib=memory.checkpoint_bytes / MIB,
+        ends=memory.ends,
+        all_reduce={(int(ranks), flag == "1"): 1 / value for (ranks, flag), value in bandwidths.items()},
+        p2p={int(stages): 1 / value for (stages,), value in _numbers(files["p2p"], P2P, MOST_GB_PER_S).items()},
+        measured=_measured(files["sp_time"]) if "sp_time" in files else {},
+        overlap=number(files["overlap"], "overlap_coe", files["overlap"].data.get("overlap_coe"), 10, 1),
+    )
+
+
+def _source(path: str) -> Source:
+    data = read_data(path)
+    if not isinstance(data, dict):
+        raise InputError(path, "", "holds no object", "give a JSON object")
+    return Source(path, data)
+
+
+def _lines(source: Source, table: Mapping[int, Mapping[int, Times]], sequence: int) -> tuple[Line, Line]:
+    """Of a layer and of both ends. Raises InputError."""
+    by_batch = table.get(sequence) or table[0]
+    if len(by_batch) >= LEAST_BATCHES:
+        batches = np.array(list(by_batch))
+        layer, ends = (np.polyfit(batches, batches * np.array(ms), 1) for ms in zip(*by_batch.values(), strict=True))
+        return (float(layer[0]), float(layer[1])), (float(ends[0]), float(ends[1]))
+    single = {length: found[1] for length, found in table.items() if 1 in found}
+    if len(single) >= LEAST_SEQUENCES:
+        layer, ends = (
+            np.polyval(np.polyfit(list(single), ms, degree), sequence)
+            for ms, degree in zip(zip(*single.values(), strict=True), (2, 1), strict=True)
+        )
+        return (float(layer), 0.0), (float(ends), 0.0)
+    if len(by_batch) > 1:
+        told = f"has {len(by_batch)} batches at sequence length {sequence}"
+        raise InputError(source.path, "", told, f"profile one, or {LEAST_BATCHES} or more")
+    ((layer_ms, ends_ms),) = by_batch.values()
+    return (layer_ms, 0.0), (ends_ms, 0.0)
+
+
+def _numbers(source: Source, pattern: re.Pattern[str], most: float) -> dict[tuple[str, ...], float]:
+    return {
+        matched(source, pattern, key).groups(): number(source, key, value, most, SMALLEST) for key, value in source.data.items()
+    }
+
+
+def _measured(source: Source) -> dict[int, MessageTimes]:
+    points: dict[int, dict[int, float]] = {}
+    for (operation, ranks, size), ms in _numbers(source, TIMES, MOST_MS).items():
+        if operation == "allreduce":
+            points.setdefault(int(ranks), {})[int(size) * MIB] = ms / 2
+    found = {}
+    for count, by_bytes in points.items():
+        if len(by_bytes) < 2:
+            raise InputError(source.path, f"allreduce_size_{count}", "has one message size", "give two or more")
+        slope, latency = np.polyfit([size / MIB for size in by_bytes], list(by_bytes.values()), 1)
+        found[count] = MessageTimes(by_bytes, (float(slope), float(latency)))
+    return found

@@ -1,0 +1,282 @@
+"""Evidence: pipelines whose stages several devices share, as AutoPipe compares planners (Section IV-D).
+
+G equal devices, M micro-batches. tests/papers/test_autopipe_tables.py holds the results against the paper's tables.
+
+A stage on d devices gives each a share of the rows of every micro-batch, which is how DAPPLE means it; or, where all stages
+have the same d, d pipelines run side by side with M / d micro-batches each, as in Megatron-LM and AutoPipe. Gradients of a
+stage are all-reduced after its last backward pass, in 2 (d-1)/d times what sending them once takes.
+
+    Piper      least largest time per sample over all cuts and numbers of devices d that divide M, sum d <= min(G, M),
+                   TPS = (sum (f + b) + 2 (c_in + c_out) + 4 (d-1) g / M) / d,      g: sending its gradients once
+               with ceil(s / d) micro-batches in flight, s the devices of this stage and all later ones. From the last layer on:
+                   V_s(i) = min over e, d of max(TPS, V_{s-d}(e));    the fewest devices that reach the least
+               (the state of Tarnawski et al. without tensor parallelism, where devices and replicas are one number).
+    DAPPLE     L = T_w + T_s + T_e with the pivot stage Q (see `solvers.partition.planners`; T_e has the all-reduce AR_s here),
+                   T_e = max over s of AR_s + (sum_{a=s..Q} B_a where s <= Q, else -sum_{a=Q+1..s-1} B_a)
+               by its search: the first j layers on m devices are planned, the rest is one stage on the other G - m; the rest is
+               split in two in all ways, and for each (j, m) the plan of least L stays. One stage on all devices is a plan, too.
+               (The paper prints -sum_{a=Q..s} for s >= Q; the bounds here are those of the chain of backward passes.) It knows
+               no memory.
+    AutoPipe   for each number of stages p that divides G, d = G / p for all, its heuristic's best partition that fits; of
+               these the one of least simulated time, all-reduces included. (A depth whose least largest stage takes too
+               long for M / d micro-batches is passed over.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+
+import numpy as np
+
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
+from trainplan.formulations.step.recurrences import pass_ends
+from trainplan.formulations.step.schedules import most_in_flight
+from trainplan.formulations.step.stage_memory import Memory
+from trainplan.formulations.step.timeline import Work
+from trainplan.solvers.partition.autopipe import Planner
+
+FAR = np.int64(2**60)  # more than any time
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicatedChain:
+    """What layers, or sub-layers, cost one device. forward_ns, backward_ns: (n,), of a micro-batch. transfer_ns: (n-1,), of its
+    message between two. gradient_ns: (n,), of sending the gradients once. memory: with the same limit for every device."""
+
+    forward_ns: Integers
+    backward_ns: Integers
+    transfer_ns: Integers
+    gradient_ns: Integers
+    memory: Memory | None = None
+
+    @classmethod
+    def of(cls, instance: Instance, gradient_ns: Integers | None = None, by_layer: bool = True) -> ReplicatedChain:
+        """The chain of an instance; by_layer: of its whole layers. gradient_ns: of each sub-layer, none without."""
+        gradients = np.zeros(instance.sublayers, np.int64) if gradient_ns is None else gradient_ns
+        if by_layer:
+            instance, starts = instance.between_layers()
+            gradients = np.add.reduceat(gradients, starts)
+        return cls(instance.forward_ns, instance.backward_ns, instance.transfer_ns, gradients, instance.memory)
+
+    @property
+    def layers(self) -> int:
+        """Their number, n."""
+        return len(self.forward_ns)
+
+    @cached_property
+    def before(self) -> Integers:
+        """(n+1,): forward and backward passes of all layers before each place."""
+        return np.concatenate([[0], np.cumsum(self.forward_ns + self.backward_ns)])
+
+    @cached_property
+    def moves(self) -> Integers:
+        """(n+1,): the message at each place, 0 at both ends."""
+        return np.concatenate([[0], self.transfer_ns, [0]])
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A pipeline: the first layer of every stage but the first, and the devices of every stage."""
+
+    cuts: tuple[int, ...]
+    replicas: tuple[int, ...]
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether it is so many whole pipelines."""
+        return len(set(self.replicas)) == 1
+
+    def spans(self, layers: int) -> list[tuple[int, int]]:
+        """First layer and end of every stage."""
+        return list(pairwise((0, *self.cuts, layers)))
+
+
+@dataclass(frozen=True)
+class ReplicatedRun:
+    """How a pipeline runs. time_ns: of the step, all-reduces included. work: of one micro-batch as its devices share it.
+    peak_bytes: of a device of each stage, None without memory. fits: within the limit."""
+
+    time_ns: int
+    work: Work
+    peak_bytes: tuple[int, ...] | None
+    fits: bool
+
+
+def run(chain: ReplicatedChain, plan: Replicated, micro_batches: int, rows: int) -> ReplicatedRun:
+    """A plan simulated, with micro-batches of so many rows. Raises ValueError where a stage has more devices than rows, unless
+    its pipelines run side by side."""
+    spans, replicas = plan.spans(chain.layers), plan.replicas
+    if plan.side_by_side:
+        micro_batches, shares = -(-micro_batches // replicas[0]), [rows] * len(replicas)
+    elif max(replicas) > rows:
+        raise ValueError(f"a stage has {max(replicas)} devices for the {rows} rows of a micro-batch")
+    else:
+        shares = [ceil(rows / d) for d in replicas]
+
+    def of(values: Integers, x: int) -> int:
+        return int(values[slice(*spans[x])].sum())
+
+    def shared(times: Integers) -> tuple[int, ...]:
+        return tuple(ceil(of(times, x) * share / rows) for x, share in enumerate(shares))
+
+    moved = zip(plan.cuts, pairwise(shares), strict=True)
+    moves = tuple(ceil(int(chain.transfer_ns[cut - 1]) * max(both) / rows) for cut, both in moved)
+    work = Work(shared(chain.forward_ns), shared(chain.backward_ns), moves)
+    backward = pass_ends(work, micro_batches).backward
+    ends = (backward[x][-1] + reduced_ns(of(chain.gradient_ns, x), d) for x, d in enumerate(replicas))
+    peaks, fits = None, True
+    if (memory := chain.memory) is not None:
+        in_flight = [most_in_flight("1f1b", len(spans), micro_batches, x) for x in range(len(spans))]
+        peaks = tuple(
+            of(memory.state_bytes, x)
+            + in_flight[x] * ceil(of(memory.kept_bytes, x) * share / rows)
+            + ceil(int(memory.workspace_bytes[slice(*spans[x])].max()) * share / rows)
+            for x, share in enumerate(shares)
+        )
+        fits = max(peaks) <= memory.limit_bytes[0]
+    return ReplicatedRun(max(ends), work, peaks, fits)
+
+
+def reduced_ns(gradient_ns: int, replicas: int) -> int:
+    """A ring all-reduce: twice all but one share of what sending once takes."""
+    return -(-2 * (replicas - 1) * gradient_ns // replicas)
+
+
+def piper_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Replicated | None:
+    """Piper's pipeline; None where nothing fits. Times per sample in whole ns, rounded up."""
+    layers, most = chain.layers, min(devices, micro_batches)
+    gradients = np.concatenate([[0], np.cumsum(chain.gradient_ns)])
+    degrees = [d for d in range(1, most + 1) if micro_batches % d == 0]
+    least = np.full((most + 1, layers + 1), FAR)  # V_s(i)
+    least[0, layers] = 0
+    choice = np.zeros((most + 1, layers, 2), np.int64)  # end and devices of the stage that begins at i
+    for first in reversed(range(layers)):
+        tps = chain.before[first + 1 :] - chain.before[first] + 2 * (chain.moves[first] + chain.moves[first + 1 :])
+        for d in degrees:
+            own = -(-(micro_batches * tps + 4 * (d - 1) * (gradients[first + 1 :] - gradients[first])) // (micro_batches * d))
+            found = np.maximum(own, least[: most + 1 - d, first + 1 :])
+            if chain.memory is not None:
+                in_flight = -(-np.arange(d, most + 1)[:, None] // d)
+                found[peaks_bytes(chain.memory, first, in_flight) > chain.memory.limit_bytes[0]] = FAR
+            ends, best = first + 1 + found.argmin(axis=1), found.min(axis=1)
+            better = np.flatnonzero(best < least[d:, first])
+            least[d + better, first] = best[better]
+            choice[d + better, first] = np.stack([ends[better], np.full(len(better), d)], axis=1)
+    if (s := int(least[:, 0].argmin())) == 0:
+        return None
+    cuts, replicas, first = [], [], 0
+    while first < layers:
+        first, d = map(int, choice[s, first])
+        s -= d
+        cuts.append(first)
+        replicas.append(d)
+    return Replicated(tuple(cuts[:-1]), tuple(replicas))
+
+
+def peaks_bytes(memory: Memory, first: int, in_flight: Integers) -> Integers:
+    """Of stages from one layer on, by their last layer; in_flight: micro-batches, (.., 1)."""
+    state, kept = np.cumsum(memory.state_bytes[first:]), np.cumsum(memory.kept_bytes[first:])
+    return state + in_flight * kept + np.maximum.accumulate(memory.workspace_bytes[first:])
+
+
+@dataclass(frozen=True)
+class LatencyPart:
+    """A stage, or a message, as DAPPLE sees it: passes of a micro-batch and the all-reduce, in ns."""
+
+    forward_ns: int
+    backward_ns: int
+    reduced_ns: int = 0
+
+
+def latency_ns(parts: Sequence[LatencyPart], micro_batches: int) -> int:
+    """DAPPLE's L; its pivot is the stage of the longest path, the last such."""
+    longest, pivot, passes = -1, 0, 0
+    for place, part in enumerate(parts):
+        own = part.forward_ns + part.backward_ns
+        passes += own
+        if passes + (micro_batches - 1) * own >= longest:
+            longest, pivot = passes + (micro_batches - 1) * own, place
+    steady = (micro_batches - 1) * (parts[pivot].forward_ns + parts[pivot].backward_ns)
+    ends, after = [], 0
+    for part in reversed(parts[: pivot + 1]):
+        after += part.backward_ns
+        ends.append(after + part.reduced_ns)
+    after = 0
+    for part in parts[pivot + 1 :]:
+        ends.append(after + part.reduced_ns)
+        after -= part.backward_ns
+    return sum(part.forward_ns for part in parts[: pivot + 1]) + steady + max(ends)
+
+
+def dapple_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Replicated:
+    """DAPPLE's pipeline, of least L among those that its search meets."""
+    layers = chain.layers
+    sums = [np.concatenate([[0], np.cumsum(of)]).tolist() for of in (chain.forward_ns, chain.backward_ns, chain.gradient_ns)]
+    moves = chain.moves.tolist()
+
+    def stage(first: int, end: int, d: int) -> LatencyPart:
+        forward, backward, gradient = (before[end] - before[first] for before in sums)
+        return LatencyPart(-(-forward // d), -(-backward // d), reduced_ns(gradient, d))
+
+    def parts_of(plan: Replicated) -> list[LatencyPart]:
+        found: list[LatencyPart] = []
+        for (first, end), d, before in zip(plan.spans(layers), plan.replicas, (0, *plan.replicas), strict=False):
+            if first:
+                message = -(-moves[first] // min(before, d))
+                found.append(LatencyPart(message, message))
+            found.append(stage(first, end, d))
+        return found
+
+    whole = Replicated((), (devices,))
+    best, answer = latency_ns(parts_of(whole), micro_batches), whole
+    planned = {(0, 0): (best, whole)}  # by layers and devices before the last stage
+    for j in range(layers - 1):
+        for m in range(devices - 1):
+            if (j, m) not in planned:
+                continue
+            plan = planned[j, m][1]
+            for further, d in _splits(j, m, layers, devices):
+                split = Replicated((*plan.cuts, further), (*plan.replicas[:-1], d, devices - m - d))
+                time = latency_ns(parts_of(split), micro_batches)
+                if (further, m + d) not in planned or time < planned[further, m + d][0]:
+                    planned[further, m + d] = time, split
+                if time < best:
+                    best, answer = time, split
+    return answer
+
+
+def _splits(j: int, m: int, layers: int, devices: int) -> Iterator[tuple[int, int]]:
+    """Where the last stage may be split, and how many devices its first part gets."""
+    return ((further, d) for further in range(j + 1, layers) for d in range(1, devices - m))
+
+
+def autopipe_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Replicated | None:
+    """AutoPipe's pipeline of one number of devices for all stages; None where nothing fits."""
+    best: tuple[int, Replicated] | None = None
+    for stages in range(1, min(devices, chain.layers) + 1):
+        if devices % stages:
+            continue
+        replicas = devices // stages
+        memory, m = chain.memory, -(-micro_batches // replicas)
+        if memory is not None:
+            memory = memory.with_limits(np.broadcast_to(memory.limit_bytes[:1], (stages,)))
+        given = (chain.forward_ns, chain.backward_ns, chain.transfer_ns, stages, m)
+        numbers, nothing = np.arange(chain.layers), np.zeros(chain.layers, np.int64)
+        instance = Instance(*given, layers=numbers, sync_ns=nothing, memory=memory)
+        planner = Planner(instance)
+        if best is not None and m * planner.table.least[stages][chain.layers] >= best[0]:
+            continue
+        planner.run()
+        for cuts in planner.by_time():
+            if not violations(instance, Solution(cuts)):
+                plan = Replicated(cuts, (replicas,) * stages)
+                time = run(chain, plan, micro_batches, 1).time_ns  # side by side: rows are not shared
+                if best is None or time < best[0]:
+                    best = time, plan
+                break
+    return None if best is None else best[1]

@@ -1,0 +1,52 @@
+"""Predictions of plans: what the walks over a plan's programs say, with the costs of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainplan.execution.judge import Judged
+from trainplan.formulations.pipeline_partition.costs import PlannedWork, planned_work, samples_of
+from trainplan.formulations.plan import Plan, Predicted, Stage, StageTimes
+from trainplan.formulations.request import Request
+from trainplan.profiling.profiles import Profile
+
+COST_MODEL = "executed"
+
+
+def plan_profile(plan: Plan, request: Request) -> Profile:
+    """The profile with the costs of the plan's own shapes, from where the request's numbers come. Raises InputError."""
+    return request.profile_for([samples_of(plan)], [plan.stage_size])
+
+
+def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str] | None) -> Predicted:
+    """What the walks say, in the plan's form. kinds: of the cluster's devices, where there are several."""
+    return Predicted(
+        step_ns=judged.step_ns,
+        peak_bytes=list(judged.peak_bytes),
+        cost_model=COST_MODEL,
+        backend=judged.time.backend,
+        profile_origin=profile.origin,
+        durations=dict(judged.carried()),
+        stages=None if plan.switches() is not None else stage_times(plan, profile, kinds),
+    )
+
+
+def stage_times(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> list[StageTimes]:
+    """What the passes of each stage take, in the plan's form."""
+    found = work_of(plan, profile, kinds)
+    rows = zip(found.work.forward_ns, found.work.backward_ns, (*found.work.transfer_ns, 0), found.syncs_ns, strict=True)
+    return [StageTimes(forward_ns=f, backward_ns=b, transfer_ns=c, sync_ns=d) for f, b, c, d in rows]
+
+
+def work_of(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> PlannedWork:
+    """What the stages of a plan take, each by the numbers of the kinds of device that it is on. Raises InputError."""
+    return planned_work(plan, [_of_stage(profile, plan, stage, kinds) for stage in plan.stages])
+
+
+def _of_stage(profile: Profile, plan: Plan, stage: Stage, kinds: Sequence[str] | None) -> Profile:
+    """What the profile knows of the kinds of device that a stage is on."""
+    if kinds is None or len(set(kinds)) == 1:
+        return profile
+    devices = plan.placement or range(plan.world)
+    present = {kinds[devices[rank]] for rank in stage.ranks}
+    return profile.changed(costs=[entry for entry in profile.costs if entry.device in present])

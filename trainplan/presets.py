@@ -1,0 +1,166 @@
+"""The planners that trainplan offers by name: each a problem, the parameters that it fixes, and how its instances are searched.
+
+`plan --like NAME` plans as one of them. A problem's name will do as well: it is then planned with nothing fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainplan.asking import runs
+from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.problem import Problem, problem, problem_names
+from trainplan.formulations.request import Request
+from trainplan.formulations.step.schedules import Schedule
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.plugins import attribute
+from trainplan.solvers.core.answer import Searcher
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A planner by name.
+
+    verb: the command that plans so, beside `plan --like`. about: what it decides, in a sentence. fixed: parameters of the
+    problem that are not up to the user; defaults: others whose defaults differ from the problem's. searcher: what solves the
+    instances of a request, as `package.module:function`; search_options: parameters of the problem that it takes, too. picture:
+    what draws its answer. only_running: it plans models that run, no others: its plans fit by their programs alone.
+    """
+
+    name: str
+    problem_name: str
+    about: str
+    verb: str | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    searcher: str = "trainplan.solvers.core.answer:best_answer"
+    search_options: tuple[str, ...] = ()
+    picture: str | None = None
+    only_running: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that is solved."""
+        return problem(self.problem_name)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What is up to the user, with the preset's defaults."""
+        return tuple(
+            parameter.with_default(self.defaults.get(parameter.name, parameter.default))
+            for parameter in self.problem.parameters
+            if parameter.name not in self.fixed
+        )
+
+    def check(self, request: Request) -> None:
+        """Raises InputError for a model that the preset does not plan."""
+        model = request.described_model
+        if self.only_running and model and not runs(model):
+            fix = (
+                f"give a model of {', '.join(EXECUTED_FAMILIES)} in {' or '.join(EXECUTED_DTYPES)}; "
+                f"`build {self.problem_name}` and `solve` take any"
+            )
+            told = f"is {model.name!r} ({model.family}, {model.dtype}), which does not run"
+            raise InputError("command line", "--model", told, fix)
+
+    def search(self) -> Searcher:
+        """What solves the instances of a request."""
+        searcher: Searcher = attribute(self.searcher)
+        return searcher
+
+
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            "galvatron-bmw",
+            "pipeline",
+            "Stages, micro-batches and every layer's strategy together, on equal devices (Galvatron-BMW).",
+            verb="plan",
+            fixed={"cost_model": "executed"},
+        ),
+        Preset(
+            "amp",
+            "cluster-strategy",
+            "Degrees, placement, micro-batches and layers of stages on a cluster of mixed devices (AMP).",
+            verb="place",
+            picture="trainplan.pictures.placement:draw_placement",
+        ),
+        Preset(
+            "autopipe",
+            "pipeline-partition",
+            "Pipeline stages cut at any sub-layer, the first micro-batches sliced (AutoPipe).",
+            verb="partition",
+            searcher="trainplan.solvers.partition.depths:search",
+            search_options=("sliced", "objective"),
+            picture="trainplan.pictures.timeline:draw_partition",
+        ),
+        Preset(
+            "h3t",
+            "memory-switches",
+            "What every sub-layer recomputes, offloads, partitions and prefetches, states on the host (H3T).",
+            verb="switch",
+            fixed={"paper_combinations": False, "by_unit": True},
+            picture="trainplan.pictures.lanes:draw_switches",
+            only_running=True,
+        ),
+    )
+}
+DEFAULT = next(iter(PRESETS))
+
+
+def preset(name: str) -> Preset:
+    """A preset by its name, its verb, or the name of a problem. Raises InputError."""
+    for known in PRESETS.values():
+        if name in (known.name, known.verb):
+            return known
+    if name in problem_names():
+        return Preset(name, name, f"The problem {name}.")
+    names = ", ".join([*PRESETS, *problem_names()])
+    raise InputError("command line", "--like", f"is {name!r}", f"give one of: {names}")
+
+
+@dataclass(frozen=True)
+class Planner:
+    """One of the planners that `throughput` compares: a space of the pipeline problem, a schedule, and a method.
+
+    label: the paper's name for it.
+    """
+
+    name: str
+    label: str
+    space: str
+    schedule: Schedule
+    method: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+PLANNERS = {
+    planner.name: planner
+    for planner in (
+        Planner("ddp", "PyTorch DDP (DP)", "dp", "1f1b", "galvatron-base"),
+        Planner("megatron", "Megatron (TP)", "tp", "1f1b", "galvatron-base"),
+        Planner("gpipe", "PyTorch GPipe (PP)", "pp", "gpipe", "galvatron-base"),
+        Planner("fsdp", "FSDP/ZeRO-3 (SDP)", "sdp", "1f1b", "galvatron-base"),
+        Planner("deepspeed-3d", "DeepSpeed 3D", "3d", "gpipe", "galvatron-base"),
+        Planner("galvatron-dp-tp", "Galvatron (DP+TP)", "dp+tp", "gpipe", "galvatron-base"),
+        Planner("galvatron-dp-pp", "Galvatron (DP+PP)", "dp+pp", "gpipe", "galvatron-base"),
+        Planner("galvatron", "Galvatron", "no-ckpt", "gpipe", "galvatron-base"),
+        Planner("galvatron-base", "Galvatron-Base", "full", "gpipe", "galvatron-base"),
+        Planner("galvatron-1f1b-bi-obj", "Galvatron (1F1B+Bi-obj)", "no-ckpt", "1f1b", "galvatron-bmw"),
+        Planner("galvatron-bmw", "Galvatron-BMW", "full", "1f1b", "galvatron-bmw"),
+    )
+}
+OPTIMUM = "optimum"
+
+
+def planner(name: str, space: str = "full", schedule: Schedule = "1f1b") -> Planner:
+    """A planner by name; `optimum` is the exact one, of that space and schedule. Raises InputError."""
+    if name == OPTIMUM:
+        return Planner(f"{OPTIMUM}-{space}", f"optimum of {space}", space, schedule, "exact")
+    if name not in PLANNERS:
+        raise InputError("command line", "--planner", f"is {name!r}", f"give one of: {', '.join([*PLANNERS, OPTIMUM])}")
+    return PLANNERS[name]

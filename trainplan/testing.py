@@ -1,0 +1,196 @@
+"""For authors of problems and methods: checks that they keep trainplan's protocols, to be called from their own tests.
+
+    check_problem(PROBLEM, instances)             files, costs, memory and words of tiny instances, by all of their solutions
+    check_request(PROBLEM, request)               from a request to instances, and to a plan whose programs are sound
+    check_method(PROBLEM, "exact", instances)     answers and bounds of a method, held against brute force
+
+Each raises AssertionError where something is not as `formulations.problem` says it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.walk.checks import check
+from trainplan.formulations.parameters import chosen
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.errors import InputError, Unsuited
+from trainplan.profiling.base.files import Record
+from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.solve import solve
+
+MOST_SOLUTIONS = 200_000  # of an instance that all solutions are looked at
+AMPLE_BYTES = 2**48
+
+
+def check_problem(problem: Problem, instances: Iterable[Any]) -> None:
+    """All that the protocol asks of a problem, on instances of at most MOST_SOLUTIONS solutions."""
+    check_parameters(problem)
+    for instance in instances:
+        assert instance.problem == problem.name
+        assert problem.count(instance) <= MOST_SOLUTIONS, "give smaller instances"
+        check_files(problem, instance)
+        solutions = list(enumerated(problem, instance))
+        for solution in solutions:
+            check_solution(problem, instance, solution)
+        fits = any(not problem.violations(instance, solution) for solution in solutions)
+        check_reason(problem, instance, fits)
+        check_memory(problem, instance, solutions[:1])
+        check_parts(problem, instance)
+        size = problem.size(instance)
+        assert size and all(isinstance(name, str) and type(value) is int for name, value in size.items()), size
+        assert problem.cost_model(instance)
+
+
+def check_parameters(problem: Problem) -> None:
+    """Whether the parameters have names of their own, words, and defaults that they take themselves; and the formats exist."""
+    parameters = problem.parameters
+    assert problem.name and len({parameter.name for parameter in parameters}) == len(parameters)
+    for parameter in parameters:
+        assert parameter.about and parameter.flag.startswith("--") and parameter.name.isidentifier(), parameter
+        parameter.check(parameter.default)
+    defaults = chosen(parameters, {}, problem.name)
+    assert defaults == {parameter.name: parameter.default for parameter in parameters}
+    for record in (problem.record, problem.solution_record):
+        assert issubclass(record, Record) and record.model_json_schema()
+
+
+def check_files(problem: Problem, instance: Any) -> None:
+    """Whether an instance comes back from its file as it was."""
+    content = json.loads(json.dumps(instance.to_dict()))
+    again = problem.load(content)
+    assert content["problem"] == problem.name and (again.problem, again.name) == (instance.problem, instance.name)
+    assert again.digest == instance.digest and json.loads(json.dumps(again.to_dict())) == content
+
+
+def check_solution(problem: Problem, instance: Any, solution: Any) -> None:
+    """Whether a solution comes back from its file, and what is said of its costs agrees."""
+    content = json.loads(json.dumps(problem.solution_dict(solution)))
+    assert json.loads(json.dumps(problem.solution_dict(problem.load_solution(content)))) == content
+    objective = problem.evaluate(instance, solution).objective
+    assert problem.evaluate(instance, problem.load_solution(content)).objective == objective
+    costs = json.loads(json.dumps(problem.describe(instance, solution)))
+    assert type(costs["time_ns"]) is int and costs["time_ns"] == objective, costs
+    limit, broken = problem.memory_bytes(instance), problem.violations(instance, solution)
+    assert all(isinstance(text, str) and text for text in broken), broken
+    if limit is not None and "peak_bytes" in costs:
+        assert bool(broken) == (costs["peak_bytes"] > limit), (broken, costs["peak_bytes"], limit)
+    for table in problem.tables(instance, solution):
+        assert isinstance(table, Table) and isinstance(table.title, str)
+        for row in table.rows:
+            assert len(row) == len(table.columns) and all(isinstance(text, str) for text in row), (table.title, row)
+
+
+def check_reason(problem: Problem, instance: Any, fits: bool) -> None:
+    """Whether the problem says why nothing fits exactly where nothing does, and names a memory that does."""
+    reason = problem.explain(instance)
+    assert (reason is None) == fits, reason
+    if reason is not None and problem.memory_bytes(instance) is not None:
+        assert str(reason) and reason.least_memory_bytes > problem.memory_bytes(instance)
+        assert problem.explain(problem.with_memory(instance, reason.least_memory_bytes)) is None
+
+
+def check_memory(problem: Problem, instance: Any, solutions: Iterable[Any]) -> None:
+    """Whether another limit changes nothing but the limit. InputError is for instances that know nothing of memory."""
+    limit = problem.memory_bytes(instance)
+    try:
+        ample = problem.with_memory(instance, AMPLE_BYTES)
+    except InputError:
+        assert limit is None
+        return
+    assert problem.memory_bytes(ample) in (AMPLE_BYTES, None)
+    tight = problem.tightest(instance)
+    assert tight is None or problem.explain(tight) is None, "something fits into the least memory"
+    for solution in solutions:
+        assert problem.evaluate(ample, solution).objective == problem.evaluate(instance, solution).objective
+        assert not problem.violations(ample, solution)
+    if limit is not None:
+        assert problem.memory_bytes(ample) == AMPLE_BYTES
+        assert problem.with_memory(ample, limit).digest == instance.digest
+        assert problem.size(instance).get("memory_bytes") == limit, "size tells the one limit"
+
+
+def check_parts(problem: Problem, instance: Any) -> None:
+    """Whether the parts for the models are parts, or None, or refused in one line."""
+    try:
+        parts = problem.parts(instance, lambda: False)
+    except Unsuited as error:
+        assert "\n" not in str(error)
+        return
+    assert parts is None or all(isinstance(part, Part) for part in parts)
+
+
+def check_method(problem: Problem, method: str, instances: Iterable[Any], **options: Any) -> list[Result]:
+    """Whether a method's answers and bounds stand by brute force; an optimum that it claims is one. Its results.
+
+    options: of the method, and `time_limit`, `gap` and `seed`. An instance that the method does not take raises Unsuited.
+    """
+    results = []
+    for instance in instances:
+        best, result = optimum(problem, instance), solve(instance, method, **options)
+        results.append(result)
+        assert result.status != "failed", result.message
+        assert (result.status == "infeasible") <= (best is None), result.reason
+        if result.solution is not None:
+            solution = problem.load_solution(result.solution)
+            assert not problem.violations(instance, solution)
+            assert problem.evaluate(instance, solution).objective == result.objective
+            assert best is not None and result.objective is not None and result.objective >= best
+            if result.status == "optimal":
+                assert result.objective <= best * (1 + 2 * result.tolerance)
+        assert result.bound is None or best is None or result.bound <= best, (result.bound, best)
+    return results
+
+
+def check_request(problem: Problem, request: Request) -> Plan | None:
+    """Whether a request becomes instances that come back from their files, and the best of one a plan that says its programs.
+
+    The plan, or None of a problem that has none.
+    """
+    check_files(problem, problem.instance(request))
+    instances = problem.instances(request)
+    for instance in instances:
+        check_files(problem, instance)
+    if type(problem).plan is Problem.plan:
+        return None
+    plan = problem.plan(instances[0], _good_solution(problem, instances[0]), request)
+    assert plan.predicted is None, "prediction and claim are added by who plans"
+    assert plan.batch.global_samples == request.batch
+    assert Plan.model_validate(json.loads(plan.model_dump_json())) == plan
+    programs = compile_plan(plan)
+    assert len(programs) == plan.world
+    faults = check(programs)
+    assert not faults, faults
+    return plan
+
+
+def enumerated(problem: Problem, instance: Any) -> Iterator[Any]:
+    """The solutions that brute force looks at, without the moments to look at the clock."""
+    return (solution for solution in problem.solutions(instance) if solution is not None)
+
+
+def optimum(problem: Problem, instance: Any) -> int | None:
+    """The least objective of all solutions that break no constraint; None where there is none."""
+    return min(
+        (
+            problem.evaluate(instance, solution).objective
+            for solution in enumerated(problem, instance)
+            if not problem.violations(instance, solution)
+        ),
+        default=None,
+    )
+
+
+def _good_solution(problem: Problem, instance: Any) -> Any:
+    """The optimum by enumeration of a tiny instance, and the exact method's answer of a larger one."""
+    if problem.count(instance) <= MOST_SOLUTIONS:
+        fitting = (s for s in enumerated(problem, instance) if not problem.violations(instance, s))
+        return min(fitting, key=lambda solution: problem.evaluate(instance, solution).objective)
+    result = solve(instance, time_limit=30.0)
+    assert result.solution is not None, result.status
+    return problem.load_solution(result.solution)
