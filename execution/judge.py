@@ -74,9 +74,9 @@ class Judged:
 def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, backend: Backend | None = None) -> Judged:
     """Compile, check and walk a plan by the times of a profile, which has the costs of all its shapes.
 
-    kinds: of the cluster's devices, where there are several. backend: whose lanes count (default: `serial`; `streams` for
-    plans with memory switches, whose point is what lanes do beside each other). Raises InputError where the profile lacks a
-    shape.
+    kinds: of every device, by number; None where no cluster is named. backend: whose lanes count (default: `serial`; `streams`
+    for plans with memory switches, whose point is what lanes do beside each other). Raises InputError where the profile lacks
+    a shape.
     """
     return judge_by(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend)
 

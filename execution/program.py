@@ -50,7 +50,8 @@ class Part(NamedTuple):
 
 
 class Op(StrEnum):
-    """The vocabulary. Every reader of programs handles all of it, or fails to import (see `handles_all`)."""
+    """The vocabulary. `walk.time`, `walk.costs`, `walk.meanings` and `run.executor` handle all of it, or fail to import (see
+    `handles_all`). Beside them, LANES says where an operation runs (compute, unless it is named there)."""
 
     INPUT = "input"  # tokens of the rank's rows
     TARGETS = "targets"  # next tokens of the rank's rows

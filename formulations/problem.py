@@ -57,7 +57,8 @@ class Part:
 
 
 class Problem(ABC):
-    """One planning problem. Subclasses state it; nothing else in trainplan asks which problem it has before it.
+    """One planning problem. Subclasses state it; nothing else in trainplan asks which problem it has before it
+    (but `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
 
     home: the module whose functions `load`, `load_solution`, `solution_dict`, `evaluate`, `violations` and `describe` the
     methods of these names call. name: as users write it. record, solution_record: the file formats. parameters: what
@@ -177,7 +178,7 @@ class Problem(ABC):
     def parts(self, instance: Any, out_of_time: Callable[[], bool]) -> list[Part] | None:
         """The parts that MILP and CP-SAT state one by one; None where they state the whole instance.
 
-        Raises `solvers.core.search.Unsuited` where they cannot state it.
+        Raises `profiling.base.errors.Unsuited` where they cannot state it.
         """
         return None
 

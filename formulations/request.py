@@ -79,7 +79,7 @@ class Request:
         return self.cluster.name if self.cluster else self.origin.cluster  # type: ignore[union-attr]
 
     def with_reserve(self, reserve_bytes: int) -> Request:
-        """The same request with that much less memory for the solver."""
+        """The same request with this reserve in place of its own."""
         return replace(self, reserve_bytes=reserve_bytes)
 
     def profile_for(self, sizes: Sequence[int], groups: Sequence[int], devices: int | None = None) -> Profile:

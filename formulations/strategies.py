@@ -19,6 +19,7 @@ from trainplan.profiling.base.errors import InputError
 
 Paradigm = Literal["dp", "sdp", "tp"]
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
+DATA: frozenset[Paradigm] = frozenset({"dp", "sdp"})  # those that split the samples
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Strategy:
     @property
     def data_degree(self) -> int:
         """Number of parts that the samples are split into."""
-        return self.degree("dp") * self.degree("sdp")
+        return prod(degree for paradigm, degree in self.levels if paradigm in DATA)
 
     @cached_property
     def group(self) -> int:
@@ -72,7 +73,7 @@ class Strategy:
         """Which of the `data_degree` blocks of samples `rank` works on; earlier levels are more significant."""
         place = 0
         for paradigm, degree in self.levels:
-            if paradigm != "tp":
+            if paradigm in DATA:
                 place = place * degree + self.index(rank, paradigm)
         return place
 
@@ -85,7 +86,7 @@ class Strategy:
         bits, position = [], self.group.bit_length() - 1
         for paradigm, degree in self.levels:
             width = degree.bit_length() - 1
-            if paradigm != "tp":
+            if paradigm in DATA:
                 bits += [position - 1 - i for i in range(width)]
             position -= width
         return tuple(bits)

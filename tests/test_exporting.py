@@ -279,7 +279,13 @@ def test_torchtitan_schedules_and_sharding() -> None:
 
 def test_torchtitan_refuses() -> None:
     half = plan_of(TINY["llama"], [0, 3, 4])
-    refused(half, "torchtitan", "stages[2].first_unit is 4 (block1.ffn), within a layer", "--granularity layer", "torch")
+    refused(
+        half,
+        "torchtitan",
+        "stages[2].first_unit is 4 (block1.ffn), within a layer",
+        "plan --like partition --no-by-unit",
+        "torch",
+    )
     refused(plan_of("gpt2", [0, 3]), "torchtitan", "model.config.model_type", "'gpt2'", "llama")
     tied = {**TINY["llama"], "tie_word_embeddings": True}
     refused(plan_of(tied, [0, 3]), "torchtitan", "tie_word_embeddings", "is true")

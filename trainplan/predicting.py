@@ -19,7 +19,7 @@ def plan_profile(plan: Plan, request: Request) -> Profile:
 
 
 def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str] | None) -> Predicted:
-    """What the walks say, in the plan's form. kinds: of the cluster's devices, where there are several."""
+    """What the walks say, in the plan's form. kinds: of every device, by number; None where no cluster is named."""
     return Predicted(
         step_ns=judged.step_ns,
         peak_bytes=list(judged.peak_bytes),

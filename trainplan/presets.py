@@ -1,4 +1,5 @@
-"""The planners that trainplan offers by name: each a problem, the parameters that it fixes, and how its instances are searched.
+"""Presets: each a problem, the parameters that it fixes, and how its instances are searched; and, apart from them, the planners
+that `throughput` compares.
 
 `plan --like NAME` plans as one of them. A problem's name will do as well: it is then planned with nothing fixed.
 """

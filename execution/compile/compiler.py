@@ -21,7 +21,7 @@ from trainplan.execution.compile.unit_passes import UnitPasses
 from trainplan.execution.program import Op, Part, Program, grouped
 from trainplan.execution.uncollected import uncollected
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.schedules import Pass, gpipe, one_f_one_b
+from trainplan.formulations.step.schedules import Pass, orders
 from trainplan.profiling.models.model import Model
 
 
@@ -37,15 +37,13 @@ def compile_plan(
     model = model or plan.planned_model()
     switches, stages = plan.switches(), len(plan.stages)
     counts = {min(count, most_micro_batches or count) for count in plan.batch.shares or [plan.batch.micro_batches]}
-    orders = {
-        count: gpipe(stages, count) if plan.schedule == "gpipe" else one_f_one_b(stages, count, plan.sliced) for count in counts
-    }
+    by_count = {count: orders(plan.schedule, stages, count, plan.sliced) for count in counts}
     programs = dict[int, Program]()
     for first, *others in by_kind(planned_ranks(plan, model, ranks, most_micro_batches)):
         if switches is not None:
             compiler: UnitPasses = SwitchCompiler.at(first, switches=tuple(switches), nvlink=bool(plan.nvlink))
         else:
-            compiler = _Compiler.at(first, orders=orders)
+            compiler = _Compiler.at(first, orders=by_count)
         programs[first.rank] = compiler.program()
         programs.update({other.rank: other.translated(programs[first.rank]) for other in others})
     return [programs[rank] for rank in (range(plan.world) if ranks is None else ranks)]

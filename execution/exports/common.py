@@ -77,7 +77,7 @@ def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
     if (index := half_cut(plan)) is not None:
         unit = plan.stages[index].first_unit
         told = f"is {unit} ({plan.units[unit].name}), within a layer"
-        fix = f"cut between layers (with `--granularity layer`): {runtime} keeps them whole; or {other}"
+        fix = f"cut between layers (`plan --like partition --no-by-unit`): {runtime} keeps them whole; or {other}"
         raise InputError(where, f"stages[{index}].first_unit", told, fix)
 
 
@@ -114,7 +114,7 @@ def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
 
 
 def left_out_order(strategy: Strategy) -> list[str]:
-    """Both other runtimes put the ranks of tensor parallelism next to each other."""
+    """torchtitan and Megatron-LM put the ranks of tensor parallelism next to each other."""
     names = [name for name, _ in strategy.levels]
     if "tp" in names[:-1]:
         return [f"order of {strategy}: ranks of tp are neighbours here, so that other links carry the traffic"]

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainplan.execution.exports.common import Export, check_pipeline, left_out_of_all, micro_batch_samples
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.schedules import gpipe, one_f_one_b
+from trainplan.formulations.step.schedules import orders
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME = "torch.distributed.pipelining"
@@ -79,9 +79,11 @@ def split_point(family: str, unit: str, blocks: int) -> str:
 def schedule_csv(plan: Plan) -> str:
     """The order of passes, a row for each stage."""
     stages, parts = len(plan.stages), plan.batch.micro_batches
-    orders = one_f_one_b(stages, parts) if plan.schedule == "1f1b" else gpipe(stages, parts)
     text = io.StringIO()
-    rows = [[f"{one.stage}{'F' if one.kind == 'forward' else 'B'}{one.micro_batch}" for one in order] for order in orders]
+    rows = [
+        [f"{one.stage}{'F' if one.kind == 'forward' else 'B'}{one.micro_batch}" for one in order]
+        for order in orders(plan.schedule, stages, parts)
+    ]
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 

@@ -1,1 +1,1 @@
-"""Readers of programs that start no process: checks, meanings, memory."""
+"""Readers of programs that start no process: checks, meanings, memory, time."""

@@ -78,8 +78,8 @@ Carried = dict[str, Any]
 class ProfiledCosts:
     """Durations of a plan's instructions by a profile.
 
-    kinds: of the cluster's devices, where there are several. classes: of a rank that stands for others, all of these, itself
-    included; their slowest kind of device and link then counts. Raises InputError where the profile lacks a shape.
+    kinds: of every device, by number; None where no cluster is named. classes: of a rank that stands for others, all of these,
+    itself included; their slowest kind of device and link then counts. Raises InputError where the profile lacks a shape.
     """
 
     def __init__(

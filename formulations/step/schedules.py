@@ -5,17 +5,20 @@
                       turn, then the backward passes that are left; min(m, p - x) are in flight
     interleaved-1f1b  v stages on each device, stage s on device s mod p; micro-batches in groups of p, each group through one
                       stage of the device after the other (Megatron-LM; m is a multiple of p)
-    sliced-1f1b       1f1b with the first forward passes in two halves (AutoPipe, Section III-C)
+    1f1b, sliced      1f1b with the first forward passes in two halves (AutoPipe, Section III-C)
 
 Slicing k micro-batches: the forward pass of micro-batch q < k comes in two halves on the devices x <= p - 2 - q, where it
 belongs to the warm-up, and that of micro-batch 0 on the last device, too. A half travels on as soon as it is done, but for
 the last warm-up pass of a device: what it sends is received in the 1F1B phase, whole, after its second half.
+
+Plans have `1f1b` and `gpipe` (`Schedule`); slicing is the plan's `sliced`, and `simulate` alone interleaves. `orders` is where
+a plan's schedule becomes an order of passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 Schedule = Literal["1f1b", "gpipe"]
 Kind = Literal["forward", "backward"]
@@ -87,6 +90,14 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass
     return orders
 
 
+def orders(schedule: Schedule, stages: int, micro_batches: int, sliced: int = 0) -> list[list[Pass]]:
+    """The orders of a plan's schedule, one for each stage, with the first `sliced` micro-batches of 1F1B in halves."""
+    if schedule == "gpipe":
+        return gpipe(stages, micro_batches)
+    assert schedule == "1f1b", f"{schedule} has no order"
+    return one_f_one_b(stages, micro_batches, sliced)
+
+
 def in_flight(order: Sequence[Pass]) -> int:
     """The most micro-batches (on one stage each) whose forward pass has begun and whose backward pass has not ended."""
     begun: set[tuple[int, int]] = set()
@@ -106,4 +117,5 @@ def most_in_flight(schedule: Schedule, stages: int, micro_batches: int, stage: i
 
     A closed form of `in_flight` over the orders of `one_f_one_b` and `gpipe`, asserted in tests/formulations/test_schedules.py.
     """
+    assert schedule in get_args(Schedule)
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)

@@ -1,6 +1,7 @@
 """One sub-layer of one micro-batch under one strategy, piece by piece, in ns.
 
-Each piece is one instruction of trainplan's programs (the other instructions take no time by a profile):
+Each piece is one instruction of trainplan's programs. Re-layouts, messages, copies and the host's optimizer are charged by
+`work.moves` and `work.primitives`; the rest is free (`execution.walk.costs.FREE`):
 
     piece              instruction                                when
     forward_ns         forward, or forward without graph (CKPT)   every micro-batch

@@ -75,7 +75,7 @@ BOUNDED_CLUSTER = "bounds from one pipeline followed through the cluster, CP-SAT
 BOUNDED_STEPS = "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free"
 RANDOM = "the paper's Algorithm 1: the best of many, or the last that fits, as published"
 
-# Every problem but those of plug-ins is stated as both.
+# Every problem of `formulations` is stated as both.
 MODELS = (
     _proving("milp", "adapters.highs:milp", "Pyomo MILP on HiGHS"),
     _proving("cpsat", "adapters.cpsat:cpsat", "OR-Tools CP-SAT", Option("workers")),
