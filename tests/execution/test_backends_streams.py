@@ -230,6 +230,7 @@ def test_one_process_and_the_executor_on_streams_agree(monkeypatch: pytest.Monke
         "seed": 0,
         "compare": True,
         "memory": True,
+        "record": False,
     }
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where the ranks find `tests`
     ranks = run_workers("tests.execution.eager_streams:run_rank", 2, job)
