@@ -16,7 +16,7 @@ _seen: list[int] = []
 _step = Executor.step
 
 
-def _faulty(executor: Executor, backend: Backend = "serial") -> float:
+def _faulty(executor: Executor, backend: Backend = "serial", times_ns: list[int] | None = None) -> float:
     samples = executor.program.samples
     _seen.append(samples)
     if executor.rank == 1 and samples == KILLED:
@@ -29,7 +29,7 @@ def _faulty(executor: Executor, backend: Backend = "serial") -> float:
         raise MemoryError
     if samples == SPOILED and _seen[0] != SPOILED:
         raise RuntimeError("another plan ran here before")
-    return _step(executor, backend)
+    return _step(executor, backend, times_ns)
 
 
 Executor.step = _faulty  # type: ignore[method-assign]
