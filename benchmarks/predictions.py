@@ -42,7 +42,7 @@ def plans(devices: int, requests: list[dict[str, Any]]) -> list[Plan]:
     whole = load_cluster("cpu-4")
     cluster = whole.changed(name=f"cpu-{devices}", nodes=[whole.nodes[0].changed(devices=devices, islands=[])], islands=[])
     tps = [t for t in (1, 2) if t <= devices]
-    profile = tp.profile(model=MODEL, cluster=cluster, rows=(1, 2, 4, 8), tp=tps, measured=True)
+    profile = tp.profile(model=MODEL, cluster=cluster, rows=(1, 2, 4, 8), tp=tps, measured=True, budget_seconds=25)
     made = []
     for request in requests:
         plan = tp.plan(model=MODEL, cluster=cluster, batch=BATCH, profile=profile, **request).plan
