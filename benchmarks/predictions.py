@@ -40,7 +40,8 @@ TWO: list[dict[str, Any]] = [
 def plans(devices: int, requests: list[dict[str, Any]]) -> list[Plan]:
     """The plans of these requests on so many processes, predicted by one measured profile."""
     whole = load_cluster("cpu-4")
-    cluster = whole.changed(name=f"cpu-{devices}", nodes=[whole.nodes[0].changed(devices=devices, islands=[])], islands=[])
+    islands = [whole.nodes[0].islands[0].changed(devices=devices)] if devices > 1 else []
+    cluster = whole.changed(name=f"cpu-{devices}", nodes=[whole.nodes[0].changed(devices=devices, islands=islands)])
     tps = [t for t in (1, 2) if t <= devices]
     profile = tp.profile(model=MODEL, cluster=cluster, rows=(1, 2, 4, 8), tp=tps, measured=True, budget_seconds=25)
     made = []
