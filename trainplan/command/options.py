@@ -106,6 +106,17 @@ RUN_BACKEND = flag("backend", str, BACKEND_HELP, "serial")
 RUN_DEVICE = flag("device", str, "cpu (gloo) or cuda (NCCL), a GPU for each process.", "cpu")
 
 
+def value_of(name: str, words: Iterable[str], default: str) -> str:
+    """The value of an option among a command's words, before they are parsed: it may say which other options there are."""
+    rest = list(words)
+    for place, text in enumerate(rest):
+        if text.startswith(f"{name}="):
+            return text.removeprefix(f"{name}=")
+        if text == name and place + 1 < len(rest):
+            return rest[place + 1]
+    return default
+
+
 def output(about: str) -> Argument:
     """The option -o."""
     return flag("output", Path | None, about, names=("--output", "-o"))

@@ -25,6 +25,7 @@ from trainplan.command.options import (
     output,
     print_json,
     takes,
+    value_of,
     write_picture,
 )
 from trainplan.planning import Planned
@@ -42,6 +43,7 @@ EXAMPLES = {
     "switch": "trainplan switch --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --memory 700MB -o plan.json",
 }
 ALL = "all"
+LIKE_HELP = f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side."
 OUTPUTS = [
     output("Write the plan here."),
     flag("save_profile", Path | None, "Write the profile used here."),
@@ -53,28 +55,12 @@ BACKEND = flag("backend", str | None, "On which back-end of `run` the plan must 
 
 def command(name: str, words: Sequence[str]) -> tuple[Callable[..., None], str]:
     """The command of that name with the options of its preset, and its example."""
-    like = _like(words) if name == "plan" else name
-    return (_plans(preset_help()) if like == ALL else _plan(preset(like), name)), f"Example: {EXAMPLES[name]}"
-
-
-def _like(words: Sequence[str]) -> str:
-    """The value of --like among the command's words."""
-    for place, word in enumerate(words):
-        if word.startswith("--like="):
-            return word.removeprefix("--like=")
-        if word == "--like" and place + 1 < len(words):
-            return words[place + 1]
-    return DEFAULT
-
-
-def preset_help() -> str:
-    """The presets, and what each decides."""
-    return "; ".join(f"{known.name}: {known.about}" for known in PRESETS.values())
+    like = value_of("--like", words, DEFAULT) if name == "plan" else name
+    return (_plans() if like == ALL else _plan(preset(like), name)), f"Example: {EXAMPLES[name]}"
 
 
 def _plan(chosen: Preset, verb: str) -> Callable[..., None]:
-    about = f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side."
-    like = [flag("like", str, about, DEFAULT)] if verb == "plan" else []
+    like = [flag("like", str, LIKE_HELP, DEFAULT)] if verb == "plan" else []
 
     @takes(like, REQUEST, flags_of(chosen.parameters), SEARCH, [BACKEND], OUTPUTS)
     def plan(**values: Any) -> None:
@@ -91,8 +77,8 @@ def _plan(chosen: Preset, verb: str) -> Callable[..., None]:
     return plan
 
 
-def _plans(about: str) -> Callable[..., None]:
-    @takes([flag("like", str, about, ALL)], REQUEST, SEARCH[2:], OUTPUTS)
+def _plans() -> Callable[..., None]:
+    @takes([flag("like", str, LIKE_HELP, ALL)], REQUEST, SEARCH[2:], OUTPUTS)
     def plan(**values: Any) -> None:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
         chosen = {name: value for name, value in values.items() if name not in NOT_ASKED}

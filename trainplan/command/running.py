@@ -31,6 +31,7 @@ from trainplan.command.options import (
     output,
     print_json,
     takes,
+    value_of,
     word,
     write_picture,
 )
@@ -127,7 +128,7 @@ def run(**values: Any) -> None:
 
 
 def _trial(words: Sequence[str]) -> Callable[..., None]:
-    like = next((words[place + 1] for place, text in enumerate(words[:-1]) if text == "--like"), TRIED)
+    like = value_of("--like", words, TRIED)
 
     @takes(
         [
