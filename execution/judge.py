@@ -13,6 +13,8 @@ from functools import cached_property
 
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import Program
+from trainplan.execution.rounds import Rounds
 from trainplan.execution.run.processes import MOST_PROCESSES
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
@@ -57,13 +59,13 @@ class Judged:
     @cached_property
     def serial_bytes(self) -> int:
         """The most that any rank's device holds on the serial back-end, which needs the least."""
-        return max(memory_walk(program).peak_bytes for program in self.time.programs)
+        return max(memory_walk(rounds.few).peak_bytes for rounds in self.time.rounds)
 
     def carried(self) -> Carried:
         """The durations as a table that a plan can carry, from which `judge_carried` walks it again. For judgements by a
         profile."""
         assert isinstance(self.durations, ProfiledCosts)
-        return carried(self.time.programs, self.durations)
+        return carried([rounds.few for rounds in self.time.rounds], self.durations)
 
     def _by_rank(self, values: Sequence[int]) -> tuple[int, ...]:
         pairs = zip(self.classes.values(), values, strict=True)
@@ -90,14 +92,16 @@ def judge_by(plan: Plan, costs: Callable[[Classes], Durations], backend: Backend
     """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks."""
     backend = backend or ("serial" if plan.switches() is None else "streams")
     backends: set[Backend] = {"serial", backend}
+    programs: Sequence[Program | Rounds]
     if plan.world <= MOST_PROCESSES:
         classes: Classes = {rank: (rank,) for rank in range(plan.world)}
         programs = walked = compile_plan(plan)
-        faults = check(programs)
+        faults = check(walked)
     else:
         ranks = compile_classes(plan)
         classes = {each.ranks[0]: each.ranks for each in ranks}
-        programs, walked = [each.program for each in ranks], [each.walked for each in ranks]
+        programs = [each.rounds for each in ranks]
+        walked = [each.walked for each in ranks]
         faults = check_classes(ranks)
     assert not faults, faults[0]
     memory = [max((memory_walk(p, b) for b in backends), key=lambda walk: walk.peak_bytes) for p in walked]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
-from trainplan.execution.compile.rounds import few_micro_batches, last_round, prolonged
 from trainplan.execution.program import Program
+from trainplan.execution.rounds import Rounds, few_micro_batches, in_rounds
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.models.model import Model
 
@@ -22,32 +21,25 @@ from trainplan.profiling.models.model import Model
 class RankClass:
     """Ranks of one stage, ascending, that run the same program, and the program of the first of them.
 
-    micro_batches: those that each of them works on. few: that program with its first few micro-batches alone (see `rounds`).
+    few: that program with its first few micro-batches alone. rounds: the whole one, in rounds of `few` where that repeats in
+    rounds (see `execution.rounds`).
     """
 
     plan: Plan
     model: Model
     ranks: tuple[int, ...]
-    micro_batches: int
     few: Program
+    rounds: Rounds
 
-    @cached_property
+    @property
     def program(self) -> Program:
         """The whole program of the first rank, with all of its micro-batches; made when it is first asked for."""
-        if self.micro_batches == self.few.micro_batches:
-            return self.few
-        if self._round is None:
-            return compile_plan(self.plan, self.model, self.ranks[:1])[0]
-        return prolonged(self.few, self.micro_batches, samples_of(self.plan), self._round)
-
-    @cached_property
-    def _round(self) -> tuple[int, int] | None:
-        return last_round(self.few, samples_of(self.plan))
+        return self.rounds.whole
 
     @property
     def walked(self) -> Program:
         """A program with the peak of the whole one, shorter where that repeats in rounds: for the memory walk."""
-        return self.program if self._round is None else self.few
+        return self.rounds.few
 
 
 def samples_of(plan: Plan) -> int:
@@ -58,12 +50,17 @@ def samples_of(plan: Plan) -> int:
 def compile_classes(plan: Plan, model: Model | None = None) -> list[RankClass]:
     """The classes of a plan's ranks, with the program of one rank of each. model: as of `compile_plan`."""
     model = model or plan.planned_model()
-    classes = by_kind(planned_ranks(plan, model))
+    classes, samples = by_kind(planned_ranks(plan, model)), samples_of(plan)
     programs = compile_plan(plan, model, [members[0].rank for members in classes], few_micro_batches(plan))
-    return [
-        RankClass(plan, model, tuple(member.rank for member in members), members[0].micro_batches, few)
-        for members, few in zip(classes, programs, strict=True)
-    ]
+    made = []
+    for members, few in zip(classes, programs, strict=True):
+        ranks, micro_batches = tuple(member.rank for member in members), members[0].micro_batches
+        if micro_batches == few.micro_batches:
+            rounds = Rounds(few)
+        else:
+            rounds = in_rounds(few, micro_batches, samples) or Rounds(*compile_plan(plan, model, ranks[:1]))
+        made.append(RankClass(plan, model, ranks, few, rounds))
+    return made
 
 
 def of_ranks(classes: Sequence[RankClass], values: Sequence[int]) -> tuple[int, ...]:

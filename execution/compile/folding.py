@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from trainplan.execution.compile.rounds import few_micro_batches
+from trainplan.execution.rounds import few_micro_batches
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy, gather_ranks
 

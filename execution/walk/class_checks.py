@@ -1,6 +1,6 @@
 """Static checks of plans of any number of ranks and micro-batches.
 
-1. One rank of each class is checked for races and lifetimes, with its first few micro-batches (see `compile.rounds`).
+1. One rank of each class is checked for races and lifetimes, with its first few micro-batches (see `execution.rounds`).
 2. The folded plan (see `compile.folding`) is compiled for all of its ranks, and these are run together on what values mean.
 3. The programs of 1 and of 2 are compared, instruction by instruction: the same operations on buffers of the same names in the
    same order, held back by the same waits, with peers along the same segments of ranks. So 2 is about what 1

@@ -15,7 +15,8 @@ never take longer than one for all. With one lane these are the rules of `formul
 those of H3T's simulator (`formulations.memory_switches.simulation`). Both are asserted in tests/execution/test_time_walk.py.
 
 Programs may be those of a few ranks that stand for others (`stands_for`): a member of a collective that is not among them
-arrives with the one that stands for it, and what no program sends is there at once.
+arrives with the one that stands for it, and what no program sends is there at once. They may be in rounds, whose instructions
+are then priced once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from trainplan.execution.program import COLLECTIVES, POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.rounds import Rounds
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.step.schedules import Pass
 from trainplan.formulations.step.timeline import Event, Stuck
@@ -88,10 +90,15 @@ class TimeWalk:
     """When the instructions of each program run, in ns from the step's beginning; start_ns and end_ns are by program, in issue
     order. What an instruction waits comes before its start."""
 
-    programs: tuple[Program, ...]
+    rounds: tuple[Rounds, ...]
     backend: Backend
     start_ns: tuple[list[int], ...]
     end_ns: tuple[list[int], ...]
+
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        """The programs with all of their instructions."""
+        return tuple(each.whole for each in self.rounds)
 
     @cached_property
     def step_ns(self) -> int:
@@ -157,7 +164,7 @@ def _passes(program: Program, stage: int, starts: Sequence[int], ends: Sequence[
 
 
 def time_walk(
-    programs: Sequence[Program],
+    programs: Sequence[Program | Rounds],
     duration_ns: Durations,
     backend: Backend = "serial",
     stands_for: Mapping[int, int] | None = None,
@@ -168,73 +175,98 @@ def time_walk(
     program here, the one among the programs that does the same (left out: nobody). Raises Stuck where programs wait for each
     other for ever.
     """
-    walk = _Walk(programs, backend, stands_for or {})
-    for place, program in enumerate(programs):
-        walk.durations[place] = [duration_ns(program, instruction) for instruction in program.instructions]
+    rounds = tuple(each if isinstance(each, Rounds) else Rounds(each) for each in programs)
+    walk = _Walk(rounds, duration_ns, backend, stands_for or {})
     walk.run()
-    return TimeWalk(tuple(programs), backend, tuple(walk.starts), tuple(walk.ends))
+    return TimeWalk(rounds, backend, tuple(walk.starts), tuple(walk.ends))
+
+
+class _Step(NamedTuple):
+    """What the walk looks at in an instruction. gathers: in a collective; exchanges: in a message."""
+
+    lane: str
+    duration_ns: int
+    waits: tuple[int, ...]
+    gathers: bool
+    exchanges: bool
+    instruction: Instruction
 
 
 class _Walk:
     """The walk under way. Every rank is followed in issue order as far as nothing is missing that another one does first; the
     order in which ranks are taken changes no number."""
 
-    def __init__(self, programs: Sequence[Program], backend: Backend, stands_for: Mapping[int, int]) -> None:
-        self.programs = programs
-        self.walked = {program.rank: place for place, program in enumerate(programs)}
+    def __init__(
+        self, rounds: Sequence[Rounds], duration_ns: Durations, backend: Backend, stands_for: Mapping[int, int]
+    ) -> None:
+        lane_of, serial = LANE_OF[backend], backend == "serial"
+        self.rounds = rounds
+        self.ranks = [each.few.rank for each in rounds]
+        self.walked = {rank: place for place, rank in enumerate(self.ranks)}
         self.place_of = self.walked | {rank: self.walked[other] for rank, other in stands_for.items()}
-        self.lane_of = LANE_OF[backend]
-        self.serial = backend == "serial"
-        self.durations: list[Sequence[int]] = [() for _ in programs]
-        self.starts: list[list[int]] = [[] for _ in programs]
-        self.ends: list[list[int]] = [[] for _ in programs]
-        self.free: list[dict[str, int]] = [defaultdict(int) for _ in programs]  # of each lane, until when it is taken
-        self.sent: list[int] = [-1] * len(programs)  # the latest instruction whose send has gone off
+        self.members: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.steps = [
+            [
+                _Step(
+                    lane_of(i),
+                    duration_ns(each.few, i),
+                    () if serial else i.waits,
+                    i.op in COLLECTIVES and len(self.present(i.group)) > 1,
+                    i.op in POINT_TO_POINT and len(i.group) > 1,
+                    i,
+                )
+                for i in each.few.instructions
+            ]
+            for each in rounds
+        ]
+        self.starts: list[list[int]] = [[] for _ in rounds]
+        self.ends: list[list[int]] = [[] for _ in rounds]
+        self.free: list[dict[str, int]] = [defaultdict(int) for _ in rounds]  # of each lane, until when it is taken
+        self.sent: list[int] = [-1] * len(rounds)  # the latest instruction whose send has gone off
         # When a program's messages were sent, to later stages (True) and to earlier ones; how many of them each receiver has
         # taken; and the receivers that have come to the next one before it is sent.
         self.messages: dict[tuple[int, bool], list[int]] = defaultdict(list)
         self.taken: dict[tuple[int, int], int] = defaultdict(int)
         self.missing: dict[tuple[int, bool], list[int]] = defaultdict(list)
-        self.meetings: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)  # who has come, and when
-        self.members: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.meetings: dict[tuple[int, ...], list[tuple[int, int, _Step]]] = defaultdict(list)  # who has come, and when
 
     def run(self) -> None:
-        self.waiting = deque(range(len(self.programs)))
+        self.waiting = deque(range(len(self.rounds)))
         while self.waiting:
-            self.advance(self.waiting.popleft())
-        if any(len(ends) < len(program.instructions) for program, ends in zip(self.programs, self.ends, strict=True)):
+            place = self.waiting.popleft()
+            while (number := len(self.ends[place])) < len(self.rounds[place]) and self.advance(place, number):
+                pass
+        if any(len(ends) < len(rounds) for rounds, ends in zip(self.rounds, self.ends, strict=True)):
             raise Stuck
 
-    def advance(self, place: int) -> None:
-        """Follow a program as far as it goes."""
-        starts, ends, free, durations = self.starts[place], self.ends[place], self.free[place], self.durations[place]
-        instructions, serial, lane_of = self.programs[place].instructions, self.serial, self.lane_of
-        for number in range(len(ends), len(instructions)):
-            instruction = instructions[number]
-            lane = lane_of(instruction)
+    def advance(self, place: int, first: int) -> bool:
+        """Follow a program from its instruction `first` to the end of a round, or to where it has to wait: then False."""
+        starts, ends, free = self.starts[place], self.ends[place], self.free[place]
+        begin, stop = self.rounds[place].stretch(first)
+        for number, step in enumerate(self.steps[place][begin:stop], first):
+            lane, duration, waits, gathers, exchanges, instruction = step
             start = free[lane]
-            if not serial:
-                for index in instruction.waits:
-                    if ends[index] > start:
-                        start = ends[index]
-            if len(instruction.group) > 1:
-                if instruction.op in COLLECTIVES:
-                    members = self.present(instruction.group)
-                    if len(members) > 1:
-                        self.meetings[members].append((place, start))
-                        if len(self.meetings[members]) < len(members):
-                            return
-                        self.meet(members)
-                        continue
-                else:
-                    sent = self.exchange(place, number, instruction, start)
-                    if sent is None:
-                        return
-                    start = sent
-            end = start + durations[number]
+            for index in waits:
+                end = ends[index + first - begin]
+                if end > start:
+                    start = end
+            if gathers:
+                members = self.present(instruction.group)
+                self.meetings[members].append((place, start, step))
+                if len(self.meetings[members]) < len(members):
+                    return False
+                self.meet(members)
+                continue
+            if exchanges:
+                sent = self.exchange(place, number, step, start)
+                if sent is None:
+                    return False
+                start = sent
+            end = start + duration
             starts.append(start)
             ends.append(end)
             free[lane] = end
+        return True
 
     def present(self, group: tuple[int, ...]) -> tuple[int, ...]:
         """Places of the programs of a group's members. Who has no program arrives with the others: so all see one group."""
@@ -245,28 +277,27 @@ class _Walk:
     def meet(self, members: tuple[int, ...]) -> None:
         """All have come to their next collective: it begins with the last one."""
         arrived = self.meetings.pop(members)
-        start = max(moment for _, moment in arrived)
-        end = start + min(self.durations[place][len(self.ends[place])] for place in members)
-        for place, _ in arrived:
-            instruction = self.programs[place].instructions[len(self.ends[place])]
+        start = max(moment for _, moment, _ in arrived)
+        end = start + min(step.duration_ns for _, _, step in arrived)
+        for place, _, step in arrived:
             self.starts[place].append(start)
             self.ends[place].append(end)
-            self.free[place][self.lane_of(instruction)] = end
-        self.waiting.extend(place for place, _ in arrived[:-1])
+            self.free[place][step.lane] = end
+        self.waiting.extend(place for place, _, _ in arrived[:-1])
 
-    def exchange(self, place: int, number: int, instruction: Instruction, start: int) -> int | None:
+    def exchange(self, place: int, number: int, step: _Step, start: int) -> int | None:
         """When a message, or a send with its receive, begins; None where what it receives is not sent yet."""
-        rank = self.programs[place].rank
-        (peer,) = (other for other in instruction.group if other != rank)
+        rank, op = self.ranks[place], step.instruction.op
+        (peer,) = (other for other in step.instruction.group if other != rank)
         other = self.place_of.get(peer)
         if other is None:
             return start
-        if instruction.op is not Op.RECEIVE and self.sent[place] < number:
+        if op is not Op.RECEIVE and self.sent[place] < number:
             self.sent[place] = number
             key = (place, peer > rank)
-            self.messages[key].append(start + self.durations[place][number] * (instruction.op is Op.SEND))
+            self.messages[key].append(start + step.duration_ns * (op is Op.SEND))
             self.waiting.extend(self.missing.pop(key, ()))
-        if instruction.op is Op.SEND:
+        if op is Op.SEND:
             return start
         key = (other, peer < rank)
         taken = self.taken[other, place]

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 from trainplan.execution.compile.classes import compile_classes, of_ranks
@@ -10,7 +11,8 @@ from trainplan.execution.compile.folding import Segments, faithful, fold, folded
 from trainplan.execution.program import COLLECTIVES, Instruction, Op, Program
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
-from trainplan.execution.walk.memory import memory_walk
+from trainplan.execution.walk.memory import Backend, memory_walk
+from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import decision_tree, parse_strategy
 
@@ -62,6 +64,30 @@ def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
         for backend in ("serial", "fused", "threads"):
             peaks = of_ranks(classes, [memory_walk(each.walked, backend).peak_bytes for each in classes])
             assert peaks == tuple(memory_walk(program, backend).peak_bytes for program in whole)
+
+
+def _cost(program: Program, instruction: Instruction) -> int:
+    """Some time that depends on what is done, and not on which micro-batch it is done for."""
+    what = f"{program.rank} {instruction.op} {instruction.unit} {instruction.message_bytes} {instruction.half}"
+    return crc32(what.encode()) % 1000
+
+
+@pytest.mark.parametrize("backend", ["serial", "fused", "threads"])
+def test_the_time_walk_in_rounds_is_that_of_whole_programs(backend: Backend) -> None:
+    rng, shorter = random.Random(4), 0
+    for _ in range(25):
+        make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan])
+        plan = _longer(rng, make(rng, rng.choice([2, 4, 8])))
+        classes = compile_classes(plan)
+        stands_for = {rank: each.ranks[0] for each in classes for rank in each.ranks[1:]}
+        walks = [
+            time_walk(programs, _cost, backend, stands_for)
+            for programs in ([each.rounds for each in classes], [each.program for each in classes])
+        ]
+        assert walks[0].start_ns == walks[1].start_ns and walks[0].end_ns == walks[1].end_ns
+        assert list(walks[0].operations()) == list(walks[1].operations())
+        shorter += any(each.rounds.count > 0 for each in classes)
+    assert shorter > 15
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8, 16, 32])

@@ -13,7 +13,8 @@ held, under other names, and each lane has come equally far; so a fault, or a pe
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from trainplan.execution.program import UNIT_BUFFERS, Instruction, Op, Program
@@ -28,11 +29,42 @@ def few_micro_batches(plan: Plan) -> int:
     return len(plan.stages) + plan.sliced + STEADY
 
 
-def last_round(program: Program, samples: int) -> tuple[int, int] | None:
-    """Where the last whole round of a program begins and ends, if it equals the one before it, moved; else None.
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """A program that issues some of its instructions many times over: those of `few`, a program of few micro-batches, and
+    behind its instruction number `end` those from `begin` on `count` times more, moved by a round each time.
 
-    samples: of one micro-batch.
+    samples: of one micro-batch. With no more than `few`, it is that program as it is.
     """
+
+    few: Program
+    samples: int = 1
+    begin: int = 0
+    end: int = 0
+    count: int = 0
+
+    def __len__(self) -> int:
+        """The number of instructions of the whole program."""
+        return len(self.few.instructions) + self.count * (self.end - self.begin)
+
+    def stretch(self, number: int) -> tuple[int, int]:
+        """Where instruction `number` of the whole program stands in `few`, and up to where those behind it stand there, too."""
+        size, behind = self.end - self.begin, number - self.end
+        if behind < 0:
+            return number, self.end
+        if behind < self.count * size:
+            return self.begin + behind % size, self.end
+        return number - self.count * size, len(self.few.instructions)
+
+    @cached_property
+    def whole(self) -> Program:
+        """The program with all its instructions."""
+        return _prolonged(self) if self.count else self.few
+
+
+def in_rounds(program: Program, micro_batches: int, samples: int) -> Rounds | None:
+    """The program of so many micro-batches, from one of fewer; None if the last whole round of that one is not the one before
+    it, moved. samples: of one micro-batch."""
     first: dict[int, int] = {}
     for place, instruction in enumerate(program.instructions):
         if instruction.op is Op.BACKWARD and instruction.micro_batch is not None:
@@ -46,21 +78,21 @@ def last_round(program: Program, samples: int) -> tuple[int, int] | None:
     moved = [move(i, 1, begin - before) for i in program.instructions[before:begin]]
     repeats = moved == list(program.instructions[begin:end])
     near = all(index >= begin for i in program.instructions[end:] for index in i.waits)
-    return (begin, end) if repeats and near else None
+    return Rounds(program, samples, begin, end, micro_batches - program.micro_batches) if repeats and near else None
 
 
 @uncollected()
-def prolonged(program: Program, micro_batches: int, samples: int, span: tuple[int, int]) -> Program:
-    """The program of so many micro-batches, from one of fewer and its last whole round. samples: of one micro-batch."""
-    begin, end = span
-    missing, instructions, buffers = micro_batches - program.micro_batches, program.instructions, dict(program.buffers)
-    move, made = Move(samples), list(instructions[:end])
+def _prolonged(rounds: Rounds) -> Program:
+    program, begin, end, missing = rounds.few, rounds.begin, rounds.end, rounds.count
+    instructions, buffers = program.instructions, dict(program.buffers)
+    move, made = Move(rounds.samples), list(instructions[:end])
     parts = [(number, instructions[begin:end]) for number in range(1, missing + 1)] + [(missing, instructions[end:])]
     for number, part in parts:
         made += [move(instruction, number, number * (end - begin)) for instruction in part]
         for instruction in part:
             for name in instruction.writes:
                 buffers[move.name(name, number)] = program.buffers[name]
+    micro_batches = program.micro_batches + missing
     return replace(program, micro_batches=micro_batches, buffers=buffers, instructions=tuple(made))
 
 
