@@ -25,6 +25,7 @@ from trainplan.execution.run.fused import run_fused
 from trainplan.execution.run.rank_state import Groups, RankState
 from trainplan.execution.run.sharding import SHARDING
 from trainplan.execution.run.threads import run_threads
+from trainplan.execution.walk.measured import Span
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
 
@@ -44,8 +45,8 @@ class Executor(RankState):
         self.streams: CudaStreams | None = None
         self.pauses = random.Random(self.seed * 1009 + self.rank)
 
-    def step(self, backend: Backend = "serial", times_ns: list[int] | None = None) -> float:
-        """Run the program once; the loss of the whole batch. times_ns: of `serial`, gets what each instruction took."""
+    def step(self, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
+        """Run the program once; the loss of the whole batch. spans: of `serial`, gets when each instruction began and ended."""
         self.loss.zero_()
         if backend == "serial":
             for instruction in self.program.instructions:
@@ -53,8 +54,8 @@ class Executor(RankState):
                     torch.cuda.synchronize()  # copies to the host that it reads are issued, not done
                 started = time.perf_counter_ns()
                 self.run(instruction)
-                if times_ns is not None:
-                    times_ns.append(time.perf_counter_ns() - started)
+                if spans is not None:
+                    spans.append((started, time.perf_counter_ns()))
         elif backend == "fused":
             run_fused(self.program.instructions, self.run)
         elif backend == "threads":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Literal, get_args
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
 from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.costs import MeasuredCosts
+from trainplan.execution.walk.measured import MeasuredCosts, Span
 from trainplan.execution.walk.memory import BACKENDS, Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan
@@ -117,7 +116,7 @@ def run_plans(
                 step_seconds=[max(times) for times in zip(*(rank[place]["seconds"] for rank in ranks), strict=True)],
                 predicted_peak_bytes=[memory_walk(program, backend).peak_bytes for program in programs],
                 peak_bytes=[rank[place]["peak_bytes"] for rank in ranks] if measure_memory else None,
-                walked_seconds=_walked_seconds(programs, [rank[place]["times_ns"] for rank in ranks]) if record else None,
+                walked_seconds=_walked_seconds(programs, [rank[place]["spans"] for rank in ranks]) if record else None,
                 gradient_difference=first["gradient_difference"],
                 parameter_difference=first["parameter_difference"],
                 loss_difference=first["loss_difference"],
@@ -126,9 +125,9 @@ def run_plans(
     return reports
 
 
-def _walked_seconds(programs: Sequence[Program], times_ns: Sequence[Sequence[int]]) -> float:
-    """A step by the time walk, from measured times of the instructions of all ranks, in rank order."""
-    costs = MeasuredCosts(programs, dict(enumerate(times_ns)))
+def _walked_seconds(programs: Sequence[Program], spans: Sequence[Sequence[Sequence[Span]]]) -> float:
+    """A step by the time walk, from when the instructions of all ranks began and ended, by rank and step."""
+    costs = MeasuredCosts(programs, list(zip(*spans, strict=True)))
     return time_walk(programs, costs, "serial").step_ns / 1e9
 
 
@@ -189,7 +188,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
     for number, plan in enumerate(job["jobs"]):
         program = plan["programs"][rank]
         executor = make_executor(program, groups, job["seed"], device)
-        losses, seconds, recorded = [], [], list[list[int]]()
+        losses, seconds, recorded = [], [], list[list[Span]]()
         gradients: dict[int, Any] = {}
         for step in range(job["steps"]):
             recorded.append([])
@@ -208,8 +207,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
         peak = None
         if job["memory"]:
             peak = program.persistent_bytes + _allocated(executor, job["backend"])
-        times = [int(statistics.median(each)) for each in zip(*recorded, strict=True)]  # none where nothing was recorded
-        results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, "times_ns": times, **differences})
+        results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, "spans": recorded, **differences})
     return results
 
 
@@ -233,8 +231,8 @@ def make_executor(program: Program, groups: Any, seed: int, device: Any) -> Any:
     return executor
 
 
-def timed_step(executor: Any, backend: Backend, everyone: Any, times_ns: list[int] | None = None) -> tuple[float, float]:
-    """Loss and seconds of a step that all ranks begin together. (The loss comes off a GPU last, once all is done.) times_ns: as
+def timed_step(executor: Any, backend: Backend, everyone: Any, spans: list[Span] | None = None) -> tuple[float, float]:
+    """Loss and seconds of a step that all ranks begin together. (The loss comes off a GPU last, once all is done.) spans: as
     of `Executor.step`."""
     import torch
     import torch.distributed as dist
@@ -243,7 +241,7 @@ def timed_step(executor: Any, backend: Backend, everyone: Any, times_ns: list[in
     if executor.device.type == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
-    loss = executor.step(backend, times_ns)
+    loss = executor.step(backend, spans)
     return loss, time.perf_counter() - started
 
 

@@ -1,4 +1,4 @@
-"""What instructions take, in whole ns, for the time walk: by a profile, as a plan carries it, or as it was measured.
+"""What instructions take, in whole ns, for the time walk: by a profile, or as a plan carries it.
 
 By a profile each instruction is one piece of `formulations.work`, whose sums are the cost model `executed`:
 
@@ -260,18 +260,3 @@ def name_of(program: Program, instruction: Instruction) -> str:
     elif op in STEPS:
         size = program.buffers[f"{STEPS[op]}.{unit}"]
     return f"{op} {program.model.key_of(program.model.units[unit])} {program.strategies[unit]}, {size} bytes"
-
-
-class MeasuredCosts:
-    """Durations as they were measured: times_ns has those of all instructions of each rank, in issue order."""
-
-    def __init__(self, programs: Sequence[Program], times_ns: Mapping[int, Sequence[int]]) -> None:
-        self._programs = programs  # so that no other instruction can take the place of one of theirs
-        self._times: dict[int, int] = {}
-        for program in programs:
-            pairs = zip(program.instructions, times_ns[program.rank], strict=True)
-            self._times.update((id(instruction), time) for instruction, time in pairs)
-
-    def __call__(self, program: Program, instruction: Instruction) -> int:
-        """What an instruction of these programs took, in whole ns."""
-        return self._times[id(instruction)]

@@ -8,6 +8,7 @@ import time
 
 from trainplan.execution.run.executor import Executor
 from trainplan.execution.run.trials import try_rank
+from trainplan.execution.walk.measured import Span
 from trainplan.execution.walk.memory import Backend
 
 __all__ = ["try_rank"]
@@ -16,7 +17,7 @@ _seen: list[int] = []
 _step = Executor.step
 
 
-def _faulty(executor: Executor, backend: Backend = "serial", times_ns: list[int] | None = None) -> float:
+def _faulty(executor: Executor, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
     samples = executor.program.samples
     _seen.append(samples)
     if executor.rank == 1 and samples == KILLED:
@@ -29,7 +30,7 @@ def _faulty(executor: Executor, backend: Backend = "serial", times_ns: list[int]
         raise MemoryError
     if samples == SPOILED and _seen[0] != SPOILED:
         raise RuntimeError("another plan ran here before")
-    return _step(executor, backend, times_ns)
+    return _step(executor, backend, spans)
 
 
 Executor.step = _faulty  # type: ignore[method-assign]

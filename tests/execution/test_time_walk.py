@@ -11,8 +11,9 @@ import pytest
 from trainplan.execution import judge as judging
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import Judged, judge, judge_by, judge_carried
-from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.walk.costs import MeasuredCosts, ProfiledCosts
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.walk.costs import ProfiledCosts
+from trainplan.execution.walk.measured import MeasuredCosts
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.memory_switches import costs as switch_costs
@@ -261,17 +262,47 @@ def test_carried_costs_hold_under_another_schedule_and_slicing() -> None:
         judge_carried(plan_of(GPT2, ["single"] * len(GPT2.units), 1, 8, 4), table)
 
 
-def test_measured_times_are_walked_as_they_are() -> None:
-    plan = random_plan(random.Random(2), 4)
+@pytest.mark.parametrize("seed", range(8))
+def test_measured_times_are_walked_without_what_was_waiting(seed: int) -> None:
+    """Spans of a run in which all ranks do what a walk says, with the waiting inside instructions as a clock sees it."""
+    rng = random.Random(seed)
+    plan = random_plan(rng, 4)
     profile = profile_of(plan)
     judged = judge(plan, profile)
     programs, costs = judged.time.programs, ProfiledCosts(plan, profile)
-    measured = {program.rank: [costs(program, i) for i in program.instructions] for program in programs}
-    assert time_walk(programs, MeasuredCosts(programs, measured)).step_ns == judged.step_ns
-    # What a member of a collective takes longer than another is waiting.
-    place = next(place for place, i in enumerate(programs[0].instructions) if i.op is Op.REDUCE_LOSS)
-    measured[0][place] += 10**9
-    assert time_walk(programs, MeasuredCosts(programs, measured)).step_ns == judged.step_ns
+    clocked = []
+    for ends in judged.time.end_ns:  # each begins when the one before it has ended, and then waits
+        clocked.append(list(zip([0, *ends[:-1]], ends, strict=True)))
+    if all(i.op not in POINT_TO_POINT for program in programs for i in program.instructions):
+        assert time_walk(programs, MeasuredCosts(programs, [clocked] * 3)).step_ns == judged.step_ns
+    measured = MeasuredCosts(programs, [clocked])
+    for program, starts, ends in zip(programs, judged.time.start_ns, judged.time.end_ns, strict=True):
+        for instruction, start, end in zip(program.instructions, starts, ends, strict=True):
+            if instruction.op in POINT_TO_POINT:
+                assert measured(program, instruction) <= end - start == costs(program, instruction)
+
+
+def test_a_message_counts_from_when_both_sides_have_come() -> None:
+    """A receiver comes 70 ns early, and a sender 40 ns early: neither wait is a cost. Whoever sends alone takes the time."""
+    two = plan_of(UNTIED, ["single"] * len(UNTIED.units), 2, 4, 2, [3], "gpipe")
+    one = two.changed(batch=two.batch.changed(micro_batches=1))  # rank 0 then sends and receives in one
+    clocked: dict[tuple[int, Op, int | None], tuple[int, int]] = {
+        (0, Op.SEND, 0): (70, 80),
+        (1, Op.RECEIVE, 0): (0, 81),
+        (1, Op.SEND, 1): (90, 140),
+        (0, Op.RECEIVE, 1): (130, 141),
+    }
+    alone = {(0, Op.SEND_RECEIVE, None): (70, 141), (1, Op.RECEIVE, 0): (0, 81), (1, Op.SEND, 0): (90, 140)}
+    expected = [
+        {(0, Op.SEND, 0): 10, (1, Op.RECEIVE, 0): 1, (1, Op.SEND, 1): 10, (0, Op.RECEIVE, 1): 1},
+        {(0, Op.SEND_RECEIVE, None): 1, (1, Op.RECEIVE, 0): 11, (1, Op.SEND, 0): 50},
+    ]
+    for plan, spans, times in zip((two, one), (clocked, alone), expected, strict=True):
+        programs = compile_plan(plan)
+        keyed = [[((program.rank, i.op, i.micro_batch), i) for i in program.instructions] for program in programs]
+        costs = MeasuredCosts(programs, [[[spans.get(key, (150, 155)) for key, _ in each] for each in keyed]])
+        took = {key: costs(p, i) for p, each in zip(programs, keyed, strict=True) for key, i in each if key in spans}
+        assert took == times
 
 
 def test_kinds_and_links_are_those_of_the_devices_that_ranks_are_placed_on() -> None:
