@@ -60,7 +60,8 @@ def main() -> None:
                 table.add_row(text, answer.preset.name, *cells, claim.cost_model)
             else:
                 why = answer if isinstance(answer, InputError) else answer.result.reason or answer.result.message
-                table.add_row(text, "none", "-", "-", "-", str(why)[:60])
+                name = answer.preset.name if isinstance(answer, Planned) else "-"
+                table.add_row(text, name, "none", "-", "-", str(why))
             text = ""
     console.print(table)
     table = Table(title="pairs: the second contains the first")

@@ -69,7 +69,7 @@ def test_what_goes_wrong_is_a_result_and_the_others_go_on(starts: list[int], mon
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(trials, "TARGET", "tests.execution.faulty:try_rank")
     plans = [_plan(samples) for samples in (4, KILLED, SPOILED, RAISING, FULL, 8, HANGING, 4)]
-    found = run_trials(plans, steps=2, warmup=0, timeout=10)
+    found = run_trials(plans, steps=2, warmup=0, timeout=40)
     expected = ["ran", "out-of-memory", "ran", "failed", "out-of-memory", "ran", "timed-out", "ran"]
     assert [trial.status for trial in found] == expected
     assert [trial.place for trial in found] == list(range(8))
