@@ -32,8 +32,8 @@ DEEP = load_model("gpt2-345m").with_fields(n_layer=998)
 GRACE, START_S = 10, 60.0
 INSTANCES: dict[str, Callable[[], Any]] = {
     "layer-strategies": lambda: tp.build("layer-strategies", model=DEEP, cluster="a100-16", batch=64, memory="60GiB"),
-    "layer-strategies, tight": lambda: tp.build("layer-strategies", model=DEEP, cluster="a100-16", batch=64, memory="21GiB"),
-    "pipeline": lambda: tp.build("pipeline", model=DEEP, cluster="a100-64", batch=64, memory="20GiB"),
+    "layer-strategies, tight": lambda: tp.build("layer-strategies", model=DEEP, cluster="a100-16", batch=64, memory="44GiB"),
+    "pipeline": lambda: tp.build("pipeline", model=DEEP, cluster="a100-64", batch=64, memory="30GiB"),
     "stage-assignment": lambda: tp.build("stage-assignment", model=DEEP, cluster="a100-64", batch=64),
     "pipeline-partition": lambda: tp.build(
         "pipeline-partition", model=DEEP, cluster="a100-16", batch=64, pipeline=16, micro_batches=32
