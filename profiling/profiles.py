@@ -83,17 +83,22 @@ class ChainUnit(Record):
     sublayer: str
 
 
-class UnitCost(Record):
-    """One sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`.
-
-    kept_bytes: what the graph holds besides the unit's input. checkpoint_bytes: what is held under recomputation, where that is
-    not the input. Workspaces: the most beyond input, kept and output.
-    """
+class Shape(Record):
+    """A sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`."""
 
     sublayer: Annotated[str, Field(min_length=1)]
     device: Annotated[str, Field(min_length=1)]
     tp: Degree
     rows: Degree
+
+
+class UnitCost(Shape):
+    """What one such shape costs.
+
+    kept_bytes: what the graph holds besides the unit's input. checkpoint_bytes: what is held under recomputation, where that is
+    not the input. Workspaces: the most beyond input, kept and output.
+    """
+
     forward_ns: Number
     forward_without_graph_ns: Number
     backward_ns: Number
@@ -119,15 +124,6 @@ NUMBERS = (
 )
 
 
-class Shape(Record):
-    """What was profiled where nothing fitted."""
-
-    sublayer: Annotated[str, Field(min_length=1)]
-    device: Annotated[str, Field(min_length=1)]
-    tp: Degree
-    rows: Degree
-
-
 class HostCosts(Record):
     """Copies between host and device, each as bandwidth and latency, and the optimizer where it runs on the host.
 
@@ -148,7 +144,7 @@ class Profile(Record):
 
     parameter_bytes: of an element as collectives carry it. state_bytes_per_parameter: parameter, gradient and optimizer
     states. device_kinds: data sheets, where known, whose proportions estimate what was not profiled. slowdowns: how much slower
-    compute and communication get while they overlap. provenance: free text by name.
+    compute and communication get while they overlap. out_of_memory: where nothing fitted. provenance: free text by name.
     """
 
     format: Literal["trainplan-profile"] = "trainplan-profile"
@@ -243,12 +239,6 @@ class Profile(Record):
     def origin(self) -> str:
         """Where the times come from: `measured`, `estimated`, `imported`, or several of them."""
         return "+".join(sorted({entry.forward_ns.origin for entry in self.costs}))
-
-    @property
-    def links_origin(self) -> str:
-        """Where the links come from: `measured`, `estimated`, `imported`, or several of them."""
-        origins = {island.origin for island in self.network.islands} or {"estimated"}
-        return "+".join(sorted(origins))
 
 
 def slowest(entries: Sequence[UnitCost]) -> UnitCost:

@@ -101,7 +101,7 @@ class Model:
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
         """Powers of two up to `group` that every sub-layer can be split into."""
-        degrees = [1 << i for i in range(group.bit_length()) if 1 << i <= group]
+        degrees = [1 << i for i in range(group.bit_length())]
         return tuple(t for t in degrees if all(part.splits_into(t) for part in self.sublayers.values()))
 
     def activation_bytes(self, rows: int = 1) -> int:

@@ -17,10 +17,6 @@ class TokenEmbedding(Sublayer):
     positions: int = 0
     token_types: int = 0
 
-    def splits_into(self, tp: int) -> bool:
-        """The vocabulary is split, with one token at least for each rank."""
-        return tp <= self.vocabulary
-
     def parameters(self) -> tuple[Parameter, ...]:
         """The table of tokens, split over the vocabulary; tables of positions and token types."""
         h = self.hidden
