@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -91,9 +91,7 @@ class Cluster(Record):
         for i, node in enumerate(self.nodes):
             optional = node.devices == 1 or (one_node and bool(self.islands))
             _check_nested(node.islands, node.devices, f"nodes[{i}].islands", optional)
-        starts = {0}
-        for node in self.nodes:
-            starts |= {max(starts) + node.devices * (copy + 1) for copy in range(node.count)}
+        starts = set(accumulate((node.devices for node in self.nodes for _ in range(node.count)), initial=0))
         for i, island in enumerate(self.islands):
             first, size = island.first or 0, island.devices
             ends = range(first, self.devices + 1, size) if island.first is None else (first, first + size)

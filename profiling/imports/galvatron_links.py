@@ -139,8 +139,7 @@ def _fits(source: Source) -> dict[tuple[int, str], dict[str, Any]]:
         if len(pairs) < 2:
             problem = f"has one message size for {name} of {size}"
             raise source.fail("", problem, "give two or more: latency and bandwidth are fitted to them")
-        link = fitted_link(pairs)
-        fitted[size, name] = link | {"origin": "imported", "error": round(link["error"], 4)}
+        fitted[size, name] = fitted_link(pairs) | {"origin": "imported"}
     sizes = {size for size, _ in fitted}
     if missing := [size for size in sizes if (size, "all-reduce") not in fitted]:
         raise source.fail("", f"has no all-reduces of {missing[0]} devices", "add allreduce_size_<n>_<s>MB_time")

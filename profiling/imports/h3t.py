@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 from trainplan.profiling.base.files import parse
-from trainplan.profiling.base.lines import fit_line
+from trainplan.profiling.base.lines import fitted_copies, fitted_link
 from trainplan.profiling.imports.source import (
     LONGEST_S,
     MOST_BYTES,
@@ -184,19 +184,8 @@ def _islands(layers: Sequence[tuple[Runtime, Memory]], devices: int) -> list[dic
     scatters = [(memory.partitioned_gradient, time.scatter_gradient / steps) for time, memory in layers]
     islands = []
     for operation, points in (("all-gather", gathers), ("reduce-scatter", scatters), (None, gathers + scatters)):
-        alpha, beta, error = _line(points)
-        island = {"devices": devices, "operation": operation, "bandwidth_bytes_per_s": 1 / max(beta, 1e-15)}
-        islands.append(island | {"latency_ns": round(alpha * 1e9), "origin": "imported", "error": round(error, 4)})
+        islands.append({"devices": devices, "operation": operation, "origin": "imported", **fitted_link(points)})
     return islands
-
-
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """As `fit_line`; points of one size tell no latency."""
-    if len({size for size, _ in points}) > 1:
-        return fit_line(points)
-    rates = [size / seconds for size, seconds in points]
-    bandwidth = (min(rates) + max(rates)) / 2
-    return 0.0, 1 / bandwidth, max(rates) / bandwidth - 1
 
 
 def _host(layers: Sequence[tuple[Runtime, Memory]]) -> dict[str, Any]:
@@ -205,12 +194,12 @@ def _host(layers: Sequence[tuple[Runtime, Memory]]) -> dict[str, Any]:
     there += [(memory.input_tensor, time.prefetch_hidden_state) for time, memory in layers]
     back = [(memory.partitioned_gradient, time.offload_gradient) for time, memory in layers]
     back += [(memory.input_tensor, time.offload_hidden_state) for time, memory in layers]
-    to_device, to_host = _line(there), _line(back)
+    to_device, to_host, latency_ns = fitted_copies(there, back)
     seconds = sum(time.optimizer_step for time, _ in layers)
     parameters = sum(memory.partitioned_parameter for _, memory in layers) / ELEMENT_BYTES
     return {
-        "to_device_bytes_per_s": rate(1 / max(to_device[1], 1e-12), round(to_device[2], 4)),
-        "to_host_bytes_per_s": rate(1 / max(to_host[1], 1e-12), round(to_host[2], 4)),
-        "latency_ns": imported(max(to_device[0], to_host[0]) * 1e9),
+        "to_device_bytes_per_s": rate(*to_device),
+        "to_host_bytes_per_s": rate(*to_host),
+        "latency_ns": imported(*latency_ns),
         "optimizer_ns_per_parameter": rate(seconds / parameters * 1e9),
     }

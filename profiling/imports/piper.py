@@ -66,11 +66,6 @@ class Node(Foreign):
     name: str = "node"
     ways: Annotated[dict[str, Annotated[list[Tmpc], Field(min_length=1)]], Field(min_length=1)] = Field(alias="TMPCs")
 
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the node computes nothing and has no parameters."""
-        return not any(tmpc.seconds or tmpc.parameter_bytes for tmpcs in self.ways.values() for tmpc in tmpcs)
-
     def way(self, tp: int, id: str) -> Tmpc | None:
         """The TMPC of a degree by its id; None where there is none."""
         return next((tmpc for tmpc in self.ways.get(str(tp), []) if tmpc.id == id), None)
@@ -140,7 +135,10 @@ def _chain(source: Source, graph: Graph) -> tuple[list[Node], list[float], list[
     if len(nodes) < len(graph.nodes):
         raise source.fail("nodes", "have an id twice", "give each node its own id")
     following: dict[int, Edge] = {}
-    readers: dict[int, list[int]] = {node.id: [] for node in graph.nodes if node.is_tensor}
+    readers: dict[int, list[int]] = {}  # of tensors: of nodes that compute nothing and have no parameters
+    for node in graph.nodes:
+        if not any(tmpc.seconds or tmpc.parameter_bytes for tmpcs in node.ways.values() for tmpc in tmpcs):
+            readers[node.id] = []
     for i, edge in enumerate(graph.edges):
         for name, end in (("sourceId", edge.source), ("destId", edge.target)):
             if end not in nodes:
@@ -194,7 +192,7 @@ def _unit(
     kept_always = max((way.sample_bytes for way in recomputed.values() if way is not None), default=before)
     costs = []
     for tp, way in plain.items():
-        forward, again = way.seconds * FORWARD_SHARE * 1e9, way.seconds * FORWARD_SHARE * 1e9
+        forward = again = way.seconds * FORWARD_SHARE * 1e9
         other = recomputed[tp]
         if other is not None:
             again = (other.seconds - way.seconds) * 1e9

@@ -132,12 +132,12 @@ def counted(source: Source, field: str, text: str) -> int:
 
 def imported(value: float, spread: float = 0.0) -> dict[str, Any]:
     """A profile's number of nanoseconds or bytes."""
-    return {"value": max(0, round(value)), "origin": "imported", "spread": spread}
+    return {"value": max(0, round(value)), "origin": "imported", "spread": round(spread, 4)}
 
 
 def rate(value: float, spread: float = 0.0) -> dict[str, Any]:
     """A ratio or a rate as a profile has it, imported."""
-    return {"value": float(value), "origin": "imported", "spread": spread}
+    return {"value": float(value), "origin": "imported", "spread": round(spread, 4)}
 
 
 def cost(sublayer: str, device: str, tp: int, rows: int, forward: float, backward: float, kept: float, **more: float) -> Any:

@@ -14,7 +14,7 @@ from trainplan.profiling.profiles import NUMBERS
 
 # Results by what names them: each is a number, or a number and its spread.
 LARGEST = 1e15
-KNOWN = (
+RESULTS = (
     {"out_of_memory"},
     set(NUMBERS),
     {"seconds", "spread", "message_bytes"},
@@ -88,7 +88,7 @@ class Journal:
 
 def _checked(result: Any) -> Any:
     """A result as a task gives it. Raises ValueError."""
-    if not isinstance(result, dict) or set(result) not in KNOWN:
+    if not isinstance(result, dict) or set(result) not in RESULTS:
         raise ValueError
     for name, value in result.items():
         for number in value if isinstance(value, list) and len(value) == 2 else [value]:

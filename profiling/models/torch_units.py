@@ -284,7 +284,6 @@ def _upsample(part: Upsample, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
 
 
 def _language_head(part: LanguageHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
-    del shard
     x = _normed(part, p, x)
     if part.transform:
         x = ACTIVATIONS[part.transform](F.linear(x, p["dense.weight"], p["dense.bias"]))
@@ -295,7 +294,6 @@ def _language_head(part: LanguageHead, p: Parameters, x: Tensor, shard: Shard) -
 
 
 def _value_head(part: ValueHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
-    del shard
     x = _normed(part, p, x)
     if part.pool != "none":
         x = x[:, 0] if part.pool == "first" else x.mean(1)

@@ -43,17 +43,6 @@ SIZES = {
 }
 
 
-def recognised(profile: object) -> Source | None:
-    """The file's content, where `profile` is the path of a file of H3T's published code; else None.
-
-    Raises InputError where a path cannot be read.
-    """
-    if not isinstance(profile, str | os.PathLike):
-        return None
-    data = read_data(profile)
-    return Source(os.fspath(profile), data) if isinstance(data, dict) and h3t.recognises(data) else None
-
-
 def instance_of(
     profile: object,
     *,
@@ -67,8 +56,10 @@ def instance_of(
     memory: of one device, bytes or text such as "8GiB". others: what `build` was asked for beside, of which nothing goes with
     such a file.
     """
-    source = recognised(profile)
-    if source is None:
+    if not isinstance(profile, str | os.PathLike):
+        return None
+    data = read_data(profile)
+    if not isinstance(data, dict) or not h3t.recognises(data):
         return None
     for name, value in others.items():
         if value is not None and value is not False:
@@ -77,6 +68,7 @@ def instance_of(
     if memory is None:
         raise InputError("command line", "--memory", "is missing", "give it, such as 8GiB: an H3T file has none")
     size = parse_bytes(memory) if isinstance(memory, str) else memory
+    source = Source(os.fspath(profile), data)
     return build(source, size, synchronisation=synchronisation or "forced", offload_needs_ckpt=not paper_combinations)
 
 
@@ -86,12 +78,10 @@ def build(
     *,
     synchronisation: Synchronisation = "forced",
     offload_needs_ckpt: bool = True,
-    name: str | None = None,
 ) -> Instance:
     """The instance of a file of H3T's published code.
 
-    memory_bytes: of one device, which the file does not say. offload_needs_ckpt: as in `InstanceRecord`; name: of the
-    instance (default: the file's). Raises InputError.
+    memory_bytes: of one device, which the file does not say. offload_needs_ckpt: as in `InstanceRecord`. Raises InputError.
     """
     profile, devices = h3t.checked(source)
     memories = [memory for _, memory in profile.layers]
@@ -116,7 +106,7 @@ def build(
         {
             "problem": NAME,
             "version": 1,
-            "name": name or profile.name or source.stem,
+            "name": profile.name or source.stem,
             "provenance": {
                 "format": "H3T",
                 "file": source.stem,
@@ -138,5 +128,5 @@ def _check_chain(source: Source, memories: Sequence[h3t.Memory]) -> None:
     for i, (before, memory) in enumerate(pairwise(memories), start=1):
         output = before.forward_no_grad_delta
         if abs(memory.input_tensor - output) >= ROUNDING_BYTES:
-            told = f"is {memory.input_tensor}, but layer {i - 1} leaves {output} (its forward_no_grad_delta)"
-            raise InputError(source.path, f"layer_memory[{i}].input_tensor", told, f"give {output}")
+            problem = f"is {memory.input_tensor}, but layer {i - 1} leaves {output} (its forward_no_grad_delta)"
+            raise InputError(source.path, f"layer_memory[{i}].input_tensor", problem, f"give {output}")

@@ -63,7 +63,8 @@ def detect(
             raise InputError("command line", "--processes", problem, f"give at most {max(1, memory_bytes // LEAST_BYTES)}")
         return cpu_cluster(nodes, count, network_bytes_per_s, name, memory_bytes, rates())
     topology = _topology(devices, described, run)
-    pcie_bytes_per_s = topology.pcie_bytes_per_s or _slowest_pcie(devices)
+    rates_of_pcie = [gpu.pcie_bytes_per_s for gpu in devices if gpu.pcie_bytes_per_s]
+    pcie_bytes_per_s = topology.pcie_bytes_per_s or min(rates_of_pcie, default=PCIE_3_X16_BYTES_PER_S)
     measured = rates()
     host = Host(
         memory_bytes=available_bytes(read),
@@ -106,8 +107,3 @@ def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topo
         problem = f"shows {len(topology.pairs)} GPUs where the driver has {len(gpus)}"
         raise InputError("detect", topology.origin, problem, "give NCCL's topology file of this machine")
     return topology
-
-
-def _slowest_pcie(gpus: Sequence[Gpu]) -> float:
-    rates = [gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s]
-    return min(rates, default=PCIE_3_X16_BYTES_PER_S)

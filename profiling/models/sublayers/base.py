@@ -109,7 +109,6 @@ class Sublayer:
 
     def output_bytes(self, rows: int, tp: int) -> int:
         """What one tensor-parallel rank gives: hidden states of all tokens, whatever the degree."""
-        del tp
         return rows * self.tokens * self.hidden * self.element_bytes
 
     def carried_bytes(self, rows: int) -> int:
@@ -126,7 +125,6 @@ class Sublayer:
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
         """Most bytes alive during the forward pass beyond input, kept and output."""
-        del rows, tp
         return 0
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
