@@ -170,15 +170,17 @@ class Profile(Record):
             raise InputError("", "network", f"does not reach all {self.devices} devices", "give an island that holds them")
         layer = 0
         for i, unit in enumerate(self.units):
+            self._check_sublayer(f"units[{i}]", unit.sublayer)
             if unit.layer not in (layer, layer + 1) or (i == 0 and unit.layer):
                 raise InputError("", f"units[{i}].layer", f"is {unit.layer}", f"give {layer} or {layer + 1}: layers in order")
             layer = unit.layer
-        for field, parts in (("units", self.units), ("costs", self.costs)):
-            for i, part in enumerate(parts):
-                if part.sublayer not in self.shapes:
-                    fix = f"give one of: {', '.join(self.shapes)}"
-                    raise InputError("", f"{field}[{i}].sublayer", f"is {part.sublayer!r}", fix)
+        for i, entry in enumerate(self.costs):
+            self._check_sublayer(f"costs[{i}]", entry.sublayer)
         return self
+
+    def _check_sublayer(self, place: str, name: str) -> None:
+        if name not in self.shapes:
+            raise InputError("", f"{place}.sublayer", f"is {name!r}", f"give one of: {', '.join(self.shapes)}")
 
     @cached_property
     def described_model(self) -> Model | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -69,9 +70,7 @@ def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> 
 
 def profiled_shapes(profile: Profile) -> list[tuple[int, int]]:
     """(tp, rows) that every sub-layer has costs for, on every kind of device."""
-    counts: dict[tuple[int, int], int] = {}
-    for entry in profile.costs:
-        counts[entry.tp, entry.rows] = counts.get((entry.tp, entry.rows), 0) + 1
+    counts = Counter((entry.tp, entry.rows) for entry in profile.costs)
     return sorted(shape for shape, count in counts.items() if count == len(profile.shapes) * len(profile.kinds))
 
 

@@ -150,6 +150,7 @@ def _fault_and_fix(error: Any) -> tuple[str, str]:
         "greater_than_equal": f"give a number of at least {limits.get('ge')}",
         "less_than_equal": f"give a number of at most {limits.get('le')}",
         "int_type": f"give a whole number, {_whole(value)}",
+        "int_parsing": "give a whole number, such as 1",
         "int_from_float": f"give a whole number, {_whole(value)}",
         "float_type": "give a number, such as 1.5",
         "string_type": "give a text in quotes",

@@ -42,18 +42,18 @@ Change = Annotated[int, Field(ge=-int(MOST_BYTES), le=int(MOST_BYTES))]
 
 
 class Runtime(Foreign):
-    """One layer's times, in seconds."""
+    """One layer's times, in seconds, by trainplan's names of them."""
 
-    forward_no_grad: Seconds
-    forward_with_grad: Seconds
+    forward_without_graph: Seconds = Field(alias="forward_no_grad")
+    forward: Seconds = Field(alias="forward_with_grad")
     backward: Seconds
-    gather_parameter: Seconds
-    scatter_gradient: Seconds
+    all_gather: Seconds = Field(alias="gather_parameter")
+    reduce_scatter: Seconds = Field(alias="scatter_gradient")
     prefetch_parameter: Seconds
     offload_gradient: Seconds
-    prefetch_hidden_state: Seconds
-    offload_hidden_state: Seconds
-    optimizer_step: Seconds
+    prefetch_hidden: Seconds = Field(alias="prefetch_hidden_state")
+    offload_hidden: Seconds = Field(alias="offload_hidden_state")
+    optimizer: Seconds = Field(alias="optimizer_step")
 
 
 class Memory(Foreign):
@@ -165,10 +165,10 @@ def _cost(device: str, rows: int, time: Runtime, memory: Memory) -> Any:
         device,
         1,
         rows,
-        time.forward_with_grad * 1e9,
+        time.forward * 1e9,
         time.backward * 1e9,
         kept_bytes,
-        forward_without_graph_ns=time.forward_no_grad * 1e9,
+        forward_without_graph_ns=time.forward_without_graph * 1e9,
         forward_workspace_bytes=max(
             memory.forward_with_grad_peak - memory.forward_with_grad_delta,
             memory.forward_no_grad_peak - memory.forward_no_grad_delta - kept_bytes,
@@ -180,8 +180,8 @@ def _cost(device: str, rows: int, time: Runtime, memory: Memory) -> Any:
 def _islands(layers: Sequence[tuple[Runtime, Memory]], devices: int) -> list[dict[str, Any]]:
     """Lines through the steps of all gathers and of all scatters; through both for whatever else there is."""
     steps = devices - 1 or 1
-    gathers = [(memory.partitioned_parameter, time.gather_parameter / steps) for time, memory in layers]
-    scatters = [(memory.partitioned_gradient, time.scatter_gradient / steps) for time, memory in layers]
+    gathers = [(memory.partitioned_parameter, time.all_gather / steps) for time, memory in layers]
+    scatters = [(memory.partitioned_gradient, time.reduce_scatter / steps) for time, memory in layers]
     islands = []
     for operation, points in (("all-gather", gathers), ("reduce-scatter", scatters), (None, gathers + scatters)):
         islands.append({"devices": devices, "operation": operation, "origin": "imported", **fitted_link(points)})
@@ -191,11 +191,11 @@ def _islands(layers: Sequence[tuple[Runtime, Memory]], devices: int) -> list[dic
 def _host(layers: Sequence[tuple[Runtime, Memory]]) -> dict[str, Any]:
     """Copies of shards and hidden states, and what the optimizer takes on the host for one parameter of a shard."""
     there = [(memory.partitioned_parameter, time.prefetch_parameter) for time, memory in layers]
-    there += [(memory.input_tensor, time.prefetch_hidden_state) for time, memory in layers]
+    there += [(memory.input_tensor, time.prefetch_hidden) for time, memory in layers]
     back = [(memory.partitioned_gradient, time.offload_gradient) for time, memory in layers]
-    back += [(memory.input_tensor, time.offload_hidden_state) for time, memory in layers]
+    back += [(memory.input_tensor, time.offload_hidden) for time, memory in layers]
     to_device, to_host, latency_ns = fitted_copies(there, back)
-    seconds = sum(time.optimizer_step for time, _ in layers)
+    seconds = sum(time.optimizer for time, _ in layers)
     parameters = sum(memory.partitioned_parameter for _, memory in layers) / ELEMENT_BYTES
     return {
         "to_device_bytes_per_s": rate(*to_device),

@@ -25,7 +25,6 @@ from trainplan.profiling.costs import PHASES
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.measure.journal import Journal
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import DTYPE_BYTES
 from trainplan.profiling.profiles import (
     HostCosts,
     Number,
@@ -64,8 +63,6 @@ def measure(
     """
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "measuring")
-    if model.dtype not in DTYPE_BYTES:
-        raise InputError("command line", "--dtype", f"is {model.dtype!r}", f"give one of: {', '.join(DTYPE_BYTES)}")
     if not budget_seconds > 0 or not 0 < spread < 1:
         field, value = ("--spread", spread) if budget_seconds > 0 else ("--budget", budget_seconds)
         raise InputError("command line", field, f"is {value}", "give seconds above 0, and a spread between 0 and 1")
@@ -107,8 +104,7 @@ def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[
         for name in model.sublayers:
             title = f"{name} tp{tp} rows {rows}"
             tasks.append({"kind": "sublayer", "title": title, "sublayer": name, "tp": tp, "rows": rows})
-    sizes = [size for size in (1 << i for i in range(1, world.bit_length())) if size < world]
-    for size in [*sizes, world] if world > 1 else []:
+    for size in sorted({*(1 << i for i in range(1, world.bit_length())), world} - {1}):
         for operation in OPERATIONS:
             for message in MESSAGE_BYTES:
                 title = f"{operation} of {size}, {message} bytes"
@@ -188,7 +184,7 @@ def _assembled(
 
     failed = [Shape(**place(task)) for task, _ in finished("sublayer", "out_of_memory")]
     costs = [
-        UnitCost(**place(task), **{name: _number(*value) for name, value in result.items()})
+        UnitCost(**place(task) | {name: _number(*value) for name, value in result.items()})
         for task, result in finished("sublayer", "forward_ns")
     ]
     if not costs:

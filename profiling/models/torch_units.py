@@ -104,7 +104,7 @@ def _token_embedding(part: TokenEmbedding, p: Parameters, tokens: Tensor, shard:
 
 
 def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
-    y = F.linear(x, p["patches.weight"], p.get("patches.bias")).view(x.shape[0], part.made_tokens, part.hidden)
+    y = F.linear(x, p["patches.weight"], p["patches.bias"]).view(x.shape[0], part.made_tokens, part.hidden)
     if part.class_token:
         y = torch.cat((p["class.weight"].expand(x.shape[0], 1, -1), y), 1)
     if part.positions:

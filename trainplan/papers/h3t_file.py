@@ -22,25 +22,7 @@ from trainplan.profiling.imports import h3t
 from trainplan.profiling.imports.source import Source
 
 ROUNDING_BYTES = 512  # sizes as tensors have them, or as an allocator hands them out, in blocks of this size
-SECONDS = {
-    "forward_without_graph_ns": "forward_no_grad",
-    "forward_ns": "forward_with_grad",
-    "backward_ns": "backward",
-    "all_gather_ns": "gather_parameter",
-    "reduce_scatter_ns": "scatter_gradient",
-    "prefetch_parameter_ns": "prefetch_parameter",
-    "offload_gradient_ns": "offload_gradient",
-    "prefetch_hidden_ns": "prefetch_hidden_state",
-    "offload_hidden_ns": "offload_hidden_state",
-    "optimizer_ns": "optimizer_step",
-}
-SIZES = {
-    "input_bytes": "input_tensor",
-    "gathered_parameter_bytes": "gathered_parameter",
-    "partitioned_parameter_bytes": "partitioned_parameter",
-    "gathered_gradient_bytes": "gathered_gradient",
-    "partitioned_gradient_bytes": "partitioned_gradient",
-}
+SIZES = ("gathered_parameter", "partitioned_parameter", "gathered_gradient", "partitioned_gradient")
 
 
 def instance_of(
@@ -90,9 +72,9 @@ def build(
     rows, lifted = [], dict[str, list[int]]()
     for i, ((time, memory), output) in enumerate(zip(profile.layers, outputs, strict=True)):
         graph = memory.forward_with_grad_delta - memory.forward_no_grad_delta
-        row: dict[str, Any] = {name: round(getattr(time, theirs) * 1e9) for name, theirs in SECONDS.items()}
-        row |= {name: getattr(memory, theirs) for name, theirs in SIZES.items()}
-        row |= {"output_bytes": output, "graph_bytes": graph}
+        row: dict[str, Any] = {f"{name}_ns": round(seconds * 1e9) for name, seconds in time.model_dump().items()}
+        row |= {f"{name}_bytes": getattr(memory, name) for name in SIZES}
+        row |= {"input_bytes": memory.input_tensor, "output_bytes": output, "graph_bytes": graph}
         for pass_, peak, least in (
             ("forward_without_graph", memory.forward_no_grad_peak, output),
             ("forward", memory.forward_with_grad_peak, output + graph),

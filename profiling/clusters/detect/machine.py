@@ -48,8 +48,11 @@ def detect(
     if network_bytes_per_s is not None and not 1 <= network_bytes_per_s <= MOST_BYTES_PER_S:
         problem = f"is {network_bytes_per_s} bytes a second"
         raise InputError("command line", "--network", problem, "give what a ring gets, such as 12.5GB")
-    file = topology_file or os.environ.get("NCCL_TOPO_FILE")
-    described = _described(os.fspath(file), read) if file else None
+    described = None
+    if file := topology_file or os.environ.get("NCCL_TOPO_FILE"):
+        if (text := read(path := os.fspath(file))) is None:
+            raise InputError("detect", "topology_file", f"is {shown(path)}, which cannot be read", "name a readable file")
+        described = parse_nccl(text, path)
     devices, asked = gpus(), "NVML"
     if devices is None and (text := run(QUERY)):
         devices, asked = parse_query(text), "nvidia-smi"
@@ -84,13 +87,6 @@ def detect(
 def to_yaml(cluster: Cluster) -> str:
     """A cluster file without what is left at its default."""
     return yaml_text(cluster.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
-
-
-def _described(file: str, read: Read) -> Topology:
-    text = read(file)
-    if text is None:
-        raise InputError("detect", "topology_file", f"is {shown(file)}, which cannot be read", "name a readable file")
-    return parse_nccl(text, file)
 
 
 def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topology:
