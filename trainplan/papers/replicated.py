@@ -236,9 +236,8 @@ def dapple_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Rep
             if (j, m) not in planned:
                 continue
             plan = planned[j, m][1]
-            for further, d in product(
-                range(j + 1, layers), range(1, devices - m)
-            ):  # the last stage split, d for its first part
+            # Where the last stage may be split, and how many devices its first part gets.
+            for further, d in product(range(j + 1, layers), range(1, devices - m)):
                 split = Replicated((*plan.cuts, further), (*plan.replicas[:-1], d, devices - m - d))
                 time = latency_ns(parts_of(split), micro_batches)
                 if (further, m + d) not in planned or time < planned[further, m + d][0]:
