@@ -17,7 +17,7 @@ from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import estimated_cost
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import DTYPE_BYTES
-from trainplan.profiling.profiles import NUMBERS, Number, Profile, UnitCost, shapes_of
+from trainplan.profiling.profiles import Number, Profile, UnitCost, shapes_of
 
 
 def for_shapes(profile: Profile, group: int, shapes: Iterable[tuple[int, int]]) -> Profile:
@@ -83,11 +83,8 @@ def _completed(
         return wanted
     nearest = min(entries, key=lambda entry: (entry.tp != tp, abs(np.log(entry.tp / tp)), abs(np.log(entry.rows / rows))))
     there = estimated_cost(name, part, kind, nearest.tp, nearest.rows)
-    update = {}
-    for n in NUMBERS:
-        base = getattr(there, n).value
-        update[n] = _scaled(getattr(wanted, n), getattr(nearest, n).value / base if base else 1.0)
-    return wanted.changed(**update)
+    ratios = {n: nearest.numbers[n].value / base.value if base.value else 1.0 for n, base in there.numbers.items()}
+    return wanted.changed(**{n: _scaled(wanted.numbers[n], ratio) for n, ratio in ratios.items()})
 
 
 def _kind(profile: Profile, device: str) -> DeviceKind:

@@ -61,27 +61,18 @@ def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: i
     if part.dtype not in kind.flops_per_s:
         fix = f"add its rate, or use --dtype of {', '.join(kind.flops_per_s)}"
         raise InputError("cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", fix)
-    forward, backward = sublayer_ns(part, kind, rows, tp)
-    largest = max(part.kept_bytes(rows, tp), part.forward_workspace_bytes(rows, tp), part.backward_workspace_bytes(rows, tp))
-    if max(forward, backward) > LONGEST_NS or largest > MOST_BYTES:
-        problem = f"with {rows} rows takes {max(forward, backward):.3g} ns and {largest:.3g} bytes"
+    forward, backward = (max(1, ns) for ns in sublayer_ns(part, kind, rows, tp))
+    times = {"forward_ns": forward, "forward_without_graph_ns": forward, "backward_ns": backward}
+    sizes = {
+        "kept_bytes": part.kept_bytes(rows, tp),
+        "forward_workspace_bytes": part.forward_workspace_bytes(rows, tp),
+        "backward_workspace_bytes": part.backward_workspace_bytes(rows, tp),
+    }
+    if max(times.values()) > LONGEST_NS or max(sizes.values()) > MOST_BYTES:
+        problem = f"with {rows} rows takes {max(times.values()):.3g} ns and {max(sizes.values()):.3g} bytes"
         raise InputError("profile", name, problem, "give fewer rows (a smaller batch), or a faster device")
-
-    def number(value: float) -> Number:
-        return Number(value=max(0, round(value)), origin="estimated")
-
-    return UnitCost(
-        sublayer=name,
-        device=kind.name,
-        tp=tp,
-        rows=rows,
-        forward_ns=number(max(1, forward)),
-        forward_without_graph_ns=number(max(1, forward)),
-        backward_ns=number(max(1, backward)),
-        kept_bytes=number(part.kept_bytes(rows, tp)),
-        forward_workspace_bytes=number(part.forward_workspace_bytes(rows, tp)),
-        backward_workspace_bytes=number(part.backward_workspace_bytes(rows, tp)),
-    )
+    numbers = {field: Number(value=round(value), origin="estimated") for field, value in (times | sizes).items()}
+    return UnitCost(sublayer=name, device=kind.name, tp=tp, rows=rows, **numbers)
 
 
 def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, int]], group: int | None = None) -> Profile:

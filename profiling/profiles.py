@@ -83,17 +83,22 @@ class ChainUnit(Record):
     sublayer: str
 
 
-class UnitCost(Record):
-    """One sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`.
-
-    kept_bytes: what the graph holds besides the unit's input. checkpoint_bytes: what is held under recomputation, where that is
-    not the input. Workspaces: the most beyond input, kept and output.
-    """
+class Shape(Record):
+    """A sub-layer on one kind of device, with `rows` samples and tensor-parallel degree `tp`."""
 
     sublayer: Annotated[str, Field(min_length=1)]
     device: Annotated[str, Field(min_length=1)]
     tp: Degree
     rows: Degree
+
+
+class UnitCost(Shape):
+    """What one such shape costs.
+
+    kept_bytes: what the graph holds besides the unit's input. checkpoint_bytes: what is held under recomputation, where that is
+    not the input. Workspaces: the most beyond input, kept and output.
+    """
+
     forward_ns: Number
     forward_without_graph_ns: Number
     backward_ns: Number
@@ -109,23 +114,7 @@ class UnitCost(Record):
         return {name: number for name, number in numbers.items() if number is not None}
 
 
-NUMBERS = (
-    "forward_ns",
-    "forward_without_graph_ns",
-    "backward_ns",
-    "kept_bytes",
-    "forward_workspace_bytes",
-    "backward_workspace_bytes",
-)
-
-
-class Shape(Record):
-    """What was profiled where nothing fitted."""
-
-    sublayer: Annotated[str, Field(min_length=1)]
-    device: Annotated[str, Field(min_length=1)]
-    tp: Degree
-    rows: Degree
+NUMBERS = tuple(name for name, field in UnitCost.model_fields.items() if field.annotation is Number)  # that every entry has
 
 
 class HostCosts(Record):
@@ -148,7 +137,7 @@ class Profile(Record):
 
     parameter_bytes: of an element as collectives carry it. state_bytes_per_parameter: parameter, gradient and optimizer
     states. device_kinds: data sheets, where known, whose proportions estimate what was not profiled. slowdowns: how much slower
-    compute and communication get while they overlap. provenance: free text by name.
+    compute and communication get while they overlap. out_of_memory: where nothing fitted. provenance: free text by name.
     """
 
     format: Literal["trainplan-profile"] = "trainplan-profile"
@@ -243,12 +232,6 @@ class Profile(Record):
     def origin(self) -> str:
         """Where the times come from: `measured`, `estimated`, `imported`, or several of them."""
         return "+".join(sorted({entry.forward_ns.origin for entry in self.costs}))
-
-    @property
-    def links_origin(self) -> str:
-        """Where the links come from: `measured`, `estimated`, `imported`, or several of them."""
-        origins = {island.origin for island in self.network.islands} or {"estimated"}
-        return "+".join(sorted(origins))
 
 
 def slowest(entries: Sequence[UnitCost]) -> UnitCost:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.profiles import Profile, UnitCost
+from trainplan.profiling.profiles import Profile
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,16 @@ def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> 
                 kept_bytes=entry.kept_bytes.value,
                 state_bytes=shard.parameters * profile.state_bytes_per_parameter,
                 parameters=shard.parameters,
-                origins=origins(entry),
+                origins=tuple(sorted({entry.forward_ns.origin, entry.backward_ns.origin, entry.kept_bytes.origin})),
                 spread=max(entry.forward_ns.spread, entry.backward_ns.spread),
             )
         )
     return summaries
 
 
-def origins(entry: UnitCost) -> tuple[str, ...]:
-    """Where the times and bytes of an entry come from, each origin once."""
-    return tuple(sorted({entry.forward_ns.origin, entry.backward_ns.origin, entry.kept_bytes.origin}))
-
-
 def profiled_shapes(profile: Profile) -> list[tuple[int, int]]:
     """(tp, rows) that every sub-layer has costs for, on every kind of device."""
-    counts: dict[tuple[int, int], int] = {}
-    for entry in profile.costs:
-        counts[entry.tp, entry.rows] = counts.get((entry.tp, entry.rows), 0) + 1
+    counts = Counter((entry.tp, entry.rows) for entry in profile.costs)
     return sorted(shape for shape, count in counts.items() if count == len(profile.shapes) * len(profile.kinds))
 
 

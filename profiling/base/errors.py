@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 
@@ -33,8 +34,6 @@ class MissingExtra(ImportError):
 
 def shown(value: Any) -> str:
     """A value as it may stand in a one-line message: JSON's spelling, cut at 60 characters."""
-    if isinstance(value, float) and value != value:
-        return "NaN"
-    text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else repr(value)
-    text = text or repr(value)
+    is_nan = isinstance(value, float) and value != value
+    text = json.dumps(value) if is_nan or isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

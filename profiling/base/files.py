@@ -7,9 +7,9 @@ import json
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -49,13 +49,12 @@ def read_data(path: str | os.PathLike[str]) -> Any:
     where, language = os.fspath(path), _language(path)
     try:
         status = os.stat(path)
-        if os.path.isdir(path):
-            raise InputError(where, "", "is a folder", f"name a {language} file")
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise InputError(where, "", f"is {kind}", f"name a {language} file")
         if status.st_size > LARGEST_FILE_BYTES:
             fix = f"files of up to {LARGEST_FILE_BYTES // 2**20} MiB are read: drop layers, options or provenance"
             raise InputError(where, "", f"has {status.st_size:,} bytes", fix)
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(where, "", "is not a regular file", f"name a {language} file")
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(where, "", "does not exist", "name an existing file") from None
@@ -119,7 +118,7 @@ def as_input_error(error: ValidationError, where: str) -> InputError:
     if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
         inner = ".".join(part for part in (field, cause.field) if part)
         return InputError(where, inner, cause.problem, cause.fix)
-    return InputError(where, field, *_told(first))
+    return InputError(where, field, *_fault_and_fix(first))
 
 
 def field_path(location: tuple[int | str, ...]) -> str:
@@ -144,13 +143,14 @@ def _whole(value: Any) -> str:
     return "such as 1000"
 
 
-def _told(error: Any) -> tuple[str, str]:
+def _fault_and_fix(error: Any) -> tuple[str, str]:
     kind, value, limits = error["type"], error["input"], error.get("ctx") or {}
     wanted = {
         "greater_than": f"give a number above {limits.get('gt')}",
         "greater_than_equal": f"give a number of at least {limits.get('ge')}",
         "less_than_equal": f"give a number of at most {limits.get('le')}",
         "int_type": f"give a whole number, {_whole(value)}",
+        "int_parsing": "give a whole number, such as 1",
         "int_from_float": f"give a whole number, {_whole(value)}",
         "float_type": "give a number, such as 1.5",
         "string_type": "give a text in quotes",
@@ -200,25 +200,18 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         if target.exists() and not target.is_file() and not target.is_dir():
             target.write_bytes(data)  # a pipe or a device cannot be replaced
             return
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        temporary = target.with_name(f".{token_hex(8)}.part")
         try:
-            with os.fdopen(handle, "wb") as stream:
+            with temporary.open("xb") as stream:
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, target)
+            temporary.replace(target)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise unwritable(path, error.errno) from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def unwritable(path: str | os.PathLike[str], code: int | None) -> InputError:

@@ -49,7 +49,7 @@ def run_workers(
             **os.environ,
             "PYTHONUNBUFFERED": "1",
         }
-        command = [sys.executable, "-P", "-m", "trainplan.profiling.base.worker", folder, str(world), target]
+        command = [sys.executable, "-P", "-m", "trainplan.profiling.base.processes", folder, str(world), target]
         with Path(folder, "log").open("wb") as log:
             launcher = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True
@@ -161,3 +161,7 @@ def work(folder: str, rank: int, world: int, target: str) -> None:
     Path(folder, f"result.{rank}").write_bytes(pickle.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":  # `python -m ... FOLDER WORLD TARGET`
+    launch(sys.argv[1], int(sys.argv[2]), sys.argv[3])

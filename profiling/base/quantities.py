@@ -24,12 +24,7 @@ def parse_bytes(text: str, field: str = "--memory") -> int:
 
 def format_bytes(count: int) -> str:
     """``8 GiB``, ``1.25 GiB``, ``640 KiB``: four digits at most, binary units."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
-            return f"{size:.4g} {unit}" if abs(size) < 1000 else f"{size:.0f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")
+    return _in_steps(count, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
 
 
 def format_time(time_ns: float) -> str:
@@ -42,20 +37,22 @@ def format_time(time_ns: float) -> str:
 
 def format_count(count: float) -> str:
     """``671.1M``, ``10.16B``, ``2.3T``: four digits, thousands as K, M, B, T."""
-    return _in_thousands(count, ("", "K", "M", "B", "T"))
+    return _in_steps(count, 1000, ("", "K", "M", "B", "T"))
 
 
 def format_rate(bytes_per_s: float) -> str:
     """``12.5 GB/s``: four digits, decimal units, as links are sold."""
-    return _in_thousands(bytes_per_s, (" B/s", " KB/s", " MB/s", " GB/s", " TB/s"))
+    return _in_steps(bytes_per_s, 1000, (" B/s", " KB/s", " MB/s", " GB/s", " TB/s"))
 
 
-def _in_thousands(size: float, units: Sequence[str]) -> str:
-    for unit in units[:-1]:
-        if abs(size) < 999.95:
+def _in_steps(size: float, step: int, units: Sequence[str]) -> str:
+    """Four digits, or all of those before the point, in the largest unit not above the size; each is `step` of the last."""
+    *smaller, largest = units
+    for unit in smaller:
+        if abs(size) < step - 0.05:
             return f"{size:.4g}{unit}"
-        size /= 1000
-    return f"{size:.4g}{units[-1]}"
+        size /= step
+    return f"{size:.4g}{largest}" if abs(size) < 1000 else f"{size:.0f}{largest}"
 
 
 def span(first: str, last: str) -> str:

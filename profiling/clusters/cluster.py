@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -91,9 +91,7 @@ class Cluster(Record):
         for i, node in enumerate(self.nodes):
             optional = node.devices == 1 or (one_node and bool(self.islands))
             _check_nested(node.islands, node.devices, f"nodes[{i}].islands", optional)
-        starts = {0}
-        for node in self.nodes:
-            starts |= {max(starts) + node.devices * (copy + 1) for copy in range(node.count)}
+        starts = set(accumulate((node.devices for node in self.nodes for _ in range(node.count)), initial=0))
         for i, island in enumerate(self.islands):
             first, size = island.first or 0, island.devices
             ends = range(first, self.devices + 1, size) if island.first is None else (first, first + size)
@@ -109,30 +107,15 @@ class Cluster(Record):
         return sum(node.count * node.devices for node in self.nodes)
 
     @cached_property
-    def _kinds(self) -> dict[str, DeviceKind]:
-        return {kind.name: kind for kind in self.kinds}
-
-    @cached_property
     def used_kinds(self) -> tuple[DeviceKind, ...]:
         """Kinds that some node has, in the order of the nodes."""
-        return tuple(self._kinds[name] for name in dict.fromkeys(node.kind for node in self.nodes))
+        kinds = {kind.name: kind for kind in self.kinds}
+        return tuple(kinds[name] for name in dict.fromkeys(node.kind for node in self.nodes))
 
     @property
     def device_kinds(self) -> list[str]:
         """The name of every device's kind, by the devices' numbers."""
         return [node.kind for node in self.nodes for _ in range(node.count * node.devices)]
-
-    def node_of(self, rank: int) -> Nodes:
-        """The node (one of equal ones) that holds a device. Raises IndexError."""
-        for node in self.nodes:
-            if rank < node.count * node.devices:
-                return node
-            rank -= node.count * node.devices
-        raise IndexError(f"the cluster has {self.devices} devices")
-
-    def kind_of(self, rank: int) -> DeviceKind:
-        """The kind of one device, by its number. Raises IndexError."""
-        return self._kinds[self.node_of(rank).kind]
 
     @property
     def memory_bytes(self) -> int:
@@ -155,12 +138,8 @@ class Cluster(Record):
                         within += [island.changed(first=start + piece) for piece in pieces]
                     start += node.devices
             within.sort(key=lambda island: island.devices)
-        return Network(islands=within + list(self.islands) or [_alone()], algorithm=self.algorithm)
-
-
-def _alone() -> Island:
-    """The only island of one device, which no message ever crosses."""
-    return Island(devices=1, bandwidth_bytes_per_s=1e12)
+        alone = Island(devices=1, bandwidth_bytes_per_s=1e12)  # the only island of one device, which no message ever crosses
+        return Network(islands=within + list(self.islands) or [alone], algorithm=self.algorithm)
 
 
 def _check_nested(islands: list[Island], devices: int, field: str, optional: bool) -> None:

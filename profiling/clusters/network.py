@@ -62,10 +62,9 @@ class Matrix(Record):
     @model_validator(mode="after")
     def _is_square(self) -> Matrix:
         count = len(self.bandwidth_bytes_per_s)
-        tables: dict[str, Any] = {"bandwidth_bytes_per_s": self.bandwidth_bytes_per_s}
-        if self.latencies_ns is not None:
-            tables["latencies_ns"] = self.latencies_ns
-        for name, table in tables.items():
+        for name in ("bandwidth_bytes_per_s", "latencies_ns"):
+            if (table := getattr(self, name)) is None:
+                continue
             if len(table) != count:
                 raise InputError("", name, f"has {len(table)} rows", f"give {count}, as bandwidth_bytes_per_s has")
             for i, row in enumerate(table):

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.imports.source import Options, Source
+from trainplan.profiling.imports.source import Options, Source, read_source
 from trainplan.profiling.profiles import Profile
 
 Reader = Callable[[Sequence[Source], Options], Profile]
@@ -39,7 +38,7 @@ def import_profile(
         raise InputError("command line", "files", "are none", "name the files of one profile")
     if format is not None and format not in FORMATS:
         raise InputError("command line", "--format", f"is {shown(format)}", f"give one of: {', '.join(FORMATS)}")
-    sources = [_read(os.fspath(path)) for path in paths]
+    sources = [read_source(path) for path in paths]
     formats = [_recognised(source) for source in sources]
     for source, recognised in zip(sources, formats, strict=True):
         if recognised != (format or formats[0]):
@@ -50,15 +49,6 @@ def import_profile(
     options.check(formats[0], module.OPTIONS)
     read: Reader = module.read
     return read(sources, options)
-
-
-def _read(path: str) -> Source:
-    data = read_data(path)
-    if not isinstance(data, dict):
-        raise InputError(path, "", f"holds {shown(data)}", "give a JSON object")
-    if any(not isinstance(key, str) for key in data):
-        raise InputError(path, "", "has a key that is no text", "give a JSON object")
-    return Source(path, data)
 
 
 def _recognised(source: Source) -> str:

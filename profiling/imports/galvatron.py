@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.imports.galvatron_blocks import BLOCK, STATE_COPIES
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.imports.galvatron_blocks import BLOCK, OFF, STATE_COPIES
 from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, P2P, TIMES, islands
 from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, SUMMARY, Memory, read_memory, sequences
 from trainplan.profiling.imports.galvatron_times import TIME, TOTAL, Times, read_times
@@ -37,7 +39,6 @@ DTYPES = {"fp32": ("float32", 4), "fp16": ("float16", 2), "bf16": ("bfloat16", 2
 STATE_BYTES_PER_PARAMETER = FP32_BYTES * STATE_COPIES
 BACKWARD = 2  # times a forward pass
 TOKEN_BYTES = 8
-MOST_LAYERS = 10_000
 
 KEYS = {
     "allreduce": ALL_REDUCE,
@@ -66,43 +67,68 @@ def _kind(data: dict[str, Any]) -> str:
     return "computation" if kinds == ["memory", "computation"] and times else next(iter(kinds), "")
 
 
+@dataclass(frozen=True)
+class Model:
+    """What the files of a model's times and memory say of it. times: by sequence length and batch, as `read_times` has them."""
+
+    name: str
+    layers: int
+    sequence: int
+    hidden_size: int
+    dtype: str
+    element_bytes: int
+    times: dict[int, dict[int, Times]]
+    memory: Memory
+
+    @property
+    def hidden_bytes(self) -> int:
+        """The hidden states of one sample."""
+        return self.sequence * self.hidden_size * self.element_bytes
+
+    @property
+    def times_by_batch(self) -> dict[int, Times]:
+        """Those of the model's own sequence length, or of files that name none."""
+        return self.times.get(self.sequence) or self.times[0]
+
+
+def read_model(files: Mapping[str, Source], options: Options) -> Model:
+    """The model of files by kind. Raises InputError."""
+    source = files["computation"]
+    layers, hidden_size, times = options.needed(source, "layers", 24), _hidden_size(options, source), read_times(source)
+    sequence = _sequence(options, source, files["memory"], times)
+    dtype, element_bytes = next((DTYPES[name] for name in DTYPES if f"_{name}_" in f"{source.stem}_"), DTYPES["bf16"])
+    name = re.sub(rf"computation_profiling_({'|'.join(DTYPES)})_", "", source.stem)
+    memory = read_memory(files["memory"], sequence)
+    return Model(name, layers, sequence, hidden_size, dtype, element_bytes, times, memory)
+
+
 def read(sources: Sequence[Source], options: Options) -> Profile:
     """The profile of one model's Galvatron files. Raises InputError."""
     files = files_by_kind(sources)
-    times = files["computation"]
-    layers, hidden = options.needed(times, "layers", 24), hidden_size_of(options, times)
-    if layers > MOST_LAYERS:
-        raise InputError("command line", "--layers", f"is {layers}", f"give at most {MOST_LAYERS}")
-    table = read_times(times)
-    sequence = sequence_of(options, times, files["memory"], table)
-    memory = read_memory(files["memory"], sequence)
-    network, devices = _links(files, options, times)
-    precision = next((name for name in DTYPES if f"_{name}_" in f"{times.stem}_"), "bf16")
-    dtype, element_bytes = DTYPES[precision]
-    hidden_bytes = sequence * hidden * element_bytes
-    names = ["embedding", *(f"layer-{i}" for i in range(layers)), "head"]
-    units = [{"name": name, "layer": i, "sublayer": name.partition("-")[0]} for i, name in enumerate(names)]
-    slowdowns = _overlap(files["overlap"]) if "overlap" in files else {}
+    model = read_model(files, options)
+    network, devices = _links(files, options.cluster)
+    names = ["embedding", *(f"layer-{i}" for i in range(model.layers)), "head"]
+    slowdowns = ("compute_slowdown", "communication_slowdown") if "overlap" in files else ()
     return finished(
         sources,
         "Hetu-Galvatron",
         options,
         {
-            "name": re.sub(rf"computation_profiling_({'|'.join(DTYPES)})_", "", times.stem),
-            "dtype": dtype,
-            "parameter_bytes": element_bytes,
+            "name": model.name,
+            "dtype": model.dtype,
+            "parameter_bytes": model.element_bytes,
             "state_bytes_per_parameter": STATE_BYTES_PER_PARAMETER,
-            "units": units,
-            "sublayers": _shapes(memory, sequence, hidden_bytes),
+            "units": [{"name": name, "layer": i, "sublayer": name.partition("-")[0]} for i, name in enumerate(names)],
+            "sublayers": _shapes(model),
             "devices": devices,
-            "memory_bytes": options.memory(times),
+            "memory_bytes": options.memory(files["computation"]),
             "network": network,
-            "costs": _costs(memory, table.get(sequence) or table[0], sequence, hidden_bytes, options.device),
-            **slowdowns,
+            "costs": _costs(model, options.device),
+            **{name: rate(overlap(files["overlap"])) for name in slowdowns},
         },
-        sequence=sequence,
-        layers=layers,
-        memory=memory.origin,
+        sequence=model.sequence,
+        layers=model.layers,
+        memory=model.memory.origin,
         optimizer="not in the files, so 0",
     )
 
@@ -124,7 +150,7 @@ def files_by_kind(sources: Sequence[Source]) -> dict[str, Source]:
     return files
 
 
-def hidden_size_of(options: Options, times: Source) -> int:
+def _hidden_size(options: Options, times: Source) -> int:
     """The hidden size: as given, else as in the name of the file of times. Raises InputError."""
     named = re.search(r"hidden(\d{1,6})(?!\d)", times.stem)
     if options.hidden_size is None and named and int(named[1]):
@@ -132,13 +158,12 @@ def hidden_size_of(options: Options, times: Source) -> int:
     return options.needed(times, "hidden_size", 1024)
 
 
-def _links(files: dict[str, Source], options: Options, times: Source) -> tuple[Any, int]:
+def _links(files: Mapping[str, Source], cluster: Cluster | None) -> tuple[Any, int]:
     """The network and its number of devices: from the hardware files, else the cluster's. Raises InputError."""
-    cluster = options.cluster
     hardware = {kind: files[kind] for kind in LINKS if kind in files}
-    if not hardware and cluster is None:
-        raise times.fail("", "says nothing of links", "add allreduce_bandwidth_*.json, or give a cluster")
-    if not hardware and cluster is not None:
+    if not hardware:
+        if cluster is None:
+            raise files["computation"].fail("", "says nothing of links", "add allreduce_bandwidth_*.json, or give a cluster")
         return cluster.network, cluster.devices
     measured, devices = islands(hardware, cluster)
     if cluster is not None and cluster.devices != devices:
@@ -147,7 +172,7 @@ def _links(files: dict[str, Source], options: Options, times: Source) -> tuple[A
     return {"islands": measured}, devices
 
 
-def sequence_of(options: Options, times: Source, memory: Source, table: Mapping[int, Any]) -> int:
+def _sequence(options: Options, times: Source, memory: Source, table: Mapping[int, Any]) -> int:
     """The sequence length that was asked for, or the only one that both files have. Raises InputError."""
     timed, sized = set(table), sequences(memory)
     both = sized if timed == {0} else timed if sized == {0} else timed & sized
@@ -160,20 +185,20 @@ def sequence_of(options: Options, times: Source, memory: Source, table: Mapping[
         return both.pop()
     if not both:
         raise memory.fail("", f"has no sequence length of {times.path}", "give files of one profile")
-    raise times.fail("", f"has the sequence lengths {lengths or '(not told)'}", "say which one with --sequence")
+    raise times.fail("", f"has the sequence lengths {lengths or '(not in the keys)'}", "say which one with --sequence")
 
 
-def _overlap(source: Source) -> dict[str, Any]:
-    value = number(source, "overlap_coe", source.data["overlap_coe"], 10)
-    if value < 1:
-        raise source.fail("overlap_coe", f"is {value}", "give a slowdown of at least 1")
-    return {"compute_slowdown": rate(value), "communication_slowdown": rate(value)}
+def overlap(source: Source) -> float:
+    """How many times slower computation and communication get while they overlap. Raises InputError."""
+    return number(source, "overlap_coe", source.data.get("overlap_coe"), 10, 1)
 
 
-def _shapes(memory: Memory, sequence: int, hidden_bytes: int) -> list[dict[str, Any]]:
+def _shapes(model: Model) -> list[dict[str, Any]]:
     """Embedding, layer and head."""
-    ends = {tp: memory.state_bytes[tp] / STATE_BYTES_PER_PARAMETER for tp in memory.degrees}
-    embedding = {tp: round(count * memory.state_share) for tp, count in ends.items()}
+    memory, sequence, hidden_bytes = model.memory, model.sequence, model.hidden_bytes
+    state_share, _ = memory.embedding_shares
+    ends = {tp: memory.ends[OFF].state_bytes[tp] / STATE_BYTES_PER_PARAMETER for tp in memory.degrees}
+    embedding = {tp: round(count * state_share) for tp, count in ends.items()}
     head = {tp: round(count) - embedding[tp] for tp, count in ends.items()}
     layer = {tp: round(memory.parameters / tp) for tp in memory.degrees}
     parts = [
@@ -184,17 +209,18 @@ def _shapes(memory: Memory, sequence: int, hidden_bytes: int) -> list[dict[str, 
     return [{"name": part["kind"], **part} for part in parts]
 
 
-def _costs(memory: Memory, times: Mapping[int, Times], sequence: int, hidden_bytes: int, device: str) -> list[Any]:
+def _costs(model: Model, device: str) -> list[Any]:
     """Those of all profiled batches at all degrees. A time without a batch is that of one sample."""
-    costs = []
+    memory, costs = model.memory, []
+    _, activation_share = memory.embedding_shares
     for tp in memory.degrees:
-        activation_bytes = memory.activation_bytes[tp]
+        activation_bytes = memory.ends[OFF].activation_bytes[tp]
         kept_bytes = {
-            "embedding": activation_bytes * memory.activation_share - sequence * TOKEN_BYTES,
-            "layer": memory.kept_bytes[tp] - hidden_bytes,
-            "head": activation_bytes * (1 - memory.activation_share) - hidden_bytes,
+            "embedding": activation_bytes * activation_share - model.sequence * TOKEN_BYTES,
+            "layer": memory.kept_bytes[tp] - model.hidden_bytes,
+            "head": activation_bytes * (1 - activation_share) - model.hidden_bytes,
         }
-        for batch, time in times.items():
+        for batch, time in model.times_by_batch.items():
             samples = max(1, batch)
             rows = samples * tp
             for name, kept in kept_bytes.items():

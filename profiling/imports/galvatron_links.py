@@ -8,18 +8,19 @@ every (world / n)-th device. `allreduce_` and `all2all_size_<n>_<s>MB_time` are 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainplan.profiling.base.lines import fitted_link
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import PHASES
-from trainplan.profiling.imports.source import LARGEST_COUNT, MIB, MOST_MS, SMALLEST, Source, number
+from trainplan.profiling.imports.source import LARGEST_COUNT, MIB, MOST_MS, SMALLEST, Source, counted, number
 
-ALL_REDUCE = re.compile(r"allreduce_size_(\d+)_consec_([01])")
-P2P = re.compile(r"pp_size_(\d+)")
-TIMES = re.compile(r"(allreduce|all2all)_size_(\d+)_(\d+)MB_time")
+ALL_REDUCE = re.compile(r"allreduce_size_(?P<ranks>\d+)_consec_(?P<consecutive>[01])")
+P2P = re.compile(r"pp_size_(?P<ranks>\d+)")
+TIMES = re.compile(r"(?P<operation>allreduce|all2all)_size_(?P<ranks>\d+)_(?P<mib>\d+)MB_time")
+EXAMPLES = {ALL_REDUCE: "allreduce_size_8_consec_1", P2P: "pp_size_2", TIMES: "allreduce_size_8_64MB_time"}
 NODES = re.compile(r"_(\d+)nodes_(\d+)gpus_per_node")
 OPERATIONS: dict[str, Operation] = {"allreduce": "all-reduce", "all2all": "all-to-all"}
 
@@ -65,10 +66,8 @@ def _all_reduces(source: Source, cluster: Cluster | None) -> tuple[dict[int, dic
     """Islands by size, devices and nodes."""
     consecutive: dict[int, float] = {}
     strided: dict[int, float] = {}
-    for key, value in source.data.items():
-        match = matched(source, ALL_REDUCE, key)
-        size = _size(source, key, match[1])
-        (consecutive if match[2] == "1" else strided)[size] = GIGA * number(source, key, value, MOST_GB_PER_S, SMALLEST)
+    for size, match, bandwidth in entries(source, ALL_REDUCE, MOST_GB_PER_S):
+        (consecutive if match["consecutive"] == "1" else strided)[size] = GIGA * bandwidth
     if not consecutive:
         raise source.fail("", "has no consecutive groups", "add allreduce_size_<n>_consec_1")
     world = max(consecutive)
@@ -116,11 +115,10 @@ def _middle(bandwidths: Sequence[float], name: str) -> dict[str, Any]:
 def _point_to_point(source: Source, world: int, nodes: int, general: dict[int, dict[str, Any]]) -> Islands:
     """In one node each ring tells the link at its own distance; over several nodes all tell the link between them."""
     rings = {}
-    for key, value in source.data.items():
-        size = _size(source, key, matched(source, P2P, key)[1])
+    for size, match, bandwidth in entries(source, P2P, MOST_GB_PER_S):
         if world % size:
-            raise source.fail(key, f"is of {size} among {world} devices", "give files of one cluster")
-        rings[size] = GIGA * number(source, key, value, MOST_GB_PER_S, SMALLEST)
+            raise source.fail(match[0], f"is of {size} among {world} devices", "give files of one cluster")
+        rings[size] = GIGA * bandwidth
     common = {"operation": "p2p", "origin": "imported"}
     if nodes == 1:
         return [{**common, "devices": 2 * world // n, "bandwidth_bytes_per_s": rate} for n, rate in rings.items()]
@@ -133,38 +131,27 @@ def _point_to_point(source: Source, world: int, nodes: int, general: dict[int, d
 def _fits(source: Source) -> dict[tuple[int, str], dict[str, Any]]:
     """Latency and bandwidth of a step by least relative squares, by group size and operation."""
     points: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for key, value in source.data.items():
-        match = matched(source, TIMES, key)
-        operation, size = OPERATIONS[match[1]], _size(source, key, match[2])
-        piece = number(source, key, int(match[3]), LARGEST_COUNT, 1) * MIB / size
-        seconds = number(source, key, value, MOST_MS, SMALLEST) / 1e3
-        points.setdefault((size, operation), []).append((piece, seconds / PHASES[operation] / (size - 1)))
+    for size, match, ms in entries(source, TIMES, MOST_MS):
+        operation, piece = OPERATIONS[match["operation"]], counted(source, match[0], match["mib"]) * MIB / size
+        points.setdefault((size, operation), []).append((piece, ms / 1e3 / PHASES[operation] / (size - 1)))
     fitted: dict[tuple[int, str], dict[str, Any]] = {}
     for (size, name), pairs in points.items():
         if len(pairs) < 2:
             problem = f"has one message size for {name} of {size}"
             raise source.fail("", problem, "give two or more: latency and bandwidth are fitted to them")
-        link = fitted_link(pairs)
-        fitted[size, name] = link | {"origin": "imported", "error": round(link["error"], 4)}
+        fitted[size, name] = fitted_link(pairs) | {"origin": "imported"}
     sizes = {size for size, _ in fitted}
     if missing := [size for size in sizes if (size, "all-reduce") not in fitted]:
         raise source.fail("", f"has no all-reduces of {missing[0]} devices", "add allreduce_size_<n>_<s>MB_time")
     return fitted
 
 
-def matched(source: Source, pattern: re.Pattern[str], key: str) -> re.Match[str]:
-    """The match of a whole key with the pattern of its file. Raises InputError where it does not match."""
-    if match := pattern.fullmatch(key):
-        return match
-    raise source.fail(key, "is not a key of this file", f"give keys such as {_example(pattern)}")
-
-
-def _example(pattern: re.Pattern[str]) -> str:
-    return {ALL_REDUCE: "allreduce_size_8_consec_1", P2P: "pp_size_2"}.get(pattern, "allreduce_size_8_64MB_time")
-
-
-def _size(source: Source, key: str, text: str) -> int:
-    size = int(text)
-    if not 2 <= size <= LARGEST_COUNT or size & (size - 1):
-        raise source.fail(key, f"is of {size} devices", f"give powers of two from 2 to {LARGEST_COUNT}")
-    return size
+def entries(source: Source, pattern: re.Pattern[str], most: float) -> Iterator[tuple[int, re.Match[str], float]]:
+    """Devices of a group, the match of the key, and the number of every entry. Raises InputError."""
+    for key, value in source.data.items():
+        if (match := pattern.fullmatch(key)) is None:
+            raise source.fail(key, "is not a key of this file", f"give keys such as {EXAMPLES[pattern]}")
+        size = int(match["ranks"])
+        if not 2 <= size <= LARGEST_COUNT or size & (size - 1):
+            raise source.fail(key, f"is of {size} devices", f"give powers of two from 2 to {LARGEST_COUNT}")
+        yield size, match, number(source, key, value, most, SMALLEST)

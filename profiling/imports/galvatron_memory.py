@@ -24,7 +24,7 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """What one sample takes at one sequence length. By degree: what a layer keeps; states and activation of both ends.
+    """What one sample takes at one sequence length. kept_bytes: what a layer keeps, by degree.
 
     ends: both ends without a pipeline, the embedding in a first stage, the head in a last one, as far as profiled.
     """
@@ -32,17 +32,21 @@ class Memory:
     parameters: float
     checkpoint_bytes: float
     kept_bytes: dict[int, float]
-    state_bytes: dict[int, float]
-    activation_bytes: dict[int, float]
-    state_share: float  # the embedding's, of both ends
-    activation_share: float
     origin: str
     ends: dict[str, Ends]
 
     @property
     def degrees(self) -> list[int]:
         """Tensor-parallel degrees for which layers as well as both ends were profiled, ascending."""
-        return sorted(set(self.kept_bytes) & set(self.state_bytes) & set(self.activation_bytes))
+        return sorted(set.intersection(*map(set, (self.kept_bytes, *self.ends[OFF]))))
+
+    @property
+    def embedding_shares(self) -> tuple[float, ...]:
+        """The embedding's part of states and of activation, by a pipeline's stages; a half where one was not profiled."""
+        if FIRST not in self.ends or LAST not in self.ends:
+            return 0.5, 0.5
+        sizes = [(first[1], last[1]) for first, last in zip(self.ends[FIRST], self.ends[LAST], strict=True)]
+        return tuple(first / (first + last) if first + last else 0.5 for first, last in sizes)
 
 
 def read_memory(source: Source, sequence: int) -> Memory:
@@ -61,18 +65,12 @@ def read_memory(source: Source, sequence: int) -> Memory:
     if checkpoint_bytes > kept_bytes[1]:
         problem = f"is {checkpoint_bytes / MIB:g} MB, above the {kept_bytes[1] / MIB:g} MB kept without it"
         raise source.fail(f"{table.field}.checkpoint", problem, "give what stays when a layer is recomputed")
-    ends = {name: _ends(summaries[name]) for name in (OFF, FIRST, LAST) if name in summaries}
-    return Memory(
-        parameters=parameter_bytes / FP32_BYTES,
-        checkpoint_bytes=checkpoint_bytes,
-        kept_bytes=kept_bytes,
-        state_bytes=ends[OFF].state_bytes,
-        activation_bytes=ends[OFF].activation_bytes,
-        state_share=_embedding_share(summaries, "model_states"),
-        activation_share=_embedding_share(summaries, "activation"),
-        origin=origin,
-        ends=ends,
-    )
+    ends = {
+        name: Ends(*(table.table(part).by_degree() for part in ("model_states", "activation")))
+        for name, table in summaries.items()
+        if name != LAYER
+    }
+    return Memory(parameter_bytes / FP32_BYTES, checkpoint_bytes, kept_bytes, origin, ends)
 
 
 def sequences(source: Source) -> set[int]:
@@ -104,15 +102,14 @@ class _Table:
             raise self.source.fail(field, "is missing", "give it in MB")
         return number(self.source, field, self.values[name], MOST_MIB, least) * MIB
 
-    def table(self, name: str, *, bare: bool = False) -> _Table:
-        """The object in it. bare: a number may stand for that of degree 1. Raises InputError."""
+    def table(self, name: str) -> _Table:
+        """The object in it; a number stands for that of degree 1. Raises InputError."""
         field = f"{self.field}.{name}"
         if name not in self.values:
             raise self.source.fail(field, "is missing", "give MB by tensor-parallel degree")
         value = self.values[name]
-        if bare and isinstance(value, int | float):
-            value = {"1": value}
-        return _Table(self.source, field, _object(self.source, field, value))
+        sizes = {"1": value} if isinstance(value, int | float) else _object(self.source, field, value)
+        return _Table(self.source, field, sizes)
 
     def by_degree(self, least: float = 0.0) -> dict[int, float]:
         """Bytes by tensor-parallel degree, which fall as it grows. Raises InputError."""
@@ -142,16 +139,6 @@ def _summary(source: Source, name: str, sequence: int) -> _Table | None:
                 place = f"{field}.{sequence}"
                 return _Table(source, place, _object(source, place, value[str(sequence)]))
     return None
-
-
-def _ends(table: _Table) -> Ends:
-    return Ends(*(table.table(name, bare=True).by_degree() for name in ("model_states", "activation")))
-
-
-def _embedding_share(summaries: dict[str, _Table], name: str) -> float:
-    """By the stages of a pipeline; a half where one of both was not profiled."""
-    ends = [summaries[end].table(name, bare=True).by_degree()[1] for end in (FIRST, LAST) if end in summaries]
-    return ends[0] / total if len(ends) == 2 and (total := sum(ends)) else 0.5
 
 
 def _object(source: Source, field: str, value: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 from trainplan.profiling.base.files import parse
-from trainplan.profiling.base.lines import fit_line
+from trainplan.profiling.base.lines import fitted_copies, fitted_link
 from trainplan.profiling.imports.source import (
     LONGEST_S,
     MOST_BYTES,
@@ -42,18 +42,18 @@ Change = Annotated[int, Field(ge=-int(MOST_BYTES), le=int(MOST_BYTES))]
 
 
 class Runtime(Foreign):
-    """One layer's times, in seconds."""
+    """One layer's times, in seconds, by trainplan's names of them."""
 
-    forward_no_grad: Seconds
-    forward_with_grad: Seconds
+    forward_without_graph: Seconds = Field(alias="forward_no_grad")
+    forward: Seconds = Field(alias="forward_with_grad")
     backward: Seconds
-    gather_parameter: Seconds
-    scatter_gradient: Seconds
+    all_gather: Seconds = Field(alias="gather_parameter")
+    reduce_scatter: Seconds = Field(alias="scatter_gradient")
     prefetch_parameter: Seconds
     offload_gradient: Seconds
-    prefetch_hidden_state: Seconds
-    offload_hidden_state: Seconds
-    optimizer_step: Seconds
+    prefetch_hidden: Seconds = Field(alias="prefetch_hidden_state")
+    offload_hidden: Seconds = Field(alias="offload_hidden_state")
+    optimizer: Seconds = Field(alias="optimizer_step")
 
 
 class Memory(Foreign):
@@ -165,10 +165,10 @@ def _cost(device: str, rows: int, time: Runtime, memory: Memory) -> Any:
         device,
         1,
         rows,
-        time.forward_with_grad * 1e9,
+        time.forward * 1e9,
         time.backward * 1e9,
         kept_bytes,
-        forward_without_graph_ns=time.forward_no_grad * 1e9,
+        forward_without_graph_ns=time.forward_without_graph * 1e9,
         forward_workspace_bytes=max(
             memory.forward_with_grad_peak - memory.forward_with_grad_delta,
             memory.forward_no_grad_peak - memory.forward_no_grad_delta - kept_bytes,
@@ -180,37 +180,26 @@ def _cost(device: str, rows: int, time: Runtime, memory: Memory) -> Any:
 def _islands(layers: Sequence[tuple[Runtime, Memory]], devices: int) -> list[dict[str, Any]]:
     """Lines through the steps of all gathers and of all scatters; through both for whatever else there is."""
     steps = devices - 1 or 1
-    gathers = [(memory.partitioned_parameter, time.gather_parameter / steps) for time, memory in layers]
-    scatters = [(memory.partitioned_gradient, time.scatter_gradient / steps) for time, memory in layers]
+    gathers = [(memory.partitioned_parameter, time.all_gather / steps) for time, memory in layers]
+    scatters = [(memory.partitioned_gradient, time.reduce_scatter / steps) for time, memory in layers]
     islands = []
     for operation, points in (("all-gather", gathers), ("reduce-scatter", scatters), (None, gathers + scatters)):
-        alpha, beta, error = _line(points)
-        island = {"devices": devices, "operation": operation, "bandwidth_bytes_per_s": 1 / max(beta, 1e-15)}
-        islands.append(island | {"latency_ns": round(alpha * 1e9), "origin": "imported", "error": round(error, 4)})
+        islands.append({"devices": devices, "operation": operation, "origin": "imported", **fitted_link(points)})
     return islands
-
-
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """As `fit_line`; points of one size tell no latency."""
-    if len({size for size, _ in points}) > 1:
-        return fit_line(points)
-    rates = [size / seconds for size, seconds in points]
-    bandwidth = (min(rates) + max(rates)) / 2
-    return 0.0, 1 / bandwidth, max(rates) / bandwidth - 1
 
 
 def _host(layers: Sequence[tuple[Runtime, Memory]]) -> dict[str, Any]:
     """Copies of shards and hidden states, and what the optimizer takes on the host for one parameter of a shard."""
     there = [(memory.partitioned_parameter, time.prefetch_parameter) for time, memory in layers]
-    there += [(memory.input_tensor, time.prefetch_hidden_state) for time, memory in layers]
+    there += [(memory.input_tensor, time.prefetch_hidden) for time, memory in layers]
     back = [(memory.partitioned_gradient, time.offload_gradient) for time, memory in layers]
-    back += [(memory.input_tensor, time.offload_hidden_state) for time, memory in layers]
-    to_device, to_host = _line(there), _line(back)
-    seconds = sum(time.optimizer_step for time, _ in layers)
+    back += [(memory.input_tensor, time.offload_hidden) for time, memory in layers]
+    to_device, to_host, latency_ns = fitted_copies(there, back)
+    seconds = sum(time.optimizer for time, _ in layers)
     parameters = sum(memory.partitioned_parameter for _, memory in layers) / ELEMENT_BYTES
     return {
-        "to_device_bytes_per_s": rate(1 / max(to_device[1], 1e-12), round(to_device[2], 4)),
-        "to_host_bytes_per_s": rate(1 / max(to_host[1], 1e-12), round(to_host[2], 4)),
-        "latency_ns": imported(max(to_device[0], to_host[0]) * 1e9),
+        "to_device_bytes_per_s": rate(*to_device),
+        "to_host_bytes_per_s": rate(*to_host),
+        "latency_ns": imported(*latency_ns),
         "optimizer_ns_per_parameter": rate(seconds / parameters * 1e9),
     }

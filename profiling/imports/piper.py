@@ -22,7 +22,6 @@ from math import ceil
 from typing import Annotated, Any
 
 from pydantic import Field
-from trainplan.profiling.base.errors import shown
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.imports.source import (
     LARGEST_COUNT,
@@ -44,6 +43,7 @@ FORWARD_SHARE = 1 / 3  # a backward pass takes twice the forward pass: Piper's r
 
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
 Bytes = Annotated[float, Field(ge=0, le=MOST_BYTES, allow_inf_nan=False)]
+Degree = Annotated[int, Field(ge=1, le=LARGEST_COUNT, strict=False)]  # a key of an object, and so a text
 Positive = Annotated[float, Field(ge=1, le=MOST_BYTES, allow_inf_nan=False)]
 
 
@@ -64,16 +64,11 @@ class Node(Foreign):
 
     id: int
     name: str = "node"
-    ways: Annotated[dict[str, Annotated[list[Tmpc], Field(min_length=1)]], Field(min_length=1)] = Field(alias="TMPCs")
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the node computes nothing and has no parameters."""
-        return not any(tmpc.seconds or tmpc.parameter_bytes for tmpcs in self.ways.values() for tmpc in tmpcs)
+    ways: Annotated[dict[Degree, Annotated[list[Tmpc], Field(min_length=1)]], Field(min_length=1)] = Field(alias="TMPCs")
 
     def way(self, tp: int, id: str) -> Tmpc | None:
         """The TMPC of a degree by its id; None where there is none."""
-        return next((tmpc for tmpc in self.ways.get(str(tp), []) if tmpc.id == id), None)
+        return next((tmpc for tmpc in self.ways.get(tp, []) if tmpc.id == id), None)
 
 
 class Edge(Foreign):
@@ -140,7 +135,10 @@ def _chain(source: Source, graph: Graph) -> tuple[list[Node], list[float], list[
     if len(nodes) < len(graph.nodes):
         raise source.fail("nodes", "have an id twice", "give each node its own id")
     following: dict[int, Edge] = {}
-    readers: dict[int, list[int]] = {node.id: [] for node in graph.nodes if node.is_tensor}
+    readers: dict[int, list[int]] = {}  # of tensors: of nodes that compute nothing and have no parameters
+    for node in graph.nodes:
+        if not any(tmpc.seconds or tmpc.parameter_bytes for tmpcs in node.ways.values() for tmpc in tmpcs):
+            readers[node.id] = []
     for i, edge in enumerate(graph.edges):
         for name, end in (("sourceId", edge.source), ("destId", edge.target)):
             if end not in nodes:
@@ -167,12 +165,7 @@ def _chain(source: Source, graph: Graph) -> tuple[list[Node], list[float], list[
 
 def _degrees(source: Source, nodes: Sequence[Node]) -> list[int]:
     """Tensor-parallel degrees that every node has a plain TMPC for. Raises InputError."""
-    for node in nodes:
-        for key in node.ways:
-            if not key.isdecimal() or not 1 <= int(key) <= LARGEST_COUNT:
-                problem = f"have the tensor-parallel degree {shown(key)}"
-                raise source.fail(f"TMPCs of node {node.id}", problem, "give whole numbers from 1")
-    common = set.intersection(*({int(key) for key in node.ways if node.way(int(key), PLAIN)} for node in nodes))
+    common = set.intersection(*({tp for tp in node.ways if node.way(tp, PLAIN)} for node in nodes))
     if 1 not in common:
         raise source.fail("TMPCs", f"lack {PLAIN!r} for degree 1 in some node", "give each node one")
     return sorted(common)
@@ -194,7 +187,7 @@ def _unit(
     kept_always = max((way.sample_bytes for way in recomputed.values() if way is not None), default=before)
     costs = []
     for tp, way in plain.items():
-        forward, again = way.seconds * FORWARD_SHARE * 1e9, way.seconds * FORWARD_SHARE * 1e9
+        forward = again = way.seconds * FORWARD_SHARE * 1e9
         other = recomputed[tp]
         if other is not None:
             again = (other.seconds - way.seconds) * 1e9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
@@ -10,7 +11,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.base.files import Record, parse, read_data
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 
@@ -18,6 +19,7 @@ LONGEST_S = 1e4
 MOST_MS = 1e3 * LONGEST_S
 MOST_BYTES = 1e14
 LARGEST_COUNT = 2**20
+MOST_LAYERS = 10_000
 SMALLEST = 1e-6  # of numbers that may not be 0, in the file's own unit
 AGREEMENT = 0.01  # of numbers that should be equal
 MIB = 2**20
@@ -51,6 +53,14 @@ class Source:
         return Path(self.path).stem
 
 
+def read_source(path: str | os.PathLike[str]) -> Source:
+    """A file that holds an object. Raises InputError."""
+    data = read_data(path)
+    if not isinstance(data, dict):
+        raise InputError(os.fspath(path), "", f"holds {shown(data)}", "give a JSON object")
+    return Source(os.fspath(path), data)
+
+
 @dataclass(frozen=True)
 class Options:
     """What the caller adds to the files; see `import_profile`."""
@@ -72,9 +82,9 @@ class Options:
             if field.name not in usable:
                 problem = f"is {shown(value)}, but {format} files do not need it"
                 raise InputError("command line", flag(field.name), problem, "leave it out")
-            most = 2**50 if field.name == "memory_bytes" else LARGEST_COUNT
+            most = {"memory_bytes": 2**50, "layers": MOST_LAYERS}.get(field.name, LARGEST_COUNT)
             if type(value) is not int or not 1 <= value <= most:
-                fix = f"give a whole number from 1 to {most}"
+                fix = f"give a whole number, at least 1 and at most {most}"
                 raise InputError("command line", flag(field.name), f"is {shown(value)}", fix)
 
     def needed(self, source: Source, option: str, example: int) -> int:
@@ -122,12 +132,12 @@ def counted(source: Source, field: str, text: str) -> int:
 
 def imported(value: float, spread: float = 0.0) -> dict[str, Any]:
     """A profile's number of nanoseconds or bytes."""
-    return {"value": max(0, round(value)), "origin": "imported", "spread": spread}
+    return {"value": max(0, round(value)), "origin": "imported", "spread": round(spread, 4)}
 
 
 def rate(value: float, spread: float = 0.0) -> dict[str, Any]:
     """A ratio or a rate as a profile has it, imported."""
-    return {"value": float(value), "origin": "imported", "spread": spread}
+    return {"value": float(value), "origin": "imported", "spread": round(spread, 4)}
 
 
 def cost(sublayer: str, device: str, tp: int, rows: int, forward: float, backward: float, kept: float, **more: float) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -31,14 +31,10 @@ class PeakMemory:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._profile.__exit__(kind, error, trace)
-        handle, path = tempfile.mkstemp(suffix=".json")
-        os.close(handle)
-        try:
-            self._profile.export_chrome_trace(path)
-            with open(path, encoding="utf-8") as stream:
-                events = json.load(stream)["traceEvents"]
-        finally:
-            os.unlink(path)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            self._profile.export_chrome_trace(str(path))
+            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         phases = {
             event["name"].removeprefix("trainplan:"): (event["ts"], event["ts"] + event["dur"])
             for event in events

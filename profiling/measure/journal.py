@@ -14,7 +14,7 @@ from trainplan.profiling.profiles import NUMBERS
 
 # Results by what names them: each is a number, or a number and its spread.
 LARGEST = 1e15
-KNOWN = (
+RESULTS = (
     {"out_of_memory"},
     set(NUMBERS),
     {"seconds", "spread", "message_bytes"},
@@ -52,7 +52,7 @@ class Journal:
         if rest:
             write_whole(self.path, "".join(f"{line}\n" for line in lines))
         results: dict[str, Any] = {}
-        head: dict[str, Any] = {}
+        head = self.head
         for number, line in enumerate(lines, start=1):
             try:
                 value = json.loads(line)
@@ -63,10 +63,10 @@ class Journal:
             except (ValueError, KeyError, TypeError):
                 problem = f"is {shown(line)}, not a finished task"
                 raise InputError(where, f"line {number}", problem, "remove the file to measure anew") from None
-        if lines and head["journal"] != self.head["journal"]:
+        if head["journal"] != self.head["journal"]:
             problem = "is of another model, cluster, machine or seed"
             raise InputError(where, "line 1", problem, "remove the file, or name another one")
-        if lines and (not isinstance(head["spread"], float) or head["spread"] > self.spread):
+        if not isinstance(head["spread"], float) or head["spread"] > self.spread:
             fix = f"use --spread {head['spread']}, or name another file"
             raise InputError(where, "line 1", f"was measured to a spread of {shown(head['spread'])}", fix)
         return results
@@ -88,7 +88,7 @@ class Journal:
 
 def _checked(result: Any) -> Any:
     """A result as a task gives it. Raises ValueError."""
-    if not isinstance(result, dict) or set(result) not in KNOWN:
+    if not isinstance(result, dict) or set(result) not in RESULTS:
         raise ValueError
     for name, value in result.items():
         for number in value if isinstance(value, list) and len(value) == 2 else [value]:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError, MissingExtra
-from trainplan.profiling.base.lines import fit_line, fitted_link
+from trainplan.profiling.base.lines import fitted_copies, fitted_link
 from trainplan.profiling.base.processes import WorkerError, run_workers
 from trainplan.profiling.base.progress import Report
 from trainplan.profiling.clusters.cluster import Cluster
@@ -25,7 +25,6 @@ from trainplan.profiling.costs import PHASES
 from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.measure.journal import Journal
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import DTYPE_BYTES
 from trainplan.profiling.profiles import (
     HostCosts,
     Number,
@@ -64,8 +63,6 @@ def measure(
     """
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "measuring")
-    if model.dtype not in DTYPE_BYTES:
-        raise InputError("command line", "--dtype", f"is {model.dtype!r}", f"give one of: {', '.join(DTYPE_BYTES)}")
     if not budget_seconds > 0 or not 0 < spread < 1:
         field, value = ("--spread", spread) if budget_seconds > 0 else ("--budget", budget_seconds)
         raise InputError("command line", field, f"is {value}", "give seconds above 0, and a spread between 0 and 1")
@@ -107,8 +104,7 @@ def _tasks(model: Model, shapes: Sequence[tuple[int, int]], world: int) -> list[
         for name in model.sublayers:
             title = f"{name} tp{tp} rows {rows}"
             tasks.append({"kind": "sublayer", "title": title, "sublayer": name, "tp": tp, "rows": rows})
-    sizes = [size for size in (1 << i for i in range(1, world.bit_length())) if size < world]
-    for size in [*sizes, world] if world > 1 else []:
+    for size in sorted({*(1 << i for i in range(1, world.bit_length())), world} - {1}):
         for operation in OPERATIONS:
             for message in MESSAGE_BYTES:
                 title = f"{operation} of {size}, {message} bytes"
@@ -178,35 +174,39 @@ def _assembled(
     base = estimate_shapes(model, _rated(cluster, model.dtype), sorted(set(shapes)))
     kind = cluster.used_kinds[0].name
     done = [(task, results[task["title"]]) for task in tasks]
-    costs, failed = [], []
-    for task, result in done:
-        if task["kind"] != "sublayer":
-            continue
-        place = {"sublayer": task["sublayer"], "device": kind, "tp": task["tp"], "rows": task["rows"]}
-        if "out_of_memory" in result:
-            failed.append(Shape(**place))
-        else:
-            numbers: Any = {name: _number(*value) for name, value in result.items()}
-            costs.append(UnitCost(**place, **numbers))
+
+    def finished(work: str, field: str) -> list[tuple[Task, Any]]:
+        """Tasks of one kind whose result has a field, with their results."""
+        return [(task, result) for task, result in done if task["kind"] == work and field in result]
+
+    def place(task: Task) -> dict[str, Any]:
+        return {"sublayer": task["sublayer"], "device": kind, "tp": task["tp"], "rows": task["rows"]}
+
+    failed = [Shape(**place(task)) for task, _ in finished("sublayer", "out_of_memory")]
+    costs = [
+        UnitCost(**place(task) | {name: _number(*value) for name, value in result.items()})
+        for task, result in finished("sublayer", "forward_ns")
+    ]
     if not costs:
         problem = f"{len(failed)} shapes did not fit in {cluster.memory_bytes} bytes, and no other was asked for"
         raise InputError("command line", "--rows", problem, "give fewer rows, or a cluster with more memory")
-    islands = _islands([(task, result) for task, result in done if task["kind"] == "collective"], cluster, world)
-    overlap = next((result for task, result in done if task["kind"] == "overlap" and "compute" in result), None)
+    islands = _islands(finished("collective", "seconds"), cluster, world)
+    optimizer = {
+        task["where"]: _rate(result["ns_per_parameter"], result["spread"])
+        for task, result in finished("optimizer", "ns_per_parameter")
+    }
     elsewhere = [entry for entry in base.costs if entry.device != kind]  # on kinds that this machine has none of
     update: dict[str, Any] = {
         "costs": costs + elsewhere,
         "out_of_memory": failed,
         "network": Network(islands=islands) if islands else base.network,
-        "host": _host(done, base.host),
+        "host": _host(finished("copies", "to_host"), optimizer.get("host"), base.host),
+        "optimizer_ns_per_parameter": optimizer.get("device", base.optimizer_ns_per_parameter),
         "provenance": {"measured": f"{world} processes", "identity": identity},
     }
-    for task, result in done:
-        if task["kind"] == "optimizer" and task["where"] == "device" and "ns_per_parameter" in result:
-            update["optimizer_ns_per_parameter"] = _rate(result["ns_per_parameter"], result["spread"])
-    if overlap:
+    for _, result in finished("overlap", "compute"):
         for side in ("compute", "communication"):
-            update[f"{side}_slowdown"] = _rate(overlap[side], overlap["spread"])
+            update[f"{side}_slowdown"] = _rate(result[side], result["spread"])
     return base.changed(**update)
 
 
@@ -228,8 +228,6 @@ def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list
     """Fitted links, by group size and operation; all-reduces stand for whatever was not fitted. Empty without any."""
     points: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for task, result in done:
-        if "seconds" not in result:
-            continue
         size, operation = task["devices"], task["operation"]
         steps = 1 if operation == "p2p" else PHASES[operation] * (size - 1)
         piece = result["message_bytes"] if operation == "p2p" else result["message_bytes"] / size
@@ -248,17 +246,15 @@ def _islands(done: list[tuple[Task, Any]], cluster: Cluster, world: int) -> list
     return [*islands, *(i for i in cluster.network.islands if i.devices > world)] if cluster.matrix is None else []
 
 
-def _host(done: list[tuple[Task, Any]], estimated: HostCosts | None) -> HostCosts | None:
-    copies = [(task["message_bytes"], result) for task, result in done if task["kind"] == "copies" and "to_host" in result]
-    steps = [result for task, result in done if task["kind"] == "optimizer" and task["where"] == "host"]
-    if len(copies) < 2 or "ns_per_parameter" not in steps[0]:
+def _host(copies: list[tuple[Task, Any]], optimizer: Rate | None, estimated: HostCosts | None) -> HostCosts | None:
+    if len(copies) < 2 or optimizer is None:
         return estimated
-    there = fit_line([(size, result["to_device"]) for size, result in copies])
-    back = fit_line([(size, result["to_host"]) for size, result in copies])
+    there, back = ([(task["message_bytes"], result[way]) for task, result in copies] for way in ("to_device", "to_host"))
+    to_device, to_host, latency_ns = fitted_copies(there, back)
     return HostCosts(
-        to_device_bytes_per_s=_rate(1 / max(there[1], 1e-12), there[2]),  # a level fit must not exceed what a Rate may be
-        to_host_bytes_per_s=_rate(1 / max(back[1], 1e-12), back[2]),
-        latency_ns=_number(max(there[0], back[0]) * 1e9, max(there[2], back[2])),
-        optimizer_ns_per_parameter=_rate(steps[0]["ns_per_parameter"], steps[0]["spread"]),
+        to_device_bytes_per_s=_rate(*to_device),
+        to_host_bytes_per_s=_rate(*to_host),
+        latency_ns=_number(*latency_ns),
+        optimizer_ns_per_parameter=optimizer,
         shares_bus=estimated is not None and estimated.shares_bus,
     )

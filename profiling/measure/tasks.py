@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from trainplan.profiling.base.progress import Report
 from trainplan.profiling.measure.allocations import PeakMemory
-from trainplan.profiling.measure.timing import Clock, OutOfMemory, Repeats, Timed, attempted, repeat, slowest, timed
+from trainplan.profiling.measure.timing import Clock, OutOfMemory, Timed, attempted, repeat, slowest, timed
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
@@ -97,8 +97,8 @@ class _Measuring:
         trial.without_graph()
         trial.memory()
 
-    def repeat(self, parts: int, run: Any) -> Timed:
-        return repeat(self.world, Repeats(self.spread, self.seconds / 2), parts, run)
+    def repeat(self, parts: int, run: Any) -> list[Timed]:
+        return repeat(self.world, self.spread, self.seconds / 2, parts, run)
 
     def _together(self, make: Callable[[], T]) -> T:
         """What `make` gives on this process. Raises OutOfMemory on all of them where any has not enough."""
@@ -111,13 +111,11 @@ class _Measuring:
     def sublayer(self, task: Task) -> dict[str, Any]:
         part, shard = self.model.sublayers[task["sublayer"]], torch_units.Shard(task["tp"], 0)
         trial = self._together(lambda: SublayerTrial(part, task["rows"], shard, self.device, self.seed))
-        times = self.repeat(2, trial.once)
-        alone = self.repeat(1, trial.without_graph)
+        times = [*self.repeat(2, trial.once), *self.repeat(1, trial.without_graph)]
         peaks = self._together(trial.memory)
+        names = ("forward_ns", "backward_ns", "forward_without_graph_ns")
         return {
-            "forward_ns": [times.medians[0] * 1e9, times.spreads[0]],
-            "backward_ns": [times.medians[1] * 1e9, times.spreads[1]],
-            "forward_without_graph_ns": [alone.medians[0] * 1e9, alone.spreads[0]],
+            **{name: [time.seconds * 1e9, time.spread] for name, time in zip(names, times, strict=True)},
             **{name: [value, 0.0] for name, value in peaks.items()},
         }
 
@@ -136,8 +134,8 @@ class _Measuring:
             if group is not None:
                 _communicate(operation, whole, piece, group, place, self.rank)
 
-        times = self.repeat(1, lambda: timed(self.device, communicate))
-        return {"seconds": times.medians[0], "spread": times.spreads[0], "message_bytes": count * size * 4}
+        (communicating,) = self.repeat(1, lambda: timed(self.device, communicate))
+        return {**communicating._asdict(), "message_bytes": count * size * 4}
 
     def copies(self, task: Task) -> dict[str, Any]:
         pinned = self.device.type == "cuda"
@@ -150,8 +148,9 @@ class _Measuring:
         def back() -> None:
             host.copy_(device, non_blocking=pinned)
 
-        times = self.repeat(2, lambda: timed(self.device, there, back))
-        return {"to_device": times.medians[0], "to_host": times.medians[1], "spread": max(times.spreads)}
+        to_device, to_host = self.repeat(2, lambda: timed(self.device, there, back))
+        spread = max(to_device.spread, to_host.spread)
+        return {"to_device": to_device.seconds, "to_host": to_host.seconds, "spread": spread}
 
     def optimizer(self, task: Task) -> dict[str, Any]:
         device = self.device if task["where"] == "device" else torch.device("cpu")
@@ -169,12 +168,11 @@ class _Measuring:
             if used is not None:
                 used.copy_(value.detach())
 
-        times = self.repeat(1, lambda: timed(device, step))
-        return {"ns_per_parameter": times.medians[0] / OPTIMIZER_PARAMETERS * 1e9, "spread": times.spreads[0]}
+        (stepping,) = self.repeat(1, lambda: timed(device, step))
+        return {"ns_per_parameter": stepping.seconds / OPTIMIZER_PARAMETERS * 1e9, "spread": stepping.spread}
 
     def overlap(self, task: Task) -> dict[str, Any]:
         """How much slower a product and an all-reduce get while the other goes on, each the shorter of the two once."""
-        del task
         a = torch.randn(OVERLAP_SIDE, OVERLAP_SIDE, device=self.device)
         message = torch.zeros(OVERLAP_BYTES // 4, device=self.device)
 
@@ -196,17 +194,17 @@ class _Measuring:
             self._wait()
             return computed, communicated or time.perf_counter() - started
 
-        product = self.repeat(1, lambda: [seconds(8, 0)[0] / 8]).medians[0]
-        reduce = self.repeat(1, lambda: [seconds(0, 4)[1] / 4]).medians[0]
-        products = max(8, round(4 * reduce / product))
         reduces = 4
+        product = self.repeat(1, lambda: [seconds(8, 0)[0] / 8])[0].seconds
+        reduce = self.repeat(1, lambda: [seconds(0, reduces)[1] / reduces])[0].seconds
+        products = max(8, round(4 * reduce / product))
         around = round(3 * products * product / reduce) + 1, round(3 * reduces * reduce / product) + 1
-        computing = self.repeat(1, lambda: [seconds(products, around[0])[0] / products])
-        communicating = self.repeat(1, lambda: [seconds(around[1], reduces)[1] / reduces])
+        (computing,) = self.repeat(1, lambda: [seconds(products, around[0])[0] / products])
+        (communicating,) = self.repeat(1, lambda: [seconds(around[1], reduces)[1] / reduces])
         return {
-            "compute": max(1.0, computing.medians[0] / product),
-            "communication": max(1.0, communicating.medians[0] / reduce),
-            "spread": max(computing.spreads[0], communicating.spreads[0]),
+            "compute": max(1.0, computing.seconds / product),
+            "communication": max(1.0, communicating.seconds / reduce),
+            "spread": max(computing.spread, communicating.spread),
         }
 
     def _wait(self) -> None:
@@ -243,16 +241,15 @@ class SublayerTrial:
             value.grad = torch.zeros_like(value)
         generator = torch.Generator().manual_seed(seed)
         self.x = input_of(part, rows, generator).to(device)
-        memory_tokens = part.memory_tokens if isinstance(part, Attention) else 0
         self.memory_states: Tensor | None = None
-        if memory_tokens:
-            shape = (rows, memory_tokens, part.hidden)
+        if isinstance(part, Attention) and part.memory_tokens:
+            shape = (rows, part.memory_tokens, part.hidden)
             self.memory_states = torch.randn(shape, generator=generator).to(device, torch_units.DTYPES[part.dtype])
         self.targets: Tensor | None = None
         if isinstance(part, LanguageHead):
             self.targets = torch.randint(part.vocabulary, (rows, part.tokens), generator=generator).to(device)
         with torch.no_grad():
-            self.gradient = torch.randn_like(self._forward(self._inputs()[0], None))
+            self.gradient = torch.randn_like(self._forward(*self._inputs()))
 
     def _inputs(self) -> tuple[Tensor, Tensor | None]:
         indices = isinstance(self.part, TokenEmbedding)
@@ -261,7 +258,6 @@ class SublayerTrial:
         return leaf, None if memory is None else memory.detach().requires_grad_()
 
     def _forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
-        memory = self.memory_states if memory is None else memory
         return torch_units.forward(self.part, self.parameters, x, self.shard, memory)
 
     def once(self) -> list[float]:
@@ -335,11 +331,11 @@ class SublayerTrial:
             torch.cuda.reset_peak_memory_stats()
             y = self._forward(*inputs)
             forward = torch.cuda.max_memory_allocated() - before
-            edge, output = torch.autograd.graph.get_gradient_edge(y), y.nbytes
+            edge = torch.autograd.graph.get_gradient_edge(y)
             del y
             torch.cuda.reset_peak_memory_stats()
             torch.autograd.backward([edge], [self.gradient])
-            return forward, torch.cuda.max_memory_allocated() - before if output else 0
+            return forward, torch.cuda.max_memory_allocated() - before
         with PeakMemory() as memory:
             with memory.phase("forward"):
                 y = self._forward(*inputs)

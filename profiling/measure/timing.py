@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,14 +18,6 @@ T = TypeVar("T")
 
 class OutOfMemory(Exception):
     """Some process could not hold what it was to measure."""
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """When to stop: once every part's spread, relative half-width of the middle half, is below `spread`, or after `seconds`."""
-
-    spread: float
-    seconds: float
 
 
 class Clock:
@@ -90,16 +81,18 @@ def spread(values: Sequence[float]) -> float:
     return (upper - lower) / 2 / middle if middle else 0.0
 
 
-@dataclass(frozen=True)
-class Timed:
-    """Medians of the parts of a run, in seconds, each with its spread."""
+class Timed(NamedTuple):
+    """The median of many repeats, and their spread: the relative half-width of the middle half."""
 
-    medians: list[float]
-    spreads: list[float]
+    seconds: float
+    spread: float
 
 
-def repeat(world: int, stop: Repeats, parts: int, run: Callable[[], Sequence[float]]) -> Timed:
-    """Timings of `run()`, seconds of its `parts`; a repeat counts with its slowest process. Raises OutOfMemory on all ranks."""
+def repeat(world: int, spread_bound: float, budget_s: float, parts: int, run: Callable[[], Sequence[float]]) -> list[Timed]:
+    """Timings of `run()`, which gives the seconds of its `parts`, until the spread of each is below the bound or time is over.
+
+    A repeat counts with its slowest process. Raises OutOfMemory on all ranks.
+    """
     started, repeats = time.perf_counter(), []
     for number in count():
         if world > 1:
@@ -113,10 +106,9 @@ def repeat(world: int, stop: Repeats, parts: int, run: Callable[[], Sequence[flo
         # All processes decide on the same shared numbers, seldom once there are many.
         if len(repeats) < LEAST_REPEATS or len(repeats) % max(1, len(repeats) // 20):
             continue
-        if shared[-1] > stop.seconds or max(spread(column) for column in zip(*repeats, strict=True)) < stop.spread:
+        if shared[-1] > budget_s or max(spread(column) for column in zip(*repeats, strict=True)) < spread_bound:
             break
-    columns = list(zip(*repeats, strict=True))
-    return Timed([statistics.median(column) for column in columns], [spread(column) for column in columns])
+    return [Timed(statistics.median(column), spread(column)) for column in zip(*repeats, strict=True)]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -96,18 +96,16 @@ class Model:
     @property
     def total_parameters(self) -> int:
         """Distinct parameters of the whole model: a tied head's matrix counts once."""
-        counts = {key: part.parameter_count() for key, part in self.sublayers.items()}
-        return sum(counts[self.key_of(unit)] for unit in self.units) - self.tied_elements
+        return sum(unit.sublayer.parameter_count() for unit in self.units) - self.tied_elements
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
         """Powers of two up to `group` that every sub-layer can be split into."""
-        degrees = [1 << i for i in range(group.bit_length()) if 1 << i <= group]
+        degrees = [1 << i for i in range(group.bit_length())]
         return tuple(t for t in degrees if all(part.splits_into(t) for part in self.sublayers.values()))
 
     def activation_bytes(self, rows: int = 1) -> int:
         """What forward leaves on one device for backward, without recomputation: every unit's input and kept bytes."""
-        parts = {key: part.input_bytes(rows) + part.kept_bytes(rows, 1) for key, part in self.sublayers.items()}
-        return sum(parts[self.key_of(unit)] for unit in self.units)
+        return sum(unit.sublayer.input_bytes(rows) + unit.sublayer.kept_bytes(rows, 1) for unit in self.units)
 
     def scaled(self, factor: int) -> Model:
         """The same chain with hidden, inner, vocabulary and sequence about `factor` times smaller. Raises InputError."""

@@ -104,7 +104,7 @@ def _token_embedding(part: TokenEmbedding, p: Parameters, tokens: Tensor, shard:
 
 
 def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
-    y = F.linear(x, p["patches.weight"], p.get("patches.bias")).view(x.shape[0], part.made_tokens, part.hidden)
+    y = F.linear(x, p["patches.weight"], p["patches.bias"]).view(x.shape[0], part.made_tokens, part.hidden)
     if part.class_token:
         y = torch.cat((p["class.weight"].expand(x.shape[0], 1, -1), y), 1)
     if part.positions:
@@ -284,7 +284,6 @@ def _upsample(part: Upsample, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
 
 
 def _language_head(part: LanguageHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
-    del shard
     x = _normed(part, p, x)
     if part.transform:
         x = ACTIVATIONS[part.transform](F.linear(x, p["dense.weight"], p["dense.bias"]))
@@ -295,7 +294,6 @@ def _language_head(part: LanguageHead, p: Parameters, x: Tensor, shard: Shard) -
 
 
 def _value_head(part: ValueHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
-    del shard
     x = _normed(part, p, x)
     if part.pool != "none":
         x = x[:, 0] if part.pool == "first" else x.mean(1)

@@ -100,7 +100,7 @@ def test_a_mesh_of_links_makes_a_matrix() -> None:
 def test_two_kinds_in_one_machine() -> None:
     cluster = detected([TITAN] * 4 + [replace(TITAN, name="NVIDIA GeForce RTX 2080 Ti")] * 4, "topo-titan-8.txt")
     assert [kind.name for kind in cluster.used_kinds] == ["NVIDIA TITAN RTX", "NVIDIA GeForce RTX 2080 Ti"]
-    assert cluster.kind_of(4).name.endswith("2080 Ti")
+    assert cluster.device_kinds[4].endswith("2080 Ti")
     assert cluster.network.link((3, 4)).bandwidth_bytes_per_s == 6.3e9
 
 

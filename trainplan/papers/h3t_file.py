@@ -22,36 +22,7 @@ from trainplan.profiling.imports import h3t
 from trainplan.profiling.imports.source import Source
 
 ROUNDING_BYTES = 512  # sizes as tensors have them, or as an allocator hands them out, in blocks of this size
-SECONDS = {
-    "forward_without_graph_ns": "forward_no_grad",
-    "forward_ns": "forward_with_grad",
-    "backward_ns": "backward",
-    "all_gather_ns": "gather_parameter",
-    "reduce_scatter_ns": "scatter_gradient",
-    "prefetch_parameter_ns": "prefetch_parameter",
-    "offload_gradient_ns": "offload_gradient",
-    "prefetch_hidden_ns": "prefetch_hidden_state",
-    "offload_hidden_ns": "offload_hidden_state",
-    "optimizer_ns": "optimizer_step",
-}
-SIZES = {
-    "input_bytes": "input_tensor",
-    "gathered_parameter_bytes": "gathered_parameter",
-    "partitioned_parameter_bytes": "partitioned_parameter",
-    "gathered_gradient_bytes": "gathered_gradient",
-    "partitioned_gradient_bytes": "partitioned_gradient",
-}
-
-
-def recognised(profile: object) -> Source | None:
-    """The file's content, where `profile` is the path of a file of H3T's published code; else None.
-
-    Raises InputError where a path cannot be read.
-    """
-    if not isinstance(profile, str | os.PathLike):
-        return None
-    data = read_data(profile)
-    return Source(os.fspath(profile), data) if isinstance(data, dict) and h3t.recognises(data) else None
+SIZES = ("gathered_parameter", "partitioned_parameter", "gathered_gradient", "partitioned_gradient")
 
 
 def instance_of(
@@ -67,8 +38,10 @@ def instance_of(
     memory: of one device, bytes or text such as "8GiB". others: what `build` was asked for beside, of which nothing goes with
     such a file.
     """
-    source = recognised(profile)
-    if source is None:
+    if not isinstance(profile, str | os.PathLike):
+        return None
+    data = read_data(profile)
+    if not isinstance(data, dict) or not h3t.recognises(data):
         return None
     for name, value in others.items():
         if value is not None and value is not False:
@@ -77,6 +50,7 @@ def instance_of(
     if memory is None:
         raise InputError("command line", "--memory", "is missing", "give it, such as 8GiB: an H3T file has none")
     size = parse_bytes(memory) if isinstance(memory, str) else memory
+    source = Source(os.fspath(profile), data)
     return build(source, size, synchronisation=synchronisation or "forced", offload_needs_ckpt=not paper_combinations)
 
 
@@ -86,12 +60,10 @@ def build(
     *,
     synchronisation: Synchronisation = "forced",
     offload_needs_ckpt: bool = True,
-    name: str | None = None,
 ) -> Instance:
     """The instance of a file of H3T's published code.
 
-    memory_bytes: of one device, which the file does not say. offload_needs_ckpt: as in `InstanceRecord`; name: of the
-    instance (default: the file's). Raises InputError.
+    memory_bytes: of one device, which the file does not say. offload_needs_ckpt: as in `InstanceRecord`. Raises InputError.
     """
     profile, devices = h3t.checked(source)
     memories = [memory for _, memory in profile.layers]
@@ -100,9 +72,9 @@ def build(
     rows, lifted = [], dict[str, list[int]]()
     for i, ((time, memory), output) in enumerate(zip(profile.layers, outputs, strict=True)):
         graph = memory.forward_with_grad_delta - memory.forward_no_grad_delta
-        row: dict[str, Any] = {name: round(getattr(time, theirs) * 1e9) for name, theirs in SECONDS.items()}
-        row |= {name: getattr(memory, theirs) for name, theirs in SIZES.items()}
-        row |= {"output_bytes": output, "graph_bytes": graph}
+        row: dict[str, Any] = {f"{name}_ns": round(seconds * 1e9) for name, seconds in time.model_dump().items()}
+        row |= {f"{name}_bytes": getattr(memory, name) for name in SIZES}
+        row |= {"input_bytes": memory.input_tensor, "output_bytes": output, "graph_bytes": graph}
         for pass_, peak, least in (
             ("forward_without_graph", memory.forward_no_grad_peak, output),
             ("forward", memory.forward_with_grad_peak, output + graph),
@@ -116,7 +88,7 @@ def build(
         {
             "problem": NAME,
             "version": 1,
-            "name": name or profile.name or source.stem,
+            "name": profile.name or source.stem,
             "provenance": {
                 "format": "H3T",
                 "file": source.stem,
@@ -138,5 +110,5 @@ def _check_chain(source: Source, memories: Sequence[h3t.Memory]) -> None:
     for i, (before, memory) in enumerate(pairwise(memories), start=1):
         output = before.forward_no_grad_delta
         if abs(memory.input_tensor - output) >= ROUNDING_BYTES:
-            told = f"is {memory.input_tensor}, but layer {i - 1} leaves {output} (its forward_no_grad_delta)"
-            raise InputError(source.path, f"layer_memory[{i}].input_tensor", told, f"give {output}")
+            problem = f"is {memory.input_tensor}, but layer {i - 1} leaves {output} (its forward_no_grad_delta)"
+            raise InputError(source.path, f"layer_memory[{i}].input_tensor", problem, f"give {output}")

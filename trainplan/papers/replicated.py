@@ -24,10 +24,10 @@ stage are all-reduced after its last backward pass, in 2 (d-1)/d times what send
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from math import ceil
 
 import numpy as np
@@ -86,11 +86,6 @@ class Replicated:
     cuts: tuple[int, ...]
     replicas: tuple[int, ...]
 
-    @property
-    def side_by_side(self) -> bool:
-        """Whether it is so many whole pipelines."""
-        return len(set(self.replicas)) == 1
-
     def spans(self, layers: int) -> list[tuple[int, int]]:
         """First layer and end of every stage."""
         return list(pairwise((0, *self.cuts, layers)))
@@ -111,7 +106,7 @@ def run(chain: ReplicatedChain, plan: Replicated, micro_batches: int, rows: int)
     """A plan simulated, with micro-batches of so many rows. Raises ValueError where a stage has more devices than rows, unless
     its pipelines run side by side."""
     spans, replicas = plan.spans(chain.layers), plan.replicas
-    if plan.side_by_side:
+    if len(set(replicas)) == 1:  # so many whole pipelines side by side
         micro_batches, shares = -(-micro_batches // replicas[0]), [rows] * len(replicas)
     elif max(replicas) > rows:
         raise ValueError(f"a stage has {max(replicas)} devices for the {rows} rows of a micro-batch")
@@ -156,14 +151,15 @@ def piper_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Repl
     least[0, layers] = 0
     choice = np.zeros((most + 1, layers, 2), np.int64)  # end and devices of the stage that begins at i
     for first in reversed(range(layers)):
-        tps = chain.before[first + 1 :] - chain.before[first] + 2 * (chain.moves[first] + chain.moves[first + 1 :])
+        passes = chain.before[first + 1 :] - chain.before[first] + 2 * (chain.moves[first] + chain.moves[first + 1 :])
+        reductions = 4 * (gradients[first + 1 :] - gradients[first])
         for d in degrees:
-            own = -(-(micro_batches * tps + 4 * (d - 1) * (gradients[first + 1 :] - gradients[first])) // (micro_batches * d))
-            found = np.maximum(own, least[: most + 1 - d, first + 1 :])
+            tps = -(-(micro_batches * passes + (d - 1) * reductions) // (micro_batches * d))
+            largest = np.maximum(tps, least[: most + 1 - d, first + 1 :])
             if chain.memory is not None:
                 in_flight = -(-np.arange(d, most + 1)[:, None] // d)
-                found[peaks_bytes(chain.memory, first, in_flight) > chain.memory.limit_bytes[0]] = FAR
-            ends, best = first + 1 + found.argmin(axis=1), found.min(axis=1)
+                largest[peaks_bytes(chain.memory, first, in_flight) > chain.memory.limit_bytes[0]] = FAR
+            ends, best = first + 1 + largest.argmin(axis=1), largest.min(axis=1)
             better = np.flatnonzero(best < least[d:, first])
             least[d + better, first] = best[better]
             choice[d + better, first] = np.stack([ends[better], np.full(len(better), d)], axis=1)
@@ -197,10 +193,10 @@ def latency_ns(parts: Sequence[LatencyPart], micro_batches: int) -> int:
     """DAPPLE's L; its pivot is the stage of the longest path, the last such."""
     longest, pivot, passes = -1, 0, 0
     for place, part in enumerate(parts):
-        own = part.forward_ns + part.backward_ns
-        passes += own
-        if passes + (micro_batches - 1) * own >= longest:
-            longest, pivot = passes + (micro_batches - 1) * own, place
+        both = part.forward_ns + part.backward_ns
+        passes += both
+        if passes + (micro_batches - 1) * both >= longest:
+            longest, pivot = passes + (micro_batches - 1) * both, place
     steady = (micro_batches - 1) * (parts[pivot].forward_ns + parts[pivot].backward_ns)
     ends, after = [], 0
     for part in reversed(parts[: pivot + 1]):
@@ -224,13 +220,13 @@ def dapple_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Rep
         return LatencyPart(-(-forward // d), -(-backward // d), reduced_ns(gradient, d))
 
     def parts_of(plan: Replicated) -> list[LatencyPart]:
-        found: list[LatencyPart] = []
+        parts: list[LatencyPart] = []
         for (first, end), d, before in zip(plan.spans(layers), plan.replicas, (0, *plan.replicas), strict=False):
             if first:
                 message = -(-moves[first] // min(before, d))
-                found.append(LatencyPart(message, message))
-            found.append(stage(first, end, d))
-        return found
+                parts.append(LatencyPart(message, message))
+            parts.append(stage(first, end, d))
+        return parts
 
     whole = Replicated((), (devices,))
     best, answer = latency_ns(parts_of(whole), micro_batches), whole
@@ -240,7 +236,8 @@ def dapple_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Rep
             if (j, m) not in planned:
                 continue
             plan = planned[j, m][1]
-            for further, d in _splits(j, m, layers, devices):
+            # Where the last stage may be split, and how many devices its first part gets.
+            for further, d in product(range(j + 1, layers), range(1, devices - m)):
                 split = Replicated((*plan.cuts, further), (*plan.replicas[:-1], d, devices - m - d))
                 time = latency_ns(parts_of(split), micro_batches)
                 if (further, m + d) not in planned or time < planned[further, m + d][0]:
@@ -248,11 +245,6 @@ def dapple_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Rep
                 if time < best:
                     best, answer = time, split
     return answer
-
-
-def _splits(j: int, m: int, layers: int, devices: int) -> Iterator[tuple[int, int]]:
-    """Where the last stage may be split, and how many devices its first part gets."""
-    return ((further, d) for further in range(j + 1, layers) for d in range(1, devices - m))
 
 
 def autopipe_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> Replicated | None:
@@ -265,9 +257,9 @@ def autopipe_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> R
         memory, m = chain.memory, -(-micro_batches // replicas)
         if memory is not None:
             memory = memory.with_limits(np.broadcast_to(memory.limit_bytes[:1], (stages,)))
-        given = (chain.forward_ns, chain.backward_ns, chain.transfer_ns, stages, m)
         numbers, nothing = np.arange(chain.layers), np.zeros(chain.layers, np.int64)
-        instance = Instance(*given, layers=numbers, sync_ns=nothing, memory=memory)
+        times = (chain.forward_ns, chain.backward_ns, chain.transfer_ns)
+        instance = Instance(*times, stages, m, layers=numbers, sync_ns=nothing, memory=memory)
         planner = Planner(instance)
         if best is not None and m * planner.table.least[stages][chain.layers] >= best[0]:
             continue

@@ -52,7 +52,8 @@ def gpu_cluster(
     gpus: Sequence[Gpu], table: PairTable, nodes: int, network_bytes_per_s: float, host: Host, name: str | None, source: str
 ) -> Cluster:
     """`nodes` machines of these GPUs and this host. Raises InputError."""
-    name = name or f"{_slug(gpus[0].name)}-{nodes * len(gpus)}"
+    slug = re.sub(r"[^a-z0-9]+", "-", gpus[0].name.lower().removeprefix("nvidia ")).strip("-")
+    name = name or f"{slug}-{nodes * len(gpus)}"
     kinds = list({gpu.name: gpu.kind() for gpu in gpus}.values())
     levels = nested_islands(table) if len(kinds) == 1 else None
     if levels is None:
@@ -66,10 +67,6 @@ def gpu_cluster(
         across = [Island(devices=total, bandwidth_bytes_per_s=network_bytes_per_s, latency_ns=NETWORK_LATENCY_NS)]
     node = Nodes(kind=kinds[0].name, devices=len(gpus), count=nodes, islands=within, host=host)
     return Cluster(name=name, kinds=kinds, nodes=[node], islands=across, source=source)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia ")).strip("-")
 
 
 def _parts(gpus: Sequence[Gpu], host: Host) -> list[Nodes]:

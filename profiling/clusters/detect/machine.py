@@ -48,8 +48,11 @@ def detect(
     if network_bytes_per_s is not None and not 1 <= network_bytes_per_s <= MOST_BYTES_PER_S:
         problem = f"is {network_bytes_per_s} bytes a second"
         raise InputError("command line", "--network", problem, "give what a ring gets, such as 12.5GB")
-    file = topology_file or os.environ.get("NCCL_TOPO_FILE")
-    described = _described(os.fspath(file), read) if file else None
+    described = None
+    if file := topology_file or os.environ.get("NCCL_TOPO_FILE"):
+        if (text := read(path := os.fspath(file))) is None:
+            raise InputError("detect", "topology_file", f"is {shown(path)}, which cannot be read", "name a readable file")
+        described = parse_nccl(text, path)
     devices, asked = gpus(), "NVML"
     if devices is None and (text := run(QUERY)):
         devices, asked = parse_query(text), "nvidia-smi"
@@ -63,7 +66,8 @@ def detect(
             raise InputError("command line", "--processes", problem, f"give at most {max(1, memory_bytes // LEAST_BYTES)}")
         return cpu_cluster(nodes, count, network_bytes_per_s, name, memory_bytes, rates())
     topology = _topology(devices, described, run)
-    pcie_bytes_per_s = topology.pcie_bytes_per_s or _slowest_pcie(devices)
+    rates_of_pcie = [gpu.pcie_bytes_per_s for gpu in devices if gpu.pcie_bytes_per_s]
+    pcie_bytes_per_s = topology.pcie_bytes_per_s or min(rates_of_pcie, default=PCIE_3_X16_BYTES_PER_S)
     measured = rates()
     host = Host(
         memory_bytes=available_bytes(read),
@@ -85,13 +89,6 @@ def to_yaml(cluster: Cluster) -> str:
     return yaml_text(cluster.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
 
 
-def _described(file: str, read: Read) -> Topology:
-    text = read(file)
-    if text is None:
-        raise InputError("detect", "topology_file", f"is {shown(file)}, which cannot be read", "name a readable file")
-    return parse_nccl(text, file)
-
-
 def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topology:
     """NCCL's file, else what the driver shows with the file's PCIe rate, else the slowest way."""
     topology = described if described and described.pairs else None
@@ -106,8 +103,3 @@ def _topology(gpus: Sequence[Gpu], described: Topology | None, run: Run) -> Topo
         problem = f"shows {len(topology.pairs)} GPUs where the driver has {len(gpus)}"
         raise InputError("detect", topology.origin, problem, "give NCCL's topology file of this machine")
     return topology
-
-
-def _slowest_pcie(gpus: Sequence[Gpu]) -> float:
-    rates = [gpu.pcie_bytes_per_s for gpu in gpus if gpu.pcie_bytes_per_s]
-    return min(rates, default=PCIE_3_X16_BYTES_PER_S)

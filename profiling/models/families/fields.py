@@ -69,12 +69,15 @@ class Fields:
         self.read[name] = value
         return value
 
+    def _check(self, name: str, value: Any, right: bool, fix: str) -> None:
+        if not right:
+            raise self.fail(name, f"is {shown(value)}", fix)
+
     def count(self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
         """A whole number from `least` to `most`."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.fail(name, f"is {shown(value)}", f"give a whole number from {least} to {most}")
-        return value
+        self._check(name, value, type(value) is int and least <= value <= most, f"give a whole number from {least} to {most}")
+        return int(value)
 
     def layers(self, name: str, default: int | None = None) -> int:
         """A number of layers: at least one, at most `MOST_LAYERS`."""
@@ -90,33 +93,30 @@ class Fields:
     def counts(self, name: str, default: list[int] | None = None, least: int = 1, length: int | None = None) -> list[int]:
         """A list of whole numbers from `least` on: of `length`, or of any length up to 16."""
         value = self._value(name, default)
-        if not isinstance(value, list) or not 1 <= len(value) <= 16 or (length is not None and len(value) != length):
-            wanted = f"a list of {length}" if length else "a list of up to 16"
-            raise self.fail(name, f"is {shown(value)}", f"give {wanted} whole numbers")
+        right = isinstance(value, list) and 1 <= len(value) <= 16 and length in (None, len(value))
+        self._check(name, value, right, f"give a list of {length or 'up to 16'} whole numbers")
         for i, item in enumerate(value):
-            if isinstance(item, bool) or not isinstance(item, int) or not least <= item <= LARGEST:
-                raise self.fail(f"{name}[{i}]", f"is {shown(item)}", f"give a whole number from {least} to {LARGEST}")
-        return value
+            right = type(item) is int and least <= item <= LARGEST
+            self._check(f"{name}[{i}]", item, right, f"give a whole number from {least} to {LARGEST}")
+        return list(value)
 
     def share(self, name: str, default: float, most: float = 1.0) -> float:
         """A number above 0 and below `most`."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < most:
-            raise self.fail(name, f"is {shown(value)}", f"give a number between 0 and {most:g}, such as {default:g}")
+        right = type(value) in (int, float) and 0 < value < most
+        self._check(name, value, right, f"give a number between 0 and {most:g}, such as {default:g}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """A value that is true or false."""
         value = self._value(name, default)
-        if not isinstance(value, bool):
-            raise self.fail(name, f"is {shown(value)}", "give true or false")
-        return value
+        self._check(name, value, isinstance(value, bool), "give true or false")
+        return bool(value)
 
     def activation(self, name: str, default: str, spellings: Mapping[str, Activation] = ACTIVATIONS) -> Activation:
         """An activation function, by one of the spellings that configurations have for it."""
         value = self._value(name, default)
-        if not isinstance(value, str) or value not in spellings:
-            raise self.fail(name, f"is {shown(value)}", f"give {' or '.join(map(repr, spellings))}")
+        self._check(name, value, isinstance(value, str) and value in spellings, f"give {' or '.join(map(repr, spellings))}")
         return spellings[value]
 
     def dropout(self, *names: str, default: float = 0.1) -> bool:
@@ -124,16 +124,16 @@ class Fields:
         drops = False
         for name in names:
             value = self._value(name, default)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                raise self.fail(name, f"is {shown(value)}", "give a probability from 0 to below 1, such as 0.1")
+            right = type(value) in (int, float) and 0 <= value < 1
+            self._check(name, value, right, "give a probability from 0 to below 1, such as 0.1")
             drops |= value > 0
         return drops
 
     def absent(self, *names: str) -> None:
         """Refuse features that no chain of trainplan's has."""
         for name in names:
-            if self.config.get(name):
-                raise self.fail(name, f"is {shown(self.config[name])}", "give false: trainplan's models do not have it")
+            value = self.config.get(name)
+            self._check(name, value, not value, "give false: trainplan's models do not have it")
 
     def note(self, *names: str, usual: Any = False) -> None:
         """Note fields that change results but no shape: planned as they are, refused where a plan runs (`execution.run`)."""

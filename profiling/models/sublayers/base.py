@@ -88,9 +88,8 @@ class Sublayer:
         return sum(prod(p.shape) for p in self.parameters() if p.split is None)
 
     def splits_into(self, tp: int) -> bool:
-        """Whether tensor parallelism of this degree is possible."""
-        del tp
-        return True
+        """Whether tensor parallelism of this degree is possible: each rank gets something of whatever is split."""
+        return all(tp <= parameter.shape[parameter.split] for parameter in self.parameters() if parameter.split is not None)
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
         """The forward pass, kernel by kernel."""
@@ -110,7 +109,6 @@ class Sublayer:
 
     def output_bytes(self, rows: int, tp: int) -> int:
         """What one tensor-parallel rank gives: hidden states of all tokens, whatever the degree."""
-        del tp
         return rows * self.tokens * self.hidden * self.element_bytes
 
     def carried_bytes(self, rows: int) -> int:
@@ -118,8 +116,8 @@ class Sublayer:
         return rows * self.carried_tokens * self.hidden * self.element_bytes
 
     def boundary_bytes(self, rows: int) -> int:
-        """The hidden states that pass to the next unit: the output and what is carried past it."""
-        return self.output_bytes(rows, 1) + self.carried_bytes(rows)
+        """The hidden states that pass to the next unit: the output and what is carried past it; none follows a head."""
+        return 0 if self.kind == "head" else self.output_bytes(rows, 1) + self.carried_bytes(rows)
 
     def kept_bytes(self, rows: int, tp: int) -> int:
         """What the graph holds from forward to backward, besides the unit's input."""
@@ -127,7 +125,6 @@ class Sublayer:
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
         """Most bytes alive during the forward pass beyond input, kept and output."""
-        del rows, tp
         return 0
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:

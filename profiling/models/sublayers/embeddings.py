@@ -17,18 +17,12 @@ class TokenEmbedding(Sublayer):
     positions: int = 0
     token_types: int = 0
 
-    def splits_into(self, tp: int) -> bool:
-        """The vocabulary is split, with one token at least for each rank."""
-        return tp <= self.vocabulary
-
     def parameters(self) -> tuple[Parameter, ...]:
         """The table of tokens, split over the vocabulary; tables of positions and token types."""
         h = self.hidden
         parameters = [Parameter("tokens.weight", (self.vocabulary, h), 0)]
-        if self.positions:
-            parameters.append(Parameter("positions.weight", (self.positions, h)))
-        if self.token_types:
-            parameters.append(Parameter("types.weight", (self.token_types, h)))
+        parameters += [Parameter("positions.weight", (self.positions, h))] * bool(self.positions)
+        parameters += [Parameter("types.weight", (self.token_types, h))] * bool(self.token_types)
         return tuple(parameters)
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
@@ -74,7 +68,6 @@ class InputProjection(Sublayer):
     class_token: bool = False
     positions: bool = False
     normed: bool = False
-    bias: bool = True
 
     @property
     def made_tokens(self) -> int:
@@ -89,14 +82,10 @@ class InputProjection(Sublayer):
     def parameters(self) -> tuple[Parameter, ...]:
         """The projection, its bias, class token, positions, and norm: none of them is split."""
         h = self.hidden
-        parameters = [Parameter("patches.weight", (self.width, self.features))]
-        if self.bias:
-            parameters.append(Parameter("patches.bias", (self.width,)))
-        if self.class_token:
-            parameters.append(Parameter("class.weight", (1, h)))
-        if self.positions:
-            parameters.append(Parameter("positions.weight", (self.tokens, h)))
-        return (*parameters, *(self._norm_parameters() if self.normed else ()))
+        parameters = [Parameter("patches.weight", (self.width, self.features)), Parameter("patches.bias", (self.width,))]
+        parameters += [Parameter("class.weight", (1, h))] * self.class_token
+        parameters += [Parameter("positions.weight", (self.tokens, h))] * self.positions
+        return (*parameters, *self._norm_parameters() * self.normed)
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
         """The projection, and a pass for each of class token, positions and norm."""

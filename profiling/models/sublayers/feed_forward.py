@@ -20,10 +20,6 @@ class FeedForward(Sublayer):
     inner_dropout: bool = False
     post_norm: bool = False
 
-    def splits_into(self, tp: int) -> bool:
-        """The inner size is split, with one number at least for each rank."""
-        return tp <= self.inner
-
     def parameters(self) -> tuple[Parameter, ...]:
         """Up-projection and gate, split by their outputs; down-projection, split by its inputs; norm."""
         h, f = self.hidden, self.inner

@@ -21,10 +21,6 @@ class LanguageHead(Sublayer):
     bias: bool = False
     scale: float = 1.0
 
-    def splits_into(self, tp: int) -> bool:
-        """The vocabulary is split, with one token at least for each rank."""
-        return tp <= self.vocabulary
-
     def parameters(self) -> tuple[Parameter, ...]:
         """The matrix of the logits, split over the vocabulary, its bias, the norm, and the transform."""
         h, v = self.hidden, self.vocabulary
@@ -48,10 +44,6 @@ class LanguageHead(Sublayer):
     def output_bytes(self, rows: int, tp: int) -> int:
         """One rank's logits."""
         return rows * self.tokens * -(-self.vocabulary // tp) * self.element_bytes
-
-    def boundary_bytes(self, rows: int) -> int:
-        """Nothing: no unit follows."""
-        return 0
 
     def kept_bytes(self, rows: int, tp: int) -> int:
         """What norm, transform and scaling need for their gradients; unfused, the logits and their log-softmax."""
@@ -80,10 +72,6 @@ class ValueHead(Sublayer):
     values: int
     pool: Literal["first", "mean", "none"] = "first"
 
-    def splits_into(self, tp: int) -> bool:
-        """The values are split, with one at least for each rank."""
-        return tp <= self.values
-
     def _outputs(self, rows: int) -> int:
         return rows * (self.tokens if self.pool == "none" else 1)
 
@@ -101,10 +89,6 @@ class ValueHead(Sublayer):
     def output_bytes(self, rows: int, tp: int) -> int:
         """One rank's values."""
         return self._outputs(rows) * -(-self.values // tp) * self.element_bytes
-
-    def boundary_bytes(self, rows: int) -> int:
-        """Nothing: no unit follows."""
-        return 0
 
     def kept_bytes(self, rows: int, tp: int) -> int:
         """Mean and inverse deviation of each token, and what the projection reads."""

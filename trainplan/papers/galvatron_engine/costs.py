@@ -74,12 +74,10 @@ class EngineCosts:
 
     def strategies(self, stages: int) -> list[Strategy]:
         """The engine's, in its order (generate_dp_tp_pp_sdp); sdp is its fsdp."""
-        group, found, tp = self.profile.devices // stages, [], 1
-        while tp <= group:
-            if tp in self.profile.kept_mib:
-                found += self._orders(tp, group // tp)
-            tp *= 2
-        return found + [Strategy(s.levels, True) for s in found]
+        group = self.profile.devices // stages
+        degrees = [1 << i for i in range(group.bit_length()) if 1 << i in self.profile.kept_mib]
+        strategies = [strategy for tp in degrees for strategy in self._orders(tp, group // tp)]
+        return strategies + [Strategy(s.levels, True) for s in strategies]
 
     def _orders(self, tp: int, dp: int) -> list[Strategy]:
         if dp == 1:
@@ -106,14 +104,11 @@ class EngineCosts:
         if strategy.degree("sdp") > 1:
             rest += gradient / 2
         if stages > 1:
-            rest += stages * 2 * local * self.hidden_bytes / MIB * self._p2p_ms_per_mib(stages) / profile.layers
+            if stages not in profile.p2p:
+                raise InputError("p2p_bandwidth_*.json", f"pp_size_{stages}", "is missing", "measure it")
+            rest += stages * 2 * local * self.hidden_bytes / MIB * profile.p2p[stages] / profile.layers
         both = overlapped_ns(hidden, gradient, profile.overlap)
         return round(NS_PER_MS * (rest + both)), round(NS_PER_MS * (rest + hidden))
-
-    def _p2p_ms_per_mib(self, stages: int) -> float:
-        if stages not in self.profile.p2p:
-            raise InputError("p2p_bandwidth_*.json", f"pp_size_{stages}", "is missing", "measure it")
-        return self.profile.p2p[stages]
 
     def _tensor_ms(self, strategy: Strategy, local: float) -> float:
         tp, count = strategy.degree("tp"), ALL_REDUCES * (1.5 if strategy.ckpt else 1)
@@ -192,17 +187,10 @@ class EngineCosts:
 
         return (whole(OFF, 1), 0) if stages == 1 else (whole(FIRST, stages), whole(LAST, 1))
 
-    def held_mib(self, choice: LoopPass) -> int:
+    def reserve_mib(self, choice: LoopPass) -> int:
         """Whole MiB that every stage holds besides: context and the buffer of all-gathers."""
-        buffer = (
-            self._samples(choice.stages, choice.micro_batches)
-            * choice.most_tp
-            * self.profile.sequence
-            * self.profile.hidden_size
-            * 2
-            / MIB
-        )
-        return CONTEXT_MIB + (int(buffer) if choice.buffer else 0)
+        tokens = self._samples(choice.stages, choice.micro_batches) * choice.most_tp * self.profile.sequence
+        return CONTEXT_MIB + (int(tokens * self.profile.hidden_size * 2 / MIB) if choice.buffer else 0)
 
     def transition_ns(self, before: Strategy, after: Strategy, stages: int, micro_batches: int) -> int:
         """R of the search, in no final cost."""

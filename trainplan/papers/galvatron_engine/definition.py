@@ -13,11 +13,11 @@ from typing import Any
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.pipeline.definition import StagedProblem
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
-from trainplan.formulations.pipeline.problem import Evaluation, Solution, SolutionRecord
+from trainplan.formulations.pipeline.problem import Solution, SolutionRecord
 from trainplan.formulations.request import Request
 from trainplan.papers.galvatron_engine import instances, problem
 from trainplan.papers.galvatron_engine.costs import EngineOptions
-from trainplan.papers.galvatron_engine.plans import PublishedPlan, load_plan
+from trainplan.papers.galvatron_engine.plans import read_plan
 from trainplan.papers.galvatron_engine.problem import Instance, InstanceRecord
 from trainplan.papers.galvatron_engine.profile import read_engine_profile
 from trainplan.profiling.base.errors import InputError
@@ -30,6 +30,7 @@ LARGEST_BATCH = 2**16
 class GalvatronEngine(StagedProblem):
     """What Galvatron's published engine searches, under its own cost model."""
 
+    home = problem
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
     parameters = (
@@ -42,27 +43,11 @@ class GalvatronEngine(StagedProblem):
     )
     needs = ()
 
-    def load(self, source: Source, where: str = "instance") -> Instance:
-        """An instance from a file or a dict. Raises InputError."""
-        return problem.load(source, where)
-
-    def load_solution(self, source: Source) -> Solution | PublishedPlan:
-        """A solution, or a plan file of the engine, from a file or a dict. Raises InputError."""
+    def solution_of(self, instance: Instance, source: Source) -> Solution:
+        """A solution of an instance from a file or a dict, or a plan file of the engine as one. Raises InputError."""
         content = source if isinstance(source, Mapping) else read_data(source)
         is_plan = isinstance(content, Mapping) and "pp_deg" in content
-        return load_plan(source) if is_plan else problem.load_solution(source)
-
-    def evaluate(self, instance: Instance, solution: Solution | PublishedPlan) -> Evaluation:
-        """Time and memory of a solution, or of a plan of the engine. Raises ValueError where it is none of the instance."""
-        return problem.evaluate(instance, _solution(instance, solution))
-
-    def violations(self, instance: Instance, solution: Solution | PublishedPlan) -> list[str]:
-        """Every constraint that a solution breaks, in words; empty where it is feasible."""
-        return problem.violations(instance, _solution(instance, solution))
-
-    def describe(self, instance: Instance, solution: Solution | PublishedPlan) -> dict[str, Any]:
-        """What users see of a solution's costs."""
-        return problem.describe(instance, _solution(instance, solution))
+        return read_plan(source, instance) if is_plan else problem.load_solution(source)
 
     def explain(self, instance: Instance) -> Any:
         """Why no solution fits, as an `Infeasibility`; None where one does."""
@@ -105,21 +90,17 @@ class GalvatronEngine(StagedProblem):
             instance.configurations[place], *times))  # fmt: skip
 
 
-def _solution(instance: Instance, solution: Solution | PublishedPlan) -> Solution:
-    return solution.solution(instance) if isinstance(solution, PublishedPlan) else solution
-
-
 def _paths(files: Any) -> list[Path]:
     """The files of a path or several, of folders all but the plans that the engine wrote. Raises InputError."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for path in [Path(files)] if isinstance(files, str | os.PathLike) else map(Path, files):
         inside = [path]
         if path.is_dir():
             inside = sorted(file for file in path.glob("*.json") if not file.name.startswith("galvatron_config_"))
         if not inside:
             raise InputError(str(path), "", "holds no profile of the engine (*.json)", "name its files, or their folder")
-        found += inside
-    return found
+        paths += inside
+    return paths
 
 
 PROBLEM = GalvatronEngine()

@@ -16,7 +16,7 @@ engine's: exact without a pipeline, else less than 1 MiB a layer too low. Times 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import cache, partial
 from itertools import product
 
@@ -33,7 +33,7 @@ from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.imports.source import MIB
 
 COST_MODEL = "code"
-HELD_BACK, HELD_BACK_ABOVE_GIB = 0.2, 20
+RESERVED, RESERVED_ABOVE_GIB = 0.2, 20
 FIRST, MIDDLE, LAST = range(3)
 
 
@@ -72,15 +72,15 @@ def build(profile: EngineProfile, memory_bytes: int, batch: int, options: Engine
 def usable_bytes(memory_bytes: int) -> int:
     """What the engine plans with (DpOnModel.__init__): whole MiB, without what it holds back for PyTorch's cache."""
     whole = memory_bytes // MIB
-    held = int(whole * HELD_BACK) if whole // 1024 > HELD_BACK_ABOVE_GIB else 0
-    return (whole - held) * MIB
+    reserve = int(whole * RESERVED) if whole // 1024 > RESERVED_ABOVE_GIB else 0
+    return (whole - reserve) * MIB
 
 
 def _choices(costs: EngineCosts) -> Iterator[LoopPass]:
     """The passes of the engine's loops. Unbuffered ones are its sp-only search, of which layers without tp remain."""
     world, batch, layers = costs.profile.devices, costs.batch, costs.profile.layers
     powers = [1 << i for i in range(world.bit_length())]
-    known = set.intersection(*(set(end.state_bytes) & set(end.activation_bytes) for end in costs.profile.ends.values()))
+    profiled = set.intersection(*(set(end.state_bytes) & set(end.activation_bytes) for end in costs.profile.ends.values()))
     vocabulary_sp = (False, True) if costs.options.measured_messages else (False,)
     for m, least, most, spread, sharded in product(divisors(batch), powers, powers, vocabulary_sp, (False, True)):
         if least > most:
@@ -91,46 +91,41 @@ def _choices(costs: EngineCosts) -> Iterator[LoopPass]:
                 if stages > layers or least > group or batch * least % (m * group):
                     continue
                 for tp in powers:
-                    if least <= tp <= min(most, group) and tp in known:
+                    if least <= tp <= min(most, group) and tp in profiled:
                         yield LoopPass(stages, m, least, most, tp, spread, sharded, buffer)
 
 
-@dataclass(frozen=True)
-class _LayerColumns:
-    """A layer's options in one size of stage and of micro-batch, without embedding and head."""
-
-    strategies: list[Strategy]
-    times_ns: Integers
-    own_ns: Integers
-    state_bytes: Integers
-    kept_bytes: Integers
-    moves_ns: Integers
-
-
-def _layer(costs: EngineCosts, stages: int, micro_batches: int, least_tp: int, most_tp: int) -> _LayerColumns:
+def _layer(costs: EngineCosts, stages: int, micro_batches: int, least_tp: int, most_tp: int) -> Tables:
+    """First, middle and last layers in one size of stage and of micro-batch: alike, without embedding and head."""
     strategies = [s for s in costs.strategies(stages) if least_tp <= s.degree("tp") <= most_tp]
     times = np.array([costs.layer_ns(s, stages, micro_batches) for s in strategies], np.int64)
     sizes = np.array([_bytes(costs, stages, micro_batches, s) for s in strategies], np.int64)
     moves = [[costs.transition_ns(a, b, stages, micro_batches) for b in strategies] for a in strategies]
-    return _LayerColumns(strategies, times[:, 0], times[:, 1], sizes[:, 0], sizes[:, 1], np.array(moves, np.int64))
+    kinds = np.zeros((3, len(strategies)), np.int64)
+    return Tables(
+        strategies=tuple(map(str, strategies)),
+        time_ns=kinds + times[:, 0],
+        sync_ns=kinds + times[:, 0] - times[:, 1],
+        forward_bytes=kinds + sizes[:, 1],
+        backward_bytes=kinds,
+        state_bytes=kinds + sizes[:, 0],
+        transitions_ns=np.array([moves], np.int64),
+        entries_ns=kinds[:1],
+    )
 
 
-def _configuration(costs: EngineCosts, choice: LoopPass, layer: _LayerColumns) -> Configuration:
+def _configuration(costs: EngineCosts, choice: LoopPass, layer: Tables) -> Configuration:
     ends_ns, ends_mib = costs.ends_ns(choice), costs.ends_mib(choice)
-    count, alone = len(layer.strategies), costs.profile.layers == 1
 
-    def by_kind(column: Integers, ends: tuple[int, int] = (0, 0)) -> Integers:
-        return np.array([column + ends[0] + (ends[1] if alone else 0), column, column + ends[1]])
+    def by_kind(ends: tuple[int, int]) -> Integers:
+        alone = costs.profile.layers == 1
+        return np.array([[ends[0] + (ends[1] if alone else 0)], [0], [ends[1]]])
 
-    tables = Tables(
-        strategies=tuple(map(str, layer.strategies)),
-        time_ns=by_kind(layer.times_ns, ends_ns),
-        sync_ns=by_kind(layer.times_ns - layer.own_ns),
-        forward_bytes=by_kind(layer.kept_bytes),
-        backward_bytes=np.full((3, count), costs.held_mib(choice) * MIB),
-        state_bytes=by_kind(layer.state_bytes, (ends_mib[0] * MIB, ends_mib[1] * MIB)),
-        transitions_ns=layer.moves_ns[None],
-        entries_ns=np.zeros((1, count), np.int64),
+    tables = replace(
+        layer,
+        time_ns=layer.time_ns + by_kind(ends_ns),
+        backward_bytes=layer.backward_bytes + costs.reserve_mib(choice) * MIB,
+        state_bytes=layer.state_bytes + by_kind(ends_mib) * MIB,
     )
     return Configuration(choice.stages, choice.micro_batches, tables, ends_ns=ends_ns)
 

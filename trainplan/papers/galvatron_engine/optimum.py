@@ -1,7 +1,7 @@
 """The optimum that the engine's plans can be held against, and why nothing fits.
 
-The iteration time is monotone in the own times C_i of the stages, but for the unhidden synchronisation, which is at least
-nothing: the least own times of the stages of the even partition bound a configuration (`own_bound`).
+The iteration time is monotone in the stages' times C_i without synchronisation, but for the unhidden synchronisation, which is
+at least nothing: the least such times of the stages of the even partition bound a configuration (`silent_bound`).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def published_optimum(instance: Instance, search: Search) -> Outcome:
     return Outcome(bound=search.bound, bound_source="least own time of every stage")
 
 
-def own_bound(configuration: Configuration, own_ns: Sequence[int]) -> int:
-    """The iteration time of stages of these own times, without synchronisation: no plan with such stages is below it, since the
-    iteration time rises with every own time, and adds what synchronisation is not hidden."""
-    return iteration_ns(replace(configuration, ends_ns=(0, 0)), own_ns, [0] * len(own_ns))
+def silent_bound(configuration: Configuration, silent_ns: Sequence[int]) -> int:
+    """The iteration time of stages of these times without synchronisation: no plan with such stages is below it, since the
+    iteration time rises with every such time, and adds what synchronisation is not hidden."""
+    return iteration_ns(replace(configuration, ends_ns=(0, 0)), silent_ns, [0] * len(silent_ns))
 
 
 def _quick_bound(instance: Instance, configuration: Configuration) -> int:
-    """`own_bound` of every layer at its least own time, whatever memory it needs."""
-    own = (configuration.tables.time_ns - configuration.tables.sync_ns).min(axis=1)
+    """`silent_bound` of every layer at its least time without synchronisation, whatever memory it needs."""
+    silent_ns = (configuration.tables.time_ns - configuration.tables.sync_ns).min(axis=1)
     spans = spans_of_sizes(even_partition(instance.layers, configuration.stages))
-    return own_bound(configuration, [int(sum(own[k] for k in instance.layer_kinds[a : b + 1])) for a, b in spans])
+    return silent_bound(configuration, [int(sum(silent_ns[k] for k in instance.layer_kinds[a : b + 1])) for a, b in spans])
 
 
 def _stages(instance: Instance, configuration: Configuration, tables: Tables, weight: int = 1) -> list[StageInstance]:
@@ -64,8 +64,8 @@ def _stages(instance: Instance, configuration: Configuration, tables: Tables, we
 def _configuration_bound(instance: Instance, place: int, search: Search) -> int | None:
     """The bound of one configuration, having reported what reaches it; None where a stage does not fit.
 
-    Two sums are minimised, own time alone and with synchronisation: without a pipeline, the larger of the two bounds is that of
-    the larger of two sums, m C and m C + G - e.
+    Two sums are minimised, without and with synchronisation: without a pipeline, the larger of the two bounds is that of the
+    larger of two sums, m C and m C + G - e.
     """
     configuration = instance.configurations[place]
     counted, alone = configuration.counted.tables, configuration.stages == 1
@@ -79,7 +79,7 @@ def _configuration_bound(instance: Instance, place: int, search: Search) -> int 
             return None
         search.report(Solution(place, partition, sum(choices, ())))
         if tables is silent:
-            bound = own_bound(configuration, [total // weight for total in sums])
+            bound = silent_bound(configuration, [total // weight for total in sums])
             if search.objective is not None and bound >= search.objective:
                 break
         elif alone:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -35,74 +34,60 @@ class PlanRecord(Foreign):
     embed_sdp: int = 0
 
 
-@dataclass(frozen=True)
-class PublishedPlan:
-    """A plan of the engine, and where it comes from, for errors."""
-
-    record: PlanRecord
-    where: str
-
-    def solution(self, instance: Instance) -> Solution:
-        """The plan as a solution of an instance made by `instances.build`: in the first configuration that holds it and where
-        it fits, else in the first that holds it. Raises InputError."""
-        record, where = self.record, self.where
-        try:
-            zero2, choices = instance.provenance["options"]["zero2"], instance.provenance["choices"]
-            passes = [tuple(choice[name] for name in ("vocabulary_tp", "vocabulary_sp", "sharded")) for choice in choices]
-            pairs = list(zip(instance.configurations, passes, strict=True))
-        except (KeyError, TypeError, ValueError):
-            told = "lacks what the engine was told"
-            raise InputError("instance", "provenance", told, "build the instance again") from None
-        if record.global_bsz != instance.batch:
-            raise InputError(where, "global_bsz", f"is {record.global_bsz}", f"give a plan for {instance.batch} samples")
-        if (record.default_dp_type == "zero2") != zero2:
-            raise InputError(where, "default_dp_type", f"is {record.default_dp_type!r}", "build the instance with the same")
-        if instance.devices % record.pp_deg:
-            raise InputError(where, "pp_deg", f"is {record.pp_deg}", f"give a divisor of {instance.devices} devices")
-        strategies, stages = self._strategies(instance), self._stages(instance.layers)
-        wanted = (record.pp_deg, record.chunks, record.vtp, bool(record.vsp), bool(record.embed_sdp))
-        candidates = []
-        for place, (configuration, ends) in enumerate(pairs):
-            options = {name: s for s, name in enumerate(configuration.tables.strategies)}
-            if (configuration.stages, configuration.micro_batches, *ends) == wanted and set(strategies) <= set(options):
-                candidates.append(Solution(place, stages, tuple(options[name] for name in strategies)))
-        if not candidates:
-            told = f"asks for {record.pp_deg} stages, {record.chunks} micro-batches, vtp {record.vtp}, vsp {record.vsp}"
-            fix = "give a plan of the instance's space"
-            raise InputError(where, "", f"{told} with {', '.join(sorted(set(strategies)))}", fix)
-        return next((candidate for candidate in candidates if not violations(instance, candidate)), candidates[0])
-
-    def _strategies(self, instance: Instance) -> list[str]:
-        record, where, layers, group = self.record, self.where, instance.layers, instance.devices // self.record.pp_deg
-        none = ",".join(["0"] * layers)
-        names = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
-        columns = [_numbers(where, name, getattr(record, name) or none, layers) for name in names]
-        if wrong := [tp for tp in columns[0] if tp < 1 or group % tp]:
-            raise InputError(where, "tp_sizes_enc", f"has {wrong[0]}", f"give divisors of a stage's {group} devices")
-        if any(columns[3]):
-            raise InputError(where, "use_sp", "has Ulysses layers", "give a plan without: this model has none")
-        return [_strategy(group, *layer) for layer in zip(*columns, strict=True)]
-
-    def _stages(self, layers: int) -> tuple[int, ...]:
-        record = self.record
-        if record.pp_division is None:
-            return even_partition(layers, record.pp_deg)
-        stages = tuple(_numbers(self.where, "pp_division", record.pp_division, record.pp_deg))
-        if sum(stages) != layers or min(stages) < 1:
-            fix = f"split {layers} layers, at least one a stage"
-            raise InputError(self.where, "pp_division", f"is {record.pp_division!r}", fix)
-        return stages
-
-
-def load_plan(source: Source) -> PublishedPlan:
-    """A plan of the engine from its file or a dict. Raises InputError."""
-    mapping = isinstance(source, Mapping)
-    return PublishedPlan(parse(source, PlanRecord, "plan" if mapping else None), "plan" if mapping else os.fspath(source))  # type: ignore[arg-type]
-
-
 def read_plan(source: Source, instance: Instance) -> Solution:
-    """A plan of the engine as a solution of an instance made by `instances.build`. Raises InputError."""
-    return load_plan(source).solution(instance)
+    """A plan of the engine, from its file or a dict, as a solution of an instance made by `instances.build`.
+
+    It is in the first configuration that holds it and where it fits, else in the first that holds it. Raises InputError.
+    """
+    where = "plan" if isinstance(source, Mapping) else os.fspath(source)
+    record = parse(source, PlanRecord, where)
+    try:
+        zero2, choices = instance.provenance["options"]["zero2"], instance.provenance["choices"]
+        passes = [tuple(choice[name] for name in ("vocabulary_tp", "vocabulary_sp", "sharded")) for choice in choices]
+        pairs = list(zip(instance.configurations, passes, strict=True))
+    except (KeyError, TypeError, ValueError):
+        problem = "lacks what the engine was told"
+        raise InputError("instance", "provenance", problem, "build the instance again") from None
+    if record.global_bsz != instance.batch:
+        raise InputError(where, "global_bsz", f"is {record.global_bsz}", f"give a plan for {instance.batch} samples")
+    if (record.default_dp_type == "zero2") != zero2:
+        raise InputError(where, "default_dp_type", f"is {record.default_dp_type!r}", "build the instance with the same")
+    if instance.devices % record.pp_deg:
+        raise InputError(where, "pp_deg", f"is {record.pp_deg}", f"give a divisor of {instance.devices} devices")
+    strategies, stages = _strategies(record, where, instance), _stages(record, where, instance.layers)
+    wanted = (record.pp_deg, record.chunks, record.vtp, bool(record.vsp), bool(record.embed_sdp))
+    candidates = []
+    for place, (configuration, ends) in enumerate(pairs):
+        options = {name: s for s, name in enumerate(configuration.tables.strategies)}
+        if (configuration.stages, configuration.micro_batches, *ends) == wanted and set(strategies) <= set(options):
+            candidates.append(Solution(place, stages, tuple(options[name] for name in strategies)))
+    if not candidates:
+        problem = f"asks for {record.pp_deg} stages, {record.chunks} micro-batches, vtp {record.vtp}, vsp {record.vsp}"
+        fix = "give a plan of the instance's space"
+        raise InputError(where, "", f"{problem} with {', '.join(sorted(set(strategies)))}", fix)
+    return next((candidate for candidate in candidates if not violations(instance, candidate)), candidates[0])
+
+
+def _strategies(record: PlanRecord, where: str, instance: Instance) -> list[str]:
+    layers, group = instance.layers, instance.devices // record.pp_deg
+    none = ",".join(["0"] * layers)
+    names = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
+    columns = [_numbers(where, name, getattr(record, name) or none, layers) for name in names]
+    if wrong := [tp for tp in columns[0] if tp < 1 or group % tp]:
+        raise InputError(where, "tp_sizes_enc", f"has {wrong[0]}", f"give divisors of a stage's {group} devices")
+    if any(columns[3]):
+        raise InputError(where, "use_sp", "has Ulysses layers", "give a plan without: this model has none")
+    return [_strategy(group, *layer) for layer in zip(*columns, strict=True)]
+
+
+def _stages(record: PlanRecord, where: str, layers: int) -> tuple[int, ...]:
+    if record.pp_division is None:
+        return even_partition(layers, record.pp_deg)
+    stages = tuple(_numbers(where, "pp_division", record.pp_division, record.pp_deg))
+    if sum(stages) != layers or min(stages) < 1:
+        fix = f"split {layers} layers, at least one a stage"
+        raise InputError(where, "pp_division", f"is {record.pp_division!r}", fix)
+    return stages
 
 
 def _strategy(group: int, tp: int, consecutive: int, sharded: int, _: int, ckpt: int) -> str:

@@ -95,14 +95,14 @@ def even_partition(layers: int, stages: int) -> tuple[int, ...]:
 
 def iteration_ns(configuration: Configuration, times_ns: Sequence[int], syncs_ns: Sequence[int]) -> int:
     """The engine's iteration time from the stages' times and the synchronisation in them."""
-    own = [time - sync for time, sync in zip(times_ns, syncs_ns, strict=True)]
+    silent = [time - sync for time, sync in zip(times_ns, syncs_ns, strict=True)]
     stages, m = configuration.stages, configuration.micro_batches
-    led = max((min(stages, m) - 1) * own[0], sum(own[1:])) + max(0, m + 1 - stages) * own[0]
+    led = max((min(stages, m) - 1) * silent[0], sum(silent[1:])) + max(0, m + 1 - stages) * silent[0]
     layers_ns = list(times_ns)
     for stage, end in zip((0, -1), configuration.ends_ns, strict=True):
         layers_ns[stage] -= end
-    unhidden = max(time - before for time, before in zip(layers_ns, accumulate(own), strict=True))
-    return max(sum(own) + (m - 1) * own[-1], led) + max(0, unhidden)
+    unhidden = max(time - before for time, before in zip(layers_ns, accumulate(silent), strict=True))
+    return max(sum(silent) + (m - 1) * silent[-1], led) + max(0, unhidden)
 
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:

@@ -9,20 +9,17 @@ times (`batch`); else, with three sequence lengths or more, at one sample a para
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import read_data
-from trainplan.profiling.imports.galvatron import DTYPES, MOST_LAYERS, files_by_kind, hidden_size_of, sequence_of
+from trainplan.profiling.imports.galvatron import Model, files_by_kind, overlap, read_model
 from trainplan.profiling.imports.galvatron_blocks import FIRST, LAST, OFF
-from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, MOST_GB_PER_S, P2P, TIMES, matched
-from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, Ends, read_memory
-from trainplan.profiling.imports.galvatron_times import Times, read_times
-from trainplan.profiling.imports.source import MIB, MOST_MS, SMALLEST, Options, Source, number
+from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, MOST_GB_PER_S, P2P, TIMES, entries
+from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, Ends
+from trainplan.profiling.imports.source import MIB, MOST_MS, Options, Source, read_source
 
 HARDWARE = {"allreduce": "allreduce_bandwidth_*.json", "p2p": "p2p_bandwidth_*.json", "overlap": "overlap_coefficient.json"}
 LEAST_BATCHES, LEAST_SEQUENCES = 8, 3
@@ -91,85 +88,69 @@ def read_engine_profile(
 
     layers, sequence, hidden_size: what the files leave open. Raises InputError.
     """
-    files = files_by_kind([_source(os.fspath(path)) for path in paths])
-    times, options = files["computation"], Options(None, layers, sequence, hidden_size)
+    files = files_by_kind([read_source(path) for path in paths])
     for kind, name in HARDWARE.items():
         if kind not in files:
-            raise InputError(times.path, "", f"comes without {name}", "give that file as well")
+            raise files["computation"].fail("", f"comes without {name}", "give that file as well")
+    options = Options(layers=layers, sequence=sequence, hidden_size=hidden_size)
     options.check("galvatron", ("layers", "sequence", "hidden_size"))
-    count, hidden, table = options.needed(times, "layers", 24), hidden_size_of(options, times), read_times(times)
-    if count > MOST_LAYERS:
-        raise InputError("command line", "--layers", f"is {count}", f"give at most {MOST_LAYERS}")
-    tokens = sequence_of(options, times, files["memory"], table)
-    memory = read_memory(files["memory"], tokens)
+    model = read_model(files, options)
+    memory = model.memory
     if missing := [name for name in (OFF, FIRST, LAST) if name not in memory.ends]:
         raise InputError(files["memory"].path, missing[0], "is missing", "profile the memory whole")
-    layer_ms, ends_ms = _lines(times, table, tokens)
-    precision = next((name for name in DTYPES if f"_{name}_" in f"{times.stem}_"), "bf16")
-    bandwidths = _numbers(files["allreduce"], ALL_REDUCE, MOST_GB_PER_S)
+    layer_ms, ends_ms = _lines(files["computation"], model)
+    all_reduces = entries(files["allreduce"], ALL_REDUCE, MOST_GB_PER_S)
+    all_reduce = {(ranks, match["consecutive"] == "1"): 1 / bandwidth for ranks, match, bandwidth in all_reduces}
     return EngineProfile(
-        name=re.sub(rf"computation_profiling_({'|'.join(DTYPES)})_", "", times.stem),
-        layers=count,
-        sequence=tokens,
-        hidden_size=hidden,
-        element_bytes=DTYPES[precision][1],
-        devices=max(int(ranks) for ranks, _ in bandwidths),
+        name=model.name,
+        layers=model.layers,
+        sequence=model.sequence,
+        hidden_size=model.hidden_size,
+        element_bytes=model.element_bytes,
+        devices=max(ranks for ranks, _ in all_reduce),
         layer_ms=layer_ms,
         ends_ms=ends_ms,
         parameter_mib=memory.parameters * FP32_BYTES / MIB,
         kept_mib={tp: size / MIB for tp, size in memory.kept_bytes.items()},
         checkpoint_mib=memory.checkpoint_bytes / MIB,
         ends=memory.ends,
-        all_reduce={(int(ranks), flag == "1"): 1 / value for (ranks, flag), value in bandwidths.items()},
-        p2p={int(stages): 1 / value for (stages,), value in _numbers(files["p2p"], P2P, MOST_GB_PER_S).items()},
+        all_reduce=all_reduce,
+        p2p={stages: 1 / bandwidth for stages, _, bandwidth in entries(files["p2p"], P2P, MOST_GB_PER_S)},
         measured=_measured(files["sp_time"]) if "sp_time" in files else {},
-        overlap=number(files["overlap"], "overlap_coe", files["overlap"].data.get("overlap_coe"), 10, 1),
+        overlap=overlap(files["overlap"]),
     )
 
 
-def _source(path: str) -> Source:
-    data = read_data(path)
-    if not isinstance(data, dict):
-        raise InputError(path, "", "holds no object", "give a JSON object")
-    return Source(path, data)
-
-
-def _lines(source: Source, table: Mapping[int, Mapping[int, Times]], sequence: int) -> tuple[Line, Line]:
+def _lines(source: Source, model: Model) -> tuple[Line, Line]:
     """Of a layer and of both ends. Raises InputError."""
-    by_batch = table.get(sequence) or table[0]
+    by_batch = model.times_by_batch
     if len(by_batch) >= LEAST_BATCHES:
         batches = np.array(list(by_batch))
         layer, ends = (np.polyfit(batches, batches * np.array(ms), 1) for ms in zip(*by_batch.values(), strict=True))
         return (float(layer[0]), float(layer[1])), (float(ends[0]), float(ends[1]))
-    single = {length: found[1] for length, found in table.items() if 1 in found}
+    single = {length: times[1] for length, times in model.times.items() if 1 in times}
     if len(single) >= LEAST_SEQUENCES:
         layer, ends = (
-            np.polyval(np.polyfit(list(single), ms, degree), sequence)
+            np.polyval(np.polyfit(list(single), ms, degree), model.sequence)
             for ms, degree in zip(zip(*single.values(), strict=True), (2, 1), strict=True)
         )
         return (float(layer), 0.0), (float(ends), 0.0)
     if len(by_batch) > 1:
-        told = f"has {len(by_batch)} batches at sequence length {sequence}"
-        raise InputError(source.path, "", told, f"profile one, or {LEAST_BATCHES} or more")
+        problem = f"has {len(by_batch)} batches at sequence length {model.sequence}"
+        raise source.fail("", problem, f"profile one, or {LEAST_BATCHES} or more")
     ((layer_ms, ends_ms),) = by_batch.values()
     return (layer_ms, 0.0), (ends_ms, 0.0)
 
 
-def _numbers(source: Source, pattern: re.Pattern[str], most: float) -> dict[tuple[str, ...], float]:
-    return {
-        matched(source, pattern, key).groups(): number(source, key, value, most, SMALLEST) for key, value in source.data.items()
-    }
-
-
 def _measured(source: Source) -> dict[int, MessageTimes]:
     points: dict[int, dict[int, float]] = {}
-    for (operation, ranks, size), ms in _numbers(source, TIMES, MOST_MS).items():
-        if operation == "allreduce":
-            points.setdefault(int(ranks), {})[int(size) * MIB] = ms / 2
-    found = {}
+    for ranks, match, ms in entries(source, TIMES, MOST_MS):
+        if match["operation"] == "allreduce":
+            points.setdefault(ranks, {})[int(match["mib"]) * MIB] = ms / 2
+    measured = {}
     for count, by_bytes in points.items():
         if len(by_bytes) < 2:
-            raise InputError(source.path, f"allreduce_size_{count}", "has one message size", "give two or more")
+            raise source.fail(f"allreduce_size_{count}", "has one message size", "give two or more")
         slope, latency = np.polyfit([size / MIB for size in by_bytes], list(by_bytes.values()), 1)
-        found[count] = MessageTimes(by_bytes, (float(slope), float(latency)))
-    return found
+        measured[count] = MessageTimes(by_bytes, (float(slope), float(latency)))
+    return measured

@@ -99,30 +99,26 @@ class _Dynamic:
         """The engine's choice for layers that may take `free` MiB in all; None where there is none."""
         if free < 0:
             return None
-        fronts = self._fronts(layers, moves)
-        times = [_at(stairs, free) for stairs in fronts[-1]]
-        if all(time is None for time in times):
-            return None
-        option, choice = _first_least(times), []
-        for l in range(len(layers) - 1, 0, -1):
-            choice.append(option)
-            free -= layers[l].weights[option]
-            before = [_at(stairs, free) for stairs in fronts[l - 1]]
-            option = _first_least([None if t is None else t + int(moves[l - 1][s, option]) for s, t in enumerate(before)])
-        return [*reversed([*choice, option])]
+        choice: list[int] = []
+        for l, front in reversed(list(enumerate(self._fronts(layers, moves)))):
+            times = [(time, s) for s, stairs in enumerate(front) if (time := _at(stairs, free)) is not None]
+            if choice:
+                times = [(time + int(moves[l][s, choice[-1]]), s) for time, s in times]
+            if not times:
+                return None
+            choice.append(min(times)[1])
+            free -= layers[l].weights[choice[-1]]
+        return choice[::-1]
 
     def _fronts(self, layers: Sequence[EngineLayer], moves: Sequence[Integers]) -> list[Front]:
         key = tuple(layers), b"".join(table.tobytes() for table in moves)
         if key not in self.fronts:
-            fronts = [tuple(self._start(w, c) for w, c in zip(layers[0].weights, layers[0].times, strict=True))]
-            for layer, table in zip(layers[1:], moves, strict=True):
+            nothing = np.zeros(1, np.int64)
+            fronts: list[Front] = [((nothing, nothing),)]
+            for layer, table in zip(layers, [np.zeros((1, len(layers[0].weights)), np.int64), *moves], strict=True):
                 fronts.append(tuple(map(partial(self._next, fronts[-1], layer, table), range(len(layer.weights)))))
-            self.fronts[key] = fronts
+            self.fronts[key] = fronts[1:]
         return self.fronts[key]
-
-    def _start(self, weight: int, time: int) -> Staircase:
-        fits = weight <= self.most
-        return np.array([weight] * fits, np.int64), np.array([time] * fits, np.int64)
 
     def _next(self, front: Front, layer: EngineLayer, moves: Integers, option: int) -> Staircase:
         memory = np.concatenate([stairs[0] for stairs in front]) + layer.weights[option]
@@ -139,7 +135,3 @@ class _Dynamic:
 def _at(stairs: Staircase, free: int) -> int | None:
     step = int(np.searchsorted(stairs[0], free, side="right")) - 1
     return None if step < 0 else int(stairs[1][step])
-
-
-def _first_least(times: Sequence[int | None]) -> int:
-    return min((time, s) for s, time in enumerate(times) if time is not None)[1]
