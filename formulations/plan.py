@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
-from trainplan.formulations.layer_strategies.problem import TimeNs
+from trainplan.formulations.instances import TimeNs
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
 from trainplan.formulations.step.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy

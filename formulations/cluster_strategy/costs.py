@@ -51,8 +51,8 @@ def build(
     kinds = cluster.used_kinds
     for kind in kinds:
         if kind.name not in profile.kinds:
-            told, known = f"has no times of {kind.name}", ", ".join(profile.kinds)
-            raise InputError("profile", "costs", told, f"measure or estimate them, or give a cluster of {known}")
+            fix = f"measure or estimate them, or give a cluster of {', '.join(profile.kinds)}"
+            raise InputError("profile", "costs", f"has no times of {kind.name}", fix)
     layers = grouped_units(profile, by_unit)
     degrees = [tmp for tmp in profile.tp_degrees(cluster.devices) if cluster.devices % tmp == 0]
     numbers = {kind.name: place for place, kind in enumerate(kinds)}
@@ -94,9 +94,8 @@ def _reductions(profile: Profile, unit: ChainUnit) -> tuple[int, int]:
 
 
 def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) -> Shard:
-    held = [sum(profile.shapes[unit.sublayer].shard(tmp).parameters for unit in layer) for layer in layers]
-    gradients = _array(count * profile.parameter_bytes for count in held)
-    return Shard(gradients, _array(count * profile.state_bytes_per_parameter for count in held))
+    counts = _array(sum(profile.shapes[unit.sublayer].shard(tmp).parameters for unit in layer) for layer in layers)
+    return Shard(counts * profile.parameter_bytes, counts * profile.state_bytes_per_parameter)
 
 
 def _table(
@@ -104,17 +103,19 @@ def _table(
 ) -> LayerTable:
     strategy = Strategy((("tp", tmp),) if tmp > 1 else (), recompute)
     costs = COST_MODELS["executed"]
-    known = {unit.sublayer: unit_costs(profile, costs, unit.sublayer, strategy, mbs) for layer in layers for unit in layer}
-    held = [layer_costs([known[unit.sublayer] for unit in layer]) for layer in layers]
+    of_sublayer = {
+        unit.sublayer: unit_costs(profile, costs, unit.sublayer, strategy, mbs) for layer in layers for unit in layer
+    }
+    of_layer = [layer_costs([of_sublayer[unit.sublayer] for unit in layer]) for layer in layers]
 
     def time_ns(unit: ChainUnit, kind: str) -> int:
         return unit_work(profile, unit.sublayer, strategy, mbs, kind).compute_ns
 
     return LayerTable(
         layer_ns=np.array([[sum(time_ns(unit, kind) for unit in layer) for layer in layers] for kind in kinds], np.int64),
-        kept_bytes=_array(cost.forward_bytes for cost in held),
+        kept_bytes=_array(cost.forward_bytes for cost in of_layer),
         # The loss is one scalar of every stage: beside whichever layer needs most, it counts once.
-        workspace_bytes=_array(LOSS_BYTES + max(0, cost.backward_bytes) for cost in held),
+        workspace_bytes=_array(LOSS_BYTES + max(0, cost.backward_bytes) for cost in of_layer),
     )
 
 

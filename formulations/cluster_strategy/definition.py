@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +28,8 @@ class ClusterStrategy(Problem):
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord
+    explained_by = "trainplan.solvers.cluster.memory:explain"
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
-
-    def explain(self, instance: Instance) -> Any:
-        """Why no strategy fits, as an `Infeasibility`; None where one does."""
-        return attribute("trainplan.solvers.cluster.memory:explain")(instance)
 
     def cost_model(self, instance: Instance) -> str:
         """AMP's costs and its objective."""
@@ -42,11 +39,6 @@ class ClusterStrategy(Problem):
         """The limit of every device, where all have the same; else None."""
         limits = {instance.kinds[kind].memory_bytes for kind in instance.device_kinds}
         return limits.pop() if instance.within_memory and len(limits) == 1 else None
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        """The instance under another limit of every device."""
-        kinds = tuple(replace(kind, memory_bytes=memory_bytes) for kind in instance.kinds)
-        return replace(instance, kinds=kinds, within_memory=True)
 
     def instance(self, request: Request) -> Instance:
         """The problem of the whole cluster, with any dp. The request's options are those of `parameters`."""
@@ -85,11 +77,7 @@ class ClusterStrategy(Problem):
     def alternatives(self, instance: Instance, result: Any, top: int, seed: int) -> list[tuple[Solution, int]]:
         """The `top` fastest strategies that fit of all that the result, or AMP's Algorithm 1, lists or found (ns)."""
         amp = attribute("trainplan.solvers.core.solve:solve")(instance, "amp", seed=seed, top=top)
-        return self.best_candidates(instance, [result, amp], top)
-
-    def best_candidates(self, instance: Instance, results: Sequence[Any], top: int) -> list[tuple[Solution, int]]:
-        """The `top` fastest strategies that fit of all that some results list or found, each with its claimed time (ns)."""
-        return attribute("trainplan.solvers.cluster.amp:best_candidates")(instance, results, top)
+        return attribute("trainplan.solvers.cluster.amp:best_candidates")(instance, [result, amp], top)
 
 
 PROBLEM = ClusterStrategy()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.memory_switches.segments import Segments
 from trainplan.formulations.memory_switches.simulation import Booleans
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 from trainplan.formulations.memory_switches import costs, enumeration, problem, tables
 from trainplan.formulations.memory_switches.problem import Instance, Solution, Synchronisation
@@ -14,7 +14,6 @@ from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError, Unsuited
-from trainplan.profiling.base.plugins import attribute
 
 SYNCHRONISATION = Parameter(
     "synchronisation",
@@ -33,24 +32,13 @@ class MemorySwitches(Problem):
     name = problem.NAME
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
+    explained_by = "trainplan.solvers.switches.exact:explain"
     parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
     largest = enumeration.LARGEST_SYNCHRONISED
-
-    def explain(self, instance: Instance) -> Any:
-        """Why no solution fits; None where one does, or where that is not certain (free synchronisation of many layers)."""
-        return attribute("trainplan.solvers.switches.exact:explain")(instance)
 
     def cost_model(self, instance: Instance) -> str:
         """H3T's simulated step, and whether its segments are synchronised."""
         return f"H3T's simulated step, {'synchronised' if instance.forced else 'free'}"
-
-    def memory_bytes(self, instance: Instance) -> int:
-        """The limit of every device."""
-        return instance.memory_bytes
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        """The instance under another limit of every device."""
-        return instance.with_memory(memory_bytes)
 
     def tightest(self, instance: Instance) -> Instance | None:
         """That of synchronised steps, whose least memory is known exactly, and quickly."""

@@ -19,7 +19,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
 from trainplan.formulations.memory_switches.simulation import Booleans, SimulatedStep
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, SwitchName

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers, Timed
 from trainplan.formulations.memory_switches.switches import SWITCHES, SwitchName
 
 LANES = ("compute", "communication", "copy", "host")
@@ -54,7 +54,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Timed):
     """A simulated step.
 
     phases_ns: when forward pass, backward pass and optimizer end. memory: (time in ns, bytes held from then on), by time.
@@ -68,11 +68,6 @@ class Evaluation:
     phases_ns: tuple[int, int, int]
     timeline: tuple[Operation, ...]
     memory: tuple[tuple[int, int], ...]
-
-    @property
-    def objective(self) -> int:
-        """Nanoseconds of the step."""
-        return self.time_ns
 
 
 def simulate(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> tuple[Integers, Integers]:

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
-from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
 from trainplan.formulations.pipeline.spaces import SPACES, Space
 from trainplan.formulations.strategies import Strategy

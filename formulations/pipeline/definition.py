@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from trainplan.formulations.layer_strategies.costs import COST_MODELS
 from trainplan.formulations.layer_strategies.definition import COST_MODEL, TAKEAWAY3, strategy_runs
@@ -26,7 +25,6 @@ from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
-from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
 SCHEDULE = Parameter("schedule", str, "order of forward and backward passes", "1f1b", SCHEDULES)
@@ -37,14 +35,6 @@ class StagedProblem(Problem):
     """What the problems share whose instances are those of `pipeline`, or extend them."""
 
     home = problem
-
-    def memory_bytes(self, instance: Instance) -> int:
-        """The memory of one device."""
-        return instance.memory_bytes
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        """The instance under another limit of every device."""
-        return instance.with_memory(memory_bytes)
 
     def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
         """One for each configuration."""
@@ -79,11 +69,8 @@ class Pipeline(StagedProblem):
 
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
+    explained_by = "trainplan.solvers.pipeline.memory:explain"
     parameters = (COST_MODEL, PIPELINE, MICRO_BATCHES, SCHEDULE, SPACE, BY_UNIT, TAKEAWAY3)
-
-    def explain(self, instance: Instance) -> Any:
-        """Why no solution fits, as an `Infeasibility`; None where one does."""
-        return attribute("trainplan.solvers.pipeline.memory:explain")(instance)
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and the equation of the objective."""

@@ -23,8 +23,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag
-from trainplan.formulations.layer_strategies.problem import Bytes, Integers
-from trainplan.profiling.base.errors import InputError
+from trainplan.formulations.instances import Bytes, Integers, check_length
 from trainplan.profiling.base.files import Record
 
 COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")
@@ -36,17 +35,25 @@ Limits = Annotated[
 ]
 
 
-def stage_peak(
+def layer_peaks(
     state_bytes: Integers, held_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
-) -> tuple[int, int]:
-    """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0.
+) -> Integers:
+    """What a stage needs in the backward pass of each of its layers, (L,) bytes.
 
     The columns are (L,), of its layers in order; their meaning, and the formula, stand at the head of this file.
     """
-    by_layer = np.cumsum(kept_bytes) + work_bytes
     base = state_bytes.sum() + in_flight * held_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
-    layer = int(by_layer.argmax())
-    return int(base + by_layer[layer]), layer
+    peaks: Integers = base + np.cumsum(kept_bytes) + work_bytes
+    return peaks
+
+
+def stage_peak(
+    state_bytes: Integers, held_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
+) -> tuple[int, int]:
+    """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0."""
+    peaks = layer_peaks(state_bytes, held_bytes, kept_bytes, work_bytes, in_flight)
+    layer = int(peaks.argmax())
+    return int(peaks[layer]), layer
 
 
 class MemoryRecord(Record):
@@ -68,12 +75,6 @@ class MemoryRecord(Record):
         """No stage needs more bytes than this, with so many micro-batches in flight."""
         state, kept, workspace = (sum(getattr(self, name)) for name in COLUMNS)
         return state + in_flight * kept + workspace
-
-
-def check_length(name: str, entries: Sequence[Any], wanted: int, meaning: str) -> None:
-    """Raises InputError where a list has not the wanted number of entries, of which `meaning` says what they are."""
-    if len(entries) != wanted:
-        raise InputError("", name, f"has {len(entries)} entries", f"give {wanted}, {meaning}")
 
 
 @dataclass(frozen=True, eq=False)
