@@ -29,6 +29,11 @@ class Strategy:
     levels: tuple[tuple[Paradigm, int], ...] = ()
     ckpt: bool = False
 
+    @classmethod
+    def of(cls, *levels: tuple[Paradigm, int], ckpt: bool = False) -> Strategy:
+        """The strategy of these levels without those of degree 1."""
+        return cls(tuple(level for level in levels if level[1] > 1), ckpt)
+
     def __str__(self) -> str:
         levels = "-".join(f"{paradigm}{degree}" for paradigm, degree in self.levels) or "single"
         return levels + ("-ckpt" if self.ckpt else "")
@@ -126,13 +131,13 @@ def decision_tree(group: int, *, takeaway3: bool = True, ckpt: bool = True) -> l
     """
     if group < 1 or group & (group - 1):
         raise InputError("decision tree", "group", f"is {group}", "give a power of two, such as 8")
-    found = []
+    strategies = []
     for count in range(len(PARADIGMS) + 1):
         for order in permutations(PARADIGMS, count):
             if takeaway3 and {"dp", "sdp"} <= set(order):
                 continue
-            found += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factorisations(group, count)]
-    return found + ([Strategy(s.levels, True) for s in found] if ckpt else [])
+            strategies += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factorisations(group, count)]
+    return strategies + ([Strategy(s.levels, True) for s in strategies] if ckpt else [])
 
 
 def _factorisations(group: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -172,8 +177,8 @@ def gather_groups(before: Strategy, after: Strategy) -> Iterator[tuple[int, ...]
 
 
 def _freed_bits(before: Strategy, after: Strategy) -> list[int]:
-    held, needed = before.layout, after.layout
-    return [bit for place, bit in enumerate(held) if place >= len(needed) or needed[place] != bit]
+    available, needed = before.layout, after.layout
+    return [bit for place, bit in enumerate(available) if place >= len(needed) or needed[place] != bit]
 
 
 def rows_of(strategy: Strategy, rank: int, first: int, count: int) -> range:

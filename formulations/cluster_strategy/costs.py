@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.problem import NAME, Instance, Kind, LayerTable, Shard
-from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.memory import LOSS_BYTES
 from trainplan.formulations.work.models import COST_MODELS, layer_costs, unit_costs
 from trainplan.formulations.work.moves import moved_bytes
-from trainplan.formulations.work.units import reductions, unit_work
+from trainplan.formulations.work.units import grouped_units, layer_name, reductions, unit_work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
@@ -101,7 +100,7 @@ def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) ->
 def _table(
     profile: Profile, layers: Sequence[Sequence[ChainUnit]], kinds: Sequence[str], tmp: int, mbs: int, recompute: bool
 ) -> LayerTable:
-    strategy = Strategy((("tp", tmp),) if tmp > 1 else (), recompute)
+    strategy = Strategy.of(("tp", tmp), ckpt=recompute)
     costs = COST_MODELS["executed"]
     of_sublayer = {
         unit.sublayer: unit_costs(profile, costs, unit.sublayer, strategy, mbs) for layer in layers for unit in layer

@@ -10,10 +10,10 @@ from trainplan.formulations.cluster_strategy import costs, enumeration, problem,
 from trainplan.formulations.cluster_strategy.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord, shares_of
 from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, RECOMPUTE, Parameter
 from trainplan.formulations.pipeline.spaces import stage_powers
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Paradigm, Strategy
+from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import divisors
@@ -112,30 +112,13 @@ def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance
 def layout(instance: Instance, solution: Solution, request: Request) -> Plan:
     """The plan of a strategy: every unit alike, on the devices of its placement. Raises InputError where dp or tmp is no power
     of two, or the request has no model."""
-    model, degrees, shares = request.model, solution.degrees, shares_of(instance, solution)
-    if model is None:
-        raise InputError("command line", "--model", "is missing", "give it: a plan says what runs")
-    levels: tuple[tuple[Paradigm, int], ...] = (("dp", degrees.dp), ("tp", degrees.tmp))
-    strategy = Strategy(tuple(level for level in levels if level[1] > 1), bool(instance.provenance.get("recompute")))
-    by_layer = instance.layers == model.units[-1].layer + 1
-    layer_of = [unit.layer if by_layer else place for place, unit in enumerate(model.units)]
-    size, stages = degrees.dp * degrees.tmp, []
-    for number, (first, last) in enumerate(solution.spans(instance.layers)):
-        units = [place for place, layer in enumerate(layer_of) if first <= layer <= last]
-        ranks = list(range(number * size, (number + 1) * size))
-        stages.append(Stage(ranks=ranks, first_unit=units[0], last_unit=units[-1]))
-    in_order = list(solution.placement) == list(range(instance.devices))
-    return Plan(
-        model=model.shape(),
-        model_digest=model.digest,
-        world=instance.devices,
-        memory_bytes=request.with_reserve(0).limit_bytes,
+    degrees, shares = solution.degrees, shares_of(instance, solution)
+    strategy = Strategy.of(("dp", degrees.dp), ("tp", degrees.tmp), ckpt=bool(instance.provenance.get("recompute")))
+    even, in_order = len(set(shares)) == 1, list(solution.placement) == list(range(instance.devices))
+    return staged_plan(
+        request,
+        solution.spans(instance.layers),
+        [str(strategy)] * instance.layers,
+        Batch(global_samples=instance.batch, micro_batches=max(shares), shares=None if even else list(shares)),
         placement=None if in_order else list(solution.placement),
-        batch=Batch(
-            global_samples=instance.batch,
-            micro_batches=max(shares),
-            shares=None if len(set(shares)) == 1 else list(shares),
-        ),
-        stages=stages,
-        units=[PlannedUnit(name=unit.name, strategy=str(strategy)) for unit in model.units],
     )

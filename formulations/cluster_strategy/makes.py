@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby, islice
 
 import numpy as np
+from trainplan.formulations.cluster_strategy.classes import first_alike, matrix_tables, unchanged
 from trainplan.formulations.cluster_strategy.placed import group_layer_ns, group_sync_ns, pair_transfer_ns
 from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Instance, Solution
 from trainplan.formulations.instances import Integers
@@ -288,26 +289,18 @@ def orbits(instance: Instance) -> tuple[int, ...]:
     Exchanged, two classes must leave a matrix as it is, or the sets of devices that islands hold and nodes share; islands of
     equal links that follow one another may change places. Exchanges of a with b and with c make one of b with c.
     """
-    firsts: list[int] = []
-    for b, devices in enumerate(instance.members):
-        alike = (a for a in range(b) if firsts[a] == a and _exchangeable(instance, instance.members[a], devices))
-        firsts.append(next(alike, b))
-    return tuple(firsts)
+    members = instance.members
+    return first_alike(len(members), lambda a, b: _exchangeable(instance, members[a], members[b]))
 
 
 def _exchangeable(instance: Instance, a: list[int], b: list[int]) -> bool:
     if len(a) != len(b) or instance.device_kinds[a[0]] != instance.device_kinds[b[0]]:
         return False
+    if instance.network.matrix is not None:
+        return unchanged(matrix_tables(instance.network.matrix, instance.devices), a, b)
     count = instance.devices
     moved = np.arange(count)
     moved[a], moved[b] = b, a
-    matrix = instance.network.matrix
-    if matrix is not None:
-        tables = [np.array(matrix.bandwidth_bytes_per_s)[:count, :count]]
-        if matrix.latencies_ns is not None:
-            tables.append(np.array(matrix.latencies_ns)[:count, :count])
-        apart = ~np.eye(count, dtype=bool)
-        return all(np.array_equal(table[apart], table[moved][:, moved][apart]) for table in tables)
     levels = groupby(instance.network.islands, key=lambda island: island.model_dump(exclude={"first", "origin", "error"}))
     for _, islands in levels:
         sets = [place for island in islands for place in _sets(island, count)]

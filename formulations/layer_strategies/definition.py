@@ -7,13 +7,13 @@ from itertools import groupby, product
 from math import prod
 
 from trainplan.formulations.layer_strategies import problem
-from trainplan.formulations.layer_strategies.costs import COST_MODELS, EvenStage, build
-from trainplan.formulations.layer_strategies.plans import staged_plan
+from trainplan.formulations.layer_strategies.costs import EvenStage, build
 from trainplan.formulations.layer_strategies.problem import Instance, InstanceRecord, SolutionRecord
 from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Problem, Table
 from trainplan.formulations.request import Request
+from trainplan.formulations.work.models import COST_MODELS
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import span
 
@@ -66,8 +66,8 @@ class LayerStrategies(Problem):
             stage=stage,
             by_unit=options["by_unit"],
             takeaway3=options["takeaway3"],
-            name=f"{profile.name} on {request.place}" + (f", stage {index} of {count}" if count > 1 else ""),
-            provenance={"cluster": request.place},
+            name=f"{profile.name} on {request.cluster_name}" + (f", stage {index} of {count}" if count > 1 else ""),
+            provenance={"cluster": request.cluster_name},
         )
 
     def plan(self, instance: Instance, solution: Choice, request: Request) -> Plan:
@@ -75,13 +75,9 @@ class LayerStrategies(Problem):
         count = request.options["pipeline"] or 1
         if count > 1:
             raise InputError("command line", "--pipeline", f"is {count}", "give 1: a plan has all stages of its pipeline")
-        return staged_plan(
-            request,
-            memory_bytes=instance.memory_bytes,
-            micro_batches=request.options["micro_batches"] or 1,
-            spans=[(0, instance.layers - 1)],
-            strategies=[names[s] for names, s in zip(instance.strategies, solution, strict=True)],
-        )
+        strategies = [names[s] for names, s in zip(instance.strategies, solution, strict=True)]
+        batch = Batch(global_samples=request.samples, micro_batches=request.options["micro_batches"] or 1)
+        return staged_plan(request, [(0, instance.layers - 1)], strategies, batch)
 
     def count(self, instance: Instance) -> int:
         """The number of choices."""

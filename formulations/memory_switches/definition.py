@@ -9,7 +9,7 @@ from typing import get_args
 from trainplan.formulations.memory_switches import costs, enumeration, problem, tables
 from trainplan.formulations.memory_switches.problem import Instance, Solution, Synchronisation
 from trainplan.formulations.parameters import BY_UNIT, Parameter
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
@@ -64,28 +64,17 @@ class MemorySwitches(Problem):
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """One stage of all devices, a layer for each sub-layer; the memory is the request's, without what it sets aside."""
         model = request.described_model
-        if not model:
-            raise InputError("command line", "--model", "is missing", "give it: the profile does not say what it is of")
-        if instance.layers != len(model.units):
-            told = f"has {instance.layers} layers, and {model.name!r} {len(model.units)} sub-layers"
-            raise InputError("instance", "layers", told, f"build it with {BY_UNIT.flag}: plans decide for every sub-layer")
+        if model and instance.layers != len(model.units):
+            mismatch = f"has {instance.layers} layers, and {model.name!r} {len(model.units)} sub-layers"
+            raise InputError("instance", "layers", mismatch, f"build it with {BY_UNIT.flag}: plans decide for every sub-layer")
         world = request.origin.devices
-        return Plan(
-            model=model.shape(),
-            model_digest=model.digest,
-            world=world,
-            memory_bytes=request.with_reserve(0).limit_bytes,
-            batch=Batch(global_samples=request.samples),
+        return staged_plan(
+            request,
+            [(0, instance.layers - 1)],
+            [str(Strategy.of(("sdp", world), ckpt=chosen.ckpt)) for chosen in solution.switches],
+            Batch(global_samples=request.samples),
+            switches=[[name for name in chosen.names if name != "ckpt"] for chosen in solution.switches],
             nvlink=instance.nvlink,
-            stages=[Stage(ranks=list(range(world)), first_unit=0, last_unit=instance.layers - 1)],
-            units=[
-                PlannedUnit(
-                    name=unit.name,
-                    strategy=str(Strategy((("sdp", world),) if world > 1 else (), chosen.ckpt)),
-                    switches=[name for name in chosen.names if name != "ckpt"],
-                )
-                for unit, chosen in zip(model.units, solution.switches, strict=True)
-            ],
         )
 
     def count(self, instance: Instance) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainplan.formulations.layer_strategies.costs import COST_MODELS, CostModel
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Schedule
 from trainplan.formulations.pipeline.spaces import space, stage_powers
+from trainplan.formulations.work.models import COST_MODELS, CostModel
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.estimate import estimate_shapes

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
 from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
 from trainplan.formulations.pipeline.spaces import SPACES, Space
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.models import COST_MODELS, CostModel, UnitCosts, layer_costs, transition_ns, unit_costs
 from trainplan.formulations.work.moves import moved_bytes
+from trainplan.formulations.work.units import grouped_units, layer_name
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.costs import collective_ns

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from trainplan.formulations.layer_strategies.costs import COST_MODELS
 from trainplan.formulations.layer_strategies.definition import COST_MODEL, TAKEAWAY3, strategy_runs
-from trainplan.formulations.layer_strategies.plans import staged_plan
 from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.pipeline import problem
 from trainplan.formulations.pipeline.costs import PipelineCosts
@@ -21,10 +19,11 @@ from trainplan.formulations.pipeline.problem import (
     SolutionRecord,
 )
 from trainplan.formulations.pipeline.spaces import SPACES, micro_batch_counts, space, stage_counts
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.formulations.work.models import COST_MODELS
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
 SCHEDULE = Parameter("schedule", str, "order of forward and backward passes", "1f1b", SCHEDULES)
@@ -89,21 +88,16 @@ class Pipeline(StagedProblem):
             schedule=options["schedule"],
             stages=counts,
             micro_batches=numbers,
-            name=f"{profile.name} on {request.place}",
-            provenance={"cluster": request.place},
+            name=f"{profile.name} on {request.cluster_name}",
+            provenance={"cluster": request.cluster_name},
         )
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """The plan of a solution. Raises InputError where no model is described."""
         configuration = instance.configurations[solution.configuration]
-        return staged_plan(
-            request,
-            memory_bytes=instance.memory_bytes,
-            micro_batches=configuration.micro_batches,
-            schedule=configuration.schedule,
-            spans=solution.spans(),
-            strategies=[configuration.tables.strategies[s] for s in solution.choice],
-        )
+        strategies = [configuration.tables.strategies[s] for s in solution.choice]
+        batch = Batch(global_samples=request.samples, micro_batches=configuration.micro_batches)
+        return staged_plan(request, solution.spans(), strategies, batch, schedule=configuration.schedule)
 
     def count(self, instance: Instance) -> int:
         """The number of partitions and choices in all configurations."""

@@ -241,12 +241,6 @@ class Instance(ProblemInstance):
             digest.update(configuration.tables.digest)
         return digest.hexdigest()
 
-    def stage(self, configuration: int, stage: int, first: int, last: int, weight: int = 1) -> StageInstance:
-        """One stage, layers first to last (included), as a layer-strategies instance. weight: micro-batches that the time is
-        counted for; gradient synchronisation counts once. Options of all layers are those of the configuration."""
-        chosen = self.configurations[configuration]
-        return self.span(chosen.tables, first, last, chosen.in_flight(stage), (weight, 1))
-
     def span(self, tables: Tables, first: int, last: int, in_flight: int, weight: tuple[int, int]) -> StageInstance:
         """A span of layers under some tables, as a layer-strategies instance that minimises p (T - G) + q G; weight: (p, q)."""
         p, q = weight

@@ -12,7 +12,7 @@ from trainplan.formulations.pipeline_partition.costs import build
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees, degrees_of, possible_degrees
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.pipeline_partition.tables import stage_tables
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.cutting import Cutting
@@ -77,8 +77,8 @@ class PipelinePartition(Cutting):
                 depth,
                 memory_bytes=None if options["ignore_memory"] else request.limit_bytes,
                 recompute=options["recompute"],
-                name=f"{profile.name} on {request.place}, {depth.pp} stages",
-                provenance={"cluster": request.place},
+                name=f"{profile.name} on {request.cluster_name}, {depth.pp} stages",
+                provenance={"cluster": request.cluster_name},
             )
             for depth in degrees
         ]
@@ -92,27 +92,15 @@ class PipelinePartition(Cutting):
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """The plan of a solution; of an instance with whole layers, too. Raises InputError where the request has no model."""
-        if (model := request.model) is None:
-            raise InputError("command line", "--model", "is missing", "give it: a plan names the units of a model")
-        source, units = instance.provenance, model.units
+        source = instance.provenance
         degrees = PipelineDegrees(instance.stages, source["dp"], source["tp"], instance.micro_batches)
-        strategy, size = str(degrees.strategy(source["recompute"])), degrees.stage_size
-        cuts = solution.cuts
-        if instance.sublayers < len(units):
-            firsts = {unit.layer: place for place, unit in reversed(list(enumerate(units)))}
-            cuts = tuple(firsts[int(instance.layers[cut])] for cut in cuts)
-        return Plan(
-            model=model.shape(),
-            model_digest=model.digest,
+        return staged_plan(
+            request,
+            solution.spans(instance.sublayers),
+            [str(degrees.strategy(source["recompute"]))] * instance.sublayers,
+            Batch(global_samples=request.samples, micro_batches=instance.micro_batches),
             world=degrees.devices,
-            memory_bytes=request.limit_bytes + request.reserve_bytes,
-            batch=Batch(global_samples=request.samples, micro_batches=instance.micro_batches),
             sliced=solution.sliced,
-            stages=[
-                Stage(ranks=list(range(x * size, (x + 1) * size)), first_unit=first, last_unit=last)
-                for x, (first, last) in enumerate(Solution(cuts).spans(len(units)))
-            ],
-            units=[PlannedUnit(name=unit.name, strategy=strategy) for unit in units],
         )
 
     # For people

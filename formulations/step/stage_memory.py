@@ -3,14 +3,14 @@
 A stage with n micro-batches in flight peaks in the backward pass of some layer l of the oldest of them: the others hold
 whatever a micro-batch holds, the oldest no longer the activations of the layers after l,
 
-    peak = sum state + n sum held + (n - 1) sum kept + max_l ( sum_{k <= l} kept_k + work_l )              `stage_peak`
+    peak = sum state + n sum carried + (n - 1) sum kept + max_l ( sum_{k <= l} kept_k + work_l )              `stage_peak`
 
-over the layers (or sub-layers) of the stage, in bytes: `state`, model states; `held` and `kept`, what a micro-batch keeps from
-its forward pass to its backward pass, `held` for as long as it is in flight, `kept` until the layer's own backward pass, so
-that it is stacked; `work`, what the layer's own computation adds for its duration. Both columns are there because two models of
-papers are special cases of this one:
+over the layers (or sub-layers) of the stage, in bytes: `state`, model states; `carried` and `kept`, what a micro-batch keeps
+from its forward pass to its backward pass, `carried` for as long as it is in flight, `kept` until the layer's own backward
+pass, so that it is stacked; `work`, what the layer's own computation adds for its duration. Both columns are there because two
+models of papers are special cases of this one:
 
-    held = 0              Galvatron's Eq. 2, of one stage alone with n = 1 (layer-strategies, pipeline)
+    carried = 0           Galvatron's Eq. 2, of one stage alone with n = 1 (layer-strategies, pipeline)
     kept = 0              AutoPipe's and AMP's sum and largest workspace, which `Memory` states:
                           sum O_ms(l) + n_i sum O_f(l) + max O_w(l) <= E_i
 """
@@ -36,22 +36,22 @@ Limits = Annotated[
 
 
 def layer_peaks(
-    state_bytes: Integers, held_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
+    state_bytes: Integers, carried_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
 ) -> Integers:
     """What a stage needs in the backward pass of each of its layers, (L,) bytes.
 
     The columns are (L,), of its layers in order; their meaning, and the formula, stand at the head of this file.
     """
-    base = state_bytes.sum() + in_flight * held_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
+    base = state_bytes.sum() + in_flight * carried_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
     peaks: Integers = base + np.cumsum(kept_bytes) + work_bytes
     return peaks
 
 
 def stage_peak(
-    state_bytes: Integers, held_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
+    state_bytes: Integers, carried_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
 ) -> tuple[int, int]:
     """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0."""
-    peaks = layer_peaks(state_bytes, held_bytes, kept_bytes, work_bytes, in_flight)
+    peaks = layer_peaks(state_bytes, carried_bytes, kept_bytes, work_bytes, in_flight)
     layer = int(peaks.argmax())
     return int(peaks[layer]), layer
 
@@ -82,7 +82,7 @@ class Memory:
     """What stages need by sum and largest workspace: `stage_peak` where nothing is stacked.
 
     limit_bytes: of each of the k stages. state_bytes, kept_bytes, workspace_bytes: of each of the L layers; `kept_bytes`, named
-    by the file format, is the column `held` of the one model: what a micro-batch holds for as long as it is in flight.
+    by the file format, is the column `carried` of the one model: what a micro-batch holds for as long as it is in flight.
     """
 
     limit_bytes: Integers
@@ -114,8 +114,10 @@ class Memory:
     def stage_peak(self, first: int, end: int, in_flight: int) -> tuple[int, int]:
         """The peak of a stage with the layers first .. end - 1, in bytes, and the layer in whose backward pass it is."""
         stage = slice(first, end)
-        held = self.kept_bytes[stage]
-        peak, layer = stage_peak(self.state_bytes[stage], held, np.zeros_like(held), self.workspace_bytes[stage], in_flight)
+        carried = self.kept_bytes[stage]
+        peak, layer = stage_peak(
+            self.state_bytes[stage], carried, np.zeros_like(carried), self.workspace_bytes[stage], in_flight
+        )
         return peak, first + layer
 
     def peak_bytes(self, first: int, end: int, in_flight: int) -> int:

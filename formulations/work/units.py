@@ -22,6 +22,7 @@ Collectives are those of the first device's groups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Generic, TypeVar
@@ -30,7 +31,7 @@ from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.formulations.work.moves import tied_ns
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.profiles import Profile, SublayerShape
+from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape
 
 Ns = TypeVar("Ns", int, float)
 
@@ -111,6 +112,21 @@ def exact_work(
         tied_ns=tied_ns(profile, strategy.group) if shape.kind == "embedding" else 0.0,
         optimizer_ns=part * profile.optimizer_ns_per_parameter.value,
     )
+
+
+def grouped_units(profile: Profile, by_unit: bool = False) -> list[list[ChainUnit]]:
+    """The chain's units by planner's layer; by_unit: every sub-layer is a layer of its own."""
+    layers: list[list[ChainUnit]] = []
+    for unit in profile.units:
+        if by_unit or not layers or layers[-1][-1].layer != unit.layer:
+            layers.append([])
+        layers[-1].append(unit)
+    return layers
+
+
+def layer_name(layer: Sequence[ChainUnit]) -> str:
+    """The unit's name, or what those of several units begin with."""
+    return layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0]
 
 
 @cache
