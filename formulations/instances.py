@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record
 
@@ -21,6 +21,11 @@ Integers = NDArray[np.int64]
 # Limits that keep every sum of 10,000 layers within 64 bits.
 TimeNs = Annotated[int, Field(ge=0, le=10**14, description="nanoseconds")]
 Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
+Entry = TypeVar("Entry")
+OneOrEach = Annotated[
+    Annotated[Entry, Tag("list[one]")] | Annotated[list[Entry], Tag("list[each]")],
+    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
+]
 LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 
 
@@ -36,6 +41,11 @@ class InstanceFile(Record):
     def labels(self) -> dict[str, Any]:
         """The instance's name and provenance, empty where the file has none."""
         return {"name": self.name or "", "provenance": self.provenance or {}}
+
+    def tuples(self, names: Iterable[str]) -> dict[str, Any]:
+        """Fields of the file as instances have them: lists as tuples."""
+        fields = {name: getattr(self, name) for name in names}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,6 +69,12 @@ class ProblemInstance(ABC):
         """What the instance's file begins with."""
         return {"problem": self.problem, "version": 1, "name": self.name, "provenance": self.provenance}
 
+    def lists(self, names: Iterable[str]) -> dict[str, Any]:
+        """Fields of the instance as files have them: arrays and tuples as lists."""
+        fields = {name: getattr(self, name) for name in names}
+        whole = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in whole.items()}
+
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
@@ -71,7 +87,7 @@ class ProblemInstance(ABC):
 
     def with_memory(self, memory_bytes: int) -> Self:
         """The same instance under another memory limit of every device."""
-        return replace(self, memory_bytes=memory_bytes)
+        return replace(self, memory_bytes=memory_bytes)  # type: ignore[call-arg]  # others have a method of their own
 
 
 class Timed:

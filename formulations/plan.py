@@ -344,7 +344,7 @@ def staged_plan(
     batch: Batch,
     *,
     world: int | None = None,
-    switches: Sequence[list[str]] | None = None,
+    switches: Sequence[list[UnitSwitch]] | None = None,
     **fields: Any,
 ) -> Plan:
     """The plan of the request's model with stages of equal size in order of ranks, without prediction and claim.
@@ -372,7 +372,7 @@ def staged_plan(
         batch=batch,
         stages=stages,
         units=[
-            PlannedUnit(name=unit.name, strategy=strategies[layer], switches=switches and switches[layer])
+            PlannedUnit(name=unit.name, strategy=strategies[layer], switches=switches[layer] if switches else None)
             for unit, layer in zip(model.units, layer_of, strict=True)
         ],
         **fields,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import combinations, pairwise, permutations
 from math import prod
 from typing import Literal, get_args
 
@@ -142,15 +142,11 @@ def decision_tree(group: int, *, takeaway3: bool = True, ckpt: bool = True) -> l
 
 def _factorisations(group: int, count: int) -> Iterator[tuple[int, ...]]:
     """Ordered factorisations of a power of two into `count` factors of at least 2."""
-    if count == 0:
-        if group == 1:
-            yield ()
-        return
-    first = 2
-    while first <= group:
-        for rest in _factorisations(group // first, count - 1):
-            yield (first, *rest)
-        first *= 2
+    bits = group.bit_length() - 1
+    if count == 0 and bits == 0:
+        yield ()
+    for cuts in combinations(range(1, bits), count - 1) if 0 < count <= bits else ():
+        yield tuple(1 << end - begin for begin, end in pairwise((0, *cuts, bits)))
 
 
 def gather_ranks(before: Strategy, after: Strategy, rank: int) -> tuple[int, ...]:

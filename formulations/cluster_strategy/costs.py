@@ -34,18 +34,17 @@ def build(
     batch: int,
     *,
     memory_bytes: int | None = None,
+    reserve_bytes: int = 0,
     recompute: bool = False,
     by_unit: bool = False,
     uneven_shares: bool = False,
     within_memory: bool = True,
-    powers_of_two: bool = False,
-    name: str | None = None,
-    provenance: dict[str, Any] | None = None,
 ) -> Instance:
     """The problem of one batch. profile: with the costs of all `shapes_of_strategies`, by kind of device.
 
-    memory_bytes: of every device (default: as the cluster says). recompute: every layer keeps its input only, and repeats its
-    forward pass. Raises InputError where the profile lacks a kind of device or a shape.
+    memory_bytes: of every device (default: as the cluster says); reserve_bytes: how much less of it there is. recompute: every
+    layer keeps its input only, and repeats its forward pass. Raises InputError where the profile lacks a kind of device or a
+    shape.
     """
     kinds = cluster.used_kinds
     for kind in kinds:
@@ -59,7 +58,7 @@ def build(
     return Instance(
         batch=batch,
         layer_names=tuple(map(layer_name, layers)),
-        kinds=tuple(Kind(kind.name, memory_bytes or kind.memory_bytes) for kind in kinds),
+        kinds=tuple(Kind(kind.name, max(1, (memory_bytes or kind.memory_bytes) - reserve_bytes)) for kind in kinds),
         device_kinds=tuple(numbers[kind] for kind in cluster.device_kinds),
         network=cluster.network,
         reductions=_array(sum(count for count, _ in layer) for layer in reduced),
@@ -72,15 +71,13 @@ def build(
         },
         uneven_shares=uneven_shares,
         within_memory=within_memory,
-        powers_of_two=powers_of_two,
-        name=name or f"{profile.name} on {cluster.name}" if profile.name else NAME,
+        name=f"{profile.name} on {cluster.name}" if profile.name else NAME,
         provenance={
             "model": profile.model or {"name": profile.name},
             "cluster": cluster.name,
             "profile": profile.origin,
             "batch": batch,
             "recompute": recompute,
-            **(provenance or {}),
         },
     )
 

@@ -93,19 +93,16 @@ def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance
     if request.model is None and request.profile is None:
         raise InputError("command line", "--model", "is missing", "give it, or a --profile")
     profile = request.profile_for(divisors(request.samples), stage_powers(request.cluster.devices))
-    whole = costs.build(
+    return costs.build(
         profile,
         request.cluster,
         request.samples,
         memory_bytes=request.memory_bytes,
+        reserve_bytes=request.reserve_bytes,
         recompute=bool(request.options.get(RECOMPUTE.name)),
         by_unit=bool(request.options.get(BY_UNIT.name)),
         uneven_shares=uneven_shares,
         within_memory=not request.options.get(IGNORE_MEMORY.name),
-    )
-    return replace(
-        whole,
-        kinds=tuple(replace(kind, memory_bytes=max(1, kind.memory_bytes - request.reserve_bytes)) for kind in whole.kinds),
     )
 
 

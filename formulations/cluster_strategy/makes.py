@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby, islice
 
 import numpy as np
@@ -60,19 +60,14 @@ class Case:
         assert rest == 0
         return (even,)
 
-    @property
-    def members(self) -> list[list[int]]:
-        """Devices of every class."""
-        return self.instance.members
-
     @cached_property
     def counts(self) -> Make:
         """The number of devices of every class."""
-        return tuple(map(len, self.members))
+        return tuple(map(len, self.instance.members))
 
     def devices(self, make: Make) -> tuple[int, ...]:
         """Some group of devices of a make."""
-        return tuple(device for members, taken in zip(self.members, make, strict=True) for device in members[:taken])
+        return tuple(device for members, taken in zip(self.instance.members, make, strict=True) for device in members[:taken])
 
     @property
     def statable(self) -> bool:
@@ -137,12 +132,12 @@ class Case:
 
     @cached_property
     def _linked(self) -> tuple[Integers, Integers]:
-        count = len(self.members)
+        count = len(self.instance.members)
         number = np.full((count, count), -1, np.int64)
         links: dict[bytes, tuple[int, Integers]] = {}
         for a in range(count):
             for b in range(a, count):
-                pair = (self.members[a][0], self.members[b][-1])
+                pair = (self.instance.members[a][0], self.instance.members[b][-1])
                 if pair[0] == pair[1]:
                     continue
                 row = pair_transfer_ns(self.instance, self.degrees, pair)
@@ -244,11 +239,8 @@ class Case:
     def excesses(self) -> Iterator[tuple[int, list[tuple[int, int]], list[int], list[int]]]:
         """Stage, spans, profiles and shares, of which no three may be chosen together: they exceed the memory."""
         for j in range(self.degrees.pp if self.instance.within_memory else 0):
-            by_depth: dict[int, list[int]] = {}
-            for share in self.share_choices:
-                by_depth.setdefault(self.in_flight(share, j), []).append(share)
-            for ahead, shares in by_depth.items():
-                peaks = self.peak_bytes(ahead)
+            for ahead, run in groupby(self.share_choices, key=partial(self.in_flight, stage=j)):
+                peaks, shares = self.peak_bytes(ahead), list(run)
                 for limit in sorted(set(self.limits_bytes)):
                     if over := [span for span in self.spans(j) if peaks[span] > limit]:
                         yield j, over, [f for f, other in enumerate(self.limits_bytes) if other == limit], shares

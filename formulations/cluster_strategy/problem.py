@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -41,6 +41,8 @@ from trainplan.profiling.costs import collective_ns
 
 NAME = "cluster-strategy"
 LARGEST = 2**53
+ARRAYS = ("reductions", "reduced_bytes", "boundary_bytes")
+FLAGS = ("uneven_shares", "within_memory", "powers_of_two")
 
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Degree = Annotated[int, Field(ge=1, le=2**20)]
@@ -297,26 +299,14 @@ class Instance(ProblemInstance):
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
-        runs: list[dict[str, int]] = []
-        for kind in self.device_kinds:
-            if not runs or runs[-1]["kind"] != kind:
-                runs.append({"kind": kind, "count": 0})
-            runs[-1]["count"] += 1
         return {
             **self.header,
-            "batch": self.batch,
-            "layer_names": list(self.layer_names),
+            **self.lists(("batch", *ARRAYS, *FLAGS, "layer_names")),
             "kinds": [asdict(kind) for kind in self.kinds],
-            "devices": runs,
+            "devices": [{"kind": kind, "count": len(list(run))} for kind, run in groupby(self.device_kinds)],
             "network": self.network.model_dump(exclude_none=True),
-            "reductions": self.reductions.tolist(),
-            "reduced_bytes": self.reduced_bytes.tolist(),
-            "boundary_bytes": self.boundary_bytes.tolist(),
             "shards": [{"tmp": tmp, **_lists(shard)} for tmp, shard in self.shards.items()],
             "tables": [{"tmp": tmp, "mbs": mbs, **_lists(table)} for (tmp, mbs), table in self.tables.items()],
-            "uneven_shares": self.uneven_shares,
-            "within_memory": self.within_memory,
-            "powers_of_two": self.powers_of_two,
         }
 
 
@@ -378,7 +368,7 @@ def load(source: Source, where: str = "instance") -> Instance:
     """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
     record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
 
-    def array(values: Any) -> Integers:
+    def array(values: Any) -> Any:
         return np.array(values, np.int64)
 
     return Instance(
@@ -387,16 +377,12 @@ def load(source: Source, where: str = "instance") -> Instance:
         kinds=tuple(Kind(kind.name, kind.memory_bytes) for kind in record.kinds),
         device_kinds=tuple(run.kind for run in record.devices for _ in range(run.count)),
         network=record.network,
-        reductions=array(record.reductions),
-        reduced_bytes=array(record.reduced_bytes),
-        boundary_bytes=array(record.boundary_bytes),
+        **{name: array(getattr(record, name)) for name in ARRAYS},
         shards={s.tmp: Shard(array(s.gradient_bytes), array(s.state_bytes)) for s in record.shards},
         tables={
             (t.tmp, t.mbs): LayerTable(array(t.layer_ns), array(t.kept_bytes), array(t.workspace_bytes)) for t in record.tables
         },
-        uneven_shares=record.uneven_shares,
-        within_memory=record.within_memory,
-        powers_of_two=record.powers_of_two,
+        **record.tuples(FLAGS),
         **record.labels,
     )
 
@@ -447,10 +433,9 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def shares_of(instance: Instance, solution: Solution) -> tuple[int, ...]:
-    """gas_i of every pipeline, as given or even. Raises ValueError where the batch cannot be shared out evenly."""
+    """gas_i of every pipeline of a solution of the instance, its own or even ones."""
     shares = solution.shares or instance.even_shares(solution.degrees.dp, solution.degrees.mbs)
-    if shares is None:
-        raise ValueError(f"the batch of {instance.batch} cannot be shared out evenly")
+    assert shares is not None, "a solution without shares has even ones"
     return shares
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, describe
 from trainplan.formulations.problem import Table
@@ -46,11 +47,7 @@ def _shares(shares: Sequence[int]) -> str:
 
 def _runs(numbers: Sequence[int]) -> str:
     """Ascending numbers, consecutive ones as a run."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    places = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in places]
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(shown if len(shown) <= MOST_RUNS else [*shown[:MOST_RUNS], "..."])

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainplan.formulations.layer_strategies.problem import Instance, load
 from trainplan.formulations.pipeline.costs import PipelineCosts
-from trainplan.formulations.pipeline.spaces import SPACES
+from trainplan.formulations.pipeline.spaces import SPACES, micro_batch_counts
 from trainplan.formulations.step.schedules import most_in_flight
 from trainplan.formulations.work.models import COST_MODELS, CostModel
 from trainplan.profiling.base.errors import InputError
@@ -32,10 +32,8 @@ class EvenStage:
 
     def samples(self, batch: int) -> int:
         """Samples of a micro-batch. Raises InputError."""
-        if batch < 1 or self.micro_batches < 1 or batch % self.micro_batches:
-            problem = f"is {batch} in {self.micro_batches} micro-batches"
-            raise InputError("command line", "--batch", problem, "give a multiple of --micro-batches")
-        return batch // self.micro_batches
+        [micro_batches] = micro_batch_counts(batch, self.micro_batches)
+        return batch // micro_batches
 
     def span(self, profile: Profile, by_unit: bool) -> tuple[int, int]:
         """First and last layer of this stage, or sub-layer; the embedding goes with the first block, the head with the last."""

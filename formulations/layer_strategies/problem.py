@@ -162,7 +162,7 @@ def load(source: Source, where: str = "instance") -> Instance:
     """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
     record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
 
-    def column(name: str) -> tuple[Integers, ...]:
+    def column(name: str) -> Any:
         return tuple(np.array([getattr(o, name) for o in layer.options], np.int64) for layer in record.layers)
 
     return Instance(

@@ -63,8 +63,6 @@ def build(
     synchronisation: Synchronisation = "forced",
     offload_needs_ckpt: bool = True,
     by_unit: bool = True,
-    name: str | None = None,
-    provenance: dict[str, Any] | None = None,
 ) -> Instance:
     """The instance of a step of `batch` samples over all devices of the profile.
 
@@ -84,14 +82,13 @@ def build(
         {
             "problem": NAME,
             "version": 1,
-            "name": name or f"{profile.name} on {profile.devices} devices of {profile.cluster}",
+            "name": f"{profile.name} on {profile.cluster}",
             "provenance": {
                 "model": profile.model or {"name": profile.name},
                 "profile": profile.origin,
                 "cluster": profile.cluster,
                 "devices": profile.devices,
                 "batch": batch,
-                **(provenance or {}),
             },
             "nvlink": not host.shares_bus,
             "synchronisation": synchronisation,

@@ -34,7 +34,6 @@ class MemorySwitches(Problem):
     solution_record = problem.SolutionRecord
     explained_by = "trainplan.solvers.switches.exact:explain"
     parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
-    largest = enumeration.LARGEST_SYNCHRONISED
 
     def cost_model(self, instance: Instance) -> str:
         """H3T's simulated step, and whether its segments are synchronised."""
@@ -114,7 +113,6 @@ def _built(request: Request, by_unit: bool) -> Instance:
         synchronisation=request.options["synchronisation"],
         offload_needs_ckpt=not request.options["paper_combinations"],
         by_unit=by_unit,
-        name=f"{profile.name} on {profile.cluster}",
     )
 
 

@@ -110,6 +110,7 @@ class SolutionRecord(Record):
         return self
 
 
+SETTINGS = ("nvlink", "synchronisation", "offload_needs_ckpt", "memory_bytes")
 COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
 
 
@@ -165,10 +166,7 @@ class Instance(ProblemInstance):
         names = [{"name": self.layer_names[i]} if self.layer_names else {} for i in range(self.layers)]
         return {
             **self.header,
-            "nvlink": self.nvlink,
-            "synchronisation": self.synchronisation,
-            "offload_needs_ckpt": self.offload_needs_ckpt,
-            "memory_bytes": self.memory_bytes,
+            **self.lists(SETTINGS),
             "layers": [named | row for named, row in zip(names, rows, strict=True)],
         }
 
@@ -191,11 +189,8 @@ def load(source: Source, where: str = "instance") -> Instance:
     columns = {name: np.array([getattr(layer, name) for layer in record.layers], np.int64) for name in COLUMNS}
     named = any(layer.name for layer in record.layers)
     return Instance(
-        nvlink=record.nvlink,
-        synchronisation=record.synchronisation,
-        memory_bytes=record.memory_bytes,
         columns=columns,
-        offload_needs_ckpt=record.offload_needs_ckpt,
+        **record.tuples(SETTINGS),
         layer_names=tuple(layer.name or f"layer {i}" for i, layer in enumerate(record.layers)) if named else (),
         **record.labels,
     )

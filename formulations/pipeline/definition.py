@@ -11,13 +11,7 @@ from trainplan.formulations.pipeline import problem
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
 from trainplan.formulations.pipeline.layouts import least_ns, parts
-from trainplan.formulations.pipeline.problem import (
-    SCHEDULES,
-    Instance,
-    InstanceRecord,
-    Solution,
-    SolutionRecord,
-)
+from trainplan.formulations.pipeline.problem import SCHEDULES, Instance, InstanceRecord, Solution, SolutionRecord
 from trainplan.formulations.pipeline.spaces import SPACES, micro_batch_counts, space, stage_counts
 from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table

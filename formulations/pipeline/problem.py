@@ -168,6 +168,7 @@ class Tables:
         return Tables(strategies=names, transitions_ns=self.transitions_ns[:, o][:, :, o], **columns)
 
 
+COMMON = ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "boundary_kinds")
 COLUMNS = ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes")
 
 
@@ -268,12 +269,7 @@ class Instance(ProblemInstance):
         """The instance in its file format."""
         return {
             **self.header,
-            "devices": self.devices,
-            "memory_bytes": self.memory_bytes,
-            "batch": self.batch,
-            "layer_names": list(self.layer_names),
-            "layer_kinds": list(self.layer_kinds),
-            "boundary_kinds": list(self.boundary_kinds),
+            **self.lists(COMMON),
             "configurations": [configuration.to_dict() for configuration in self.configurations],
         }
 
@@ -364,15 +360,7 @@ def tables_of(record: ConfigurationRecord) -> Tables:
 
 def common_fields(record: InstanceRecord) -> dict[str, Any]:
     """The fields of an instance in a file, but its configurations."""
-    return {
-        "devices": record.devices,
-        "memory_bytes": record.memory_bytes,
-        "batch": record.batch,
-        "layer_names": tuple(record.layer_names),
-        "layer_kinds": tuple(record.layer_kinds),
-        "boundary_kinds": tuple(record.boundary_kinds),
-        **record.labels,
-    }
+    return record.tuples(COMMON) | record.labels
 
 
 def load_solution(source: Source) -> Solution:

@@ -27,8 +27,8 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Discriminator, Field, Tag, model_validator
-from trainplan.formulations.instances import Integers, Timed, TimeNs, check_length
+from pydantic import Field, model_validator
+from trainplan.formulations.instances import Integers, OneOrEach, TimeNs, check_length
 from trainplan.formulations.step.chains import Chain, ChainFile, Cuts
 from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.recurrences import iteration_ns
@@ -41,11 +41,6 @@ from trainplan.profiling.base.quantities import span
 NAME = "pipeline-partition"
 LARGEST_STEP = 100_000  # stages x micro-batches: every pass is simulated
 
-Transfer = Annotated[
-    Annotated[TimeNs, Tag("list[one]")] | Annotated[list[TimeNs], Tag("list[each]")],
-    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
-]
-
 
 class InstanceRecord(ChainFile):
     """The file format of a pipeline-partition instance, version 1."""
@@ -54,7 +49,7 @@ class InstanceRecord(ChainFile):
     micro_batches: Annotated[int, Field(ge=1, le=10**5)]
     forward_ns: Annotated[list[TimeNs], Field(description="forward pass of each sub-layer, one micro-batch")]
     backward_ns: Annotated[list[TimeNs], Field(description="backward pass of each, recomputation included")]
-    transfer_ns: Annotated[Transfer, Field(description="Comm: of a message between two stages, or one for each cut")]
+    transfer_ns: Annotated[OneOrEach[TimeNs], Field(description="Comm: of a message between two stages, or one for each cut")]
     names: Annotated[list[str] | None, Field(description="of the sub-layers")] = None
     layers: Annotated[
         list[Annotated[int, Field(ge=0)]] | None,
@@ -210,7 +205,7 @@ class PartitionStage:
 
 
 @dataclass(frozen=True)
-class Evaluation(Timed):
+class Evaluation:
     """What a solution costs. syncs_ns: what every stage adds to the end of the step."""
 
     micro_batches: int
@@ -223,6 +218,11 @@ class Evaluation(Timed):
     def time_ns(self) -> int:
         """The simulated iteration: by the recurrences, or of sliced micro-batches by the event simulation."""
         return self.timeline.time_ns if self.sliced else iteration_ns(self.work, self.micro_batches)
+
+    @property
+    def objective(self) -> int:
+        """The simulated iteration, in ns."""
+        return self.time_ns
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trainplan.formulations.cluster_strategy.definition import layout, strategy_instance
 from trainplan.formulations.cluster_strategy.problem import Degrees
 from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
@@ -26,14 +24,8 @@ class StageAssignment(Cutting):
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord
-    parameters = (
-        replace(PIPELINE, default=1),
-        replace(MICRO_BATCHES, default=1),
-        replace(TP, default=1),
-        RECOMPUTE,
-        IGNORE_MEMORY,
-        BY_UNIT,
-    )
+    degrees = (PIPELINE.with_default(1), MICRO_BATCHES.with_default(1), TP.with_default(1))
+    parameters = (*degrees, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
     sizes = ("layers", "stages")
 
     def cost_model(self, instance: Instance) -> str:
@@ -42,8 +34,7 @@ class StageAssignment(Cutting):
 
     def instance(self, request: Request) -> Instance:
         """Of `pipeline` stages of `tp` devices, with `micro_batches` micro-batches a pipeline, on devices in order."""
-        numbers = (int(request.options.get(name) or 1) for name in (PIPELINE.name, MICRO_BATCHES.name, TP.name))
-        return assignment_instance(strategy_instance(request), *numbers)
+        return assignment_instance(strategy_instance(request), *(request.options[degree.name] for degree in self.degrees))
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """Raises InputError where dp or tmp is no power of two, or the request has no model."""

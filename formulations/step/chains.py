@@ -85,8 +85,7 @@ class Chain(ProblemInstance):
         if self.memory is None:
             fix = "give what each layer needs, or build it without --ignore-memory"
             raise InputError("instance", "memory", "is missing", fix)
-        limits = np.full(self.stages, memory_bytes, np.int64)
-        return replace(self, memory=replace(self.memory, limit_bytes=limits))
+        return replace(self, memory=self.memory.with_limits(np.full(self.stages, memory_bytes, np.int64)))
 
     def misplaced(self, cuts: Sequence[int]) -> list[str]:
         """Why these are no cuts of the chain, in words; empty where they are."""

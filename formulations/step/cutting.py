@@ -12,7 +12,10 @@ from trainplan.formulations.step.chains import Chain
 
 
 class Cutting(Problem):
-    """A problem with instances that are chains. sizes: the attributes of an instance that tell its size."""
+    """A problem with instances that are chains.
+
+    home: also has the class `Solution` of its cuts. sizes: the attributes of an instance that tell its size.
+    """
 
     explained_by = "trainplan.solvers.assignment.memory:explain"
     sizes: ClassVar[tuple[str, ...]]

@@ -22,17 +22,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Discriminator, Field, Tag
-from trainplan.formulations.instances import Bytes, Integers, check_length
+from pydantic import Field
+from trainplan.formulations.instances import Bytes, Integers, OneOrEach, check_length
 from trainplan.profiling.base.files import Record
 
 COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")
 
 Limit = Annotated[int, Field(gt=0, le=2**48)]
-Limits = Annotated[
-    Annotated[Limit, Tag("list[one]")] | Annotated[list[Limit], Tag("list[each]")],
-    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
-]
 
 
 def layer_peaks(
@@ -59,7 +55,7 @@ def stage_peak(
 class MemoryRecord(Record):
     """What the layers need, and what the devices have, in a file."""
 
-    limit_bytes: Annotated[Limits, Field(description="E: of every stage's device, or a list with one for each stage")]
+    limit_bytes: Annotated[OneOrEach[Limit], Field(description="E: of every stage's device, or a list with one for each stage")]
     state_bytes: Annotated[list[Bytes], Field(description="O_ms: parameters, gradients, optimizer states of each layer")]
     kept_bytes: Annotated[list[Bytes], Field(description="O_f: kept for one micro-batch until its backward pass")]
     workspace_bytes: Annotated[list[Bytes], Field(description="O_w: held while the layer itself is computed")]

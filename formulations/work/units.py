@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import groupby
 from typing import Generic, TypeVar
 
 from trainplan.formulations.strategies import Paradigm, Strategy
@@ -116,12 +117,9 @@ def exact_work(
 
 def grouped_units(profile: Profile, by_unit: bool = False) -> list[list[ChainUnit]]:
     """The chain's units by planner's layer; by_unit: every sub-layer is a layer of its own."""
-    layers: list[list[ChainUnit]] = []
-    for unit in profile.units:
-        if by_unit or not layers or layers[-1][-1].layer != unit.layer:
-            layers.append([])
-        layers[-1].append(unit)
-    return layers
+    if by_unit:
+        return [[unit] for unit in profile.units]
+    return [list(layer) for _, layer in groupby(profile.units, key=lambda unit: unit.layer)]
 
 
 def layer_name(layer: Sequence[ChainUnit]) -> str:
