@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
-from trainplan.formulations.instances import TimeNs
+from trainplan.formulations.instances import TimeNs, check_length
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule, most_sliced
@@ -153,49 +153,35 @@ class Plan(Record):
     def _consistent(self) -> Plan:
         model = self.planned_model()
         if model.digest != self.model_digest:
-            raise InputError(
-                "",
-                "model_digest",
-                f"is {self.model_digest!r}",
-                f"the model given here is {model.digest!r}: plan for it",
-            )
+            fix = f"the model given here is {model.digest!r}: plan for it"
+            raise InputError("", "model_digest", f"is {self.model_digest!r}", fix)
         names = [unit.name for unit in model.units]
-        if len(self.units) != len(names):
-            raise InputError("", "units", f"has {len(self.units)} items", f"give the model's {len(names)} units")
+        check_length("units", self.units, len(names), "the units of the model", "items")
         self._check_stages(len(names))
         self._check_placement()
         samples, parts, even = self.batch.global_samples, self.batch.micro_batches, self.batch.shares is None
         if even and samples % parts:
             raise InputError("", "batch.micro_batches", f"is {parts}", f"give a divisor of global_samples = {samples}")
         for position, (unit, name) in enumerate(zip(self.units, names, strict=True)):
-            field = f"units[{position}]"
             if unit.name != name:
-                raise InputError("", f"{field}.name", f"is {unit.name!r}", f"give {name!r}")
-            strategy = parse_strategy(unit.strategy, "", f"{field}.strategy", self.stage_size)
+                raise InputError("", f"units[{position}].name", f"is {unit.name!r}", f"give {name!r}")
+            field, problem = f"units[{position}].strategy", f"is {unit.strategy!r}"
+            strategy = parse_strategy(unit.strategy, "", field, self.stage_size)
             part, tp = model.units[position].sublayer, strategy.degree("tp")
             if not part.splits_into(tp):
                 works = max(t for t in range(1, tp) if part.splits_into(t))
                 raise InputError(
-                    "",
-                    f"{field}.strategy",
-                    f"is {unit.strategy!r}",
-                    f"give a tp degree that this {part.kind} can be split into, such as {works}",
+                    "", field, problem, f"give a tp degree that this {part.kind} can be split into, such as {works}"
                 )
             if even and samples // parts % strategy.data_degree:
-                raise InputError(
-                    "",
-                    f"{field}.strategy",
-                    f"is {unit.strategy!r}",
-                    f"give a dp x sdp degree that divides {samples // parts} samples",
-                )
+                raise InputError("", field, problem, f"give a dp x sdp degree that divides {samples // parts} samples")
         if self.batch.shares is not None:
             self._check_shares(self.batch.shares)
         if self.sliced:
             self._check_sliced()
         self._check_switches()
-        if (times := self.stage_times) is not None and len(times) != len(self.stages):
-            problem = f"has {len(times)} entries"
-            raise InputError("", "predicted.stages", problem, f"give {len(self.stages)}, one for each stage, or none")
+        if self.stage_times is not None:
+            check_length("predicted.stages", self.stage_times, len(self.stages), "one for each stage, or none")
         return self
 
     @property
@@ -213,10 +199,8 @@ class Plan(Record):
                 fix = f"give each of the devices 0 to {self.world - 1} to one rank"
                 raise InputError("", f"placement[{rank}]", problem, fix)
             first[device] = rank
-        if len(self.placement) != self.world:
-            raise InputError(
-                "", "placement", f"has {len(self.placement)} items", f"give a device for each of {self.world} ranks"
-            )
+        if (items := len(self.placement)) != self.world:
+            raise InputError("", "placement", f"has {items} items", f"give a device for each of {self.world} ranks")
 
     def _check_shares(self, shares: list[int]) -> None:
         """Replicas that work apart until their gradients are summed: all units are laid out alike, dp outermost, no sdp."""
@@ -226,7 +210,7 @@ class Plan(Record):
                 f"give 2, or another divisor of the {size} ranks of a stage" if size > 1 else "leave it out: stages have 1 rank"
             )
             raise InputError("", "batch.shares", f"has {replicas} items", fix)
-        wanted = parse_strategy(f"dp{replicas}" + (f"-tp{size // replicas}" if size > replicas else ""))
+        wanted = Strategy.of(("dp", replicas), ("tp", size // replicas))
         for position, (unit, strategy) in enumerate(zip(self.units, self.strategies(), strict=True)):
             if replace(strategy, ckpt=False) != wanted:
                 fix = f"give {wanted} or {wanted}-ckpt: batch.shares has {replicas} replicas of the whole model"
@@ -274,7 +258,7 @@ class Plan(Record):
             raise InputError("", "batch.micro_batches", problem, f"give 1, {lacking}")
         if self.batch.shares is not None:
             raise InputError("", "batch.shares", "is there, with switches", f"leave it out, {lacking}")
-        wanted = f"sdp{self.world}" if self.world > 1 else "single"
+        wanted = Strategy.of(("sdp", self.world))
         for position, (unit, strategy) in enumerate(zip(self.units, self.strategies(), strict=True)):
             field = f"units[{position}]"
             if unit.switches is None:
@@ -282,7 +266,7 @@ class Plan(Record):
             if len(set(unit.switches)) < len(unit.switches):
                 fix = f"give each once: {shown(list(dict.fromkeys(unit.switches)))}"
                 raise InputError("", f"{field}.switches", f"is {shown(unit.switches)}", fix)
-            if str(replace(strategy, ckpt=False)) != wanted:
+            if replace(strategy, ckpt=False) != wanted:
                 fix = f"give {wanted} or {wanted}-ckpt, {lacking}"
                 raise InputError("", f"{field}.strategy", f"is {unit.strategy!r}, with switches", fix)
             if "offload_hidden" in unit.switches and not strategy.ckpt:

@@ -14,12 +14,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 from trainplan.formulations.instances import Bytes, InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length
-from trainplan.formulations.step.stage_memory import layer_peaks
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
@@ -190,14 +190,12 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
     """Time and memory of a choice, by Eq. 2 and the sum above. Raises ValueError where it is no choice of the instance."""
     if wrong := _malformed(instance, choice):
         raise ValueError(wrong[0])
-
-    def chosen(columns: Sequence[Integers]) -> Integers:
-        return np.array([column[s] for column, s in zip(columns, choice, strict=True)], np.int64)
-
-    moves = sum(int(table[choice[l], choice[l + 1]]) for l, table in enumerate(instance.transitions_ns))
-    states = chosen(instance.state_bytes)
-    peaks = layer_peaks(states, np.zeros_like(states), chosen(instance.forward_bytes), chosen(instance.backward_bytes), 1)
-    return Evaluation(int(chosen(instance.time_ns).sum()) + moves, tuple(peaks.tolist()), int(states.sum()))
+    time = sum(int(instance.time_ns[l][s]) for l, s in enumerate(choice))
+    time += sum(int(table[choice[l], choice[l + 1]]) for l, table in enumerate(instance.transitions_ns))
+    states = sum(int(instance.state_bytes[l][s]) for l, s in enumerate(choice))
+    stacked = accumulate(int(instance.forward_bytes[l][s]) for l, s in enumerate(choice))
+    peaks = tuple(forward + int(instance.backward_bytes[l][choice[l]]) + states for l, forward in enumerate(stacked))
+    return Evaluation(time, peaks, states)
 
 
 def describe(instance: Instance, choice: Sequence[int]) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from trainplan.formulations.instances import InstanceFile, Integers, ProblemInst
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import OptionRecord
 from trainplan.formulations.step.schedules import Schedule, most_in_flight
-from trainplan.formulations.step.stage_memory import stage_peak
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
@@ -442,17 +441,18 @@ def evaluate_stage(
         time += int(tables.entries_ns[instance.boundary_kinds[first - 1], choice[0]])
     for place in range(len(choice) - 1):
         time += int(tables.transitions_ns[instance.boundary_kinds[first + place], choice[place], choice[place + 1]])
-    states, forward = tables.state_bytes[places], tables.forward_bytes[places]
-    peak, place = stage_peak(states, np.zeros_like(states), forward, tables.backward_bytes[places], ahead + 1)
+    forward, states = tables.forward_bytes[places], int(tables.state_bytes[places].sum())
+    peaks = np.cumsum(forward) + tables.backward_bytes[places] + ahead * int(forward.sum()) + states
+    place = int(peaks.argmax())
     return EvaluatedStage(
         first=first,
         last=first + len(choice) - 1,
         in_flight=ahead + 1,
         time_ns=time,
         sync_ns=int(tables.sync_ns[places].sum()),
-        peak_bytes=peak,
+        peak_bytes=int(peaks[place]),
         peak_layer=first + place,
-        state_bytes=int(states.sum()),
+        state_bytes=states,
     )
 
 

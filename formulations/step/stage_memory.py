@@ -31,25 +31,17 @@ COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")
 Limit = Annotated[int, Field(gt=0, le=2**48)]
 
 
-def layer_peaks(
-    state_bytes: Integers, carried_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
-) -> Integers:
-    """What a stage needs in the backward pass of each of its layers, (L,) bytes.
-
-    The columns are (L,), of its layers in order; their meaning, and the formula, stand at the head of this file.
-    """
-    base = state_bytes.sum() + in_flight * carried_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
-    peaks: Integers = base + np.cumsum(kept_bytes) + work_bytes
-    return peaks
-
-
 def stage_peak(
     state_bytes: Integers, carried_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
 ) -> tuple[int, int]:
-    """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0."""
-    peaks = layer_peaks(state_bytes, carried_bytes, kept_bytes, work_bytes, in_flight)
-    layer = int(peaks.argmax())
-    return int(peaks[layer]), layer
+    """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0.
+
+    The columns are (L,), of its layers in order; their meaning, and the formula, stand at the head of this file.
+    """
+    by_layer = np.cumsum(kept_bytes) + work_bytes
+    base = state_bytes.sum() + in_flight * carried_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
+    layer = int(by_layer.argmax())
+    return int(base + by_layer[layer]), layer
 
 
 class MemoryRecord(Record):
