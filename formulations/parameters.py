@@ -45,12 +45,8 @@ class Parameter:
         if self.choices and value not in self.choices:
             raise InputError("command line", self.flag, f"is {shown(value)}", f"give one of: {', '.join(self.choices)}")
         if self.type in (int, bool) and (not isinstance(value, int) or (self.type is int and isinstance(value, bool))):
-            raise InputError(
-                "command line",
-                self.flag,
-                f"is {shown(value)}",
-                "give a whole number" if self.type is int else "give true or false",
-            )
+            fix = "give a whole number" if self.type is int else "give true or false"
+            raise InputError("command line", self.flag, f"is {shown(value)}", fix)
         if self.least is not None and value < self.least:
             raise InputError("command line", self.flag, f"is {shown(value)}", f"give at least {self.least}")
 
@@ -60,16 +56,16 @@ def chosen(parameters: Iterable[Parameter], options: Mapping[str, Any], owner: s
 
     Raises InputError for an option that `owner` does not have, unless it is None, and for a value that it does not take.
     """
-    known = {parameter.name: parameter for parameter in parameters}
+    by_name = {parameter.name: parameter for parameter in parameters}
     for name, value in options.items():
         if value is None:
             continue
-        if name not in known:
-            flags = ", ".join(parameter.flag for parameter in known.values()) or "none"
+        if name not in by_name:
+            flags = ", ".join(parameter.flag for parameter in by_name.values()) or "none"
             flag = "--" + name.replace("_", "-")
             raise InputError("command line", flag, f"is {shown(value)}", f"leave it out: {owner} has {flags}")
-        known[name].check(value)
-    return {name: parameter.default if options.get(name) is None else options[name] for name, parameter in known.items()}
+        by_name[name].check(value)
+    return {name: parameter.default if options.get(name) is None else options[name] for name, parameter in by_name.items()}
 
 
 PIPELINE = Parameter("pipeline", int, "number of pipeline stages", least=1)

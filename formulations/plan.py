@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
-from trainplan.formulations.layer_strategies.problem import TimeNs
+from trainplan.formulations.instances import TimeNs, check_length
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
+from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
@@ -152,49 +153,35 @@ class Plan(Record):
     def _consistent(self) -> Plan:
         model = self.planned_model()
         if model.digest != self.model_digest:
-            raise InputError(
-                "",
-                "model_digest",
-                f"is {self.model_digest!r}",
-                f"the model given here is {model.digest!r}: plan for it",
-            )
+            fix = f"the model given here is {model.digest!r}: plan for it"
+            raise InputError("", "model_digest", f"is {self.model_digest!r}", fix)
         names = [unit.name for unit in model.units]
-        if len(self.units) != len(names):
-            raise InputError("", "units", f"has {len(self.units)} items", f"give the model's {len(names)} units")
+        check_length("units", self.units, len(names), "the units of the model", "items")
         self._check_stages(len(names))
         self._check_placement()
         samples, parts, even = self.batch.global_samples, self.batch.micro_batches, self.batch.shares is None
         if even and samples % parts:
             raise InputError("", "batch.micro_batches", f"is {parts}", f"give a divisor of global_samples = {samples}")
         for position, (unit, name) in enumerate(zip(self.units, names, strict=True)):
-            field = f"units[{position}]"
             if unit.name != name:
-                raise InputError("", f"{field}.name", f"is {unit.name!r}", f"give {name!r}")
-            strategy = parse_strategy(unit.strategy, "", f"{field}.strategy", self.stage_size)
+                raise InputError("", f"units[{position}].name", f"is {unit.name!r}", f"give {name!r}")
+            field, problem = f"units[{position}].strategy", f"is {unit.strategy!r}"
+            strategy = parse_strategy(unit.strategy, "", field, self.stage_size)
             part, tp = model.units[position].sublayer, strategy.degree("tp")
             if not part.splits_into(tp):
                 works = max(t for t in range(1, tp) if part.splits_into(t))
                 raise InputError(
-                    "",
-                    f"{field}.strategy",
-                    f"is {unit.strategy!r}",
-                    f"give a tp degree that this {part.kind} can be split into, such as {works}",
+                    "", field, problem, f"give a tp degree that this {part.kind} can be split into, such as {works}"
                 )
             if even and samples // parts % strategy.data_degree:
-                raise InputError(
-                    "",
-                    f"{field}.strategy",
-                    f"is {unit.strategy!r}",
-                    f"give a dp x sdp degree that divides {samples // parts} samples",
-                )
+                raise InputError("", field, problem, f"give a dp x sdp degree that divides {samples // parts} samples")
         if self.batch.shares is not None:
             self._check_shares(self.batch.shares)
         if self.sliced:
             self._check_sliced()
         self._check_switches()
-        if (times := self.stage_times) is not None and len(times) != len(self.stages):
-            problem = f"has {len(times)} entries"
-            raise InputError("", "predicted.stages", problem, f"give {len(self.stages)}, one for each stage, or none")
+        if self.stage_times is not None:
+            check_length("predicted.stages", self.stage_times, len(self.stages), "one for each stage, or none")
         return self
 
     @property
@@ -208,14 +195,12 @@ class Plan(Record):
         first: dict[int, int] = {}
         for rank, device in enumerate(self.placement):
             if not 0 <= device < self.world or device in first:
-                told = f"is {device}" + (f", as is placement[{first[device]}]" if device in first else "")
+                problem = f"is {device}" + (f", as is placement[{first[device]}]" if device in first else "")
                 fix = f"give each of the devices 0 to {self.world - 1} to one rank"
-                raise InputError("", f"placement[{rank}]", told, fix)
+                raise InputError("", f"placement[{rank}]", problem, fix)
             first[device] = rank
-        if len(self.placement) != self.world:
-            raise InputError(
-                "", "placement", f"has {len(self.placement)} items", f"give a device for each of {self.world} ranks"
-            )
+        if (items := len(self.placement)) != self.world:
+            raise InputError("", "placement", f"has {items} items", f"give a device for each of {self.world} ranks")
 
     def _check_shares(self, shares: list[int]) -> None:
         """Replicas that work apart until their gradients are summed: all units are laid out alike, dp outermost, no sdp."""
@@ -225,7 +210,7 @@ class Plan(Record):
                 f"give 2, or another divisor of the {size} ranks of a stage" if size > 1 else "leave it out: stages have 1 rank"
             )
             raise InputError("", "batch.shares", f"has {replicas} items", fix)
-        wanted = parse_strategy(f"dp{replicas}" + (f"-tp{size // replicas}" if size > replicas else ""))
+        wanted = Strategy.of(("dp", replicas), ("tp", size // replicas))
         for position, (unit, strategy) in enumerate(zip(self.units, self.strategies(), strict=True)):
             if replace(strategy, ckpt=False) != wanted:
                 fix = f"give {wanted} or {wanted}-ckpt: batch.shares has {replicas} replicas of the whole model"
@@ -240,18 +225,18 @@ class Plan(Record):
 
     def _check_sliced(self) -> None:
         """Only what the schedule can slice, and only micro-batches whose halves every unit can lay out over its ranks."""
-        told, shares, parts = f"is {self.sliced}", self.batch.shares, self.batch.micro_batches
+        problem, shares, parts = f"is {self.sliced}", self.batch.shares, self.batch.micro_batches
         if self.schedule != "1f1b":
-            raise InputError("", "sliced", told, f"leave it out, or give schedule 1f1b in place of {self.schedule}")
+            raise InputError("", "sliced", problem, f"leave it out, or give schedule 1f1b in place of {self.schedule}")
         if self.sliced > (most := most_sliced(len(self.stages), parts)):
             fix = f"give at most {most}: {len(self.stages)} stages with {parts} micro-batches can use no more"
-            raise InputError("", "sliced", told, fix)
+            raise InputError("", "sliced", problem, fix)
         samples = self.batch.global_samples // (parts if shares is None else sum(shares))
         apart = 1 if shares else max(strategy.data_degree for strategy in self.strategies())  # degrees are powers of two
         if samples % (2 * apart):
             works = -(-samples // (2 * apart)) * 2 * apart
             fix = f"leave it out, or give micro-batches of {works} samples: each half is laid out over {apart} ranks by itself"
-            raise InputError("", "sliced", f"{told}, with micro-batches of {samples} samples", fix)
+            raise InputError("", "sliced", f"{problem}, with micro-batches of {samples} samples", fix)
 
     def _check_switches(self) -> None:
         """All units have memory switches or none has, and only where one sharded-data group works on one micro-batch."""
@@ -269,11 +254,11 @@ class Plan(Record):
         if len(self.stages) > 1:
             raise InputError("", "stages", f"are {len(self.stages)}, with switches", f"give 1, {lacking}")
         if self.batch.micro_batches > 1:
-            told = f"is {self.batch.micro_batches}, with switches"
-            raise InputError("", "batch.micro_batches", told, f"give 1, {lacking}")
+            problem = f"is {self.batch.micro_batches}, with switches"
+            raise InputError("", "batch.micro_batches", problem, f"give 1, {lacking}")
         if self.batch.shares is not None:
             raise InputError("", "batch.shares", "is there, with switches", f"leave it out, {lacking}")
-        wanted = f"sdp{self.world}" if self.world > 1 else "single"
+        wanted = Strategy.of(("sdp", self.world))
         for position, (unit, strategy) in enumerate(zip(self.units, self.strategies(), strict=True)):
             field = f"units[{position}]"
             if unit.switches is None:
@@ -281,7 +266,7 @@ class Plan(Record):
             if len(set(unit.switches)) < len(unit.switches):
                 fix = f"give each once: {shown(list(dict.fromkeys(unit.switches)))}"
                 raise InputError("", f"{field}.switches", f"is {shown(unit.switches)}", fix)
-            if str(replace(strategy, ckpt=False)) != wanted:
+            if replace(strategy, ckpt=False) != wanted:
                 fix = f"give {wanted} or {wanted}-ckpt, {lacking}"
                 raise InputError("", f"{field}.strategy", f"is {unit.strategy!r}, with switches", fix)
             if "offload_hidden" in unit.switches and not strategy.ckpt:
@@ -296,14 +281,14 @@ class Plan(Record):
         for index, stage in enumerate(self.stages):
             field, ranks = f"stages[{index}]", range(index * self.stage_size, (index + 1) * self.stage_size)
             if stage.ranks != list(ranks):
-                told = f"give ranks {ranks[0]} to {ranks[-1]} in order: stages are of equal size"
-                raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", told)
+                fix = f"give ranks {ranks[0]} to {ranks[-1]} in order: stages are of equal size"
+                raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", fix)
             if stage.first_unit != begin:
                 raise InputError("", f"{field}.first_unit", f"is {stage.first_unit}", f"give {begin}, the first unit left")
             end = units - (count - index)  # the stages after this one need a unit each
             if not begin <= stage.last_unit <= end or (index == count - 1 and stage.last_unit != end):
-                told = f"give {end}" if index == count - 1 else f"give {begin} to {end}"
-                raise InputError("", f"{field}.last_unit", f"is {stage.last_unit}", told)
+                fix = f"give {end}" if index == count - 1 else f"give {begin} to {end}"
+                raise InputError("", f"{field}.last_unit", f"is {stage.last_unit}", fix)
             begin = stage.last_unit + 1
 
     @property
@@ -326,11 +311,53 @@ class Plan(Record):
 
     def switches(self) -> list[Switches] | None:
         """Of each unit, `ckpt` included; None for a plan without."""
-        found = zip(self.units, self.strategies(), strict=True)
-        each = [Switches(ckpt=s.ckpt, **dict.fromkeys(unit.switches or (), True)) for unit, s in found]
+        planned = zip(self.units, self.strategies(), strict=True)
+        each = [Switches(ckpt=s.ckpt, **dict.fromkeys(unit.switches or (), True)) for unit, s in planned]
         return None if self.units[0].switches is None else each
 
 
 def load_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
     """A plan from its JSON file or a dict, checked. Raises InputError."""
     return parse(source, Plan, "plan" if isinstance(source, Mapping) else None)
+
+
+def staged_plan(
+    request: Request,
+    spans: Sequence[tuple[int, int]],
+    strategies: Sequence[str],
+    batch: Batch,
+    *,
+    world: int | None = None,
+    switches: Sequence[list[UnitSwitch]] | None = None,
+    **fields: Any,
+) -> Plan:
+    """The plan of the request's model with stages of equal size in order of ranks, without prediction and claim.
+
+    spans: first and last layer of every stage, both included. strategies, switches: of every layer, which is a sub-layer or all
+    sub-layers of one model layer; what a layer has, all its sub-layers have. world: ranks of all stages (default: all devices).
+    fields: others of the plan. Raises InputError where no model is described.
+    """
+    model = request.described_model
+    if not model:
+        raise InputError("command line", "--model", "is missing", "give it: the profile describes no model that can be planned")
+    by_layer = len(strategies) == model.units[-1].layer + 1
+    layer_of = [unit.layer if by_layer else place for place, unit in enumerate(model.units)]
+    world = world or request.origin.devices
+    size, stages = world // len(spans), []
+    for number, (first, last) in enumerate(spans):
+        units = [place for place, layer in enumerate(layer_of) if first <= layer <= last]
+        ranks = list(range(number * size, (number + 1) * size))
+        stages.append(Stage(ranks=ranks, first_unit=units[0], last_unit=units[-1]))
+    return Plan(
+        model=model.shape(),
+        model_digest=model.digest,
+        world=world,
+        memory_bytes=request.with_reserve(0).limit_bytes,
+        batch=batch,
+        stages=stages,
+        units=[
+            PlannedUnit(name=unit.name, strategy=strategies[layer], switches=switches[layer] if switches else None)
+            for unit, layer in zip(model.units, layer_of, strict=True)
+        ],
+        **fields,
+    )

@@ -21,7 +21,7 @@ from trainplan.formulations.plan import Plan
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source
-from trainplan.profiling.base.plugins import attribute, names, plugins
+from trainplan.profiling.base.plugins import attribute, load_named, names
 
 GROUP = "trainplan.problems"
 
@@ -61,13 +61,14 @@ class Problem(ABC):
     (but `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
 
     home: the module whose functions `load`, `load_solution`, `solution_dict`, `evaluate`, `violations` and `describe` the
-    methods of these names call. name: as users write it. record, solution_record: the file formats. parameters: what
-    `instance` reads from `request.options`. needs: what a request has to name where it has no profile. largest: the most
-    solutions that brute force takes. solution_field: of the solution's file format, the list that a bare sequence of numbers
-    stands for.
+    methods of these names call. explained_by: the function that `explain` calls, as `module:name`. name: as users write it.
+    record, solution_record: the file formats. parameters: what `instance` reads from `request.options`. needs: what a request
+    has to name where it has no profile. largest: the most solutions that brute force takes. solution_field: of the solution's
+    file format, the list that a bare sequence of numbers stands for.
     """
 
     home: ModuleType  # no ClassVar, which mypy takes no assigned module for
+    explained_by: ClassVar[str]
     name: ClassVar[str]
     record: ClassVar[type[Record]]
     solution_record: ClassVar[type[Record]]
@@ -92,29 +93,25 @@ class Problem(ABC):
 
     def solution_dict(self, solution: Any) -> dict[str, Any]:
         """A solution in its file format."""
-        found: dict[str, Any] = self.home.solution_dict(solution)
-        return found
+        return self.home.solution_dict(solution)
 
     # Judging
 
     def evaluate(self, instance: Any, solution: Any) -> Evaluation:
         """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
-        found: Evaluation = self.home.evaluate(instance, solution)
-        return found
+        return self.home.evaluate(instance, solution)
 
     def violations(self, instance: Any, solution: Any) -> list[str]:
         """Every constraint that a solution breaks, in words; empty where it is feasible."""
-        found: list[str] = self.home.violations(instance, solution)
-        return found
+        return self.home.violations(instance, solution)
 
     def describe(self, instance: Any, solution: Any) -> dict[str, Any]:
         """What users see of a solution's costs: `time_ns`, mostly `peak_bytes` and `peak_layer_name`, and the problem's own."""
-        found: dict[str, Any] = self.home.describe(instance, solution)
-        return found
+        return self.home.describe(instance, solution)
 
-    @abstractmethod
     def explain(self, instance: Any) -> Any:
-        """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does."""
+        """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, or where that is not certain."""
+        return attribute(self.explained_by)(instance)
 
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
@@ -122,13 +119,13 @@ class Problem(ABC):
 
     # Memory
 
-    @abstractmethod
     def memory_bytes(self, instance: Any) -> int | None:
         """The limit of one device; None without one, or where devices differ."""
+        return instance.memory_bytes
 
-    @abstractmethod
     def with_memory(self, instance: Any, memory_bytes: int) -> Any:
         """The instance under another limit of every device."""
+        return instance.with_memory(memory_bytes)
 
     def tightest(self, instance: Any) -> Any | None:
         """The instance with the least memory that some solution is known to need; None where nothing needs any."""
@@ -212,15 +209,11 @@ def problem_names() -> list[str]:
 @cache
 def problem(name: str) -> Problem:
     """A problem by name; its modules are imported now. Raises InputError where there is none."""
-    found: Any
-    if name in BUILT_IN:
-        found = attribute(BUILT_IN[name])
-    elif name in plugins(GROUP):
-        found = plugins(GROUP)[name].load()
-    else:
+    named = load_named(name, BUILT_IN, GROUP)
+    if named is None:
         raise InputError("command line", "problem", f"is {name!r}", f"give one of: {', '.join(problem_names())}")
-    assert isinstance(found, Problem), f"{name} is no Problem"
-    return found
+    assert isinstance(named, Problem), f"{name} is no Problem"
+    return named
 
 
 def problem_of(instance: Any) -> Problem:

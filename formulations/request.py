@@ -74,7 +74,7 @@ class Request:
         return max(1, whole - self.reserve_bytes)
 
     @property
-    def place(self) -> str:
+    def cluster_name(self) -> str:
         """The cluster's name."""
         return self.cluster.name if self.cluster else self.origin.cluster  # type: ignore[union-attr]
 

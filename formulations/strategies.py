@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import combinations, pairwise, permutations
 from math import prod
 from typing import Literal, get_args
 
@@ -28,6 +28,11 @@ class Strategy:
 
     levels: tuple[tuple[Paradigm, int], ...] = ()
     ckpt: bool = False
+
+    @classmethod
+    def of(cls, *levels: tuple[Paradigm, int], ckpt: bool = False) -> Strategy:
+        """The strategy of these levels without those of degree 1."""
+        return cls(tuple(level for level in levels if level[1] > 1), ckpt)
 
     def __str__(self) -> str:
         levels = "-".join(f"{paradigm}{degree}" for paradigm, degree in self.levels) or "single"
@@ -126,26 +131,22 @@ def decision_tree(group: int, *, takeaway3: bool = True, ckpt: bool = True) -> l
     """
     if group < 1 or group & (group - 1):
         raise InputError("decision tree", "group", f"is {group}", "give a power of two, such as 8")
-    found = []
+    strategies = []
     for count in range(len(PARADIGMS) + 1):
         for order in permutations(PARADIGMS, count):
             if takeaway3 and {"dp", "sdp"} <= set(order):
                 continue
-            found += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factorisations(group, count)]
-    return found + ([Strategy(s.levels, True) for s in found] if ckpt else [])
+            strategies += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factorisations(group, count)]
+    return strategies + ([Strategy(s.levels, True) for s in strategies] if ckpt else [])
 
 
 def _factorisations(group: int, count: int) -> Iterator[tuple[int, ...]]:
     """Ordered factorisations of a power of two into `count` factors of at least 2."""
-    if count == 0:
-        if group == 1:
-            yield ()
-        return
-    first = 2
-    while first <= group:
-        for rest in _factorisations(group // first, count - 1):
-            yield (first, *rest)
-        first *= 2
+    bits = group.bit_length() - 1
+    if count == 0 and bits == 0:
+        yield ()
+    for cuts in combinations(range(1, bits), count - 1) if 0 < count <= bits else ():
+        yield tuple(1 << end - begin for begin, end in pairwise((0, *cuts, bits)))
 
 
 def gather_ranks(before: Strategy, after: Strategy, rank: int) -> tuple[int, ...]:
@@ -172,8 +173,8 @@ def gather_groups(before: Strategy, after: Strategy) -> Iterator[tuple[int, ...]
 
 
 def _freed_bits(before: Strategy, after: Strategy) -> list[int]:
-    held, needed = before.layout, after.layout
-    return [bit for place, bit in enumerate(held) if place >= len(needed) or needed[place] != bit]
+    available, needed = before.layout, after.layout
+    return [bit for place, bit in enumerate(available) if place >= len(needed) or needed[place] != bit]
 
 
 def rows_of(strategy: Strategy, rank: int, first: int, count: int) -> range:

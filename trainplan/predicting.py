@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainplan.execution.judge import Judged
-from trainplan.formulations.pipeline_partition.costs import PlannedWork, planned_work, samples_of
 from trainplan.formulations.plan import Plan, Predicted, Stage, StageTimes
 from trainplan.formulations.request import Request
+from trainplan.formulations.work.planned import PlannedWork, planned_work, samples_of
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "executed"

@@ -42,7 +42,7 @@ class RankClass:
         return self.rounds.few
 
 
-def samples_of(plan: Plan) -> int:
+def replica_samples(plan: Plan) -> int:
     """Samples of one micro-batch, of one replica where these have shares of their own."""
     return plan.batch.global_samples // sum(plan.batch.shares or [plan.batch.micro_batches])
 
@@ -50,7 +50,7 @@ def samples_of(plan: Plan) -> int:
 def compile_classes(plan: Plan, model: Model | None = None) -> list[RankClass]:
     """The classes of a plan's ranks, with the program of one rank of each. model: as of `compile_plan`."""
     model = model or plan.planned_model()
-    classes, samples = by_kind(planned_ranks(plan, model)), samples_of(plan)
+    classes, samples = by_kind(planned_ranks(plan, model)), replica_samples(plan)
     programs = compile_plan(plan, model, [members[0].rank for members in classes], few_micro_batches(plan))
     made = []
     for members, few in zip(classes, programs, strict=True):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from trainplan.profiling.clusters.network import Matrix, Network
+
+Floats = NDArray[np.float64]
 
 
 def device_classes(network: Network, kinds: Sequence[int]) -> tuple[int, ...]:
@@ -39,20 +42,32 @@ def _inside(first: int | None, size: int, count: int) -> range:
 
 def _of_matrix(matrix: Matrix, kinds: Sequence[int]) -> list[tuple[int, int]]:
     """Devices a and b are alike if no table changes when they change places."""
-    tables = [np.array(matrix.bandwidth_bytes_per_s)]
-    tables += [np.array(matrix.latencies_ns)] if matrix.latencies_ns is not None else []
-    keys: list[tuple[int, int]] = []
-    for b in range(len(kinds)):
-        alike = (a for a, (first, _) in enumerate(keys) if first == a and kinds[a] == kinds[b] and _exchangeable(tables, a, b))
-        keys.append((next(alike, b), kinds[b]))
-    return keys
+    tables = matrix_tables(matrix, len(kinds))
+    firsts = first_alike(len(kinds), lambda a, b: kinds[a] == kinds[b] and unchanged(tables, [a], [b]))
+    return list(zip(firsts, kinds, strict=True))
 
 
-def _exchangeable(tables: list[np.ndarray], a: int, b: int) -> bool:
+def first_alike(count: int, alike: Callable[[int, int], bool]) -> tuple[int, ...]:
+    """Of every number below the count the first one that it is alike to, where those alike to one are alike to each other."""
+    firsts: list[int] = []
+    for b in range(count):
+        firsts.append(next((a for a in range(b) if firsts[a] == a and alike(a, b)), b))
+    return tuple(firsts)
+
+
+def matrix_tables(matrix: Matrix, count: int) -> list[Floats]:
+    """Bandwidths and, where there are any, latencies between so many devices."""
+    tables = (matrix.bandwidth_bytes_per_s, matrix.latencies_ns)
+    return [np.array(table)[:count, :count] for table in tables if table is not None]
+
+
+def unchanged(tables: Sequence[Floats], a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether tables between devices stay as they are where the devices a change places with the devices b, one by one."""
     for table in tables:
-        rest = np.ones(len(table), bool)
-        rest[[a, b]] = False
-        same = np.array_equal(table[a, rest], table[b, rest]) and np.array_equal(table[rest, a], table[rest, b])
-        if not same or table[a, b] != table[b, a]:
-            return False
+        ends, moved = [*a, *b], np.arange(len(table))
+        moved[[*a]], moved[[*b]] = b, a
+        apart = moved[ends][:, None] != moved
+        for links in (table, table.T):
+            if not np.array_equal(links[ends][apart], links[moved[ends]][:, moved][apart]):
+                return False
     return True

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.problem import NAME, Instance, Kind, LayerTable, Shard
-from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.memory import LOSS_BYTES
 from trainplan.formulations.work.models import COST_MODELS, layer_costs, unit_costs
 from trainplan.formulations.work.moves import moved_bytes
-from trainplan.formulations.work.units import reductions, unit_work
+from trainplan.formulations.work.units import grouped_units, layer_name, reductions, unit_work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
@@ -35,24 +34,23 @@ def build(
     batch: int,
     *,
     memory_bytes: int | None = None,
+    reserve_bytes: int = 0,
     recompute: bool = False,
     by_unit: bool = False,
     uneven_shares: bool = False,
     within_memory: bool = True,
-    powers_of_two: bool = False,
-    name: str | None = None,
-    provenance: dict[str, Any] | None = None,
 ) -> Instance:
     """The problem of one batch. profile: with the costs of all `shapes_of_strategies`, by kind of device.
 
-    memory_bytes: of every device (default: as the cluster says). recompute: every layer keeps its input only, and repeats its
-    forward pass. Raises InputError where the profile lacks a kind of device or a shape.
+    memory_bytes: of every device (default: as the cluster says); reserve_bytes: how much less of it there is. recompute: every
+    layer keeps its input only, and repeats its forward pass. Raises InputError where the profile lacks a kind of device or a
+    shape.
     """
     kinds = cluster.used_kinds
     for kind in kinds:
         if kind.name not in profile.kinds:
-            told, known = f"has no times of {kind.name}", ", ".join(profile.kinds)
-            raise InputError("profile", "costs", told, f"measure or estimate them, or give a cluster of {known}")
+            fix = f"measure or estimate them, or give a cluster of {', '.join(profile.kinds)}"
+            raise InputError("profile", "costs", f"has no times of {kind.name}", fix)
     layers = grouped_units(profile, by_unit)
     degrees = [tmp for tmp in profile.tp_degrees(cluster.devices) if cluster.devices % tmp == 0]
     numbers = {kind.name: place for place, kind in enumerate(kinds)}
@@ -60,7 +58,7 @@ def build(
     return Instance(
         batch=batch,
         layer_names=tuple(map(layer_name, layers)),
-        kinds=tuple(Kind(kind.name, memory_bytes or kind.memory_bytes) for kind in kinds),
+        kinds=tuple(Kind(kind.name, max(1, (memory_bytes or kind.memory_bytes) - reserve_bytes)) for kind in kinds),
         device_kinds=tuple(numbers[kind] for kind in cluster.device_kinds),
         network=cluster.network,
         reductions=_array(sum(count for count, _ in layer) for layer in reduced),
@@ -73,15 +71,13 @@ def build(
         },
         uneven_shares=uneven_shares,
         within_memory=within_memory,
-        powers_of_two=powers_of_two,
-        name=name or f"{profile.name} on {cluster.name}" if profile.name else NAME,
+        name=f"{profile.name} on {cluster.name}" if profile.name else NAME,
         provenance={
             "model": profile.model or {"name": profile.name},
             "cluster": cluster.name,
             "profile": profile.origin,
             "batch": batch,
             "recompute": recompute,
-            **(provenance or {}),
         },
     )
 
@@ -94,27 +90,28 @@ def _reductions(profile: Profile, unit: ChainUnit) -> tuple[int, int]:
 
 
 def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) -> Shard:
-    held = [sum(profile.shapes[unit.sublayer].shard(tmp).parameters for unit in layer) for layer in layers]
-    gradients = _array(count * profile.parameter_bytes for count in held)
-    return Shard(gradients, _array(count * profile.state_bytes_per_parameter for count in held))
+    counts = _array(sum(profile.shapes[unit.sublayer].shard(tmp).parameters for unit in layer) for layer in layers)
+    return Shard(counts * profile.parameter_bytes, counts * profile.state_bytes_per_parameter)
 
 
 def _table(
     profile: Profile, layers: Sequence[Sequence[ChainUnit]], kinds: Sequence[str], tmp: int, mbs: int, recompute: bool
 ) -> LayerTable:
-    strategy = Strategy((("tp", tmp),) if tmp > 1 else (), recompute)
+    strategy = Strategy.of(("tp", tmp), ckpt=recompute)
     costs = COST_MODELS["executed"]
-    known = {unit.sublayer: unit_costs(profile, costs, unit.sublayer, strategy, mbs) for layer in layers for unit in layer}
-    held = [layer_costs([known[unit.sublayer] for unit in layer]) for layer in layers]
+    of_sublayer = {
+        unit.sublayer: unit_costs(profile, costs, unit.sublayer, strategy, mbs) for layer in layers for unit in layer
+    }
+    of_layer = [layer_costs([of_sublayer[unit.sublayer] for unit in layer]) for layer in layers]
 
     def time_ns(unit: ChainUnit, kind: str) -> int:
         return unit_work(profile, unit.sublayer, strategy, mbs, kind).compute_ns
 
     return LayerTable(
         layer_ns=np.array([[sum(time_ns(unit, kind) for unit in layer) for layer in layers] for kind in kinds], np.int64),
-        kept_bytes=_array(cost.forward_bytes for cost in held),
+        kept_bytes=_array(cost.forward_bytes for cost in of_layer),
         # The loss is one scalar of every stage: beside whichever layer needs most, it counts once.
-        workspace_bytes=_array(LOSS_BYTES + max(0, cost.backward_bytes) for cost in held),
+        workspace_bytes=_array(LOSS_BYTES + max(0, cost.backward_bytes) for cost in of_layer),
     )
 
 

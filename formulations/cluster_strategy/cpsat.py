@@ -28,13 +28,14 @@ the first pipeline with r. With the least class at (0, 0, 0), sorting one leaves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ortools.sat.python import cp_model
 from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Solution
+from trainplan.formulations.cpsat import weighted_sum
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
             y = _makes(model, case.groups, of_class, f"y[{j},{i}")
             for f, variable in _merged(model, case.profile_of, y, f"p[{j},{i}").items():
                 p[j, i, f] = variable
-                time = _sum((z[j, a, b], int(case.times[f, b] - case.times[f, a])) for a, b in spans[j])
+                time = weighted_sum((z[j, a, b], int(case.times[f, b] - case.times[f, a])) for a, b in spans[j])
                 model.add(t[j, i] >= time).only_enforce_if(variable)
 
     for j, i in e:
@@ -96,7 +97,7 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
                     meeting = w[case.link_of[a, b]] if case.link_of[a, b] >= 0 else False
                     model.add_bool_or(~x[j, i, r, a], ~x[j + 1, i, r, b], meeting)
         for q, variable in enumerate(w):
-            move = _sum((z[j, a, b], int(case.transfer_ns[q, b - 1])) for a, b in spans[j])
+            move = weighted_sum((z[j, a, b], int(case.transfer_ns[q, b - 1])) for a, b in spans[j])
             model.add(e[j, i] >= move).only_enforce_if(variable)
 
     sync = model.new_int_var(0, int(case.sync_ns.max()), "D")
@@ -105,14 +106,17 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
             of_class = [sum(x[j, i, r, c] for i in pipelines) for c in kinds_of_device]
             u = _makes(model, case.replicas, of_class, f"u[{j},{r}")
             for q, variable in _merged(model, case.ring_of, u, f"v[{j},{r}").items():
-                reduced = _sum((z[j, a, b], int(case.sync_ns[q, a, b])) for a, b in spans[j])
+                reduced = weighted_sum((z[j, a, b], int(case.sync_ns[q, a, b])) for a, b in spans[j])
                 model.add(sync >= reduced).only_enforce_if(variable)
 
     shares = {(i, n): model.new_bool_var(f"G[{i},{n}]") for i in pipelines for n in case.share_choices}
     for i in pipelines:
         model.add_exactly_one(shares[i, n] for n in case.share_choices)
     model.add(sum(n * variable for (_, n), variable in shares.items()) == case.micro_batches)
-    _memory(model, case, z, p, shares)
+    for j, over, small, taken in case.excesses():
+        for i in pipelines:
+            terms = [z[j, a, b] for a, b in over], [p[j, i, f] for f in small], [shares[i, n] for n in taken]
+            model.add(sum(map(sum, terms)) <= 2)
 
     most = max(case.share_choices) * most_t + degrees.pp * (most_t + most_e)
     whole = model.new_int_var(0, most, "T")
@@ -122,7 +126,7 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
             model.add(slowest >= t[j, i])
         once = [(t[j, i], 1) for j in stages] + [(e[j, i], 1) for j in stages[:-1]]
         for n in case.share_choices:
-            model.add(whole >= _sum([(slowest, n - 1), *once])).only_enforce_if(shares[i, n])
+            model.add(whole >= weighted_sum([(slowest, n - 1), *once])).only_enforce_if(shares[i, n])
     model.minimize(whole + sync)
     return model, Places(z, x, shares)
 
@@ -141,7 +145,7 @@ def _makes(model: cp_model.CpModel, listed: list[tuple[int, ...]], of_class: lis
     variables = [model.new_bool_var(f"{name},{g}]") for g in range(len(listed))]
     model.add_exactly_one(variables)
     for c, taken in enumerate(of_class):
-        model.add(taken == _sum((variable, make[c]) for variable, make in zip(variables, listed, strict=True)))
+        model.add(taken == weighted_sum((variable, make[c]) for variable, make in zip(variables, listed, strict=True)))
     return variables
 
 
@@ -158,35 +162,6 @@ def _merged(
             merged[number] = model.new_bool_var(f"{name},{number}]")
             model.add(sum(same) == merged[number])
     return merged
-
-
-def _memory(
-    model: cp_model.CpModel,
-    case: Case,
-    z: dict[tuple[int, int, int], cp_model.IntVar],
-    p: dict[tuple[int, int, int], Any],
-    shares: dict[tuple[int, int], cp_model.IntVar],
-) -> None:
-    if not case.instance.within_memory:
-        return
-    for j in range(case.degrees.pp):
-        spans = case.spans(j)
-        for ahead in sorted({case.in_flight(n, j) for n in case.share_choices}):
-            peaks = case.peak_bytes(ahead)
-            for limit in sorted(set(case.limits_bytes)):
-                over = [z[j, a, b] for a, b in spans if peaks[a, b] > limit]
-                if not over:
-                    continue
-                small = [f for f, other in enumerate(case.limits_bytes) if other == limit]
-                for i in range(case.degrees.dp):
-                    groups = sum(p[j, i, f] for f in small)
-                    taken = sum(shares[i, n] for n in case.share_choices if case.in_flight(n, j) == ahead)
-                    model.add(sum(over) + groups + taken <= 2)
-
-
-def _sum(terms: Iterable[tuple[cp_model.IntVar, int]]) -> cp_model.LinearExpr:
-    variables, factors = zip(*terms, strict=True)
-    return cp_model.LinearExpr.weighted_sum(variables, factors)
 
 
 def extract(case: Case, places: Places, value: Callable[[cp_model.IntVar], bool]) -> Solution:

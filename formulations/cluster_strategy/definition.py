@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,10 @@ from trainplan.formulations.cluster_strategy import costs, enumeration, problem,
 from trainplan.formulations.cluster_strategy.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord, shares_of
 from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, RECOMPUTE, Parameter
 from trainplan.formulations.pipeline.spaces import stage_powers
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Paradigm, Strategy
+from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import divisors
@@ -28,11 +28,8 @@ class ClusterStrategy(Problem):
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord
+    explained_by = "trainplan.solvers.cluster.memory:explain"
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
-
-    def explain(self, instance: Instance) -> Any:
-        """Why no strategy fits, as an `Infeasibility`; None where one does."""
-        return attribute("trainplan.solvers.cluster.memory:explain")(instance)
 
     def cost_model(self, instance: Instance) -> str:
         """AMP's costs and its objective."""
@@ -42,11 +39,6 @@ class ClusterStrategy(Problem):
         """The limit of every device, where all have the same; else None."""
         limits = {instance.kinds[kind].memory_bytes for kind in instance.device_kinds}
         return limits.pop() if instance.within_memory and len(limits) == 1 else None
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        """The instance under another limit of every device."""
-        kinds = tuple(replace(kind, memory_bytes=memory_bytes) for kind in instance.kinds)
-        return replace(instance, kinds=kinds, within_memory=True)
 
     def instance(self, request: Request) -> Instance:
         """The problem of the whole cluster, with any dp. The request's options are those of `parameters`."""
@@ -85,11 +77,7 @@ class ClusterStrategy(Problem):
     def alternatives(self, instance: Instance, result: Any, top: int, seed: int) -> list[tuple[Solution, int]]:
         """The `top` fastest strategies that fit of all that the result, or AMP's Algorithm 1, lists or found (ns)."""
         amp = attribute("trainplan.solvers.core.solve:solve")(instance, "amp", seed=seed, top=top)
-        return self.best_candidates(instance, [result, amp], top)
-
-    def best_candidates(self, instance: Instance, results: Sequence[Any], top: int) -> list[tuple[Solution, int]]:
-        """The `top` fastest strategies that fit of all that some results list or found, each with its claimed time (ns)."""
-        return attribute("trainplan.solvers.cluster.amp:best_candidates")(instance, results, top)
+        return attribute("trainplan.solvers.cluster.amp:best_candidates")(instance, [result, amp], top)
 
 
 PROBLEM = ClusterStrategy()
@@ -105,49 +93,29 @@ def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance
     if request.model is None and request.profile is None:
         raise InputError("command line", "--model", "is missing", "give it, or a --profile")
     profile = request.profile_for(divisors(request.samples), stage_powers(request.cluster.devices))
-    whole = costs.build(
+    return costs.build(
         profile,
         request.cluster,
         request.samples,
         memory_bytes=request.memory_bytes,
+        reserve_bytes=request.reserve_bytes,
         recompute=bool(request.options.get(RECOMPUTE.name)),
         by_unit=bool(request.options.get(BY_UNIT.name)),
         uneven_shares=uneven_shares,
         within_memory=not request.options.get(IGNORE_MEMORY.name),
-    )
-    return replace(
-        whole,
-        kinds=tuple(replace(kind, memory_bytes=max(1, kind.memory_bytes - request.reserve_bytes)) for kind in whole.kinds),
     )
 
 
 def layout(instance: Instance, solution: Solution, request: Request) -> Plan:
     """The plan of a strategy: every unit alike, on the devices of its placement. Raises InputError where dp or tmp is no power
     of two, or the request has no model."""
-    model, degrees, shares = request.model, solution.degrees, shares_of(instance, solution)
-    if model is None:
-        raise InputError("command line", "--model", "is missing", "give it: a plan says what runs")
-    levels: tuple[tuple[Paradigm, int], ...] = (("dp", degrees.dp), ("tp", degrees.tmp))
-    strategy = Strategy(tuple(level for level in levels if level[1] > 1), bool(instance.provenance.get("recompute")))
-    by_layer = instance.layers == model.units[-1].layer + 1
-    layer_of = [unit.layer if by_layer else place for place, unit in enumerate(model.units)]
-    size, stages = degrees.dp * degrees.tmp, []
-    for number, (first, last) in enumerate(solution.spans(instance.layers)):
-        units = [place for place, layer in enumerate(layer_of) if first <= layer <= last]
-        ranks = list(range(number * size, (number + 1) * size))
-        stages.append(Stage(ranks=ranks, first_unit=units[0], last_unit=units[-1]))
-    in_order = list(solution.placement) == list(range(instance.devices))
-    return Plan(
-        model=model.shape(),
-        model_digest=model.digest,
-        world=instance.devices,
-        memory_bytes=request.with_reserve(0).limit_bytes,
+    degrees, shares = solution.degrees, shares_of(instance, solution)
+    strategy = Strategy.of(("dp", degrees.dp), ("tp", degrees.tmp), ckpt=bool(instance.provenance.get("recompute")))
+    even, in_order = len(set(shares)) == 1, list(solution.placement) == list(range(instance.devices))
+    return staged_plan(
+        request,
+        solution.spans(instance.layers),
+        [str(strategy)] * instance.layers,
+        Batch(global_samples=instance.batch, micro_batches=max(shares), shares=None if even else list(shares)),
         placement=None if in_order else list(solution.placement),
-        batch=Batch(
-            global_samples=instance.batch,
-            micro_batches=max(shares),
-            shares=None if len(set(shares)) == 1 else list(shares),
-        ),
-        stages=stages,
-        units=[PlannedUnit(name=unit.name, strategy=str(strategy)) for unit in model.units],
     )

@@ -62,7 +62,6 @@ def _of_degrees(
 
 
 def _placements(instance: Instance, degrees: Degrees) -> Iterator[tuple[int, ...]]:
-    members = [np.flatnonzero(instance.classes == c).tolist() for c in range(int(instance.classes.max()) + 1)]
 
     def continued(left: tuple[int, ...], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Classes of all ranks that begin with `taken`; left: devices of each class that are still free."""
@@ -76,6 +75,5 @@ def _placements(instance: Instance, degrees: Degrees) -> Iterator[tuple[int, ...
             if rest:
                 yield from continued((*left[:c], rest - 1, *left[c + 1 :]), (*taken, c))
 
-    for classes in continued(tuple(map(len, members)), ()):
-        waiting = [iter(devices) for devices in members]
-        yield tuple(next(waiting[c]) for c in classes)
+    for classes in continued(tuple(map(len, instance.members)), ()):
+        yield instance.placement(classes)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby, islice
 
 import numpy as np
-from trainplan.formulations.cluster_strategy.placed import Integers, group_layer_ns, group_sync_ns, pair_transfer_ns
+from trainplan.formulations.cluster_strategy.classes import first_alike, matrix_tables, unchanged
+from trainplan.formulations.cluster_strategy.placed import group_layer_ns, group_sync_ns, pair_transfer_ns
 from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Instance, Solution
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.step.schedules import most_in_flight
 from trainplan.formulations.step.stage_memory import Memory
 from trainplan.profiling.clusters.network import Island, Link, Network
@@ -29,12 +31,15 @@ class Case:
     """An instance with its degrees given. P stages, d pipelines, tmp devices a group.
 
     reduced: of makes that differ by an exchange of whole classes only (see `orbits`), `groups` and `replicas` have one.
+    windows: what `first_layers` has given, by limits.
     """
 
     instance: Instance
     degrees: Degrees
     reduced: bool = False
-    problem: str = field(default=NAME, init=False)
+    windows: dict[tuple[int, ...], Integers] = field(default_factory=dict, init=False, repr=False)
+
+    problem = NAME
 
     @cached_property
     def micro_batches(self) -> int:
@@ -56,19 +61,13 @@ class Case:
         return (even,)
 
     @cached_property
-    def members(self) -> list[list[int]]:
-        """Devices of every class."""
-        classes = self.instance.classes
-        return [np.flatnonzero(classes == c).tolist() for c in range(int(classes.max()) + 1)]
-
-    @cached_property
     def counts(self) -> Make:
         """The number of devices of every class."""
-        return tuple(map(len, self.members))
+        return tuple(map(len, self.instance.members))
 
     def devices(self, make: Make) -> tuple[int, ...]:
         """Some group of devices of a make."""
-        return tuple(device for members, taken in zip(self.members, make, strict=True) for device in members[:taken])
+        return tuple(device for members, taken in zip(self.instance.members, make, strict=True) for device in members[:taken])
 
     @property
     def statable(self) -> bool:
@@ -96,12 +95,10 @@ class Case:
         return list(listed)
 
     @cached_property
-    def _profiled(self) -> tuple[list[int], list[Integers], list[int]]:
-        """The profile of every make, and times (L,) and limit of every profile."""
-        profiles: dict[tuple[bytes, int], int] = {}
+    def _profiled(self) -> tuple[list[int], Integers, list[int]]:
+        """The profile of every make, and times (profiles, L) and limit of every profile."""
+        profiles: dict[tuple[bytes, int], tuple[int, Integers]] = {}
         numbers: list[int] = []
-        rows: list[Integers] = []
-        limits: list[int] = []
         times: dict[tuple[object, ...], Integers] = {}
         for make in self.groups:
             devices = self.devices(make)
@@ -110,23 +107,18 @@ class Case:
             if key not in times:
                 times[key] = group_layer_ns(self.instance, self.degrees, devices)
             limit = min(self.instance.kinds[kind].memory_bytes for kind in kinds) if self.instance.within_memory else 0
-            named = (times[key].tobytes(), limit)
-            if named not in profiles:
-                profiles[named] = len(rows)
-                rows.append(times[key])
-                limits.append(limit)
-            numbers.append(profiles[named])
-        return numbers, rows, limits
+            numbers.append(profiles.setdefault((times[key].tobytes(), limit), (len(profiles), times[key]))[0])
+        return numbers, np.stack([row for _, row in profiles.values()]), [limit for _, limit in profiles]
 
     @property
     def profile_of(self) -> list[int]:
         """The profile of every make of a tmp group."""
         return self._profiled[0]
 
-    @cached_property
+    @property
     def layer_ns(self) -> Integers:
         """Time of every layer in a group of each profile: (profiles, L)."""
-        return np.stack(self._profiled[1])
+        return self._profiled[1]
 
     @property
     def limits_bytes(self) -> list[int]:
@@ -140,22 +132,17 @@ class Case:
 
     @cached_property
     def _linked(self) -> tuple[Integers, Integers]:
-        count = len(self.members)
+        count = len(self.instance.members)
         number = np.full((count, count), -1, np.int64)
-        rows: list[Integers] = []
-        links: dict[bytes, int] = {}
+        links: dict[bytes, tuple[int, Integers]] = {}
         for a in range(count):
             for b in range(a, count):
-                pair = (self.members[a][0], self.members[b][-1])
+                pair = (self.instance.members[a][0], self.instance.members[b][-1])
                 if pair[0] == pair[1]:
                     continue
                 row = pair_transfer_ns(self.instance, self.degrees, pair)
-                if row.tobytes() not in links:
-                    links[row.tobytes()] = len(rows)
-                    rows.append(row)
-                number[a, b] = number[b, a] = links[row.tobytes()]
-        if not rows:
-            rows.append(np.zeros(self.instance.layers - 1, np.int64))
+                number[a, b] = number[b, a] = links.setdefault(row.tobytes(), (len(links), row))[0]
+        rows = [row for _, row in links.values()] or [np.zeros(self.instance.layers - 1, np.int64)]
         return number, np.stack(rows)
 
     @property
@@ -226,17 +213,13 @@ class Case:
 
     def first_layers(self, limits_bytes: tuple[int, ...]) -> Integers:
         """(P, L): the least first layer with which stage j fits its limit when layer l is its last, with an even share."""
-        if limits_bytes not in self._known_first_layers:
+        if limits_bytes not in self.windows:
             shard, table = self.instance.shards[self.degrees.tmp], self.instance.tables[self.degrees.tmp, self.degrees.mbs]
             limits = np.array(limits_bytes, np.int64)
             memory = Memory(limits, shard.state_bytes, table.kept_bytes, table.workspace_bytes)
             in_flight = [self.in_flight(self.even_share, stage) for stage in range(self.degrees.pp)]
-            self._known_first_layers[limits_bytes] = memory.first_layers(in_flight)
-        return self._known_first_layers[limits_bytes]
-
-    @cached_property
-    def _known_first_layers(self) -> dict[tuple[int, ...], Integers]:
-        return {}
+            self.windows[limits_bytes] = memory.first_layers(in_flight)
+        return self.windows[limits_bytes]
 
     def peak_bytes(self, ahead: int) -> Integers:
         """Peak of a stage of layers [first, end) with `ahead` micro-batches in flight: (L + 1, L + 1); 0 where end <= first."""
@@ -251,9 +234,16 @@ class Case:
 
     def solution(self, classes: Iterable[int], cuts: Sequence[int], shares: Sequence[int]) -> Solution:
         """The solution with a device of the given class on every rank."""
-        waiting = [iter(devices) for devices in self.members]
-        placement = tuple(next(waiting[c]) for c in classes)
-        return Solution(self.degrees, placement, tuple(map(int, cuts)), tuple(map(int, shares)))
+        return Solution(self.degrees, self.instance.placement(classes), tuple(map(int, cuts)), tuple(map(int, shares)))
+
+    def excesses(self) -> Iterator[tuple[int, list[tuple[int, int]], list[int], list[int]]]:
+        """Stage, spans, profiles and shares, of which no three may be chosen together: they exceed the memory."""
+        for j in range(self.degrees.pp if self.instance.within_memory else 0):
+            for ahead, run in groupby(self.share_choices, key=partial(self.in_flight, stage=j)):
+                peaks, shares = self.peak_bytes(ahead), list(run)
+                for limit in sorted(set(self.limits_bytes)):
+                    if over := [span for span in self.spans(j) if peaks[span] > limit]:
+                        yield j, over, [f for f, other in enumerate(self.limits_bytes) if other == limit], shares
 
 
 def cases(instance: Instance) -> list[Case]:
@@ -291,32 +281,22 @@ def orbits(instance: Instance) -> tuple[int, ...]:
     Exchanged, two classes must leave a matrix as it is, or the sets of devices that islands hold and nodes share; islands of
     equal links that follow one another may change places. Exchanges of a with b and with c make one of b with c.
     """
-    classes = instance.classes
-    members = [np.flatnonzero(classes == c) for c in range(int(classes.max()) + 1)]
-    firsts: list[int] = []
-    for b, devices in enumerate(members):
-        alike = (a for a in range(b) if firsts[a] == a and _exchangeable(instance, members[a], devices))
-        firsts.append(next(alike, b))
-    return tuple(firsts)
+    members = instance.members
+    return first_alike(len(members), lambda a, b: _exchangeable(instance, members[a], members[b]))
 
 
-def _exchangeable(instance: Instance, a: Integers, b: Integers) -> bool:
+def _exchangeable(instance: Instance, a: list[int], b: list[int]) -> bool:
     if len(a) != len(b) or instance.device_kinds[a[0]] != instance.device_kinds[b[0]]:
         return False
+    if instance.network.matrix is not None:
+        return unchanged(matrix_tables(instance.network.matrix, instance.devices), a, b)
     count = instance.devices
     moved = np.arange(count)
     moved[a], moved[b] = b, a
-    matrix = instance.network.matrix
-    if matrix is not None:
-        tables = [np.array(matrix.bandwidth_bytes_per_s)[:count, :count]]
-        if matrix.latencies_ns is not None:
-            tables.append(np.array(matrix.latencies_ns)[:count, :count])
-        apart = ~np.eye(count, dtype=bool)
-        return all(np.array_equal(table[apart], table[moved][:, moved][apart]) for table in tables)
     levels = groupby(instance.network.islands, key=lambda island: island.model_dump(exclude={"first", "origin", "error"}))
     for _, islands in levels:
-        sets = [own for island in islands for own in _sets(island, count)]
-        images = [(*place, frozenset(int(moved[device]) for device in held)) for *place, held in sets]
+        sets = [place for island in islands for place in _sets(island, count)]
+        images = [(name, frozenset(int(moved[device]) for device in devices)) for name, devices in sets]
         if Counter(sets) != Counter(images):
             return False
     return True
@@ -326,7 +306,7 @@ def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
     """What an island holds, and the nodes whose members are counted."""
     firsts = range(0, count, island.devices) if island.first is None else [island.first]
     for first in firsts:
-        yield "held", frozenset(range(first, min(count, first + island.devices)))
+        yield "holding", frozenset(range(first, min(count, first + island.devices)))
     if island.shared_by > 1:
         for first in range(0, count, island.shared_by):
             yield "sharing", frozenset(range(first, min(count, first + island.shared_by)))
@@ -343,7 +323,9 @@ def _best_between_classes(instance: Instance) -> Instance:
             island
             for island in network.islands
             if island.operation in (None, "all-reduce")
-            and any(name == "held" and len({int(instance.classes[r]) for r in held}) > 1 for name, held in _sets(island, count))
+            and any(
+                name == "holding" and len(set(instance.classes[list(devices)])) > 1 for name, devices in _sets(island, count)
+            )
         ]
     best = Island(
         devices=count,

@@ -44,14 +44,13 @@ from typing import Any
 import pyomo.environ as pyo
 from trainplan.formulations.cluster_strategy.makes import Case, Make
 from trainplan.formulations.cluster_strategy.problem import Solution
-
-SIGNIFICANT_BITS = 20
+from trainplan.formulations.milp import unit
 
 
 def units(case: Case) -> tuple[int, None]:
     """Nanoseconds of one model unit, a power of two that brings the largest objective near 2^20; None for bytes, of which
     the model has none."""
-    return 1 << max(0, _most_ns(case).bit_length() - SIGNIFICANT_BITS), None
+    return unit(_most_ns(case)), None
 
 
 def weight(case: Case) -> int:
@@ -185,10 +184,10 @@ def build(case: Case) -> pyo.ConcreteModel:
     m.share = pyo.Constraint(pipelines, rule=lambda m, i: sum(m.G[i, n] for n in case.share_choices) == 1)
     m.shares = pyo.Constraint(expr=sum(n * m.G[i, n] for i, n in m.G) == case.micro_batches)
     m.memory = pyo.ConstraintList()
-    for j, i, over, small, taken in _excesses(case):
-        groups = [m.Y[j, i, f, a, b] for f in small for a, b in over]
-        if groups:
-            m.memory.add(sum(groups) + sum(m.G[i, n] for n in taken) <= 1)
+    for j, over, small, taken in case.excesses():
+        for i in pipelines:
+            groups = sum(m.Y[j, i, f, a, b] for f in small for a, b in over)
+            m.memory.add(groups + sum(m.G[i, n] for n in taken) <= 1)
     first = {(i, r): sum(c * m.x[0, i, r, c] for c in classes) for i in pipelines for r in ranks}
     m.order_pipelines = pyo.Constraint(list(pipelines)[1:], rule=lambda m, i: first[i - 1, 0] <= first[i, 0])
     m.order_ranks = pyo.Constraint(list(ranks)[1:], rule=lambda m, r: first[0, r - 1] <= first[0, r])
@@ -201,23 +200,6 @@ def _devices(listed: Sequence[Make], c: int, variables: Any, group: tuple[int, i
     return sum(make[c] * variables[(*group, place)] for place, make in enumerate(listed) if make[c])
 
 
-def _excesses(case: Case) -> Any:
-    """Stage, pipeline, spans, profiles and shares of which no three may be chosen together."""
-    if not case.instance.within_memory:
-        return
-    for j in range(case.degrees.pp):
-        by_depth: dict[int, list[int]] = {}
-        for n in case.share_choices:
-            by_depth.setdefault(case.in_flight(n, j), []).append(n)
-        for ahead, taken in by_depth.items():
-            peaks = case.peak_bytes(ahead)
-            for limit in sorted(set(case.limits_bytes)):
-                over = [(a, b) for a, b in case.spans(j) if peaks[a, b] > limit]
-                small = [f for f, own in enumerate(case.limits_bytes) if own == limit]
-                for i in range(case.degrees.dp):
-                    yield j, i, over, small, taken
-
-
 def extract(case: Case, values: Mapping[str, Mapping[tuple[int, ...], float]]) -> Solution:
     """The solution that z, x and G stand for: of each the largest values."""
     degrees, spans = case.degrees, values["z"]
@@ -226,12 +208,3 @@ def extract(case: Case, values: Mapping[str, Mapping[tuple[int, ...], float]]) -
     classes = [max((values["x"][(*rank, c)], c) for c in range(len(case.counts)))[1] for rank in ranks]
     shares = [max((values["G"][i, n], n) for n in case.share_choices)[1] for i in range(degrees.dp)]
     return case.solution(classes, [a for _, a, _ in path[1:]], shares)
-
-
-def solved_values(model: Any, values: Any) -> dict[str, dict[tuple[int, ...], float]]:
-    """z, x and G of a solution, from a solver's variable map."""
-    return {
-        name: {index: values[part[index]] for index in part}
-        for name, part in model.component_map(pyo.Var).items()
-        if name in "zxG"
-    }

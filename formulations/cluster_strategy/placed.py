@@ -10,16 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.step.schedules import most_in_flight
 from trainplan.profiling.costs import collective_ns
 
 if TYPE_CHECKING:
     from trainplan.formulations.cluster_strategy.problem import Degrees, Instance
-
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,17 +48,17 @@ class Placed:
     @cached_property
     def limits_bytes(self) -> Integers:
         """Memory of the smallest device in every group: (P, d)."""
-        memory = np.array([kind.memory_bytes for kind in self.instance.kinds], np.int64)
-        return memory[np.array(self.instance.device_kinds)[self.grid]].min(axis=2)
+        return np.array([kind.memory_bytes for kind in self.instance.kinds], np.int64)[self.kinds].min(axis=2)
 
     @cached_property
     def _sums_ns(self) -> Integers:
         """Time of all layers before each in stage j of pipeline i: (P, d, L + 1)."""
         return np.pad(self.layer_ns.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
 
-    def kinds_of(self, stage: int) -> list[int]:
-        """Kind of every device of a stage."""
-        return [self.instance.device_kinds[device] for device in self.grid[stage].flat]
+    @property
+    def kinds(self) -> Integers:
+        """Kind of every device, as in `grid`: (P, d, tmp)."""
+        return np.array(self.instance.device_kinds)[self.grid]
 
     def stage_ns(self, cuts: Sequence[int]) -> Integers:
         """t of every stage in every pipeline: (P, d)."""
@@ -109,22 +108,22 @@ class Placed:
         ]
 
     def _group_sync_ns(self, size: int, classes: tuple[int, ...], devices: tuple[int, ...]) -> int:
-        known = self.instance.known_syncs
-        if (size, classes) not in known:
-            known[size, classes] = group_sync_ns(self.instance, devices, size)
-        return known[size, classes]
+        costs = self.instance.group_costs
+        if (size, classes) not in costs:
+            costs[size, classes] = group_sync_ns(self.instance, devices, size)
+        return costs[size, classes]
 
     def _by_group(
         self, groups: Integers, cost: Callable[[Instance, Degrees, Sequence[int]], Integers], columns: int
     ) -> Integers:
         """The cost of every group of devices along the last axis, in the groups' shape: (..., columns)."""
-        flat, known, rows = groups.reshape(-1, groups.shape[-1]), self.instance.known_costs, []
+        flat, costs, rows = groups.reshape(-1, groups.shape[-1]), self.instance.group_costs, []
         shape = cost.__name__, self.degrees.tmp, self.degrees.mbs
         for classes, devices in zip(np.sort(self.instance.classes[flat], axis=1).tolist(), flat.tolist(), strict=True):
             key = (*shape, *classes)
-            if key not in known:
-                known[key] = cost(self.instance, self.degrees, devices)
-            rows.append(known[key])
+            if key not in costs:
+                costs[key] = cost(self.instance, self.degrees, devices)
+            rows.append(costs[key])
         return np.array(rows, np.int64).reshape(*groups.shape[:-1], columns)
 
 

@@ -22,16 +22,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import Annotated, Any, Literal
+from itertools import groupby, pairwise
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 from trainplan.formulations.cluster_strategy.classes import device_classes
 from trainplan.formulations.cluster_strategy.placed import Placed
+from trainplan.formulations.instances import InstanceFile, Integers, ProblemInstance, Timed, check_length
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import format_bytes, plural
@@ -40,8 +41,9 @@ from trainplan.profiling.costs import collective_ns
 
 NAME = "cluster-strategy"
 LARGEST = 2**53
+ARRAYS = ("reductions", "reduced_bytes", "boundary_bytes")
+FLAGS = ("uneven_shares", "within_memory", "powers_of_two")
 
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Degree = Annotated[int, Field(ge=1, le=2**20)]
 
@@ -79,13 +81,10 @@ class TableRecord(Record):
     workspace_bytes: list[Whole]
 
 
-class InstanceRecord(Record):
+class InstanceRecord(InstanceFile):
     """The file format of a cluster-strategy instance, version 1."""
 
     problem: Literal["cluster-strategy"]
-    version: Literal[1]
-    name: str | None = None
-    provenance: dict[str, Any] | None = None
     batch: Annotated[int, Field(ge=1, le=10**9, description="samples of one step, gbs")]
     layer_names: Annotated[list[str], Field(min_length=1, max_length=10_000)]
     kinds: Annotated[list[KindRecord], Field(min_length=1)]
@@ -103,9 +102,8 @@ class InstanceRecord(Record):
     @model_validator(mode="after")
     def _consistent(self) -> InstanceRecord:
         layers = len(self.layer_names)
-        lengths = [("reductions", layers), ("reduced_bytes", layers), ("boundary_bytes", layers - 1)]
-        for name, wanted in lengths:
-            _check_length(name, getattr(self, name), wanted)
+        for name, wanted in (("reductions", layers), ("reduced_bytes", layers), ("boundary_bytes", layers - 1)):
+            check_length(name, getattr(self, name), wanted)
         for i, run in enumerate(self.devices):
             if run.kind >= len(self.kinds):
                 raise InputError("", f"devices[{i}].kind", f"is {run.kind}", f"give 0 to {len(self.kinds) - 1}")
@@ -115,7 +113,7 @@ class InstanceRecord(Record):
             raise InputError("", "network", f"does not reach all {count} devices", "give an island that holds them")
         for i, shard in enumerate(self.shards):
             for name in ("gradient_bytes", "state_bytes"):
-                _check_length(f"shards[{i}].{name}", getattr(shard, name), layers)
+                check_length(f"shards[{i}].{name}", getattr(shard, name), layers)
         degrees = [shard.tmp for shard in self.shards]
         if len(set(degrees)) < len(degrees):
             raise InputError("", "shards", f"have tmp {shown(degrees)}", "give each degree once")
@@ -124,10 +122,10 @@ class InstanceRecord(Record):
                 raise InputError(
                     "", f"tables[{i}].tmp", f"is {table.tmp}", f"give one of shards: {', '.join(map(str, degrees))}"
                 )
-            _check_length(f"tables[{i}].layer_ns", table.layer_ns, len(self.kinds))
+            check_length(f"tables[{i}].layer_ns", table.layer_ns, len(self.kinds))
             rows = [(f"layer_ns[{k}]", row) for k, row in enumerate(table.layer_ns)]
             for name, row in [*rows, ("kept_bytes", table.kept_bytes), ("workspace_bytes", table.workspace_bytes)]:
-                _check_length(f"tables[{i}].{name}", row, layers)
+                check_length(f"tables[{i}].{name}", row, layers)
             if (longest := -(-self.batch // table.mbs) * max(map(sum, table.layer_ns))) > LARGEST:
                 problem = f"take {longest:.3g} ns in a step of {self.batch} samples"
                 raise InputError("", f"tables[{i}].layer_ns", problem, f"give times that stay within {LARGEST:.3g}")
@@ -146,11 +144,6 @@ class InstanceRecord(Record):
         size += max(sum(shard.gradient_bytes) for shard in self.shards)
         each, whole = (collective_ns(self.network, "all-reduce", float(of), everyone) for of in (0, size))
         return messages * each + whole
-
-
-def _check_length(name: str, column: Sequence[Any], wanted: int) -> None:
-    if len(column) != wanted:
-        raise InputError("", name, f"has {len(column)} entries", f"give {wanted}")
 
 
 class SolutionRecord(Record):
@@ -209,8 +202,11 @@ class Degrees:
 
 
 @dataclass(frozen=True, eq=False)
-class Instance:
-    """The problem in arrays. device_kinds: kind of every device. shards by tmp, tables by (tmp, mbs)."""
+class Instance(ProblemInstance):
+    """The problem in arrays. device_kinds: kind of every device. shards by tmp, tables by (tmp, mbs).
+
+    group_costs: costs of groups of devices that were looked up; `Placed` fills them in.
+    """
 
     batch: int
     layer_names: tuple[str, ...]
@@ -225,9 +221,9 @@ class Instance:
     uneven_shares: bool = False
     within_memory: bool = True
     powers_of_two: bool = False
-    name: str = NAME
-    provenance: dict[str, Any] = field(default_factory=dict)
-    problem: str = field(default=NAME, init=False)
+    group_costs: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
+
+    problem = NAME
 
     @property
     def layers(self) -> int:
@@ -256,20 +252,24 @@ class Instance:
         return np.array(self.device_kinds, np.int64)[first]
 
     @cached_property
-    def known_costs(self) -> dict[tuple[Any, ...], Integers]:
-        """Costs of groups of devices that were looked up, see `Placed`; they are filled in there."""
-        return {}
+    def members(self) -> list[list[int]]:
+        """Devices of every class."""
+        return [np.flatnonzero(self.classes == c).tolist() for c in range(int(self.classes.max()) + 1)]
 
-    @cached_property
-    def known_syncs(self) -> dict[tuple[int, tuple[int, ...]], int]:
-        """All-reduces of so many bytes over groups of these classes that were looked up, see `Placed`."""
-        return {}
+    def placement(self, classes: Iterable[int]) -> tuple[int, ...]:
+        """Some placement with a device of the given class on every rank."""
+        waiting = [iter(devices) for devices in self.members]
+        return tuple(next(waiting[c]) for c in classes)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all that decides a solution's cost: everything but name and provenance."""
         content = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def with_memory(self, memory_bytes: int) -> Self:
+        """The same instance, which then counts memory, under another limit of every device."""
+        return replace(self, kinds=tuple(replace(kind, memory_bytes=memory_bytes) for kind in self.kinds), within_memory=True)
 
     def degrees(self) -> Iterator[Degrees]:
         """All (pp, dp, tmp) that use every device, each with all possible sizes of micro-batch (Algorithm 1's loops)."""
@@ -299,29 +299,14 @@ class Instance:
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
-        runs: list[dict[str, int]] = []
-        for kind in self.device_kinds:
-            if not runs or runs[-1]["kind"] != kind:
-                runs.append({"kind": kind, "count": 0})
-            runs[-1]["count"] += 1
         return {
-            "problem": NAME,
-            "version": 1,
-            "name": self.name,
-            "provenance": self.provenance,
-            "batch": self.batch,
-            "layer_names": list(self.layer_names),
+            **self.header,
+            **self.lists(("batch", *ARRAYS, *FLAGS, "layer_names")),
             "kinds": [asdict(kind) for kind in self.kinds],
-            "devices": runs,
+            "devices": [{"kind": kind, "count": len(list(run))} for kind, run in groupby(self.device_kinds)],
             "network": self.network.model_dump(exclude_none=True),
-            "reductions": self.reductions.tolist(),
-            "reduced_bytes": self.reduced_bytes.tolist(),
-            "boundary_bytes": self.boundary_bytes.tolist(),
             "shards": [{"tmp": tmp, **_lists(shard)} for tmp, shard in self.shards.items()],
             "tables": [{"tmp": tmp, "mbs": mbs, **_lists(table)} for (tmp, mbs), table in self.tables.items()],
-            "uneven_shares": self.uneven_shares,
-            "within_memory": self.within_memory,
-            "powers_of_two": self.powers_of_two,
         }
 
 
@@ -360,18 +345,13 @@ class StrategyStage:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Timed):
     """What a strategy costs. pipelines_ns: T_i of every pipeline. fits: every device has the memory."""
 
     time_ns: int
     pipelines_ns: tuple[int, ...]
     sync_ns: int
     stages: tuple[StrategyStage, ...]
-
-    @property
-    def objective(self) -> int:
-        """T of Eq. 4, nanoseconds."""
-        return self.time_ns
 
     @property
     def peak_bytes(self) -> int:
@@ -388,7 +368,7 @@ def load(source: Source, where: str = "instance") -> Instance:
     """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
     record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
 
-    def array(values: Any) -> Integers:
+    def array(values: Any) -> Any:
         return np.array(values, np.int64)
 
     return Instance(
@@ -397,18 +377,13 @@ def load(source: Source, where: str = "instance") -> Instance:
         kinds=tuple(Kind(kind.name, kind.memory_bytes) for kind in record.kinds),
         device_kinds=tuple(run.kind for run in record.devices for _ in range(run.count)),
         network=record.network,
-        reductions=array(record.reductions),
-        reduced_bytes=array(record.reduced_bytes),
-        boundary_bytes=array(record.boundary_bytes),
+        **{name: array(getattr(record, name)) for name in ARRAYS},
         shards={s.tmp: Shard(array(s.gradient_bytes), array(s.state_bytes)) for s in record.shards},
         tables={
             (t.tmp, t.mbs): LayerTable(array(t.layer_ns), array(t.kept_bytes), array(t.workspace_bytes)) for t in record.tables
         },
-        uneven_shares=record.uneven_shares,
-        within_memory=record.within_memory,
-        powers_of_two=record.powers_of_two,
-        name=record.name or NAME,
-        provenance=record.provenance or {},
+        **record.tuples(FLAGS),
+        **record.labels,
     )
 
 
@@ -440,7 +415,7 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     peaks, limits, stages = placed.peak_bytes(solution.cuts, shares), placed.limits_bytes, []
     for number, (first, last) in enumerate(solution.spans(instance.layers)):
         fullest = int((peaks[number] - limits[number]).argmax())
-        names = Counter(instance.kinds[kind].name for kind in placed.kinds_of(number))
+        names = Counter(instance.kinds[kind].name for kind in placed.kinds[number].flat)
         stages.append(
             StrategyStage(
                 first,
@@ -458,10 +433,9 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 
 
 def shares_of(instance: Instance, solution: Solution) -> tuple[int, ...]:
-    """gas_i of every pipeline, as given or even. Raises ValueError where the batch cannot be shared out evenly."""
+    """gas_i of every pipeline of a solution of the instance, its own or even ones."""
     shares = solution.shares or instance.even_shares(solution.degrees.dp, solution.degrees.mbs)
-    if shares is None:
-        raise ValueError(f"the batch of {instance.batch} cannot be shared out evenly")
+    assert shares is not None, "a solution without shares has even ones"
     return shares
 
 

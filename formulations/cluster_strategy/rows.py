@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import groupby
 
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, describe
 from trainplan.formulations.problem import Table
@@ -14,9 +14,9 @@ MOST_RUNS = 8  # of device numbers that a cell shows
 
 def strategy_table(instance: Instance, solution: Solution) -> Table:
     """One row: the degrees of a strategy, and how it shares out the batch."""
-    told = describe(instance, solution)
+    costs = describe(instance, solution)
     columns = ("pp", "dp", "tmp", "devices", "samples of a step", "a pipeline", "samples each")
-    numbers = (told["pp"], told["dp"], told["tmp"], instance.devices, instance.batch, _shares(told["shares"]), told["mbs"])
+    numbers = (costs["pp"], costs["dp"], costs["tmp"], instance.devices, instance.batch, _shares(costs["shares"]), costs["mbs"])
     return Table("strategy", columns, (tuple(map(str, numbers)),))
 
 
@@ -39,23 +39,6 @@ def stage_table(instance: Instance, solution: Solution) -> Table:
     return Table("stages", columns, tuple(rows))
 
 
-def candidate_table(candidates: Iterable[Mapping[str, Any]]) -> Table:
-    """The strategies of a planner's statistics (`candidates`), best first, with a mark at those that do not fit."""
-    columns = ("rank", "pp", "dp", "tmp", "mbs", "cuts", "time", "memory", "fits")
-    rows = tuple(
-        (
-            str(rank),
-            *(str(candidate[name]) for name in ("pp", "dp", "tmp", "mbs")),
-            ", ".join(map(str, candidate["cuts"])) or "-",
-            format_time(candidate["time_ns"]),
-            format_bytes(candidate["peak_bytes"]),
-            "yes" if candidate["fits"] else "NO",
-        )
-        for rank, candidate in enumerate(candidates, 1)
-    )
-    return Table("candidates", columns, rows)
-
-
 def _shares(shares: Sequence[int]) -> str:
     if len(set(shares)) == 1:
         return plural(shares[0], "micro-batch")
@@ -64,11 +47,7 @@ def _shares(shares: Sequence[int]) -> str:
 
 def _runs(numbers: Sequence[int]) -> str:
     """Ascending numbers, consecutive ones as a run."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    places = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in places]
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     return ", ".join(shown if len(shown) <= MOST_RUNS else [*shown[:MOST_RUNS], "..."])

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby, product
 from math import prod
-from typing import Any
 
 from trainplan.formulations.layer_strategies import problem
-from trainplan.formulations.layer_strategies.costs import COST_MODELS, EvenStage, build
-from trainplan.formulations.layer_strategies.plans import staged_plan
+from trainplan.formulations.layer_strategies.costs import EvenStage, build
 from trainplan.formulations.layer_strategies.problem import Instance, InstanceRecord, SolutionRecord
 from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Problem, Table
 from trainplan.formulations.request import Request
+from trainplan.formulations.work.models import COST_MODELS
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import span
 
 EVERY = 4096  # choices between two moments to look at the clock
@@ -35,6 +33,7 @@ class LayerStrategies(Problem):
     home = problem
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
+    explained_by = "trainplan.solvers.chain.least_memory:explain"
     parameters = (
         COST_MODEL,
         PIPELINE,
@@ -44,23 +43,11 @@ class LayerStrategies(Problem):
         TAKEAWAY3,
     )
 
-    def explain(self, instance: Instance) -> Any:
-        """Why no solution fits, as an `Infeasibility`; None where one does."""
-        return attribute("trainplan.solvers.chain.least_memory:explain")(instance)
-
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and the objective: Eq. 8 of the whole step, or a micro-batch of one of several stages."""
         index, count = instance.provenance.get("stage", (0, 1))
         objective = "Eq. 8" if count == 1 else f"a micro-batch in stage {index} of {count}"
         return f"{super().cost_model(instance)}, {objective}"
-
-    def memory_bytes(self, instance: Instance) -> int:
-        """The memory of one device."""
-        return instance.memory_bytes
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        """The instance under another limit of every device."""
-        return instance.with_memory(memory_bytes)
 
     def instance(self, request: Request) -> Instance:
         """One stage of a pipeline of even stages, by default of one stage. Raises InputError."""
@@ -79,8 +66,8 @@ class LayerStrategies(Problem):
             stage=stage,
             by_unit=options["by_unit"],
             takeaway3=options["takeaway3"],
-            name=f"{profile.name} on {request.place}" + (f", stage {index} of {count}" if count > 1 else ""),
-            provenance={"cluster": request.place},
+            name=f"{profile.name} on {request.cluster_name}" + (f", stage {index} of {count}" if count > 1 else ""),
+            provenance={"cluster": request.cluster_name},
         )
 
     def plan(self, instance: Instance, solution: Choice, request: Request) -> Plan:
@@ -88,13 +75,9 @@ class LayerStrategies(Problem):
         count = request.options["pipeline"] or 1
         if count > 1:
             raise InputError("command line", "--pipeline", f"is {count}", "give 1: a plan has all stages of its pipeline")
-        return staged_plan(
-            request,
-            memory_bytes=instance.memory_bytes,
-            micro_batches=request.options["micro_batches"] or 1,
-            spans=[(0, instance.layers - 1)],
-            strategies=[names[s] for names, s in zip(instance.strategies, solution, strict=True)],
-        )
+        strategies = [names[s] for names, s in zip(instance.strategies, solution, strict=True)]
+        batch = Batch(global_samples=request.samples, micro_batches=request.options["micro_batches"] or 1)
+        return staged_plan(request, [(0, instance.layers - 1)], strategies, batch)
 
     def count(self, instance: Instance) -> int:
         """The number of choices."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from trainplan.formulations.layer_strategies.problem import Instance, Integers
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.layer_strategies.problem import Instance
 
 Classes = tuple[tuple[int, ...], ...]
 

@@ -23,23 +23,20 @@ them (see `units`), and its answers are checked on the integers afterwards.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyomo.environ as pyo
 from trainplan.formulations.layer_strategies.layouts import boundaries
 from trainplan.formulations.layer_strategies.problem import Instance
-
-SIGNIFICANT_BITS = 20
+from trainplan.formulations.milp import unit
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit: powers of two that bring memory, and the largest time, near 2^20.
+    """Nanoseconds and bytes of one model unit, by the largest time and by the memory.
 
-    No coefficient loses a bit, and a row's tolerance of 1e-6 units is less than a byte or a nanosecond (up to 2^40 of them).
     An integrality tolerance counts with the coefficient that it meets, so the adapter sets it to 1e-9.
     """
     largest = sum(int(c.max()) for c in instance.time_ns) + sum(int(table.max()) for table in instance.transitions_ns)
-    return tuple(1 << max(0, value.bit_length() - SIGNIFICANT_BITS) for value in (largest, instance.memory_bytes))  # type: ignore[return-value]
+    return unit(largest), unit(instance.memory_bytes)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
@@ -104,11 +101,6 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     return m
 
 
-def extract(instance: Instance, values: Mapping[tuple[int, int], float]) -> tuple[int, ...]:
+def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> tuple[int, ...]:
     """The choice that x stands for: per layer the option of the largest value."""
-    return tuple(max(range(count), key=lambda s: values[l, s]) for l, count in enumerate(instance.options))
-
-
-def solved_values(model: Any, values: Any) -> dict[tuple[int, int], float]:
-    """x of a solution, by (layer, option), from a solver's variable map."""
-    return {index: values[model.x[index]] for index in model.x}
+    return tuple(max(range(count), key=lambda s: values["x"][l, s]) for l, count in enumerate(instance.options))

@@ -12,24 +12,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from trainplan.formulations.instances import Bytes, InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "layer-strategies"
-Integers = NDArray[np.int64]
-
-# Limits that keep every sum of 10,000 layers within 64 bits.
-TimeNs = Annotated[int, Field(ge=0, le=10**14, description="nanoseconds")]
-Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
+COLUMNS = ("time_ns", "forward_bytes", "backward_bytes", "state_bytes")  # numbers of an option
 
 
 class OptionRecord(Record):
@@ -49,13 +46,10 @@ class LayerRecord(Record):
     options: Annotated[list[OptionRecord], Field(min_length=1, max_length=1000)]
 
 
-class InstanceRecord(Record):
+class InstanceRecord(InstanceFile):
     """The file format of a layer-strategies instance, version 1."""
 
     problem: Literal["layer-strategies"]
-    version: Literal[1]
-    name: str | None = None
-    provenance: dict[str, Any] | None = None
     devices: Annotated[
         int | None,
         Field(ge=1, le=2**20, description="devices of the stage; where given, each strategy's degrees must multiply to it"),
@@ -69,28 +63,12 @@ class InstanceRecord(Record):
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        wanted = len(self.layers) - 1
-        if len(self.transitions_ns) != wanted:
-            raise InputError(
-                "", "transitions_ns", f"has {len(self.transitions_ns)} tables", f"give {wanted}, one fewer than layers"
-            )
+        check_length("transitions_ns", self.transitions_ns, len(self.layers) - 1, "one fewer than layers", "tables")
         for place, table in enumerate(self.transitions_ns):
             rows, columns = (len(self.layers[place + i].options) for i in (0, 1))
-            if len(table) != rows:
-                raise InputError(
-                    "",
-                    f"transitions_ns[{place}]",
-                    f"has {len(table)} rows",
-                    f"give {rows}, one for each option of layer {place}",
-                )
+            check_length(f"transitions_ns[{place}]", table, rows, f"one for each option of layer {place}", "rows")
             for number, row in enumerate(table):
-                if len(row) != columns:
-                    raise InputError(
-                        "",
-                        f"transitions_ns[{place}][{number}]",
-                        f"has {len(row)} entries",
-                        f"give {columns}, one for each option of layer {place + 1}",
-                    )
+                check_length(f"transitions_ns[{place}][{number}]", row, columns, f"one for each option of layer {place + 1}")
         for place, layer in enumerate(self.layers):
             names = [option.strategy for option in layer.options]
             if repeated := {name for name in names if names.count(name) > 1}:
@@ -108,7 +86,7 @@ class SolutionRecord(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Instance:
+class Instance(ProblemInstance):
     """The problem in arrays. Per layer l with S_l options: four vectors of length S_l; transitions[l]: (S_l, S_{l+1})."""
 
     memory_bytes: int
@@ -119,8 +97,6 @@ class Instance:
     transitions_ns: tuple[Integers, ...]
     strategies: tuple[tuple[str, ...], ...]
     layer_names: tuple[str, ...]
-    name: str = NAME
-    provenance: dict[str, Any] = field(default_factory=dict)
     devices: int | None = None
 
     problem = NAME
@@ -138,15 +114,9 @@ class Instance:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what the answer depends on (not of names or provenance)."""
-        parts = [self.memory_bytes, *((a.tolist()) for a in self._arrays()), self.strategies]
+        arrays = (*self.time_ns, *self.forward_bytes, *self.backward_bytes, *self.state_bytes, *self.transitions_ns)
+        parts = [self.memory_bytes, *(array.tolist() for array in arrays), self.strategies]
         return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
-
-    def _arrays(self) -> tuple[Integers, ...]:
-        return (*self.time_ns, *self.forward_bytes, *self.backward_bytes, *self.state_bytes, *self.transitions_ns)
-
-    def with_memory(self, memory_bytes: int) -> Instance:
-        """The same instance under another memory limit."""
-        return replace(self, memory_bytes=memory_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
@@ -154,23 +124,14 @@ class Instance:
             {
                 "name": self.layer_names[l],
                 "options": [
-                    {
-                        "strategy": name,
-                        "time_ns": int(self.time_ns[l][s]),
-                        "forward_bytes": int(self.forward_bytes[l][s]),
-                        "backward_bytes": int(self.backward_bytes[l][s]),
-                        "state_bytes": int(self.state_bytes[l][s]),
-                    }
+                    {"strategy": name, **{column: int(getattr(self, column)[l][s]) for column in COLUMNS}}
                     for s, name in enumerate(names)
                 ],
             }
             for l, names in enumerate(self.strategies)
         ]
         return {
-            "problem": NAME,
-            "version": 1,
-            "name": self.name,
-            "provenance": self.provenance,
+            **self.header,
             "devices": self.devices,
             "memory_bytes": self.memory_bytes,
             "layers": layers,
@@ -179,17 +140,12 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Timed):
     """What a choice costs. memory_by_layer_bytes[l]: Eq. 2's peak during the backward pass of layer l."""
 
     time_ns: int
     memory_by_layer_bytes: tuple[int, ...]
     state_bytes: int
-
-    @property
-    def objective(self) -> int:
-        """The time in nanoseconds, which is minimised."""
-        return self.time_ns
 
     @property
     def peak_bytes(self) -> int:
@@ -206,21 +162,17 @@ def load(source: Source, where: str = "instance") -> Instance:
     """An instance from a file or a dict (which errors then call `where`). Raises InputError naming file, field and fix."""
     record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
 
-    def column(name: str) -> tuple[Integers, ...]:
+    def column(name: str) -> Any:
         return tuple(np.array([getattr(o, name) for o in layer.options], np.int64) for layer in record.layers)
 
     return Instance(
         memory_bytes=record.memory_bytes,
-        time_ns=column("time_ns"),
-        forward_bytes=column("forward_bytes"),
-        backward_bytes=column("backward_bytes"),
-        state_bytes=column("state_bytes"),
+        **{name: column(name) for name in COLUMNS},
         transitions_ns=tuple(np.array(table, np.int64) for table in record.transitions_ns),
         strategies=tuple(tuple(option.strategy for option in layer.options) for layer in record.layers),
         layer_names=tuple(layer.name or f"layer {place}" for place, layer in enumerate(record.layers)),
-        name=record.name or NAME,
-        provenance=record.provenance or {},
         devices=record.devices,
+        **record.labels,
     )
 
 
@@ -241,11 +193,9 @@ def evaluate(instance: Instance, choice: Sequence[int]) -> Evaluation:
     time = sum(int(instance.time_ns[l][s]) for l, s in enumerate(choice))
     time += sum(int(table[choice[l], choice[l + 1]]) for l, table in enumerate(instance.transitions_ns))
     states = sum(int(instance.state_bytes[l][s]) for l, s in enumerate(choice))
-    forward, peaks = 0, []
-    for l, s in enumerate(choice):
-        forward += int(instance.forward_bytes[l][s])
-        peaks.append(forward + int(instance.backward_bytes[l][s]) + states)
-    return Evaluation(time, tuple(peaks), states)
+    stacked = accumulate(int(instance.forward_bytes[l][s]) for l, s in enumerate(choice))
+    peaks = tuple(forward + int(instance.backward_bytes[l][choice[l]]) + states for l, forward in enumerate(stacked))
+    return Evaluation(time, peaks, states)
 
 
 def describe(instance: Instance, choice: Sequence[int]) -> dict[str, Any]:

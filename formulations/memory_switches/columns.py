@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.memory_switches.segments import Segments
 from trainplan.formulations.memory_switches.simulation import Booleans
 
@@ -120,13 +120,13 @@ def _beside(chain: Sequence[Columns]) -> tuple[list[Floats], list[Floats]]:
     before = []
     for columns in chain:
         before.append((low[columns.enters] + columns.resident_bytes, high[columns.enters] + columns.resident_bytes))
-        low, high = _extremes(columns.leaves, *(held + columns.delta_bytes for held in before[-1]))
+        low, high = _extremes(columns.leaves, *(beside + columns.delta_bytes for beside in before[-1]))
     low, high = np.zeros(STATES), np.zeros(STATES)
     least, most = [], []
     for columns, (low_before, high_before) in zip(reversed(chain), reversed(before), strict=True):
         least.append(low_before + low[columns.leaves])
         most.append(high_before + high[columns.leaves])
-        low, high = _extremes(columns.enters, *(held[columns.leaves] + columns.resident_bytes for held in (low, high)))
+        low, high = _extremes(columns.enters, *(beside[columns.leaves] + columns.resident_bytes for beside in (low, high)))
     return least[::-1], most[::-1]
 
 

@@ -25,12 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
 from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import moved_bytes
 from trainplan.formulations.work.primitives import collective, host_copy, host_costs, host_step
-from trainplan.formulations.work.units import unit_work
+from trainplan.formulations.work.units import grouped_units, layer_name, unit_work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.profiles import Profile
 
@@ -64,8 +63,6 @@ def build(
     synchronisation: Synchronisation = "forced",
     offload_needs_ckpt: bool = True,
     by_unit: bool = True,
-    name: str | None = None,
-    provenance: dict[str, Any] | None = None,
 ) -> Instance:
     """The instance of a step of `batch` samples over all devices of the profile.
 
@@ -85,14 +82,13 @@ def build(
         {
             "problem": NAME,
             "version": 1,
-            "name": name or f"{profile.name} on {profile.devices} devices of {profile.cluster}",
+            "name": f"{profile.name} on {profile.cluster}",
             "provenance": {
                 "model": profile.model or {"name": profile.name},
                 "profile": profile.origin,
                 "cluster": profile.cluster,
                 "devices": profile.devices,
                 "batch": batch,
-                **(provenance or {}),
             },
             "nvlink": not host.shares_bus,
             "synchronisation": synchronisation,
@@ -137,13 +133,13 @@ def _joined(parts: Sequence[Row]) -> Row:
     first, last = parts[0], parts[-1]
     row = {name: sum(part[name] for part in parts) for name in (*TIMES, *PARAMETER_BYTES)}
     row |= {"input_bytes": first["input_bytes"], "output_bytes": last["output_bytes"]}
-    held = without = forward = 0  # by the units so far: their graphs, and all that they pass on but the layer's own input
+    graphs = without = forward = 0  # by the units so far: their graphs, and all that they pass on but the layer's own input
     for place, part in enumerate(parts):
         passed = part["input_bytes"] if place else 0
         without = max(without, passed + part["forward_without_graph_peak_bytes"])
-        held += passed
-        forward = max(forward, held + part["forward_peak_bytes"])
-        held += part["graph_bytes"]
+        graphs += passed
+        forward = max(forward, graphs + part["forward_peak_bytes"])
+        graphs += part["graph_bytes"]
     # The layer's whole graph and the gradient of its output are there when its backward pass begins.
     backward, left = 0, 0
     for part in reversed(parts):
@@ -151,7 +147,7 @@ def _joined(parts: Sequence[Row]) -> Row:
         # In place of the unit's graph, of its input and of the gradient of its output there is the gradient of its input.
         left -= part["graph_bytes"] + part["output_bytes"]
     return row | {
-        "graph_bytes": held,
+        "graph_bytes": graphs,
         "forward_without_graph_peak_bytes": without,
         "forward_peak_bytes": forward,
         "backward_peak_bytes": max(backward, first["input_bytes"]),

@@ -22,7 +22,7 @@ from math import gcd
 
 import numpy as np
 from ortools.sat.python import cp_model
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.memory_switches.columns import STATES, Columns, undominated, within
 from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segments import segments
@@ -50,12 +50,12 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, LayerVariables]:
     memory = instance.memory_bytes // step
     resident = model.new_int_var(0, memory, "R")
     model.add(_sum([_weighted(x, columns.resident_bytes // step) for columns, x in layers]) == resident)
-    held = model.new_constant(0)
+    kept = model.new_constant(0)
     for i, (columns, x) in enumerate(layers):
-        model.add(_sum([held, _weighted(x, columns.peak_bytes // step), resident]) <= memory)
+        model.add(_sum([kept, _weighted(x, columns.peak_bytes // step), resident]) <= memory)
         if i + 1 < len(layers):
-            before, held = held, model.new_int_var(0, memory, f"H[{i + 1}]")
-            model.add(_sum([before, _weighted(x, columns.delta_bytes // step)]) == held)
+            before, kept = kept, model.new_int_var(0, memory, f"H[{i + 1}]")
+            model.add(_sum([before, _weighted(x, columns.delta_bytes // step)]) == kept)
     return model, layers
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 from trainplan.formulations.memory_switches import costs, enumeration, problem, tables
 from trainplan.formulations.memory_switches.problem import Instance, Solution, Synchronisation
 from trainplan.formulations.parameters import BY_UNIT, Parameter
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError, Unsuited
-from trainplan.profiling.base.plugins import attribute
 
 SYNCHRONISATION = Parameter(
     "synchronisation",
@@ -33,24 +32,12 @@ class MemorySwitches(Problem):
     name = problem.NAME
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
+    explained_by = "trainplan.solvers.switches.exact:explain"
     parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
-    largest = enumeration.LARGEST_SYNCHRONISED
-
-    def explain(self, instance: Instance) -> Any:
-        """Why no solution fits; None where one does, or where that is not certain (free synchronisation of many layers)."""
-        return attribute("trainplan.solvers.switches.exact:explain")(instance)
 
     def cost_model(self, instance: Instance) -> str:
         """H3T's simulated step, and whether its segments are synchronised."""
         return f"H3T's simulated step, {'synchronised' if instance.forced else 'free'}"
-
-    def memory_bytes(self, instance: Instance) -> int:
-        """The limit of every device."""
-        return instance.memory_bytes
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        """The instance under another limit of every device."""
-        return instance.with_memory(memory_bytes)
 
     def tightest(self, instance: Instance) -> Instance | None:
         """That of synchronised steps, whose least memory is known exactly, and quickly."""
@@ -76,28 +63,17 @@ class MemorySwitches(Problem):
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """One stage of all devices, a layer for each sub-layer; the memory is the request's, without what it sets aside."""
         model = request.described_model
-        if not model:
-            raise InputError("command line", "--model", "is missing", "give it: the profile does not say what it is of")
-        if instance.layers != len(model.units):
-            told = f"has {instance.layers} layers, and {model.name!r} {len(model.units)} sub-layers"
-            raise InputError("instance", "layers", told, f"build it with {BY_UNIT.flag}: plans decide for every sub-layer")
+        if model and instance.layers != len(model.units):
+            mismatch = f"has {instance.layers} layers, and {model.name!r} {len(model.units)} sub-layers"
+            raise InputError("instance", "layers", mismatch, f"build it with {BY_UNIT.flag}: plans decide for every sub-layer")
         world = request.origin.devices
-        return Plan(
-            model=model.shape(),
-            model_digest=model.digest,
-            world=world,
-            memory_bytes=request.with_reserve(0).limit_bytes,
-            batch=Batch(global_samples=request.samples),
+        return staged_plan(
+            request,
+            [(0, instance.layers - 1)],
+            [str(Strategy.of(("sdp", world), ckpt=chosen.ckpt)) for chosen in solution.switches],
+            Batch(global_samples=request.samples),
+            switches=[[name for name in chosen.names if name != "ckpt"] for chosen in solution.switches],
             nvlink=instance.nvlink,
-            stages=[Stage(ranks=list(range(world)), first_unit=0, last_unit=instance.layers - 1)],
-            units=[
-                PlannedUnit(
-                    name=unit.name,
-                    strategy=str(Strategy((("sdp", world),) if world > 1 else (), chosen.ckpt)),
-                    switches=[name for name in chosen.names if name != "ckpt"],
-                )
-                for unit, chosen in zip(model.units, solution.switches, strict=True)
-            ],
         )
 
     def count(self, instance: Instance) -> int:
@@ -137,7 +113,6 @@ def _built(request: Request, by_unit: bool) -> Instance:
         synchronisation=request.options["synchronisation"],
         offload_needs_ckpt=not request.options["paper_combinations"],
         by_unit=by_unit,
-        name=f"{profile.name} on {profile.cluster}",
     )
 
 

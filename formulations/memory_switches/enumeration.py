@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, matrix
 from trainplan.formulations.memory_switches.segments import segments
 from trainplan.formulations.memory_switches.simulation import simulate
@@ -73,10 +73,10 @@ def _synchronised(instance: Instance) -> Iterator[Solution | None]:
         near = [costs(i, (first, *others)) for i in range(min(2, layers))]
         time: Any = 0
         peak: Any = 0
-        held = resident = 0
+        kept = resident = 0
         for layer_time, layer_peak, delta, layer_resident in near + of_later:
-            peak = np.maximum(peak, held + layer_peak)
-            time, held, resident = time + layer_time, held + delta, resident + layer_resident
+            peak = np.maximum(peak, kept + layer_peak)
+            time, kept, resident = time + layer_time, kept + delta, resident + layer_resident
         time, fits = np.broadcast_arrays(time, peak + resident <= instance.memory_bytes)
         time = np.where(fits, time, np.iinfo(np.int64).max)
         place = np.unravel_index(time.argmin(), time.shape)

@@ -29,19 +29,15 @@ import pyomo.environ as pyo
 from trainplan.formulations.memory_switches.columns import undominated, within
 from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segments import segments
+from trainplan.formulations.milp import unit
 
-SIGNIFICANT_BITS = 20
 Column = tuple[int, int, int, int]
 
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit: powers of two that bring the longest step and the memory near 2^20.
-
-    The longest step has the time of all that a step may do. No coefficient loses a bit, and a row's tolerance of 1e-6 units is
-    less than a nanosecond or byte (up to 2^40).
-    """
+    """Nanoseconds and bytes of one model unit, by the memory and the longest step, which does all that a step may do."""
     longest = sum(int(column.sum()) for name, column in instance.columns.items() if name.endswith("_ns"))
-    return tuple(1 << max(0, value.bit_length() - SIGNIFICANT_BITS) for value in (longest, instance.memory_bytes))  # type: ignore[return-value]
+    return unit(longest), unit(instance.memory_bytes)
 
 
 def build(instance: Instance) -> pyo.ConcreteModel:
@@ -82,15 +78,8 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     return m
 
 
-def extract(instance: Instance, values: Mapping[Column, float]) -> Solution:
+def extract(instance: Instance, values: Mapping[str, Mapping[Column, float]]) -> Solution:
     """The solution that x stands for: of every layer the option of the column of largest value."""
-    best: dict[int, Column] = {}
-    for column in values:
-        if column[0] not in best or values[column] > values[best[column[0]]]:
-            best[column[0]] = column
+    columns = sorted(values["x"], key=values["x"].__getitem__)
+    best = {column[0]: column for column in columns}
     return Solution(tuple(instance.options[best[i][1]] for i in range(instance.layers)))
-
-
-def solved_values(model: Any, values: Any) -> dict[Column, float]:
-    """x of a solution, by column, from a solver's variable map."""
-    return {column: values[model.x[column]] for column in model.x}

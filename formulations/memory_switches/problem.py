@@ -11,17 +11,15 @@ demands; `free` leaves it to the solver. All numbers are integers; `evaluate` an
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Bytes, InstanceFile, Integers, ProblemInstance, TimeNs
 from trainplan.formulations.memory_switches.simulation import Evaluation, simulate_one
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, SwitchName, combinations
 from trainplan.profiling.base.errors import InputError
@@ -30,11 +28,8 @@ from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "memory-switches"
 MOST_LAYERS = 10_000
-LARGEST_NS, LARGEST_BYTES = 2**53, 2**53
+LARGEST = 2**53  # ns, and bytes, which are added up as floats, too
 Synchronisation = Literal["forced", "free"]
-
-TimeNs = Annotated[int, Field(ge=0, le=10**14, description="nanoseconds")]
-Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
 
 
 class LayerRecord(Record):
@@ -67,13 +62,10 @@ class LayerRecord(Record):
     backward_peak_bytes: Annotated[Bytes, Field(description="most above the start, the input's gradient included")]
 
 
-class InstanceRecord(Record):
+class InstanceRecord(InstanceFile):
     """The file format of a memory-switches instance, version 1."""
 
     problem: Literal["memory-switches"]
-    version: Literal[1]
-    name: str | None = None
-    provenance: dict[str, Any] | None = None
     nvlink: Annotated[bool, Field(description="whether collectives have a lane of their own, beside the copies to the host")]
     synchronisation: Annotated[Synchronisation, Field(description="of segments: forced in every layer, or free")] = "forced"
     offload_needs_ckpt: Annotated[
@@ -97,11 +89,11 @@ class InstanceRecord(Record):
                 if (value := getattr(layer, name)) < least:
                     raise InputError("", f"{where}.{name}", f"is {value}", f"give at least {least}, its {what}")
         numbers = [layer.model_dump(exclude={"name"}) for layer in self.layers]
-        for unit, limit in (("_ns", LARGEST_NS), ("_bytes", LARGEST_BYTES)):
+        for unit in ("_ns", "_bytes"):
             total = 4 * sum(value for layer in numbers for name, value in layer.items() if name.endswith(unit))
-            if total >= limit:
+            if total >= LARGEST:
                 problem = f"add up to {total:.3g} {unit[1:]} or more in a step"
-                raise InputError("", "layers", problem, f"give numbers that stay below {limit:.3g}")
+                raise InputError("", "layers", problem, f"give numbers that stay below {LARGEST:.3g}")
         return self
 
 
@@ -118,11 +110,12 @@ class SolutionRecord(Record):
         return self
 
 
+SETTINGS = ("nvlink", "synchronisation", "offload_needs_ckpt", "memory_bytes")
 COLUMNS = tuple(name for name in LayerRecord.model_fields if name != "name")
 
 
 @dataclass(frozen=True, eq=False)
-class Instance:
+class Instance(ProblemInstance):
     """The problem in arrays. columns: (N,), by the name of each number in `LayerRecord`; the other fields as in the format."""
 
     nvlink: bool
@@ -131,8 +124,6 @@ class Instance:
     columns: Mapping[str, Integers]
     offload_needs_ckpt: bool = True
     layer_names: tuple[str, ...] = ()
-    name: str = NAME
-    provenance: dict[str, Any] = field(default_factory=dict)
 
     problem = NAME
 
@@ -157,10 +148,8 @@ class Instance:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the answer depends on (not of names or provenance)."""
-        content = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
-        content["layers"] = [{key: value for key, value in layer.items() if key != "name"} for layer in content["layers"]]
-        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+        """As of every instance; it does not depend on the layers' names either."""
+        return replace(self, layer_names=()).digest if self.layer_names else super().digest
 
     def name_of(self, layer: int) -> str:
         """A layer's name, or its number where layers have none."""
@@ -171,23 +160,13 @@ class Instance:
         columns = {name: column[first:end] for name, column in self.columns.items()}
         return Instance(self.nvlink, self.synchronisation, self.memory_bytes, columns, self.offload_needs_ckpt)
 
-    def with_memory(self, memory_bytes: int) -> Instance:
-        """The same instance under another memory limit."""
-        return replace(self, memory_bytes=memory_bytes)
-
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
         rows = [{name: int(column[i]) for name, column in self.columns.items()} for i in range(self.layers)]
         names = [{"name": self.layer_names[i]} if self.layer_names else {} for i in range(self.layers)]
         return {
-            "problem": NAME,
-            "version": 1,
-            "name": self.name,
-            "provenance": self.provenance,
-            "nvlink": self.nvlink,
-            "synchronisation": self.synchronisation,
-            "offload_needs_ckpt": self.offload_needs_ckpt,
-            "memory_bytes": self.memory_bytes,
+            **self.header,
+            **self.lists(SETTINGS),
             "layers": [named | row for named, row in zip(names, rows, strict=True)],
         }
 
@@ -210,14 +189,10 @@ def load(source: Source, where: str = "instance") -> Instance:
     columns = {name: np.array([getattr(layer, name) for layer in record.layers], np.int64) for name in COLUMNS}
     named = any(layer.name for layer in record.layers)
     return Instance(
-        nvlink=record.nvlink,
-        synchronisation=record.synchronisation,
-        memory_bytes=record.memory_bytes,
         columns=columns,
-        offload_needs_ckpt=record.offload_needs_ckpt,
+        **record.tuples(SETTINGS),
         layer_names=tuple(layer.name or f"layer {i}" for i, layer in enumerate(record.layers)) if named else (),
-        name=record.name or NAME,
-        provenance=record.provenance or {},
+        **record.labels,
     )
 
 

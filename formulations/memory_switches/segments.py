@@ -19,7 +19,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
 from trainplan.formulations.memory_switches.simulation import Booleans, SimulatedStep
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, SwitchName
@@ -92,19 +92,19 @@ def _simulate(
     instance: Instance,
     layers: Integers,
     before: Booleans | None,
-    own: Booleans,
+    of_layer: Booleans,
     after: Booleans | None,
     run: Callable[[SimulatedStep, int], None],
 ) -> tuple[Integers, Integers]:
     """Time and most memory of one segment of each layer, with each choice of switches: (layers, choices) each.
 
-    before, own, after: (choices, 7), switches of the layer before, the layer and the one after; None where there is none.
+    before, of_layer, after: (choices, 7), switches of the layer before, the layer and the one after; None where there is none.
     run: issues the segment of the layer at a place of a chain of these.
     """
-    chain = [switches for switches in (before, own, after) if switches is not None]
+    chain = [switches for switches in (before, of_layer, after) if switches is not None]
     place = int(before is not None)
     rows = layers + np.arange(-place, len(chain) - place)[:, None]  # (neighbours, layers)
-    choices = len(own)
+    choices = len(of_layer)
     columns = {name: np.repeat(column[rows], choices, axis=1) for name, column in instance.columns.items()}
     step = SimulatedStep(columns, instance.nvlink, np.tile(np.stack(chain, axis=1), (len(layers), 1, 1)))
     run(step, place)
@@ -115,9 +115,9 @@ def _simulate(
 def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
     """(layers, S, 2): head and forward segment."""
     first, last = layers[0] == 0, layers[-1] == instance.layers - 1
-    own = np.repeat(on, 2, axis=0)
+    of_layer = np.repeat(on, 2, axis=0)
     after = np.tile(matrix([Solution((NEIGHBOURS[0], NEIGHBOURS[1]))])[0], (len(on), 1))
-    before = None if first else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(own), 1))
+    before = None if first else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(of_layer), 1))
 
     def forward(step: SimulatedStep, i: int) -> None:
         _hold(step, step.number("input_bytes", i) + step.number("gathered_parameter_bytes", i))
@@ -127,9 +127,9 @@ def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Intege
         _hold(step, step.number("input_bytes", i))
         step.head()
 
-    time, peak = _simulate(instance, layers, before, own, None if last else after, forward)
+    time, peak = _simulate(instance, layers, before, of_layer, None if last else after, forward)
     if first:
-        more, high = _simulate(instance, layers, before, own, None if last else after, head)
+        more, high = _simulate(instance, layers, before, of_layer, None if last else after, head)
         time, peak = time + more, np.maximum(peak, high)
     shape = (len(layers), len(on), 2)
     return time.reshape(shape), peak.reshape(shape)
@@ -138,9 +138,9 @@ def _forward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Intege
 def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integers, Integers]:
     """(layers, 8, S): turn, backward segment, tail and the optimizer's segment."""
     first, last = layers[0] == 0, layers[-1] == instance.layers - 1
-    own = np.tile(on, (8, 1))
+    of_layer = np.tile(on, (8, 1))
     before = None if first else np.repeat(matrix([Solution(NEIGHBOURS)])[0], len(on), axis=0)
-    after = None if last else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(own), 1))
+    after = None if last else np.tile(matrix([Solution(NEIGHBOURS[:1])])[0], (len(of_layer), 1))
 
     def hold_forward(step: SimulatedStep, i: int) -> None:
         """What the forward pass of the layer left: what it keeps, and its output, or the gradient of it."""
@@ -169,7 +169,7 @@ def _backward(instance: Instance, layers: Integers, on: Booleans) -> tuple[Integ
             step.copy_back(i)
 
     runs = [backward, optimizer, *([turn] if last else []), *([tail] if first else [])]
-    times, peaks = zip(*(_simulate(instance, layers, before, own, after, run) for run in runs), strict=True)
+    times, peaks = zip(*(_simulate(instance, layers, before, of_layer, after, run) for run in runs), strict=True)
     time, peak = np.sum(times, axis=0), np.max(peaks, axis=0)
     shape = (len(layers), 8, len(on))
     return time.reshape(shape), peak.reshape(shape)

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers, Timed
 from trainplan.formulations.memory_switches.switches import SWITCHES, SwitchName
 
 LANES = ("compute", "communication", "copy", "host")
@@ -54,7 +54,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Timed):
     """A simulated step.
 
     phases_ns: when forward pass, backward pass and optimizer end. memory: (time in ns, bytes held from then on), by time.
@@ -68,11 +68,6 @@ class Evaluation:
     phases_ns: tuple[int, int, int]
     timeline: tuple[Operation, ...]
     memory: tuple[tuple[int, int], ...]
-
-    @property
-    def objective(self) -> int:
-        """Nanoseconds of the step."""
-        return self.time_ns
 
 
 def simulate(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> tuple[Integers, Integers]:
@@ -349,15 +344,15 @@ class SimulatedStep:
         ordered = sorted(self.changes, key=lambda change: (change[0], bool((change[2] > 0).any())))
         times, sizes = (np.stack(values) for values in list(zip(*ordered, strict=True))[1:])
         order = np.argsort(times, axis=0, kind="stable")
-        held = np.cumsum(np.take_along_axis(sizes, order, axis=0), axis=0)
-        place = held.argmax(axis=0)[None]
-        return np.take_along_axis(held, place, axis=0)[0], np.take_along_axis(np.take_along_axis(times, order, 0), place, 0)[0]
+        level = np.cumsum(np.take_along_axis(sizes, order, axis=0), axis=0)
+        place = level.argmax(axis=0)[None]
+        return np.take_along_axis(level, place, axis=0)[0], np.take_along_axis(np.take_along_axis(times, order, 0), place, 0)[0]
 
     def memory(self) -> tuple[tuple[int, int], ...]:
         """Of the first simulation: (time in ns, bytes held from then on), by time."""
-        held = int(self.resident_bytes[0])
-        levels = {0: held}
+        level = int(self.resident_bytes[0])
+        levels = {0: level}
         for time, size in sorted((int(time[0]), int(size[0])) for _, time, size in self.changes if size[0]):
-            held += size
-            levels[time] = held
+            level += size
+            levels[time] = level
         return tuple(levels.items())

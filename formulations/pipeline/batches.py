@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trainplan.formulations.layer_strategies.costs import COST_MODELS, CostModel
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Schedule
 from trainplan.formulations.pipeline.spaces import space, stage_powers
@@ -49,13 +48,12 @@ class BatchInstances:
         model: Model,
         cluster: Cluster,
         *,
-        costs: CostModel = COST_MODELS["paper"],
         most_micro_batches: int | None = MOST_MICRO_BATCHES,
         step: int | None = None,
     ) -> None:
         """most_micro_batches: at most so many to a batch (without a limit 1F1B-Flush never runs out of memory, and there is no
         largest batch). step: samples between two batch sizes (default: 8)."""
-        self.model, self.cluster, self.costs = model, cluster, costs
+        self.model, self.cluster = model, cluster
         self.most, self.step = most_micro_batches, step or STEP
         self._costs: dict[tuple[int, str], PipelineCosts] = {}
         self._profiles: dict[int, Profile] = {}
@@ -76,7 +74,7 @@ class BatchInstances:
         chunk = (-(-batch // self.step) - 1).bit_length()  # batch sizes up to step 2^chunk share one profile
         key = (chunk, space_name)
         if key not in self._costs:
-            self._costs[key] = PipelineCosts(self._profile(chunk), costs=self.costs, space=space(space_name))
+            self._costs[key] = PipelineCosts(self._profile(chunk), space=space(space_name))
         costs = self._costs[key]
 
         def counts(stages: int) -> list[int]:

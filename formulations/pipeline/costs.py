@@ -8,17 +8,17 @@ the slowest link between neighbouring stages; a device sends the rows that it wo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.layer_strategies.costs import grouped_units, layer_name
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
 from trainplan.formulations.pipeline.spaces import SPACES, Space
 from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.work.models import COST_MODELS, CostModel, UnitCosts, layer_costs, transition_ns, unit_costs
+from trainplan.formulations.work.models import COST_MODELS, CostModel, layer_costs, transition_ns, unit_costs
 from trainplan.formulations.work.moves import moved_bytes
+from trainplan.formulations.work.units import grouped_units, layer_name
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.costs import collective_ns
@@ -52,7 +52,7 @@ class PipelineCosts:
         self.boundary_kinds = tuple(self.boundaries.index(size) for size in between)
         self._strategies: dict[int, list[Strategy]] = {}
         self._tables: dict[tuple[int, int], Tables | None] = {}
-        self._units: dict[tuple[str, Strategy, int], UnitCosts] = {}
+        self._unit = cache(partial(unit_costs, profile, costs))
 
     @cached_property
     def stages(self) -> list[int]:
@@ -99,22 +99,12 @@ class PipelineCosts:
             **columns,
         )
 
-    def _unit(self, part: str, strategy: Strategy, samples: int) -> UnitCosts:
-        key = (part, strategy, samples)
-        if key not in self._units:
-            self._units[key] = unit_costs(self.profile, self.costs, part, strategy, samples)
-        return self._units[key]
-
     def _entry_ns(self, group: int, message_bytes: int) -> int:
         """Hidden states to a stage and their gradients back, over the slowest of the links between neighbouring stages."""
         devices, network = self.profile.devices, self.profile.network
         starts = range(0, devices - group, group)
         slowest = max((collective_ns(network, "p2p", message_bytes, (a, a + group)) for a in starts), default=0.0)
         return round(2 * slowest)
-
-    def counts(self, batch: int, group: int) -> list[int]:
-        """Numbers of micro-batches that divide the batch and leave at least one strategy."""
-        return [m for m in divisors(batch) if self.strategies(group, batch // m)]
 
     def instance(
         self,
@@ -141,7 +131,7 @@ class PipelineCosts:
         for count in counts:
             group = profile.devices // count
             numbers = micro_batches(count) if callable(micro_batches) else micro_batches
-            for m in self.counts(batch, group) if numbers is None else numbers:
+            for m in divisors(batch) if numbers is None else numbers:
                 tables = self.tables(group, batch // m) if batch % m == 0 else None
                 if tables is not None:
                     configurations.append(Configuration(count, m, tables, schedule))

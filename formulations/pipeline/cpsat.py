@@ -19,18 +19,18 @@ Bytes are first divided by their greatest common divisor, which changes no solut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import chain
 from math import gcd
 
 import numpy as np
 from ortools.sat.python import cp_model
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.cpsat import Terms, weighted_sum
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.pipeline.layouts import boundaries, most_ns, only, solution, stages_of
 from trainplan.formulations.pipeline.problem import Instance, Solution
 
 Places = dict[tuple[int, int, int], cp_model.IntVar]
-Terms = list[tuple[cp_model.IntVar, int]]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
@@ -74,9 +74,9 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
     last = [term for i in stages for term in in_stage(i, tables.sync_ns)]
     slowest = model.new_int_var(0, most_ns(instance), "V")
     for terms in running:
-        model.add(_sum(terms) <= slowest)
-    model.add(_sum(chain(*running)) <= configuration.stages * slowest)
-    model.minimize(_sum([(slowest, configuration.micro_batches - 1), *chain(*running), *last]))
+        model.add(weighted_sum(terms) <= slowest)
+    model.add(weighted_sum(chain(*running)) <= configuration.stages * slowest)
+    model.minimize(weighted_sum([(slowest, configuration.micro_batches - 1), *chain(*running), *last]))
 
     columns = (tables.forward_bytes, tables.backward_bytes, tables.state_bytes)
     step = gcd(*(int(v) for column in columns for v in np.unique(column))) or 1
@@ -86,13 +86,8 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Places]:
         for l in (l for l, j in places if j == i):
             terms += [(x[l, i, s], int(o_f[kinds[l], s])) for s in options]
             backward = [(x[l, i, s], int(o_b[kinds[l], s])) for s in options]
-            model.add(_sum(terms + backward) <= instance.memory_bytes // step)
+            model.add(weighted_sum(terms + backward) <= instance.memory_bytes // step)
     return model, x
-
-
-def _sum(terms: Iterable[tuple[cp_model.IntVar, int]]) -> cp_model.LinearExpr:
-    variables, factors = zip(*terms, strict=True)
-    return cp_model.LinearExpr.weighted_sum(variables, factors)
 
 
 def extract(instance: Instance, x: Places, value: Callable[[cp_model.IntVar], bool]) -> Solution:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
-from trainplan.formulations.layer_strategies.costs import COST_MODELS
 from trainplan.formulations.layer_strategies.definition import COST_MODEL, TAKEAWAY3, strategy_runs
-from trainplan.formulations.layer_strategies.plans import staged_plan
 from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.pipeline import problem
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.enumeration import plan_count, plans
 from trainplan.formulations.pipeline.layouts import least_ns, parts
-from trainplan.formulations.pipeline.problem import (
-    SCHEDULES,
-    Instance,
-    InstanceRecord,
-    Solution,
-    SolutionRecord,
-)
+from trainplan.formulations.pipeline.problem import SCHEDULES, Instance, InstanceRecord, Solution, SolutionRecord
 from trainplan.formulations.pipeline.spaces import SPACES, micro_batch_counts, space, stage_counts
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
-from trainplan.profiling.base.plugins import attribute
+from trainplan.formulations.work.models import COST_MODELS
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 
 SCHEDULE = Parameter("schedule", str, "order of forward and backward passes", "1f1b", SCHEDULES)
@@ -37,14 +28,6 @@ class StagedProblem(Problem):
     """What the problems share whose instances are those of `pipeline`, or extend them."""
 
     home = problem
-
-    def memory_bytes(self, instance: Instance) -> int:
-        """The memory of one device."""
-        return instance.memory_bytes
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        """The instance under another limit of every device."""
-        return instance.with_memory(memory_bytes)
 
     def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
         """One for each configuration."""
@@ -79,11 +62,8 @@ class Pipeline(StagedProblem):
 
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
+    explained_by = "trainplan.solvers.pipeline.memory:explain"
     parameters = (COST_MODEL, PIPELINE, MICRO_BATCHES, SCHEDULE, SPACE, BY_UNIT, TAKEAWAY3)
-
-    def explain(self, instance: Instance) -> Any:
-        """Why no solution fits, as an `Infeasibility`; None where one does."""
-        return attribute("trainplan.solvers.pipeline.memory:explain")(instance)
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and the equation of the objective."""
@@ -102,21 +82,16 @@ class Pipeline(StagedProblem):
             schedule=options["schedule"],
             stages=counts,
             micro_batches=numbers,
-            name=f"{profile.name} on {request.place}",
-            provenance={"cluster": request.place},
+            name=f"{profile.name} on {request.cluster_name}",
+            provenance={"cluster": request.cluster_name},
         )
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """The plan of a solution. Raises InputError where no model is described."""
         configuration = instance.configurations[solution.configuration]
-        return staged_plan(
-            request,
-            memory_bytes=instance.memory_bytes,
-            micro_batches=configuration.micro_batches,
-            schedule=configuration.schedule,
-            spans=solution.spans(),
-            strategies=[configuration.tables.strategies[s] for s in solution.choice],
-        )
+        strategies = [configuration.tables.strategies[s] for s in solution.choice]
+        batch = Batch(global_samples=request.samples, micro_batches=configuration.micro_batches)
+        return staged_plan(request, solution.spans(), strategies, batch, schedule=configuration.schedule)
 
     def count(self, instance: Instance) -> int:
         """The number of partitions and choices in all configurations."""

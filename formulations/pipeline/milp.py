@@ -38,19 +38,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyomo.environ as pyo
+from trainplan.formulations.milp import unit
 from trainplan.formulations.pipeline.layouts import boundaries, most_ns, only, solution, stages_of
 from trainplan.formulations.pipeline.problem import Instance, Solution
 
-SIGNIFICANT_BITS = 20
-
 
 def units(instance: Instance) -> tuple[int, int]:
-    """Nanoseconds and bytes of one model unit: powers of two that bring memory, and the largest objective, near 2^20.
+    """Nanoseconds and bytes of one model unit, by the largest objective and by the memory.
 
-    No coefficient loses a bit. In finer units HiGHS's first linear program stalls on some instances of 50 layers.
+    In finer units HiGHS's first linear program stalls on some instances of 50 layers.
     """
-    sizes = (only(instance).micro_batches * most_ns(instance), instance.memory_bytes)
-    return tuple(1 << max(0, value.bit_length() - SIGNIFICANT_BITS) for value in sizes)  # type: ignore[return-value]
+    return unit(only(instance).micro_batches * most_ns(instance)), unit(instance.memory_bytes)
 
 
 def weight(instance: Instance) -> int:
@@ -133,13 +131,8 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     return m
 
 
-def extract(instance: Instance, values: Mapping[tuple[int, int, int], float]) -> Solution:
+def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int, int], float]]) -> Solution:
     """The solution that x stands for: per layer the stage and option of the largest value."""
     options = range(len(only(instance).tables.strategies))
     rows = [[(l, i, s) for i in stages_of(instance, l) for s in options] for l in range(instance.layers)]
-    return solution(instance, (max(row, key=values.__getitem__) for row in rows))
-
-
-def solved_values(model: Any, values: Any) -> dict[tuple[int, int, int], float]:
-    """x of a solution, by (layer, stage, option), from a solver's variable map."""
-    return {index: values[model.x[index]] for index in model.x}
+    return solution(instance, (max(row, key=values["x"].__getitem__) for row in rows))

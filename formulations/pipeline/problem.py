@@ -19,15 +19,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import Field, model_validator
+from trainplan.formulations.instances import InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length, check_sums
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
-from trainplan.formulations.layer_strategies.problem import Integers, OptionRecord, TimeNs
+from trainplan.formulations.layer_strategies.problem import OptionRecord
 from trainplan.formulations.step.schedules import Schedule, most_in_flight
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
@@ -36,7 +37,6 @@ from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "pipeline"
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 
 
 class PipelineOption(OptionRecord):
@@ -61,13 +61,10 @@ class ConfigurationRecord(Record):
     ]
 
 
-class InstanceRecord(Record):
+class InstanceRecord(InstanceFile):
     """The file format of a pipeline instance, version 1."""
 
     problem: Literal["pipeline"]
-    version: Literal[1]
-    name: str | None = None
-    provenance: dict[str, Any] | None = None
     devices: Annotated[int, Field(ge=1, le=2**20)]
     memory_bytes: Annotated[int, Field(gt=0, le=2**48)]
     batch: Annotated[int, Field(ge=1, le=10**9)]
@@ -80,8 +77,7 @@ class InstanceRecord(Record):
     def _shapes(self) -> InstanceRecord:
         layers = len(self.layer_names)
         for name, wanted in (("layer_kinds", layers), ("boundary_kinds", layers - 1)):
-            if len(getattr(self, name)) != wanted:
-                raise InputError("", name, f"has {len(getattr(self, name))} entries", f"give {wanted}")
+            check_length(name, getattr(self, name), wanted)
         for place, configuration in enumerate(self.configurations):
             self._check(f"configurations[{place}]", configuration)
         return self
@@ -117,11 +113,9 @@ class InstanceRecord(Record):
             if len(table) != len(first) or any(len(row) != len(first) for row in table):
                 raise InputError("", f"{where}.transitions_ns[{kind}]", "is not square", f"give {len(first)} by {len(first)}")
         for kind, row in enumerate(record.entries_ns):
-            if len(row) != len(first):
-                raise InputError("", f"{where}.entries_ns[{kind}]", f"has {len(row)} entries", f"give {len(first)}")
+            check_length(f"{where}.entries_ns[{kind}]", row, len(first))
 
     def _check_sums(self, where: str, record: ConfigurationRecord) -> None:
-        """All sums of times are whole in floats, too, and sums of bytes within 64 bits."""
         m, layers = record.micro_batches, len(self.layer_names)
         every = [option for options in record.options for option in options]
         moves = (
@@ -130,10 +124,7 @@ class InstanceRecord(Record):
         )
         longest = max((o.time_ns for o in every), default=0) + sum(max(times, default=0) for times in moves)
         fullest = max((o.state_bytes + o.backward_bytes + m * o.forward_bytes for o in every), default=0)
-        for name, total, most in (("ns", m * layers * longest, LARGEST_NS), ("bytes", layers * fullest, LARGEST_BYTES)):
-            if total > most:
-                problem = f"is {m}, with which {layers} layers may take {total:.3g} {name}"
-                raise InputError("", f"{where}.micro_batches", problem, f"give numbers that stay within {most:.3g}")
+        check_sums(f"{where}.micro_batches", m, f"{layers} layers", m * layers * longest, layers * fullest)
 
 
 class SolutionRecord(Record):
@@ -176,6 +167,7 @@ class Tables:
         return Tables(strategies=names, transitions_ns=self.transitions_ns[:, o][:, :, o], **columns)
 
 
+COMMON = ("devices", "memory_bytes", "batch", "layer_names", "layer_kinds", "boundary_kinds")
 COLUMNS = ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes")
 
 
@@ -221,7 +213,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, eq=False)
-class Instance:
+class Instance(ProblemInstance):
     """The problem in arrays. layer_kinds: kind of each of the L layers; boundary_kinds: of the L-1 boundaries between them."""
 
     devices: int
@@ -231,8 +223,6 @@ class Instance:
     layer_kinds: tuple[int, ...]
     boundary_kinds: tuple[int, ...]
     configurations: tuple[Configuration, ...]
-    name: str = NAME
-    provenance: dict[str, Any] = field(default_factory=dict)
 
     problem: ClassVar[str] = NAME
 
@@ -250,16 +240,6 @@ class Instance:
             digest.update(repr(configuration.key).encode())
             digest.update(configuration.tables.digest)
         return digest.hexdigest()
-
-    def with_memory(self, memory_bytes: int) -> Self:
-        """The same instance under another memory limit."""
-        return replace(self, memory_bytes=memory_bytes)
-
-    def stage(self, configuration: int, stage: int, first: int, last: int, weight: int = 1) -> StageInstance:
-        """One stage, layers first to last (included), as a layer-strategies instance. weight: micro-batches that the time is
-        counted for; gradient synchronisation counts once. Options of all layers are those of the configuration."""
-        chosen = self.configurations[configuration]
-        return self.span(chosen.tables, first, last, chosen.in_flight(stage), (weight, 1))
 
     def span(self, tables: Tables, first: int, last: int, in_flight: int, weight: tuple[int, int]) -> StageInstance:
         """A span of layers under some tables, as a layer-strategies instance that minimises p (T - G) + q G; weight: (p, q)."""
@@ -287,16 +267,8 @@ class Instance:
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
         return {
-            "problem": self.problem,
-            "version": 1,
-            "name": self.name,
-            "provenance": self.provenance,
-            "devices": self.devices,
-            "memory_bytes": self.memory_bytes,
-            "batch": self.batch,
-            "layer_names": list(self.layer_names),
-            "layer_kinds": list(self.layer_kinds),
-            "boundary_kinds": list(self.boundary_kinds),
+            **self.header,
+            **self.lists(COMMON),
             "configurations": [configuration.to_dict() for configuration in self.configurations],
         }
 
@@ -316,16 +288,11 @@ class EvaluatedStage:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Timed):
     """What a solution costs, stage by stage."""
 
     time_ns: int
     stages: tuple[EvaluatedStage, ...]
-
-    @property
-    def objective(self) -> int:
-        """The time of a step in nanoseconds, which is minimised."""
-        return self.time_ns
 
     @property
     def peak_bytes(self) -> int:
@@ -392,16 +359,7 @@ def tables_of(record: ConfigurationRecord) -> Tables:
 
 def common_fields(record: InstanceRecord) -> dict[str, Any]:
     """The fields of an instance in a file, but its configurations."""
-    return {
-        "devices": record.devices,
-        "memory_bytes": record.memory_bytes,
-        "batch": record.batch,
-        "layer_names": tuple(record.layer_names),
-        "layer_kinds": tuple(record.layer_kinds),
-        "boundary_kinds": tuple(record.boundary_kinds),
-        "name": record.name or record.problem,
-        "provenance": record.provenance or {},
-    }
+    return record.tuples(COMMON) | record.labels
 
 
 def load_solution(source: Source) -> Solution:
@@ -483,8 +441,7 @@ def evaluate_stage(
         time += int(tables.entries_ns[instance.boundary_kinds[first - 1], choice[0]])
     for place in range(len(choice) - 1):
         time += int(tables.transitions_ns[instance.boundary_kinds[first + place], choice[place], choice[place + 1]])
-    forward = tables.forward_bytes[places]
-    states = int(tables.state_bytes[places].sum())
+    forward, states = tables.forward_bytes[places], int(tables.state_bytes[places].sum())
     peaks = np.cumsum(forward) + tables.backward_bytes[places] + ahead * int(forward.sum()) + states
     place = int(peaks.argmax())
     return EvaluatedStage(

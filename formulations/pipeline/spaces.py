@@ -59,7 +59,7 @@ def _one(devices: int) -> list[int]:
 
 
 def _pure(paradigm: Paradigm) -> Callable[[int], list[Strategy]]:
-    return lambda group: [Strategy(((paradigm, group),) if group > 1 else ())]
+    return lambda group: [Strategy.of((paradigm, group))]
 
 
 def _without_ckpt(group: int) -> list[Strategy]:
@@ -71,8 +71,7 @@ def _dp_tp(group: int) -> list[Strategy]:
 
 
 def _three(group: int) -> list[Strategy]:
-    data: tuple[tuple[Paradigm, int], ...] = (("dp", group // 2),) if group > 2 else ()
-    return [Strategy((*data, ("tp", 2)))] if group > 1 else []
+    return [Strategy.of(("dp", group // 2), ("tp", 2))] if group > 1 else []
 
 
 SPACES = {

@@ -1,4 +1,4 @@
-"""From a profile to a pipeline-partition instance, and to the stage times of a plan: what every sub-layer costs.
+"""From a profile to a pipeline-partition instance: what every sub-layer costs.
 
 Costs of a sub-layer are those of trainplan's own programs (`executed` of `formulations.work`), forward and backward apart,
 each with its collectives. What only the last micro-batch of a step pays (the reduction of gradients, the optimizer) is
@@ -17,21 +17,15 @@ first devices, as in the problems `layer-strategies` and `pipeline`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from trainplan.formulations.layer_strategies.costs import layer_name
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees
 from trainplan.formulations.pipeline_partition.problem import NAME, Instance, load
-from trainplan.formulations.plan import Plan
-from trainplan.formulations.step.timeline import Work
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, tied_ns
-from trainplan.formulations.work.primitives import collective
+from trainplan.formulations.work.moves import moved_bytes, slowest_message_ns, tied_ns
+from trainplan.formulations.work.units import layer_name
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import span
 from trainplan.profiling.profiles import Profile
 
 
@@ -59,7 +53,7 @@ def build(
     size, devices = degrees.stage_size, degrees.devices
     pairs = [(rank, rank + size) for rank in range(devices - size)]
     messages = [rows * moved_bytes(profile, unit.sublayer)[1] for unit in units[:-1]]
-    moves = {message: _slowest_ns(profile, message, pairs) for message in set(messages)}
+    moves = {message: slowest_message_ns(profile, message, pairs) for message in set(messages)}
     syncs = [time.sync_ns for time in times]
     for end in (0, -1) if degrees.pp > 1 else (0,):
         syncs[end] += tied_ns(profile, degrees.stage_size, degrees.pp)
@@ -98,59 +92,3 @@ def build(
             "workspace_bytes": [max(0, size) for size in workspace],
         }
     return load(fields)
-
-
-@dataclass(frozen=True)
-class PlannedWork:
-    """What the stages of a plan take. syncs_ns: what each adds to the end of the step; names: what each holds."""
-
-    work: Work
-    syncs_ns: tuple[int, ...]
-    micro_batches: int
-    names: tuple[str, ...]
-
-
-def samples_of(plan: Plan) -> int:
-    """Samples of a micro-batch over all devices of a stage; of pipelines with shares of their own, one of each."""
-    shares = plan.batch.shares
-    if shares is None:
-        return plan.batch.global_samples // plan.batch.micro_batches
-    return plan.batch.global_samples // sum(shares) * len(shares)
-
-
-def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
-    """Stage times of a plan. profiles: one for each stage, of the kinds of devices that it is on, with all shapes' costs.
-
-    Of data-parallel pipelines with different shares, that with the most micro-batches counts. A stage re-lays what it
-    receives, too.
-    Raises InputError.
-    """
-    strategies, samples = plan.strategies(), samples_of(plan)
-    devices = plan.placement or range(plan.world)
-    forward, backward, moves, syncs, names = [], [], [], [], []
-    for number, (profile, stage) in enumerate(zip(profiles, plan.stages, strict=True)):
-        units, first, last = profile.units, stage.first_unit, stage.last_unit
-        times = [times_of(profile, units[u].sublayer, strategies[u], samples) for u in range(first, last + 1)]
-        passed = [moved_bytes(profile, unit.sublayer)[1] for unit in units]
-        there = [(u - 1, u) for u in range(max(first, 1), last + 1)]
-        back = [(u + 1, u) for u in range(first, min(last + 1, len(units) - 1))]
-        moved = [
-            sum(round(slice_gather_ns(profile, strategies[a], strategies[b], samples, passed[min(a, b)])) for a, b in way)
-            for way in (there, back)
-        ]
-        forward.append(sum(time.forward_ns for time in times) + moved[0])
-        backward.append(sum(time.backward_ns for time in times) + moved[1])
-        syncs.append(sum(time.sync_ns for time in times))
-        names.append(span(units[first].name, units[last].name))
-        if number:
-            message = samples // strategies[first].data_degree * passed[first - 1]
-            ranks = zip(plan.stages[number - 1].ranks, stage.ranks, strict=True)
-            moves.append(_slowest_ns(profile, message, [(devices[a], devices[b]) for a, b in ranks]))
-    for end in {0, len(plan.stages) - 1}:
-        syncs[end] += tied_ns(profiles[0], plan.stage_size, len(plan.stages))
-    work = Work(tuple(forward), tuple(backward), tuple(moves))
-    return PlannedWork(work, tuple(syncs), plan.batch.micro_batches, tuple(names))
-
-
-def _slowest_ns(profile: Profile, message_bytes: int, pairs: Iterable[tuple[int, int]]) -> int:
-    return max((collective(profile, "p2p", message_bytes, pair) for pair in pairs), default=0)

@@ -17,21 +17,19 @@ Variables    Y[x,l] bool         stage x has begun by sub-layer l; Y[0,.] = 1, Y
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ortools.sat.python import cp_model
+from trainplan.formulations.cpsat import Begun, Terms, solved_cuts, state_cuts, weighted_sum
 from trainplan.formulations.pipeline_partition.bounds import least_ns, left_over, most_ns
 from trainplan.formulations.pipeline_partition.moments import Sum, moments
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-
-Begun = dict[tuple[int, int], cp_model.IntVar]
-Terms = list[tuple[cp_model.IntVar, int]]
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
     """The model, and Y by stage and sub-layer."""
     model = cp_model.CpModel()
-    y = _begun(model, instance)
+    y = state_cuts(model, instance)
     stages, sublayers, p, m = range(instance.stages), range(instance.sublayers), instance.stages, instance.micro_batches
     most = most_ns(instance)
 
@@ -43,12 +41,12 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
     for kind, sizes in (("f", instance.forward_ns.tolist()), ("b", instance.backward_ns.tolist())):
         for x in stages:
             times.append(model.new_int_var(0, sum(sizes), f"{kind}[{x}]"))
-            model.add(times[-1] == _sum(term for l in sublayers for term in inside(x, l, sizes[l])))
+            model.add(times[-1] == weighted_sum(term for l in sublayers for term in inside(x, l, sizes[l])))
     moves = instance.transfer_ns.tolist()
     for x in stages[1:]:
         times.append(model.new_int_var(0, max(moves), f"c[{x}]"))
         changes = [term for l in sublayers[1:] for term in ((y[x, l], moves[l - 1]), (y[x, l - 1], -moves[l - 1]))]
-        model.add(times[-1] == _sum(changes))
+        model.add(times[-1] == weighted_sum(changes))
 
     passes = moments(p, m)
     starts = [model.new_int_var(0, most, f"S[{v}]") for v in range(len(passes.rows))]
@@ -56,49 +54,25 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
 
     def total(moment: Sum) -> cp_model.LinearExpr:
         terms = [(time, count) for time, count in zip(times, moment.counts, strict=True) if count]
-        return _sum(terms if moment.start is None else [(starts[moment.start], 1), *terms])
+        return weighted_sum(terms if moment.start is None else [(starts[moment.start], 1), *terms])
 
     for start, sums in zip(starts, passes.rows, strict=True):
         for moment in sums:
             model.add(start >= total(moment))
     model.add(step >= total(passes.end))
 
-    moved = _sum((move, 2) for move in times[2 * p :])
+    moved = weighted_sum((move, 2) for move in times[2 * p :])
     trip = moved + int(instance.forward_ns.sum() + instance.backward_ns.sum())
     for x in stages:
         for forward, backward in {(left_over(instance, x), m - 1), (m - 1, left_over(instance, x))}:
-            own = [(times[x], forward), (times[p + x], backward)]
-            own += [(times[2 * p + x - 1], forward)] if x > 0 else []
-            own += [(times[2 * p + x], backward)] if x < p - 1 else []
-            model.add(step >= trip + _sum(own))
+            passes_of_stage = [(times[x], forward), (times[p + x], backward)]
+            passes_of_stage += [(times[2 * p + x - 1], forward)] if x > 0 else []
+            passes_of_stage += [(times[2 * p + x], backward)] if x < p - 1 else []
+            model.add(step >= trip + weighted_sum(passes_of_stage))
     model.minimize(step)
     return model, y
 
 
-def _begun(model: cp_model.CpModel, instance: Instance) -> Begun:
-    """Y, onward, in order and within the memory."""
-    stages, sublayers, memory = range(instance.stages), range(instance.sublayers), instance.memory
-    no, yes = model.new_constant(0), model.new_constant(1)
-    y: Begun = {(instance.stages, l): no for l in sublayers}
-    for x in stages:
-        last = instance.sublayers - instance.stages + x  # every stage has begun by then, the first one at once
-        for l in sublayers:
-            y[x, l] = yes if x == 0 or l >= last else no if l < x else model.new_bool_var(f"Y[{x},{l}]")
-    for x in stages[1:]:
-        for l in sublayers[:-1]:
-            model.add_implication(y[x, l], y[x, l + 1])
-            model.add_implication(y[x + 1, l + 1], y[x, l])
-    for x, first, l in [] if memory is None else memory.precedences([instance.in_flight(x) for x in stages]):
-        model.add_implication(y[x, first - 1], y[x + 1, l])
-    return y
-
-
-def _sum(terms: Iterable[tuple[cp_model.IntVar, int]]) -> cp_model.LinearExpr:
-    pairs = list(terms)
-    return cp_model.LinearExpr.weighted_sum([variable for variable, _ in pairs], [factor for _, factor in pairs])
-
-
 def extract(instance: Instance, y: Begun, value: Callable[[cp_model.IntVar], bool]) -> Solution:
     """The solution that Y stands for, by the value of each variable."""
-    sublayers = range(instance.sublayers)
-    return Solution(tuple(next(l for l in sublayers if value(y[x, l])) for x in range(1, instance.stages)))
+    return Solution(solved_cuts(instance, y, value))

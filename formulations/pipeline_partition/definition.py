@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
-from math import comb
-from typing import Any
 
-import numpy as np
+from trainplan.formulations import parameters
 from trainplan.formulations.parameters import DP, IGNORE_MEMORY, MICRO_BATCHES, PIPELINE, RECOMPUTE, TP, Parameter
 from trainplan.formulations.pipeline_partition import problem
 from trainplan.formulations.pipeline_partition.costs import build
 from trainplan.formulations.pipeline_partition.degrees import PipelineDegrees, degrees_of, possible_degrees
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.pipeline_partition.tables import stage_tables
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
-from trainplan.formulations.problem import Problem, Table
+from trainplan.formulations.plan import Batch, Plan, staged_plan
+from trainplan.formulations.problem import Table
 from trainplan.formulations.request import Request
+from trainplan.formulations.step.cutting import Cutting
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.plugins import attribute
 
-BY_UNIT = Parameter("by_unit", bool, "cut between any two sub-layers, not between layers only", True)
+BY_UNIT = replace(parameters.BY_UNIT, about="cut between any two sub-layers, not between layers only", default=True)
 SLICED = Parameter("sliced", int, "micro-batches to begin in two halves (default: the fewest that do; 0: none)", least=0)
 OBJECTIVE = Parameter(
     "objective",
@@ -33,7 +30,7 @@ OBJECTIVE = Parameter(
 )
 
 
-class PipelinePartition(Problem):
+class PipelinePartition(Cutting):
     """Cutting a chain of sub-layers into pipeline stages for the least simulated 1F1B iteration (AutoPipe)."""
 
     home = problem
@@ -41,30 +38,13 @@ class PipelinePartition(Problem):
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
     parameters = (PIPELINE, MICRO_BATCHES, DP, TP, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, SLICED, OBJECTIVE)
+    sizes = ("sublayers", "stages", "micro_batches")
 
     # Judging
-
-    def explain(self, instance: Instance) -> Any:
-        """Why no cuts fit, as an `Infeasibility`; None where some do."""
-        return attribute("trainplan.solvers.assignment.memory:explain")(instance)
 
     def cost_model(self, instance: Instance) -> str:
         """The costs, which are those of trainplan's own programs, and the objective of a plan's claim: the simulated step."""
         return f"{instance.provenance.get('cost_model', 'executed')}, simulated 1F1B step"
-
-    # Memory
-
-    def memory_bytes(self, instance: Instance) -> int | None:
-        """The limit of one device; None without one, or where stages have different ones."""
-        limits = set() if instance.memory is None else set(instance.memory.limit_bytes.tolist())
-        return limits.pop() if len(limits) == 1 else None
-
-    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
-        """The instance under another limit of every device. Raises InputError where it does not say what sub-layers need."""
-        if instance.memory is None:
-            raise InputError("instance", "memory", "is missing", "build it without --ignore-memory")
-        limits = np.full(instance.stages, memory_bytes, np.int64)
-        return replace(instance, memory=instance.memory.with_limits(limits))
 
     # From a request to a plan
 
@@ -97,8 +77,8 @@ class PipelinePartition(Problem):
                 depth,
                 memory_bytes=None if options["ignore_memory"] else request.limit_bytes,
                 recompute=options["recompute"],
-                name=f"{profile.name} on {request.place}, {depth.pp} stages",
-                provenance={"cluster": request.place},
+                name=f"{profile.name} on {request.cluster_name}, {depth.pp} stages",
+                provenance={"cluster": request.cluster_name},
             )
             for depth in degrees
         ]
@@ -112,46 +92,18 @@ class PipelinePartition(Problem):
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """The plan of a solution; of an instance with whole layers, too. Raises InputError where the request has no model."""
-        if (model := request.model) is None:
-            raise InputError("command line", "--model", "is missing", "give it: a plan names the units of a model")
-        source, units = instance.provenance, model.units
+        source = instance.provenance
         degrees = PipelineDegrees(instance.stages, source["dp"], source["tp"], instance.micro_batches)
-        strategy, size = str(degrees.strategy(source["recompute"])), degrees.stage_size
-        cuts = solution.cuts
-        if instance.sublayers < len(units):
-            firsts = {unit.layer: place for place, unit in reversed(list(enumerate(units)))}
-            cuts = tuple(firsts[int(instance.layers[cut])] for cut in cuts)
-        return Plan(
-            model=model.shape(),
-            model_digest=model.digest,
+        return staged_plan(
+            request,
+            solution.spans(instance.sublayers),
+            [str(degrees.strategy(source["recompute"]))] * instance.sublayers,
+            Batch(global_samples=request.samples, micro_batches=instance.micro_batches),
             world=degrees.devices,
-            memory_bytes=request.limit_bytes + request.reserve_bytes,
-            batch=Batch(global_samples=request.samples, micro_batches=instance.micro_batches),
             sliced=solution.sliced,
-            stages=[
-                Stage(ranks=list(range(x * size, (x + 1) * size)), first_unit=first, last_unit=last)
-                for x, (first, last) in enumerate(Solution(cuts).spans(len(units)))
-            ],
-            units=[PlannedUnit(name=unit.name, strategy=strategy) for unit in units],
         )
 
-    # Brute force
-
-    def count(self, instance: Instance) -> int:
-        """The number of partitions: the ways to choose p - 1 of n - 1 cuts."""
-        return comb(instance.sublayers - 1, instance.stages - 1)
-
-    def solutions(self, instance: Instance) -> Iterator[Solution]:
-        """Every partition, in lexicographic order of its cuts."""
-        return map(Solution, combinations(range(1, instance.sublayers), instance.stages - 1))
-
     # For people
-
-    def size(self, instance: Instance) -> dict[str, int]:
-        """Sub-layers, stages and micro-batches, and the memory limit where there is one."""
-        sizes = {"sublayers": instance.sublayers, "stages": instance.stages, "micro_batches": instance.micro_batches}
-        limit = self.memory_bytes(instance)
-        return sizes if limit is None else sizes | {"memory_bytes": limit}
 
     def tables(self, instance: Instance, solution: Solution) -> list[Table]:
         """The stages of a partition, and what its simulated step is made of."""

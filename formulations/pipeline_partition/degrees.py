@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainplan.formulations.pipeline_partition.problem import LARGEST_STEP
-from trainplan.formulations.strategies import Paradigm, Strategy
+from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, plural
 
@@ -31,8 +31,7 @@ class PipelineDegrees:
 
     def strategy(self, recompute: bool) -> Strategy:
         """The strategy of every sub-layer over the devices of its stage."""
-        levels: tuple[tuple[Paradigm, int], ...] = (("dp", self.dp), ("tp", self.tp))
-        return Strategy(tuple(level for level in levels if level[1] > 1), recompute)
+        return Strategy.of(("dp", self.dp), ("tp", self.tp), ckpt=recompute)
 
     def rows(self, batch: int) -> int:
         """Samples of a micro-batch in one pipeline. Raises InputError where the batch cannot be split so."""

@@ -31,11 +31,10 @@ from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
+from trainplan.formulations.milp import solved_cuts, state_cuts, unit
 from trainplan.formulations.pipeline_partition.bounds import least_ns, most_ns
 from trainplan.formulations.pipeline_partition.moments import Sum, moments
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate
-
-SIGNIFICANT_BITS = 20
 
 
 def units(instance: Instance) -> tuple[int, None]:
@@ -43,7 +42,7 @@ def units(instance: Instance) -> tuple[int, None]:
     bytes, of which the model has none. HiGHS is trusted to a millionth of a unit and its rows to a billionth, so that
     objectives below 2^38 ns are proven to the nanosecond with up to 300 stages and micro-batches in all (see `weight`)."""
     even = Solution(tuple(instance.sublayers * x // instance.stages for x in range(1, instance.stages)))
-    return 1 << max(0, evaluate(instance, even).time_ns.bit_length() - SIGNIFICANT_BITS), None
+    return unit(evaluate(instance, even).time_ns), None
 
 
 def weight(instance: Instance) -> int:
@@ -62,31 +61,19 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     least, most = least_ns(instance) / ns_per_unit, most_ns(instance) / ns_per_unit
     passes = moments(p, instance.micro_batches)
 
-    m.Y = pyo.Var([(x, l) for x in stages[1:] for l in sublayers if _open(instance, x, l)], domain=pyo.Binary)
     longest = [float(f.sum())] * p + [float(b.sum())] * p + [float(c.max())] * (p - 1)
     m.D = pyo.Var(range(3 * p - 1), bounds=lambda m, k: (0, longest[k]))
     m.S = pyo.Var(range(len(passes.rows)), bounds=(0, most))
     m.T = pyo.Var(bounds=(min(least, most), most))
-
-    def begun(x: int, l: int) -> Any:
-        return m.Y[x, l] if _open(instance, x, l) else int(x == 0 or (x < p and l >= instance.sublayers - p + x))
+    begun = state_cuts(m, instance, m.T)
 
     def inside(x: int, l: int) -> Any:
         return begun(x, l) - begun(x + 1, l)
-
-    def at_most(less: Any, more: Any) -> Any:
-        if isinstance(less, int) and isinstance(more, int):
-            return pyo.Constraint.Feasible if less <= more else m.T <= -1  # T >= 0: nothing fits
-        return less <= more
 
     def total(moment: Sum) -> Any:
         start = 0 if moment.start is None else m.S[moment.start]
         return start + sum(count * m.D[k] for k, count in enumerate(moment.counts) if count)
 
-    m.onward = pyo.Constraint(list(m.Y), rule=lambda m, x, l: at_most(m.Y[x, l], begun(x, l + 1)))
-    m.order = pyo.Constraint(
-        [(x, l) for x in stages[1:-1] for l in sublayers[:-1]], rule=lambda m, x, l: at_most(begun(x + 1, l + 1), begun(x, l))
-    )
     m.time = pyo.ConstraintList()
     for x in stages:
         m.time.add(m.D[x] == sum(float(f[l]) * inside(x, l) for l in sublayers))
@@ -99,27 +86,10 @@ def build(instance: Instance) -> pyo.ConcreteModel:
         for moment in sums:
             m.start.add(m.S[v] >= total(moment))
     m.step = pyo.Constraint(expr=total(passes.end) <= m.T)
-    memory = instance.memory
-    m.memory = pyo.Constraint(
-        [] if memory is None else memory.precedences([instance.in_flight(x) for x in stages]),
-        rule=lambda m, x, first, l: at_most(begun(x, first - 1), begun(x + 1, l)),
-    )
     m.objective = pyo.Objective(expr=m.T)
     return m
 
 
-def _open(instance: Instance, x: int, l: int) -> bool:
-    """Whether stage x may or may not have begun by sub-layer l."""
-    return 0 < x < instance.stages and x <= l < instance.sublayers - instance.stages + x
-
-
-def extract(instance: Instance, values: Mapping[tuple[int, int], float]) -> Solution:
-    """The solution that Y stands for: every stage begins at the first sub-layer by which it has."""
-    latest = instance.sublayers - instance.stages
-    firsts = [range(x, latest + x) for x in range(1, instance.stages)]
-    return Solution(tuple(next((l for l in row if values[x, l] > 0.5), row.stop) for x, row in enumerate(firsts, 1)))
-
-
-def solved_values(model: Any, values: Any) -> dict[tuple[int, int], float]:
-    """Y of a solution, by (stage, sub-layer), from a solver's variable map."""
-    return {index: values[model.Y[index]] for index in model.Y}
+def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> Solution:
+    """The solution that Y stands for."""
+    return Solution(solved_cuts(instance, values))

@@ -20,48 +20,36 @@ that their bounds speak of; `solvers.partition.depths` plans slicing and the who
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Discriminator, Field, Tag, model_validator
-from trainplan.formulations.layer_strategies.problem import Integers, TimeNs
+from pydantic import Field, model_validator
+from trainplan.formulations.instances import Integers, OneOrEach, TimeNs, check_length
+from trainplan.formulations.step.chains import Chain, ChainFile, Cuts
 from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.recurrences import iteration_ns
-from trainplan.formulations.step.schedules import most_in_flight, most_sliced, one_f_one_b
-from trainplan.formulations.step.stage_memory import Memory, MemoryRecord, check_length
+from trainplan.formulations.step.schedules import most_sliced, one_f_one_b
 from trainplan.formulations.step.timeline import Timeline, Work, simulate
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
-from trainplan.profiling.base.quantities import format_bytes, span
+from trainplan.profiling.base.quantities import span
 
 NAME = "pipeline-partition"
-LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 LARGEST_STEP = 100_000  # stages x micro-batches: every pass is simulated
 
-Transfer = Annotated[
-    Annotated[TimeNs, Tag("list[one]")] | Annotated[list[TimeNs], Tag("list[each]")],
-    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
-]
 
-
-class InstanceRecord(Record):
+class InstanceRecord(ChainFile):
     """The file format of a pipeline-partition instance, version 1."""
 
     problem: Literal["pipeline-partition"]
-    version: Literal[1]
-    name: str | None = None
-    provenance: dict[str, Any] | None = None
+    micro_batches: Annotated[int, Field(ge=1, le=10**5)]
     forward_ns: Annotated[list[TimeNs], Field(description="forward pass of each sub-layer, one micro-batch")]
     backward_ns: Annotated[list[TimeNs], Field(description="backward pass of each, recomputation included")]
-    transfer_ns: Annotated[Transfer, Field(description="Comm: of a message between two stages, or one for each cut")]
-    stages: Annotated[int, Field(ge=1, le=10_000)]
-    micro_batches: Annotated[int, Field(ge=1, le=10**5)]
+    transfer_ns: Annotated[OneOrEach[TimeNs], Field(description="Comm: of a message between two stages, or one for each cut")]
     names: Annotated[list[str] | None, Field(description="of the sub-layers")] = None
     layers: Annotated[
         list[Annotated[int, Field(ge=0)]] | None,
@@ -71,19 +59,15 @@ class InstanceRecord(Record):
         list[TimeNs] | None,
         Field(description="what each sub-layer adds to the end of its stage's step: gradients, optimizer; none by default"),
     ] = None
-    memory: MemoryRecord | None = None
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
         count = len(self.forward_ns)
-        if not 1 <= count <= 10_000:
-            raise InputError("", "forward_ns", f"has {count} entries", "give 1 to 10000, one for each sub-layer")
+        self.check_stages("forward_ns", count, "sub-layer")
         each = "one for each sub-layer"
         check_length("backward_ns", self.backward_ns, count, each)
         if isinstance(self.transfer_ns, list):
             check_length("transfer_ns", self.transfer_ns, count - 1, "one for each cut between two sub-layers, or one number")
-        if self.stages > count:
-            raise InputError("", "stages", f"is {self.stages}", f"give at most {count}: every stage needs a sub-layer")
         for name in ("names", "layers", "sync_ns"):
             if (entries := getattr(self, name)) is not None:
                 check_length(name, entries, count, each)
@@ -92,18 +76,11 @@ class InstanceRecord(Record):
                 raise InputError("", f"layers[{place}]", f"is {layer}, after {before}", f"give at least {before}")
         slowest = max(self.transfer_ns, default=0) if isinstance(self.transfer_ns, list) else self.transfer_ns
         whole = sum(self.forward_ns) + sum(self.backward_ns) + 2 * self.stages * slowest
-        most = [("ns", self.micro_batches * whole + sum(self.sync_ns or []), LARGEST_NS)]
-        if self.memory is not None:
-            self.memory.check(count, self.stages)
-            most.append(("bytes", self.memory.most_bytes(min(self.stages, self.micro_batches)), LARGEST_BYTES))
-        for unit, total, limit in most:
-            if total >= limit:
-                told = f"is {self.micro_batches}, with which {count} sub-layers may take {total:.3g} {unit}"
-                raise InputError("", "micro_batches", told, f"give numbers that stay below {limit:.3g}")
+        self.check_totals(count, "sub-layer", self.micro_batches * whole + sum(self.sync_ns or []))
         if self.stages * self.micro_batches > LARGEST_STEP:
-            told = f"is {self.micro_batches}, with {self.stages} stages"
+            problem = f"is {self.micro_batches}, with {self.stages} stages"
             fix = f"give at most {LARGEST_STEP // self.stages}: every pass is simulated"
-            raise InputError("", "micro_batches", told, fix)
+            raise InputError("", "micro_batches", problem, fix)
         return self
 
 
@@ -118,7 +95,7 @@ class SolutionRecord(Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Instance:
+class Instance(Chain):
     """The problem in arrays.
 
     forward_ns, backward_ns: (n,), of one micro-batch; transfer_ns: (n-1,), by the sub-layer before the cut. sync_ns: (n,), what
@@ -129,37 +106,22 @@ class Instance:
     forward_ns: Integers
     backward_ns: Integers
     transfer_ns: Integers
-    stages: int
-    micro_batches: int
     layers: Integers
     sync_ns: Integers
     names: tuple[str, ...] | None = None
-    memory: Memory | None = None
-    name: str = NAME
-    provenance: dict[str, Any] = field(default_factory=dict)
 
     problem = NAME
+    undigested = ("name", "names", "provenance")
 
     @property
     def sublayers(self) -> int:
         """n, their number."""
         return len(self.forward_ns)
 
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of what the answer depends on (not of names or provenance)."""
-        content = {name: value for name, value in self.to_dict().items() if name not in ("name", "names", "provenance")}
-        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
-
-    def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations a stage holds at once, under 1F1B."""
-        return most_in_flight("1f1b", self.stages, self.micro_batches, stage)
-
     @property
-    def windows(self) -> Integers | None:
-        """(p, n): the least first sub-layer with which a stage fits, by its last one, as of `Memory.first_layers`; None without
-        memory."""
-        return None if self.memory is None else self.memory.first_layers([self.in_flight(x) for x in range(self.stages)])
+    def length(self) -> int:
+        """n, the number of sub-layers."""
+        return self.sublayers
 
     @property
     def most_sliced(self) -> int:
@@ -207,10 +169,7 @@ class Instance:
         """The instance in its file format."""
         moves = self.transfer_ns.tolist()
         fields: dict[str, Any] = {
-            "problem": NAME,
-            "version": 1,
-            "name": self.name,
-            "provenance": self.provenance,
+            **self.header,
             "forward_ns": self.forward_ns.tolist(),
             "backward_ns": self.backward_ns.tolist(),
             "transfer_ns": moves[0] if len(set(moves)) == 1 else moves,
@@ -227,15 +186,10 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Solution:
+class Solution(Cuts):
     """cuts: the first sub-layer of every stage but the first. sliced: how many micro-batches begin in two halves."""
 
-    cuts: tuple[int, ...]
     sliced: int = 0
-
-    def spans(self, sublayers: int) -> list[tuple[int, int]]:
-        """First and last sub-layer of every stage."""
-        return [(first, end - 1) for first, end in pairwise((0, *self.cuts, sublayers))]
 
 
 @dataclass(frozen=True)
@@ -297,14 +251,10 @@ def load(source: Source, where: str = "instance") -> Instance:
         forward_ns=np.array(record.forward_ns, np.int64),
         backward_ns=np.array(record.backward_ns, np.int64),
         transfer_ns=np.array(moves, np.int64),
-        stages=record.stages,
-        micro_batches=record.micro_batches,
         layers=np.array(range(count) if record.layers is None else record.layers, np.int64),
         sync_ns=np.array([0] * count if record.sync_ns is None else record.sync_ns, np.int64),
         names=None if record.names is None else tuple(record.names),
-        memory=None if record.memory is None else Memory.of(record.memory, record.stages),
-        name=record.name or NAME,
-        provenance=record.provenance or {},
+        **record.common,
     )
 
 
@@ -324,18 +274,19 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
     if malformed := _malformed(instance, solution):
         raise ValueError(malformed[0])
-    work, memory = instance.work(solution.cuts), instance.memory
-    moves, stages = (*work.transfer_ns, 0), []
-    for x, (first, last) in enumerate(solution.spans(instance.sublayers)):
-        peak = None if memory is None else memory.peak_bytes(first, last + 1, instance.in_flight(x))
-        stages.append(PartitionStage(first, last, work.forward_ns[x], work.backward_ns[x], moves[x], peak))
-    return Evaluation(instance.micro_batches, work, tuple(stages), solution.sliced, instance.syncs_ns(solution.cuts))
+    work, peaks = instance.work(solution.cuts), instance.peaks_bytes(solution.cuts)
+    moves = (*work.transfer_ns, 0)
+    stages = tuple(
+        PartitionStage(first, last, work.forward_ns[x], work.backward_ns[x], moves[x], peaks[x])
+        for x, (first, last) in enumerate(solution.spans(instance.sublayers))
+    )
+    return Evaluation(instance.micro_batches, work, stages, solution.sliced, instance.syncs_ns(solution.cuts))
 
 
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
     """What users see of a solution's costs."""
     result = evaluate(instance, solution)
-    fields: dict[str, Any] = {
+    return {
         "time_ns": result.time_ns,
         "step_ns": result.step_ns,
         "pipeline": instance.stages,
@@ -345,14 +296,8 @@ def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
         "bubble": result.timeline.bubble,
         "master_stage": result.critical.master,
         "stages": [asdict(stage) for stage in result.stages],
+        **instance.fullest(solution.cuts),
     }
-    if (memory := instance.memory) is not None:
-        fullest = memory.fullest_stage([stage.peak_bytes for stage in result.stages])
-        stage = result.stages[fullest]
-        peak_layer = memory.peak_layer(stage.first, stage.last + 1)
-        fields |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest, "peak_layer": peak_layer}
-        fields["peak_layer_name"] = f"{instance.name_of(peak_layer)} in stage {fullest}"
-    return fields
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
@@ -363,24 +308,13 @@ def violations(instance: Instance, solution: Solution) -> list[str]:
     if solution.sliced > instance.most_sliced:
         samples = instance.provenance["mbs"]
         broken.append(f"sliced is {solution.sliced}, with micro-batches of {samples} samples, which have no halves")
-    if (memory := instance.memory) is None:
-        return broken
-    for x, (first, last) in enumerate(solution.spans(instance.sublayers)):
-        peak, limit = memory.peak_bytes(first, last + 1, instance.in_flight(x)), int(memory.limit_bytes[x])
-        if peak > limit:
-            broken.append(
-                f"stage {x}: {instance.name_of(first)} to {instance.name_of(last)} need {peak} bytes "
-                f"({format_bytes(peak)}), {peak - limit} more than its limit of {limit}"
-            )
-    return broken
+    return broken + instance.over_memory(solution.cuts)
 
 
 def _malformed(instance: Instance, solution: Solution) -> list[str]:
     """Why this is no solution of the instance at all, whatever its samples and memory are."""
-    bounds = (0, *solution.cuts, instance.sublayers)
-    if len(solution.cuts) != instance.stages - 1 or any(first >= end for first, end in pairwise(bounds)):
-        fix = f"give {instance.stages - 1}, strictly increasing, of 1 to {instance.sublayers - 1}"
-        return [f"cuts is {list(solution.cuts)}; {fix}"]
+    if misplaced := instance.misplaced(solution.cuts):
+        return misplaced
     if not 0 <= solution.sliced <= (most := most_sliced(instance.stages, instance.micro_batches)):
         return [f"sliced is {solution.sliced}; give 0 to {most}"]
     return []

@@ -23,7 +23,7 @@ bisection.
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
 
 
@@ -48,7 +48,7 @@ def least_step_ns(instance: Instance, sliced: bool) -> int:
         if m >= p - x or not sliced:
             on = f[n] + b[n] - f[start] - b[start] + 2 * (p - 1 - x) * c
             paths.append(((m - 1) * f + left * b, there + on + (m - 1) * before + left * after))
-        ends = [np.searchsorted(own, time_ns - fixed + own[start], side="right") - 1 for own, fixed in paths]
+        ends = [np.searchsorted(sums, time_ns - fixed + sums[start], side="right") - 1 for sums, fixed in paths]
         return np.minimum.reduce(ends)
 
     def reaches_end(step_ns: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from trainplan.formulations.pipeline_partition.problem import Instance
@@ -27,19 +27,3 @@ def stage_tables(instance: Instance, described: Mapping[str, Any]) -> list[Table
     title = f"{pipelines} of {plural(instance.stages, 'stage')}, {instance.sublayers} sub-layers; "
     title += plural(instance.micro_batches, "micro-batch")
     return [Table(title, tuple(columns), tuple(rows)), Table("", ("start-up", "bubble"), (step,))]
-
-
-def depth_table(alternatives: Sequence[Mapping[str, Any]], most: int = 12) -> Table:
-    """The depths and numbers of micro-batches that were tried, the best first, `most` of them at most.
-
-    alternatives: the rows of an answer of `solvers.partition.depths.search`.
-    """
-    rows = []
-    for row in alternatives[:most]:
-        numbers = [str(row[name]) for name in ("pipeline", "dp", "micro_batches", "sliced")]
-        times = ["-" if row[name] is None else format_time(row[name]) for name in ("iteration_ns", "step_ns")]
-        rows.append((*numbers, *times, row["status"]))
-    title = f"{len(alternatives)} depths and numbers of micro-batches, shortest step first"
-    if len(alternatives) > most:
-        title += f"; the first {most} of them (--json has all)"
-    return Table(title, ("stages", "pipelines", "micro-batches", "sliced", "iteration", "step", "status"), tuple(rows))

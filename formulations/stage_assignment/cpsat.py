@@ -14,32 +14,18 @@ Variables    Y[i,l] bool         stage i has begun by layer l; Y[0,.] = 1, Y[k,.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ortools.sat.python import cp_model
-from trainplan.formulations.stage_assignment.problem import Instance, Solution, most_ns, precedences
-
-Begun = dict[tuple[int, int], cp_model.IntVar]
-Terms = list[tuple[cp_model.IntVar, int]]
+from trainplan.formulations.cpsat import Begun, Terms, solved_cuts, state_cuts, weighted_sum
+from trainplan.formulations.stage_assignment.problem import Instance, Solution, most_ns
 
 
 def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
     """The model, and Y by stage and layer."""
     model = cp_model.CpModel()
+    y = state_cuts(model, instance)
     stages, layers = range(instance.stages), range(instance.layers)
-    no, yes = model.new_constant(0), model.new_constant(1)
-    y: Begun = {(instance.stages, l): no for l in layers}
-    for i in stages:
-        last = instance.layers - instance.stages + i  # every stage has begun by then, the first one at once
-        for l in layers:
-            y[i, l] = yes if i == 0 or l >= last else no if l < i else model.new_bool_var(f"Y[{i},{l}]")
-
-    for i in stages[1:]:
-        for l in layers[:-1]:
-            model.add_implication(y[i, l], y[i, l + 1])
-            model.add_implication(y[i + 1, l + 1], y[i, l])
-    for i, first, l in precedences(instance):
-        model.add_implication(y[i, first - 1], y[i + 1, l])
 
     def inside(i: int, l: int) -> Terms:
         """The time of layer l where it lies in stage i."""
@@ -50,10 +36,10 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
     slowest = model.new_int_var(0, most, "V")
     time = [model.new_int_var(0, most, f"T[{i}]") for i in stages]
     for i in stages:
-        model.add(time[i] == _sum(term for l in layers for term in inside(i, l)))
+        model.add(time[i] == weighted_sum(term for l in layers for term in inside(i, l)))
         model.add(time[i] <= slowest)
     for l in layers:
-        model.add(_sum(term for i in stages for term in inside(i, l)) <= slowest)
+        model.add(weighted_sum(term for i in stages for term in inside(i, l)) <= slowest)
     model.add(sum(time) <= instance.stages * slowest)
 
     objective: Terms = [(slowest, instance.micro_batches - 1), *((t, 1) for t in time)]
@@ -61,16 +47,10 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Begun]:
         for l in layers[1:]:
             ns = int(instance.transfer_ns[i - 1, l - 1])
             objective += [(y[i, l], ns), (y[i, l - 1], -ns)]
-    model.minimize(_sum(objective))
+    model.minimize(weighted_sum(objective))
     return model, y
-
-
-def _sum(terms: Iterable[tuple[cp_model.IntVar, int]]) -> cp_model.LinearExpr:
-    variables, factors = zip(*terms, strict=True)
-    return cp_model.LinearExpr.weighted_sum(variables, factors)
 
 
 def extract(instance: Instance, y: Begun, value: Callable[[cp_model.IntVar], bool]) -> Solution:
     """The solution that Y stands for, by the value of each variable."""
-    layers = range(instance.layers)
-    return Solution(tuple(next(l for l in layers if value(y[i, l])) for i in range(1, instance.stages)))
+    return Solution(solved_cuts(instance, y, value))

@@ -27,9 +27,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyomo.environ as pyo
-from trainplan.formulations.stage_assignment.problem import Instance, Solution, evaluate, precedences
-
-SIGNIFICANT_BITS = 20
+from trainplan.formulations.milp import solved_cuts, state_cuts, unit
+from trainplan.formulations.stage_assignment.problem import Instance, Solution, evaluate
 
 
 def units(instance: Instance) -> tuple[int, None]:
@@ -37,7 +36,7 @@ def units(instance: Instance) -> tuple[int, None]:
     bytes, of which the model has none. HiGHS is trusted to a millionth of a unit, so that objectives below 2^40 ns are proven
     to the nanosecond."""
     even = Solution(tuple(instance.layers * i // instance.stages for i in range(1, instance.stages)))
-    return 1 << max(0, evaluate(instance, even).time_ns.bit_length() - SIGNIFICANT_BITS), None
+    return unit(evaluate(instance, even).time_ns), None
 
 
 def weight(instance: Instance) -> int:
@@ -52,50 +51,22 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     ns_per_unit, _ = units(instance)
     c, e = instance.layer_ns / ns_per_unit, instance.transfer_ns / ns_per_unit
 
-    m.Y = pyo.Var([(i, l) for i in stages[1:] for l in layers if _open(instance, i, l)], domain=pyo.Binary)
     longest = [float(row.sum()) for row in c]  # without these bounds HiGHS 1.13.1 fixed variables wrongly (it is in the tests)
     m.T = pyo.Var(stages, bounds=lambda m, i: (0, longest[i]))
     m.V = pyo.Var(bounds=(0, max(longest)))
-
-    def begun(i: int, l: int) -> Any:
-        return m.Y[i, l] if _open(instance, i, l) else int(l >= instance.layers - instance.stages + i or i == 0)
+    begun = state_cuts(m, instance, m.V)
 
     def inside(i: int, l: int) -> Any:
-        return begun(i, l) - begun(i + 1, l) if i + 1 in stages else begun(i, l)
+        return begun(i, l) - begun(i + 1, l)
 
-    def at_most(one: Any, other: Any) -> Any:
-        if isinstance(one, int) and isinstance(other, int):
-            return pyo.Constraint.Feasible if one <= other else m.V <= -1  # V >= 0: nothing fits
-        return one <= other
-
-    m.onward = pyo.Constraint(list(m.Y), rule=lambda m, i, l: at_most(m.Y[i, l], begun(i, l + 1)))
-    m.order = pyo.Constraint(
-        [(i, l) for i in stages[1:-1] for l in layers[:-1]], rule=lambda m, i, l: at_most(begun(i + 1, l + 1), begun(i, l))
-    )
     m.stage = pyo.Constraint(stages, rule=lambda m, i: m.T[i] == sum(float(c[i, l]) * inside(i, l) for l in layers))
     m.slowest = pyo.Constraint(stages, rule=lambda m, i: m.T[i] <= m.V)
     m.whole = pyo.Constraint(layers, rule=lambda m, l: sum(float(c[i, l]) * inside(i, l) for i in stages) <= m.V)
-    m.memory = pyo.Constraint(
-        precedences(instance),
-        rule=lambda m, i, first, l: at_most(begun(i, first - 1), begun(i + 1, l) if i + 1 in stages else 0),
-    )
     moves = sum(float(e[i - 1, l - 1]) * (begun(i, l) - begun(i, l - 1)) for i in stages[1:] for l in layers[1:])
     m.objective = pyo.Objective(expr=(instance.micro_batches - 1) * m.V + sum(m.T[i] for i in stages) + moves)
     return m
 
 
-def _open(instance: Instance, i: int, l: int) -> bool:
-    """Whether stage i may or may not have begun by layer l."""
-    return 0 < i <= l < instance.layers - instance.stages + i
-
-
-def extract(instance: Instance, values: Mapping[tuple[int, int], float]) -> Solution:
-    """The solution that Y stands for: every stage begins at the first layer by which it has."""
-    latest = instance.layers - instance.stages
-    firsts = [range(i, latest + i) for i in range(1, instance.stages)]
-    return Solution(tuple(next((l for l in row if values[i, l] > 0.5), row.stop) for i, row in enumerate(firsts, 1)))
-
-
-def solved_values(model: Any, values: Any) -> dict[tuple[int, int], float]:
-    """Y of a solution, by (stage, layer), from a solver's variable map."""
-    return {index: values[model.Y[index]] for index in model.Y}
+def extract(instance: Instance, values: Mapping[str, Mapping[tuple[int, int], float]]) -> Solution:
+    """The solution that Y stands for."""
+    return Solution(solved_cuts(instance, values))

@@ -15,25 +15,17 @@ numbers are integers.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from itertools import pairwise
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
-from trainplan.formulations.layer_strategies.problem import Integers, TimeNs
-from trainplan.formulations.step.schedules import most_in_flight
-from trainplan.formulations.step.stage_memory import Memory, MemoryRecord, check_length
-from trainplan.profiling.base.errors import InputError
+from trainplan.formulations.instances import Integers, Timed, TimeNs, check_length
+from trainplan.formulations.step.chains import Chain, ChainFile, Cuts
 from trainplan.profiling.base.files import Record, Source, parse
-from trainplan.profiling.base.quantities import format_bytes
 
 NAME = "stage-assignment"
-LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
 
 
 def _branch(value: Any) -> str:
@@ -46,31 +38,22 @@ Rows = Annotated[list[list[TimeNs]], Tag("list[list]")]
 Times = Annotated[Row | Rows, Discriminator(_branch)]
 
 
-class InstanceRecord(Record):
+class InstanceRecord(ChainFile):
     """The file format of a stage-assignment instance, version 1."""
 
     problem: Literal["stage-assignment"]
-    version: Literal[1]
-    name: str | None = None
-    provenance: dict[str, Any] | None = None
-    stages: Annotated[int, Field(ge=1, le=10_000)]
-    micro_batches: Annotated[int, Field(ge=1, le=10**6, description="gas: micro-batches of one iteration")]
     layer_ns: Annotated[Times, Field(description="c: time of each layer; or such a list for each stage, where devices differ")]
     transfer_ns: Annotated[Times, Field(description="e: time of each cut between two layers; or such a list for each boundary")]
     parameters: Annotated[
         list[Annotated[int, Field(ge=0, le=2**40)]] | None,
         Field(description="of each layer, for the method uniform-parameters"),
     ] = None
-    memory: MemoryRecord | None = None
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
         times: list[Any] = self.layer_ns if _many(self.layer_ns) else [self.layer_ns]
         layers = len(times[0])
-        if not 1 <= layers <= 10_000:
-            raise InputError("", "layer_ns", f"has {layers} entries", "give 1 to 10000, one for each layer")
-        if self.stages > layers:
-            raise InputError("", "stages", f"is {self.stages}", f"give at most {layers}: every stage needs a layer")
+        self.check_stages("layer_ns", layers, "layer")
         self._check_times("layer_ns", layers, self.stages)
         if self.stages > 1 or self.transfer_ns:
             self._check_times("transfer_ns", layers - 1, self.stages - 1)
@@ -78,14 +61,7 @@ class InstanceRecord(Record):
             check_length("parameters", self.parameters, layers, "one for each layer")
         moves: list[Any] = self.transfer_ns if _many(self.transfer_ns) else [self.transfer_ns] * (self.stages - 1)
         slowest = sum(max(column) for column in zip(*times, strict=True)) + sum(max(row, default=0) for row in moves)
-        most = [("ns", self.micro_batches * slowest, LARGEST_NS)]
-        if self.memory is not None:
-            self.memory.check(layers, self.stages)
-            most.append(("bytes", self.memory.most_bytes(min(self.stages, self.micro_batches)), LARGEST_BYTES))
-        for unit, total, limit in most:
-            if total >= limit:
-                problem = f"is {self.micro_batches}, with which {layers} layers may take {total:.3g} {unit}"
-                raise InputError("", "micro_batches", problem, f"give numbers that stay below {limit:.3g}")
+        self.check_totals(layers, "layer", self.micro_batches * slowest)
         return self
 
     def _check_times(self, name: str, length: int, count: int) -> None:
@@ -110,38 +86,24 @@ def _many(value: list[Any]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Instance:
+class Instance(Chain):
     """The problem in arrays. layer_ns: (k, L); transfer_ns: (k-1, L-1), by boundary of two stages and by the layer before."""
 
-    micro_batches: int
     layer_ns: Integers
     transfer_ns: Integers
-    memory: Memory | None = None
     parameters: Integers | None = None
-    name: str = NAME
-    provenance: dict[str, Any] = field(default_factory=dict)
 
     problem = NAME
-
-    @property
-    def stages(self) -> int:
-        """The number of stages, k."""
-        return len(self.layer_ns)
 
     @property
     def layers(self) -> int:
         """The number of layers, L."""
         return self.layer_ns.shape[1]
 
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of what the answer depends on (not of names or provenance)."""
-        content = {name: value for name, value in self.to_dict().items() if name not in ("name", "provenance")}
-        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
-
-    def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations a stage holds at once, under 1F1B."""
-        return most_in_flight("1f1b", self.stages, self.micro_batches, stage)
+    @property
+    def length(self) -> int:
+        """The number of layers, L."""
+        return self.layers
 
     def name_of(self, layer: int) -> str:
         """What users see of a layer, which instances do not name."""
@@ -150,10 +112,7 @@ class Instance:
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format: one list where all stages have the same."""
         fields: dict[str, Any] = {
-            "problem": NAME,
-            "version": 1,
-            "name": self.name,
-            "provenance": self.provenance,
+            **self.header,
             "stages": self.stages,
             "micro_batches": self.micro_batches,
             "layer_ns": compact(self.layer_ns),
@@ -172,11 +131,8 @@ def compact(rows: Integers) -> list[Any]:
     return rows[0].tolist() if equal else rows.tolist()
 
 
-@dataclass(frozen=True)
-class Solution:
+class Solution(Cuts):
     """The first layer of every stage but the first."""
-
-    cuts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -191,16 +147,11 @@ class AssignedStage:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Timed):
     """What a solution costs, stage by stage. time_ns: Eq. 5."""
 
     time_ns: int
     stages: tuple[AssignedStage, ...]
-
-    @property
-    def objective(self) -> int:
-        """Eq. 5, nanoseconds."""
-        return self.time_ns
 
 
 def load(source: Source, where: str = "instance") -> Instance:
@@ -210,15 +161,11 @@ def load(source: Source, where: str = "instance") -> Instance:
     layer_ns = np.array(record.layer_ns, np.int64)
     layers = layer_ns.shape[-1]
     moves = np.array(record.transfer_ns if stages > 1 else [0] * (layers - 1), np.int64)
-    memory = None if record.memory is None else Memory.of(record.memory, stages)
     return Instance(
-        micro_batches=record.micro_batches,
         layer_ns=np.broadcast_to(layer_ns, (stages, layers)),
         transfer_ns=np.broadcast_to(moves, (stages - 1, layers - 1)),
-        memory=memory,
         parameters=None if record.parameters is None else np.array(record.parameters, np.int64),
-        name=record.name or NAME,
-        provenance=record.provenance or {},
+        **record.common,
     )
 
 
@@ -234,14 +181,13 @@ def solution_dict(solution: Solution) -> dict[str, Any]:
 
 def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     """Time and memory of a solution, by Eq. 5 and the sum above. Raises ValueError where it is no solution of the instance."""
-    if wrong := _malformed(instance, solution):
+    if wrong := instance.misplaced(solution.cuts):
         raise ValueError(wrong[0])
-    stages = []
-    for i, (first, end) in enumerate(pairwise((0, *solution.cuts, instance.layers))):
-        time = int(instance.layer_ns[i, first:end].sum())
-        sent = int(instance.transfer_ns[i, end - 1]) if i + 1 < instance.stages else 0
-        peak = None if instance.memory is None else instance.memory.peak_bytes(first, end, instance.in_flight(i))
-        stages.append(AssignedStage(first, end - 1, time, sent, peak))
+    stages, peaks = [], instance.peaks_bytes(solution.cuts)
+    for i, (first, last) in enumerate(solution.spans(instance.layers)):
+        time = int(instance.layer_ns[i, first : last + 1].sum())
+        sent = int(instance.transfer_ns[i, last]) if i + 1 < instance.stages else 0
+        stages.append(AssignedStage(first, last, time, sent, peaks[i]))
     slowest = max(stage.time_ns for stage in stages)
     whole = sum(stage.time_ns + stage.transfer_ns for stage in stages)
     return Evaluation((instance.micro_batches - 1) * slowest + whole, tuple(stages))
@@ -250,61 +196,20 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
 def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
     """What users see of a solution's costs."""
     result = evaluate(instance, solution)
-    costs: dict[str, Any] = {
+    return {
         "time_ns": result.time_ns,
         "pipeline": instance.stages,
         "micro_batches": instance.micro_batches,
         "slowest_ns": max(stage.time_ns for stage in result.stages),
         "transfers_ns": sum(stage.transfer_ns for stage in result.stages),
         "stages": [asdict(stage) for stage in result.stages],
+        **instance.fullest(solution.cuts),
     }
-    if (memory := instance.memory) is not None:
-        fullest = memory.fullest_stage([stage.peak_bytes for stage in result.stages])
-        stage = result.stages[fullest]
-        costs |= {"peak_bytes": stage.peak_bytes, "peak_stage": fullest}
-        costs["peak_layer"] = memory.peak_layer(stage.first, stage.last + 1)
-        costs["peak_layer_name"] = f"{instance.name_of(costs['peak_layer'])} in stage {fullest}"
-    return costs
 
 
 def violations(instance: Instance, solution: Solution) -> list[str]:
     """Every constraint that a solution breaks, in words; empty where it is feasible."""
-    if wrong := _malformed(instance, solution):
-        return wrong
-    if instance.memory is None:
-        return []
-    broken = []
-    for number, stage in enumerate(evaluate(instance, solution).stages):
-        peak, limit = stage.peak_bytes or 0, int(instance.memory.limit_bytes[number])
-        if peak > limit:
-            broken.append(
-                f"stage {number}: layers {stage.first} to {stage.last} need {peak} bytes ({format_bytes(peak)}), "
-                f"{peak - limit} more than its limit of {limit}"
-            )
-    return broken
-
-
-def _malformed(instance: Instance, solution: Solution) -> list[str]:
-    bounds = (0, *solution.cuts, instance.layers)
-    if len(solution.cuts) != instance.stages - 1 or any(first >= end for first, end in pairwise(bounds)):
-        fix = f"give {instance.stages - 1}, strictly increasing, of 1 to {instance.layers - 1}"
-        return [f"cuts is {list(solution.cuts)}; {fix}"]
-    return []
-
-
-def first_layers(instance: Instance) -> Integers:
-    """(k, L): the least first layer with which a stage fits its memory when layer l is its last, see `Memory.first_layers`."""
-    assert instance.memory is not None
-    return instance.memory.first_layers(_in_flight(instance))
-
-
-def precedences(instance: Instance) -> list[tuple[int, int, int]]:
-    """All (i, first, l): a stage i that holds layer l must not begin before layer `first`, see `Memory.precedences`."""
-    return [] if instance.memory is None else instance.memory.precedences(_in_flight(instance))
-
-
-def _in_flight(instance: Instance) -> list[int]:
-    return [instance.in_flight(i) for i in range(instance.stages)]
+    return instance.misplaced(solution.cuts) or instance.over_memory(solution.cuts)
 
 
 def most_ns(instance: Instance) -> int:

@@ -64,10 +64,7 @@ class PassEnds:
                 if x + 1 < p and backward[x + 1][y] == ready:
                     x += 1
                 elif w + y < m:
-                    y, back = (
-                        w + y,
-                        False,
-                    )  # as the passes of a block follow each other, this one ended when the message was ready
+                    y, back = w + y, False  # the passes of a block follow each other: this one ended as the message was ready
                 elif y:
                     y -= 1
                 else:

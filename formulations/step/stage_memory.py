@@ -3,14 +3,14 @@
 A stage with n micro-batches in flight peaks in the backward pass of some layer l of the oldest of them: the others hold
 whatever a micro-batch holds, the oldest no longer the activations of the layers after l,
 
-    peak = sum state + n sum held + (n - 1) sum kept + max_l ( sum_{k <= l} kept_k + work_l )              `stage_peak`
+    peak = sum state + n sum carried + (n - 1) sum kept + max_l ( sum_{k <= l} kept_k + work_l )              `stage_peak`
 
-over the layers (or sub-layers) of the stage, in bytes: `state`, model states; `held` and `kept`, what a micro-batch keeps from
-its forward pass to its backward pass, `held` for as long as it is in flight, `kept` until the layer's own backward pass, so
-that it is stacked; `work`, what the layer's own computation adds for its duration. Both columns are there because two models of
-papers are special cases of this one:
+over the layers (or sub-layers) of the stage, in bytes: `state`, model states; `carried` and `kept`, what a micro-batch keeps
+from its forward pass to its backward pass, `carried` for as long as it is in flight, `kept` until the layer's own backward
+pass, so that it is stacked; `work`, what the layer's own computation adds for its duration. Both columns are there because two
+models of papers are special cases of this one:
 
-    held = 0              Galvatron's Eq. 2, of one stage alone with n = 1 (layer-strategies, pipeline)
+    carried = 0           Galvatron's Eq. 2, of one stage alone with n = 1 (layer-strategies, pipeline)
     kept = 0              AutoPipe's and AMP's sum and largest workspace, which `Memory` states:
                           sum O_ms(l) + n_i sum O_f(l) + max O_w(l) <= E_i
 """
@@ -22,29 +22,24 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Discriminator, Field, Tag
-from trainplan.formulations.layer_strategies.problem import Bytes, Integers
-from trainplan.profiling.base.errors import InputError
+from pydantic import Field
+from trainplan.formulations.instances import Bytes, Integers, OneOrEach, check_length
 from trainplan.profiling.base.files import Record
 
 COLUMNS = ("state_bytes", "kept_bytes", "workspace_bytes")
 
 Limit = Annotated[int, Field(gt=0, le=2**48)]
-Limits = Annotated[
-    Annotated[Limit, Tag("list[one]")] | Annotated[list[Limit], Tag("list[each]")],
-    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
-]
 
 
 def stage_peak(
-    state_bytes: Integers, held_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
+    state_bytes: Integers, carried_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
 ) -> tuple[int, int]:
     """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0.
 
     The columns are (L,), of its layers in order; their meaning, and the formula, stand at the head of this file.
     """
     by_layer = np.cumsum(kept_bytes) + work_bytes
-    base = state_bytes.sum() + in_flight * held_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
+    base = state_bytes.sum() + in_flight * carried_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
     layer = int(by_layer.argmax())
     return int(base + by_layer[layer]), layer
 
@@ -52,7 +47,7 @@ def stage_peak(
 class MemoryRecord(Record):
     """What the layers need, and what the devices have, in a file."""
 
-    limit_bytes: Annotated[Limits, Field(description="E: of every stage's device, or a list with one for each stage")]
+    limit_bytes: Annotated[OneOrEach[Limit], Field(description="E: of every stage's device, or a list with one for each stage")]
     state_bytes: Annotated[list[Bytes], Field(description="O_ms: parameters, gradients, optimizer states of each layer")]
     kept_bytes: Annotated[list[Bytes], Field(description="O_f: kept for one micro-batch until its backward pass")]
     workspace_bytes: Annotated[list[Bytes], Field(description="O_w: held while the layer itself is computed")]
@@ -70,18 +65,12 @@ class MemoryRecord(Record):
         return state + in_flight * kept + workspace
 
 
-def check_length(name: str, entries: Sequence[Any], wanted: int, meaning: str) -> None:
-    """Raises InputError where a list has not the wanted number of entries, of which `meaning` says what they are."""
-    if len(entries) != wanted:
-        raise InputError("", name, f"has {len(entries)} entries", f"give {wanted}, {meaning}")
-
-
 @dataclass(frozen=True, eq=False)
 class Memory:
     """What stages need by sum and largest workspace: `stage_peak` where nothing is stacked.
 
     limit_bytes: of each of the k stages. state_bytes, kept_bytes, workspace_bytes: of each of the L layers; `kept_bytes`, named
-    by the file format, is the column `held` of the one model: what a micro-batch holds for as long as it is in flight.
+    by the file format, is the column `carried` of the one model: what a micro-batch holds for as long as it is in flight.
     """
 
     limit_bytes: Integers
@@ -113,8 +102,10 @@ class Memory:
     def stage_peak(self, first: int, end: int, in_flight: int) -> tuple[int, int]:
         """The peak of a stage with the layers first .. end - 1, in bytes, and the layer in whose backward pass it is."""
         stage = slice(first, end)
-        held = self.kept_bytes[stage]
-        peak, layer = stage_peak(self.state_bytes[stage], held, np.zeros_like(held), self.workspace_bytes[stage], in_flight)
+        carried = self.kept_bytes[stage]
+        peak, layer = stage_peak(
+            self.state_bytes[stage], carried, np.zeros_like(carried), self.workspace_bytes[stage], in_flight
+        )
         return peak, first + layer
 
     def peak_bytes(self, first: int, end: int, in_flight: int) -> int:

@@ -26,32 +26,23 @@ def unit_bytes(profile: Profile, executed: bool, sublayer: str, strategy: Strate
     state = profile.state_bytes_per_parameter * -(-shard.parameters // strategy.degree("sdp"))
     if not executed:
         return forward, rebuilt, state
-    backward = _executed_bytes(profile, sublayer, strategy, samples, rebuilt)
-    if shape.kind == "head":
-        # Logits wait for their backward pass, also those of other micro-batches in flight.
-        logits = rows * shard.output_bytes
-        forward, backward = forward + logits, backward - logits
-        backward = max(backward, profile.tied_parameters * element - forward)
-    return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
-
-
-def _executed_bytes(profile: Profile, sublayer: str, strategy: Strategy, samples: int, rebuilt: int) -> int:
-    """O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too."""
-    tp, rows = strategy.degree("tp"), samples // strategy.data_degree
-    entry, shape = profile.cost(sublayer, tp, rows), profile.shapes[sublayer]
-    incoming = rows * shape.input_bytes
-    element, degree, shard = profile.parameter_bytes, strategy.degree("sdp"), shape.shard(tp)
+    # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
+    degree, output, workspace = strategy.degree("sdp"), rows * shard.output_bytes, entry.forward_workspace_bytes.value
     gathered = -(-shard.parameters // degree) * degree * element if degree > 1 else 0
-    output, workspace = rows * shard.output_bytes, entry.forward_workspace_bytes.value
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
     moved = 0 if strategy.group == 1 else 2 * samples * max(moved_bytes(profile, sublayer))
-    forward = gathered + output + max(workspace, moved) + rebuilt
+    first = gathered + output + max(workspace, moved) + rebuilt
     gradients = (0 if shape.kind == "embedding" else incoming) + gathered
     recomputed = rebuilt + output + workspace if strategy.ckpt else 0
     if shape.kind == "head":
         # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
-        forward = max(forward, output + rows * shape.tokens * (8 + 3 * element * (1 + (tp if tp > 1 else 0))))
+        first = max(first, output + rows * shape.tokens * (8 + 3 * element * (1 + (tp if tp > 1 else 0))))
     backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes.value, moved)
     if shape.kind == "embedding" and profile.tied_parameters:
         backward = max(backward, profile.tied_parameters * element - incoming)
-    return max(forward, backward)
+    backward = max(first, backward)
+    if shape.kind == "head":
+        # Logits wait for their backward pass, also those of other micro-batches in flight.
+        forward, backward = forward + output, backward - output
+        backward = max(backward, profile.tied_parameters * element - forward)
+    return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has

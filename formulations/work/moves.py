@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 
 from trainplan.formulations.strategies import Strategy, gather_groups
@@ -36,3 +37,8 @@ def tied_ns(profile: Profile, size: int, stages: int = 1) -> int:
     last = size * (stages - 1)
     table = profile.tied_parameters * profile.parameter_bytes
     return collective(profile, "all-reduce", table, sorted({*range(size), *range(last, last + size)})) if table else 0
+
+
+def slowest_message_ns(profile: Profile, message_bytes: int, pairs: Iterable[tuple[int, int]]) -> int:
+    """A message between two devices, over the slowest of some pairs."""
+    return max((collective(profile, "p2p", message_bytes, pair) for pair in pairs), default=0)

@@ -22,15 +22,17 @@ Collectives are those of the first device's groups.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import groupby
 from typing import Generic, TypeVar
 
 from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.formulations.work.moves import tied_ns
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.profiles import Profile, SublayerShape
+from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape
 
 Ns = TypeVar("Ns", int, float)
 
@@ -111,6 +113,18 @@ def exact_work(
         tied_ns=tied_ns(profile, strategy.group) if shape.kind == "embedding" else 0.0,
         optimizer_ns=part * profile.optimizer_ns_per_parameter.value,
     )
+
+
+def grouped_units(profile: Profile, by_unit: bool = False) -> list[list[ChainUnit]]:
+    """The chain's units by planner's layer; by_unit: every sub-layer is a layer of its own."""
+    if by_unit:
+        return [[unit] for unit in profile.units]
+    return [list(layer) for _, layer in groupby(profile.units, key=lambda unit: unit.layer)]
+
+
+def layer_name(layer: Sequence[ChainUnit]) -> str:
+    """The unit's name, or what those of several units begin with."""
+    return layer[0].name if len(layer) == 1 else layer[0].name.split(".")[0]
 
 
 @cache

@@ -92,6 +92,7 @@ def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
 
 def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, send: Any) -> dict[str, Any]:
     from pyomo.contrib.solver.common.factory import SolverFactory
+    from trainplan.formulations.milp import solved_values
 
     milp, started = formulation(instance, "milp"), time.perf_counter()
     model = milp.build(instance)
@@ -121,7 +122,7 @@ def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, 
     )
     choice = None
     if results.incumbent_objective is not None:
-        choice = milp.extract(instance, milp.solved_values(model, results.solution_loader.get_vars()))
+        choice = milp.extract(instance, solved_values(model, results.solution_loader.get_vars()))
     bound = results.objective_bound
     return {
         "build_seconds": built - started,

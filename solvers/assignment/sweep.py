@@ -25,12 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.stage_assignment.problem import (
-    Instance,
-    Solution,
-    first_layers,
-    violations,
-)
+from trainplan.formulations.stage_assignment.problem import Instance, Solution, violations
 from trainplan.solvers.core.search import Outcome, Search
 
 FAR = np.int64(2**60)  # half of it is more than any sum of times
@@ -50,7 +45,7 @@ class Found:
 
 def sweep(instance: Instance, search: Search) -> Outcome:
     """The optimum, proven."""
-    windows = None if instance.memory is None else first_layers(instance)
+    windows = instance.windows
     source, steps, bound = "a sweep over caps on the largest stage", 0, NEVER
     for step in steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows):
         steps, bound = steps + 1, step.bound

@@ -69,7 +69,7 @@ def _nested(case: Case, path: Path | None) -> list[tuple[int, ...]]:
     sizes = (degrees.pp, degrees.dp, degrees.tmp)
     placements: dict[bytes, tuple[int, ...]] = {}
     for order in [_along(instance, path), *_orders(instance)]:
-        devices = np.array([device for c in order for device in case.members[c]])
+        devices = np.array([device for c in order for device in case.instance.members[c]])
         for nesting in permutations(range(3)):
             grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
             placement = grid.reshape(-1)

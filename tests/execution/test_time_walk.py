@@ -19,12 +19,12 @@ from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.memory_switches import costs as switch_costs
 from trainplan.formulations.memory_switches.problem import Solution, evaluate
 from trainplan.formulations.memory_switches.problem import load as load_switches
-from trainplan.formulations.pipeline_partition.costs import planned_work
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.step import timeline
 from trainplan.formulations.step.schedules import Pass, gpipe, most_sliced, one_f_one_b
 from trainplan.formulations.step.timeline import Stuck, Timeline
 from trainplan.formulations.strategies import decision_tree
+from trainplan.formulations.work.planned import planned_work
 from trainplan.formulations.work.units import unit_work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster

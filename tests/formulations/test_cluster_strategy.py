@@ -12,13 +12,13 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.cluster_strategy.definition import PROBLEM, layout
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate, shares_of, violations
-from trainplan.formulations.cluster_strategy.rows import candidate_table
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.request import Request
 from trainplan.formulations.stage_assignment.definition import PROBLEM as ASSIGNMENT
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import Model, load_model
+from trainplan.solvers.cluster.amp import best_candidates
 from trainplan.solvers.core.solve import solve
 
 from tests.cluster_instances import random_cluster
@@ -109,14 +109,12 @@ def test_enumeration_has_the_optimum_and_its_count() -> None:
         assert len(found) <= PROBLEM.count(instance)
 
 
-def test_candidates_of_results_are_ranked_and_tabled() -> None:
+def test_candidates_of_results_are_ranked() -> None:
     [instance] = PROBLEM.instances(request(small(), 8))
     results = [solve(instance), solve(instance, "amp", top=3)]
-    ranked = PROBLEM.best_candidates(instance, results, 3)
+    ranked = best_candidates(instance, results, 3)
     assert [time for _, time in ranked] == sorted(time for _, time in ranked)
     assert ranked[0][1] == results[0].objective == evaluate(instance, ranked[0][0]).objective
-    table = candidate_table(results[1].statistics["candidates"])
-    assert len(table.rows) == 3 and all(len(row) == len(table.columns) for row in table.rows)
     for table in PROBLEM.tables(instance, ranked[0][0]):
         assert table.rows and all(len(row) == len(table.columns) for row in table.rows)
 

@@ -97,9 +97,10 @@ def test_more_memory_breaks_nothing_and_changes_no_time(case: tuple[dict[str, An
 @given(solved())
 def test_a_stage_is_a_layer_strategies_instance(case: tuple[dict[str, Any], Solution]) -> None:
     instance, solution = load(case[0]), case[1]
-    for number, stage in enumerate(evaluate(instance, solution).stages):
+    tables = instance.configurations[solution.configuration].tables
+    for stage in evaluate(instance, solution).stages:
         for weight in (1, 3):
-            alone = instance.stage(solution.configuration, number, stage.first, stage.last, weight)
+            alone = instance.span(tables, stage.first, stage.last, stage.in_flight, (weight, 1))
             found = stage_problem.evaluate(alone, solution.choice[stage.first : stage.last + 1])
             assert found.peak_bytes == stage.peak_bytes
             assert found.time_ns == weight * (stage.time_ns - stage.sync_ns) + stage.sync_ns

@@ -16,7 +16,6 @@ from trainplan.formulations.stage_assignment.problem import (
     Solution,
     describe,
     evaluate,
-    first_layers,
     load,
     load_solution,
     most_ns,
@@ -195,7 +194,7 @@ def test_first_layers_are_the_boundary_of_what_fits(seed: int) -> None:
                 for f in range(l + 1)
             ]  # fmt: skip
             wanted[i, l] = next((f for f, peak in enumerate(peaks) if peak <= limit), l + 1)
-    assert (first_layers(instance) == wanted).all()
+    assert (instance.windows == wanted).all()
 
 
 def relaxed_ns(instance: Instance) -> float:
@@ -213,7 +212,7 @@ def test_the_relaxation_without_a_slowest_stage_is_integral() -> None:
     for seed in range(60):
         given = random_assignment_dict(random.Random(seed), 9, 5, memory=True)
         instance = load({**given, "micro_batches": 1})
-        best = assign(instance.layer_ns, instance.transfer_ns, 1, first_layers(instance))
+        best = assign(instance.layer_ns, instance.transfer_ns, 1, instance.windows)
         if best is not None:
             compared += 1
             assert relaxed_ns(instance) == pytest.approx(best[0], rel=1e-6, abs=1e-6)

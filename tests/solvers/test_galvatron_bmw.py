@@ -175,7 +175,8 @@ def test_stages_are_searched_by_algorithm_3(seed: int, step: int, whole: bool) -
         stages = StageSearch(instance, place, step, weight)
         for number in range(configuration.stages):
             for first, last in combinations(range(-1, instance.layers), 2):
-                alone = instance.stage(place, number, first + 1, last, weight)
+                in_flight = configuration.in_flight(number)
+                alone = instance.span(configuration.tables, first + 1, last, in_flight, (weight, 1))
                 expected = galvatron_dp(alone, Search(lambda _: 0, options={"granularity_bytes": step})).choice
                 assert stages.stage(number, first + 1, last) == expected
 

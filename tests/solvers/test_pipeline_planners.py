@@ -256,7 +256,8 @@ def test_autopipe_chooses_the_depth_by_simulated_time() -> None:
             memory = chain.memory and chain.memory.with_limits(np.repeat(chain.memory.limit_bytes[:1], stages))
             times_ns = (chain.forward_ns, chain.backward_ns, chain.transfer_ns)
             nothing = np.zeros(chain.layers, np.int64)
-            instance = Instance(*times_ns, stages, ceil(micro_batches / d), np.arange(chain.layers), nothing, memory=memory)
+            split = {"stages": stages, "micro_batches": ceil(micro_batches / d), "memory": memory}
+            instance = Instance(*times_ns, np.arange(chain.layers), nothing, **split)
             planner = Planner(instance)
             planner.run()
             runs = [run(chain, Replicated(cuts, (d,) * stages), micro_batches, 1) for cuts in planner.by_time()]

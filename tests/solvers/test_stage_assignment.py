@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainplan.formulations.stage_assignment.problem import Instance, Solution, evaluate, first_layers, load
+from trainplan.formulations.stage_assignment.problem import Instance, Solution, evaluate, load
 from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.assignment.sweep import assign, steps_of
 from trainplan.solvers.core.result import Result
@@ -105,7 +105,7 @@ def shortest(layer_ns: Any, transfer_ns: Any, micro_batches: int, windows: Any) 
 def test_the_sweep_is_a_plain_dynamic_program_over_all_caps(seed: int, memory: bool) -> None:
     """Sizes past brute force; bounds hold on the way; a cutoff hides exactly what is not below it."""
     instance = random_assignment(seed, 16, 7, memory)
-    windows = first_layers(instance) if memory else None
+    windows = instance.windows
     problem = (instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows)
     best, found = shortest(*problem), assign(*problem)
     assert best == (found and found[0])

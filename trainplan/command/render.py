@@ -142,7 +142,7 @@ def planned(answer: Planned) -> None:
     model = request.model.name if request.model else request.origin.name
     memory = format_bytes(request.with_reserve(0).limit_bytes)
     rows = [("like", answer.preset.name), ("model", model)]
-    rows.append(("cluster", f"{request.place}, {plural(request.origin.devices, 'device')} of {memory} each"))
+    rows.append(("cluster", f"{request.cluster_name}, {plural(request.origin.devices, 'device')} of {memory} each"))
     rows += [("profile", profile.origin) for profile in request.obtained[:1]]
     pairs(rows)
     alternatives(answer)

@@ -257,9 +257,9 @@ def autopipe_plan(chain: ReplicatedChain, devices: int, micro_batches: int) -> R
         memory, m = chain.memory, -(-micro_batches // replicas)
         if memory is not None:
             memory = memory.with_limits(np.broadcast_to(memory.limit_bytes[:1], (stages,)))
-        numbers, nothing = np.arange(chain.layers), np.zeros(chain.layers, np.int64)
         times = (chain.forward_ns, chain.backward_ns, chain.transfer_ns)
-        instance = Instance(*times, stages, m, layers=numbers, sync_ns=nothing, memory=memory)
+        numbers, nothing = np.arange(chain.layers), np.zeros(chain.layers, np.int64)
+        instance = Instance(*times, layers=numbers, sync_ns=nothing, stages=stages, micro_batches=m, memory=memory)
         planner = Planner(instance)
         if best is not None and m * planner.table.least[stages][chain.layers] >= best[0]:
             continue

@@ -73,7 +73,6 @@ class Instance(pipeline.Instance):
     """The engine's problem in arrays."""
 
     configurations: tuple[Configuration, ...]
-    name: str = NAME
 
     problem: ClassVar[str] = NAME
 

@@ -1,0 +1,118 @@
+"""What the problems share: the frame of an instance and of its file, numbers in files, and checks of their lengths and sums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Discriminator, Field, Tag
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record
+
+Integers = NDArray[np.int64]
+
+# Limits that keep every sum of 10,000 layers within 64 bits.
+TimeNs = Annotated[int, Field(ge=0, le=10**14, description="nanoseconds")]
+Bytes = Annotated[int, Field(ge=0, le=2**48, description="bytes")]
+Entry = TypeVar("Entry")
+OneOrEach = Annotated[
+    Annotated[Entry, Tag("list[one]")] | Annotated[list[Entry], Tag("list[each]")],
+    Discriminator(lambda value: "list[each]" if isinstance(value, list) else "list[one]"),
+]
+LARGEST_NS, LARGEST_BYTES = 2**53, 2**62
+
+
+class InstanceFile(Record):
+    """What the file formats of all instances begin with."""
+
+    problem: str
+    version: Literal[1]
+    name: str | None = None
+    provenance: dict[str, Any] | None = None
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The instance's name and provenance, empty where the file has none."""
+        return {"name": self.name or "", "provenance": self.provenance or {}}
+
+    def tuples(self, names: Iterable[str]) -> dict[str, Any]:
+        """Fields of the file as instances have them: lists as tuples."""
+        fields = {name: getattr(self, name) for name in names}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProblemInstance(ABC):
+    """What all instances have: name and provenance, on which no answer depends, and a digest of what answers depend on.
+
+    name: that of the problem where it is empty.
+    """
+
+    name: str = ""
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    problem: ClassVar[str]
+    undigested: ClassVar[tuple[str, ...]] = ("name", "provenance")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.problem)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What the instance's file begins with."""
+        return {"problem": self.problem, "version": 1, "name": self.name, "provenance": self.provenance}
+
+    def lists(self, names: Iterable[str]) -> dict[str, Any]:
+        """Fields of the instance as files have them: arrays and tuples as lists."""
+        fields = {name: getattr(self, name) for name in names}
+        whole = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in whole.items()}
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The instance in its file format."""
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what the answer depends on (not of names or provenance)."""
+        content = {name: value for name, value in self.to_dict().items() if name not in self.undigested}
+        return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+    def with_memory(self, memory_bytes: int) -> Self:
+        """The same instance under another memory limit of every device."""
+        return replace(self, memory_bytes=memory_bytes)  # type: ignore[call-arg]  # others have a method of their own
+
+
+class Timed:
+    """An evaluation whose time is what is minimised."""
+
+    time_ns: int
+
+    @property
+    def objective(self) -> int:
+        """The time in nanoseconds, which is minimised."""
+        return self.time_ns
+
+
+def check_length(name: str, entries: Sequence[Any], wanted: int, meaning: str = "", noun: str = "entries") -> None:
+    """Raises InputError where a list has not the wanted number of entries, of which `meaning` says what they are."""
+    if len(entries) != wanted:
+        raise InputError("", name, f"has {len(entries)} {noun}", f"give {wanted}" + (f", {meaning}" if meaning else ""))
+
+
+def check_sums(where: str, micro_batches: int, chain: str, time_ns: int, size_bytes: int = 0) -> None:
+    """Raises InputError where sums of times are not exact in floats, too, or sums of bytes not within 64 bits.
+
+    where: the field that micro_batches stand in. chain: what takes so much at most, such as `12 layers`.
+    """
+    for unit, total, limit in (("ns", time_ns, LARGEST_NS), ("bytes", size_bytes, LARGEST_BYTES)):
+        if total >= limit:
+            problem = f"is {micro_batches}, with which {chain} may take {total:.3g} {unit}"
+            raise InputError("", where, problem, f"give numbers that stay below {limit:.3g}")

@@ -1,0 +1,69 @@
+"""What the mixed-integer linear programs of several problems share, in Pyomo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyomo.environ as pyo
+from trainplan.formulations.step.chains import Chain
+
+SIGNIFICANT_BITS = 20
+
+
+def unit(value: int) -> int:
+    """The power of two of nanoseconds or bytes that is one model unit, which brings a value near 2^20.
+
+    No coefficient loses a bit, and a row's tolerance of 1e-6 units is less than a byte or a nanosecond (up to 2^40 of them).
+    """
+    return 1 << max(0, value.bit_length() - SIGNIFICANT_BITS)
+
+
+def solved_values(model: Any, values: Any) -> dict[str, dict[Any, float]]:
+    """Every variable of a solution, by name and index, from a solver's variable map; those that no row has are left out."""
+    parts = model.component_map(pyo.Var).items()
+    return {name: {index: values[part[index]] for index in part if part[index] in values} for name, part in parts}
+
+
+def _open(chain: Chain, x: int, l: int) -> bool:
+    """Whether stage x may or may not have begun by layer l."""
+    return 0 < x < chain.stages and x <= l < chain.length - chain.stages + x
+
+
+def state_cuts(m: Any, chain: Chain, positive: Any) -> Callable[[int, int], Any]:
+    """Y with the rows `onward`, `order` and `memory`; gives Y[x,l], a variable or what it must be, by stage and layer.
+
+    Y[x,l]: stage x has begun by layer l, so that l lies in stage x where Y[x,l] - Y[x+1,l] = 1. It is known outside of l = x ..
+    n-p+x-1, since every stage has a layer; Y[0,.] = 1 and Y[p,.] = 0. positive: a variable that is at least 0, for a row that
+    says that nothing fits.
+
+        onward     Y[x,l] <= Y[x,l+1]                   a stage that has begun stays so
+        order      Y[x+1,l+1] <= Y[x,l]                 every stage has a layer
+        memory     Y[x,w[x,l]-1] <= Y[x+1,l]            for every x, l where w[x,l] > 0
+
+    with w[x,l] the least first layer with which stage x fits its memory when l is its last one (`Memory.first_layers`).
+    """
+    stages, layers = range(chain.stages), range(chain.length)
+    m.Y = pyo.Var([(x, l) for x in stages[1:] for l in layers if _open(chain, x, l)], domain=pyo.Binary)
+
+    def begun(x: int, l: int) -> Any:
+        return m.Y[x, l] if _open(chain, x, l) else int(x == 0 or (x in stages and l >= chain.length - chain.stages + x))
+
+    def at_most(less: Any, more: Any) -> Any:
+        if isinstance(less, int) and isinstance(more, int):
+            return pyo.Constraint.Feasible if less <= more else positive <= -1
+        return less <= more
+
+    m.onward = pyo.Constraint(list(m.Y), rule=lambda m, x, l: at_most(m.Y[x, l], begun(x, l + 1)))
+    m.order = pyo.Constraint(
+        [(x, l) for x in stages[1:-1] for l in layers[:-1]], rule=lambda m, x, l: at_most(begun(x + 1, l + 1), begun(x, l))
+    )
+    m.memory = pyo.Constraint(chain.precedences, rule=lambda m, x, first, l: at_most(begun(x, first - 1), begun(x + 1, l)))
+    return begun
+
+
+def solved_cuts(chain: Chain, values: Mapping[str, Mapping[tuple[int, int], float]]) -> tuple[int, ...]:
+    """The cuts that Y stands for: every stage begins at the first layer by which it has."""
+    latest, begun = chain.length - chain.stages, values["Y"]
+    firsts = [range(x, latest + x) for x in range(1, chain.stages)]
+    return tuple(next((l for l in row if begun[x, l] > 0.5), row.stop) for x, row in enumerate(firsts, 1))
