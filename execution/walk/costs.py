@@ -18,8 +18,8 @@ from functools import cache
 from typing import Any
 
 from trainplan.execution.program import Instruction, Op, Program, handles_all
-from trainplan.formulations.work.planned import samples_of
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.work.planned import samples_of
 from trainplan.formulations.work.primitives import Way, collective, device_step, host_copy, host_step
 from trainplan.formulations.work.units import UnitWork, unit_work
 from trainplan.profiling.base.errors import InputError
