@@ -64,7 +64,7 @@ class Problem(ABC):
     methods of these names call. name: as users write it. record, solution_record: the file formats. parameters: what
     `instance` reads from `request.options`. needs: what a request has to name where it has no profile. largest: the most
     solutions that brute force takes. solution_field: of the solution's file format, the list that a bare sequence of numbers
-    stands for.
+    stands for. picture: the function at `package.module:function` that draws a solution, given the instance and it.
     """
 
     home: ModuleType  # no ClassVar, which mypy takes no assigned module for
@@ -75,6 +75,7 @@ class Problem(ABC):
     needs: ClassVar[tuple[str, ...]] = ("model", "cluster")
     largest: ClassVar[int] = 2_000_000
     solution_field: ClassVar[str] = "choice"
+    picture: ClassVar[str | None] = None
 
     # Files
 

@@ -28,6 +28,7 @@ class ClusterStrategy(Problem):
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord
+    picture = "trainplan.pictures.placement:draw_placement"
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
 
     def explain(self, instance: Instance) -> Any:

@@ -33,6 +33,7 @@ class MemorySwitches(Problem):
     name = problem.NAME
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
+    picture = "trainplan.pictures.lanes:draw_switches"
     parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
     largest = enumeration.LARGEST_SYNCHRONISED
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -42,11 +42,11 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
         out.print(f"{label:<{width}}  {text}", markup=False)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A table; columns of words to the left, of numbers to the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: Container[str] = LEFT) -> None:
+    """A table. left: columns of words; others hold numbers, to the right."""
     drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in columns:
-        drawn.add_column(name, justify="left" if name in LEFT else "right")
+        drawn.add_column(name, justify="left" if name in left else "right")
     for row in rows:
         drawn.add_row(*row)
     out.print(drawn)
@@ -341,70 +341,65 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     pairs(rows)
 
 
-@contextmanager
-def searching(text: str) -> Iterator[Any]:
+def searching(text: str) -> AbstractContextManager[Any]:
     """Progress of a search: a callback for points, or for (method, point)."""
-    with _live() as progress:
-        task = progress.add_task(text, total=None)
 
-        def show(*event: Any) -> None:
-            point: Point = event[-1]
-            objective = "-" if point.objective is None else format_time(point.objective)
-            bound = "-" if point.bound is None else format_time(point.bound)
-            prefix = f"{text} {event[0]}" if len(event) > 1 else text
-            progress.update(task, description=f"{prefix}: best {objective}, bound {bound}")
+    def shown(*event: Any) -> dict[str, Any]:
+        point: Point = event[-1]
+        prefix = f"{text} {event[0]}" if len(event) > 1 else text
+        return {"description": f"{prefix}: best {_cell('_ns', point.objective)}, bound {_cell('_ns', point.bound)}"}
 
-        yield show
+    return _live(text, shown)
 
 
-@contextmanager
-def trying() -> Iterator[Any]:
+def trying() -> AbstractContextManager[Any]:
     """Progress of a search over batch sizes: a callback for (planner, point)."""
-    with _live() as progress:
-        task = progress.add_task("planning", total=None)
 
-        def show(planner: Any, point: Any) -> None:
-            told = f"{point.throughput:.2f} samples/s" if point.throughput else "does not fit"
-            progress.update(task, description=f"{planner.label}: batch {point.batch}, {told}")
+    def shown(planner: Any, point: Any) -> dict[str, Any]:
+        rate = f"{point.throughput:.2f} samples/s" if point.throughput else "does not fit"
+        return {"description": f"{planner.label}: batch {point.batch}, {rate}"}
 
-        yield show
+    return _live("planning", shown)
 
 
-@contextmanager
-def trials(text: str) -> Iterator[Any]:
+def trials(text: str) -> AbstractContextManager[Any]:
     """Progress of trials: a callback for the reports of their processes."""
-    with _live() as progress:
-        task = progress.add_task(text, total=None)
 
-        def show(event: dict[str, Any]) -> None:
-            rank = event["plan"] + 1
-            if "step" in event:
-                told = f"{text} rank {rank}: step {event['step']}"
-                progress.update(task, total=event["steps"], completed=event["step"], description=told)
-            else:
-                progress.update(task, description=f"{text} rank {rank}: {event['status']}")
+    def shown(event: dict[str, Any]) -> dict[str, Any]:
+        subject = f"{text} rank {event['plan'] + 1}"
+        if "step" not in event:
+            return {"description": f"{subject}: {event['status']}"}
+        step, steps = event["step"], event["steps"]
+        return {"total": steps, "completed": step, "description": f"{subject}: step {step}"}
 
-        yield show
+    return _live(text, shown)
+
+
+def working(text: str) -> AbstractContextManager[Any]:
+    """Progress of measuring or running: a callback for reports of the processes."""
+
+    def shown(event: dict[str, Any]) -> dict[str, Any]:
+        if "of" in event:
+            return {"total": event["of"], "completed": event["done"], "description": f"{text}: {event['shape']}"}
+        if "step" not in event:
+            return {"description": f"{text}: comparing with one process"}
+        step, steps = event["step"], event["steps"]
+        return {"total": steps, "completed": step, "description": f"{text}: step {step}, loss {event['loss']:.4f}"}
+
+    return _live(text, shown)
 
 
 @contextmanager
-def working(text: str) -> Iterator[Any]:
-    """Progress of measuring or running: a callback for reports of the processes."""
-    with _live() as progress:
-        task = progress.add_task(text, total=None)
-
-        def show(event: dict[str, Any]) -> None:
-            if "of" in event:
-                progress.update(task, total=event["of"], completed=event["done"], description=f"{text}: {event['shape']}")
-            elif "step" in event:
-                step, steps = event["step"], event["steps"]
-                progress.update(task, total=steps, completed=step, description=f"{text}: step {step}, loss {event['loss']:.4f}")
-            else:
-                progress.update(task, description=f"{text}: comparing with one process")
-
-        yield show
+def measuring(wanted: bool) -> Iterator[Any]:
+    """Progress of measuring; no callback where nothing is measured."""
+    with working("measuring") as progress:
+        yield progress if wanted else None
 
 
-def _live() -> Progress:
+@contextmanager
+def _live(text: str, shown: Callable[..., dict[str, Any]]) -> Iterator[Any]:
+    """A bar on a terminal, and the callback that changes it. shown: what of the bar an event changes."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda *event: progress.update(task, **shown(*event))
