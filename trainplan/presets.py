@@ -17,8 +17,6 @@ from trainplan.formulations.problem import Problem, problem, problem_names
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.plugins import attribute
-from trainplan.solvers.core.answer import Searcher
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,8 @@ class Preset:
                 f"give a model of {', '.join(EXECUTED_FAMILIES)} in {' or '.join(EXECUTED_DTYPES)}; "
                 f"`build {self.problem_name}` and `solve` take any"
             )
-            told = f"is {model.name!r} ({model.family}, {model.dtype}), which does not run"
-            raise InputError("command line", "--model", told, fix)
-
-    def search(self) -> Searcher:
-        """What solves the instances of a request."""
-        searcher: Searcher = attribute(self.searcher)
-        return searcher
+            problem = f"is {model.name!r} ({model.family}, {model.dtype}), which does not run"
+            raise InputError("command line", "--model", problem, fix)
 
 
 PRESETS = {
@@ -106,9 +99,9 @@ DEFAULT = next(iter(PRESETS))
 
 def preset(name: str) -> Preset:
     """A preset by its name, its verb, or the name of a problem. Raises InputError."""
-    for known in PRESETS.values():
-        if name in (known.name, known.verb):
-            return known
+    for each in PRESETS.values():
+        if name in (each.name, each.verb):
+            return each
     if name in problem_names():
         return Preset(name, name, f"The problem {name}.")
     names = ", ".join([*PRESETS, *problem_names()])

@@ -40,6 +40,7 @@ class PipelinePartition(Problem):
     name = problem.NAME
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
+    solution_field = "cuts"
     picture = "trainplan.pictures.timeline:draw_partition"
     parameters = (PIPELINE, MICRO_BATCHES, DP, TP, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, SLICED, OBJECTIVE)
 

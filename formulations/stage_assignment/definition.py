@@ -29,6 +29,7 @@ class StageAssignment(Problem):
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord
+    solution_field = "cuts"
     parameters = (
         replace(PIPELINE, default=1),
         replace(MICRO_BATCHES, default=1),

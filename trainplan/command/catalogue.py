@@ -10,7 +10,7 @@ import typer
 
 from trainplan import api
 from trainplan.command import tables
-from trainplan.command.options import DTYPE, JSON, SEQUENCE, Outcome, flag, output, takes, word
+from trainplan.command.options import DTYPE, SEQUENCE, Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -25,7 +25,7 @@ clusters = typer.Typer(
 
 
 @models.command("list", epilog="Example: trainplan model list")
-@takes([JSON])
+@takes()
 def list_models() -> Outcome:
     """List the shipped models."""
     each = [load_model(name) for name in shipped("models")]
@@ -41,7 +41,6 @@ def list_models() -> Outcome:
         flag("tp", int, "Tensor-parallel degree.", 1),
         SEQUENCE,
         DTYPE,
-        JSON,
     ]
 )
 def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str | None) -> Outcome:
@@ -56,7 +55,7 @@ def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str 
 
 
 @clusters.command("list", epilog="Example: trainplan cluster list")
-@takes([JSON])
+@takes()
 def list_clusters() -> Outcome:
     """List the shipped clusters."""
     each = [load_cluster(name) for name in shipped("clusters")]
@@ -65,7 +64,7 @@ def list_clusters() -> Outcome:
 
 
 @clusters.command("show", epilog="Example: trainplan cluster show amp-heterogeneous-16")
-@takes([word("cluster", str, "A shipped name, or a YAML or JSON file."), JSON])
+@takes([word("cluster", str, "A shipped name, or a YAML or JSON file.")])
 def show_cluster(cluster: str) -> Outcome:
     """Show a cluster: its devices, its links, and where the numbers come from."""
     loaded = load_cluster(cluster)
@@ -81,7 +80,6 @@ def show_cluster(cluster: str) -> Outcome:
         flag("topology", Path | None, "An NCCL topology file. [default: NCCL_TOPO_FILE]"),
         flag("name", str | None, "The cluster's name. [default: this machine's]"),
         output("Write the cluster here, as YAML."),
-        JSON,
     ]
 )
 def detect(network: str | None, topology: Path | None, output: Path | None, **values: Any) -> Outcome:

@@ -56,12 +56,12 @@ def word(name: str, kind: Any, about: str, default: Any = Argument.empty) -> Arg
 
 
 def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Command]:
-    """Makes a command of a function of keyword arguments and these groups of options; of one name, the last.
+    """Makes a command of a function of keyword arguments and these groups of options, and `--json`; of one name, the last.
 
     The function gets the options but for `--json` and, unless it names them, those of WRITTEN; for `--option` it gets the
     method's options themselves.
     """
-    arguments = {argument.name: argument for group in groups for argument in group}
+    arguments = {argument.name: argument for group in (*groups, [JSON]) for argument in group}
 
     def command_of(function: Callable[..., Outcome]) -> Command:
         apart = [name for name in WRITTEN if name in arguments and name not in signature(function).parameters]
@@ -82,7 +82,7 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
                 render.pairs([("written", str(target)) for target in written])
             raise Exit(outcome.code)
 
-        del command.__wrapped__  # type: ignore[attr-defined]  # whose annotations typer would read
+        del command.__wrapped__  # whose annotations typer would read
         command.__signature__ = Signature([*arguments.values()])  # type: ignore[attr-defined]
         command.__annotations__ = {name: argument.annotation for name, argument in arguments.items()}
         return command

@@ -8,22 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.command import render
-from trainplan.command.options import (
-    INFEASIBLE,
-    JSON,
-    PICTURE,
-    REQUEST,
-    SEARCH,
-    Command,
-    Outcome,
-    exit_code,
-    flag,
-    flags_of,
-    output,
-    takes,
-    value_of,
-)
+from trainplan.command import options, render
+from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of
 from trainplan.pictures import drawn
 from trainplan.planning import Planned
 from trainplan.presets import DEFAULT, PRESETS, Preset, preset
@@ -42,8 +28,7 @@ LIKE_HELP = f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all
 OUTPUTS = [
     output("Write the plan here."),
     flag("save_profile", Path | None, "Write the profile used here."),
-    PICTURE,
-    JSON,
+    options.PICTURE,
 ]
 BACKEND = flag("backend", str | None, "On which back-end of `run` the plan must fit, too. [default: the plan's own]")
 
@@ -61,15 +46,15 @@ def _plan(chosen: Preset, verb: str) -> Command:
         values["like"] = chosen.name
         with render.searching(values["method"]) as progress, render.measuring(values["measure"]) as values["measuring"]:
             answer = api.plan(progress=progress, **values)
-        code = exit_code(answer.result.status) if answer.needed_bytes is None else INFEASIBLE
+        code = exit_code(answer.result.status) if answer.needed_bytes is None else options.INFEASIBLE
         return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
 
     plan.__doc__ = f"{chosen.about}\n\nThe plan is compiled, checked and walked for time and memory before it is written."
-    return takes(like, REQUEST, flags_of(chosen.parameters), SEARCH, [BACKEND], OUTPUTS)(plan)
+    return takes(like, options.REQUEST, flags_of(chosen.parameters), options.SEARCH, [BACKEND], OUTPUTS)(plan)
 
 
 def _plans() -> Command:
-    @takes([flag("like", str, LIKE_HELP, ALL)], REQUEST, SEARCH[2:], OUTPUTS)
+    @takes([flag("like", str, LIKE_HELP, ALL)], options.REQUEST, options.SEARCH[2:], OUTPUTS)
     def plan(**values: Any) -> Outcome:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
         del values["like"]
@@ -77,7 +62,7 @@ def _plans() -> Command:
         best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
         content = [str(each) if isinstance(each, InputError) else each.to_dict() for each in answers]
         show = partial(render.plans, answers)
-        return Outcome(content, show, {}, INFEASIBLE) if best is None else Outcome(content, show, _files(best))
+        return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))
 
     return plan
 

@@ -9,25 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.command import render
-from trainplan.command.options import (
-    FINE,
-    INFEASIBLE,
-    JSON,
-    PICTURE,
-    REQUEST,
-    SEARCH,
-    SEED,
-    STOPPED,
-    Command,
-    Outcome,
-    exit_code,
-    flag,
-    flags_of,
-    output,
-    takes,
-    word,
-)
+from trainplan.command import options, render
+from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, word
 from trainplan.formulations.problem import problem, problem_names, problem_of
 from trainplan.pictures import drawn
 from trainplan.profiling.base.errors import InputError
@@ -60,7 +43,7 @@ def _build(words: Sequence[str]) -> Command:
     names = ", ".join(problem_names())
     about = output("Write the instance here. [default: standard output]")
 
-    @takes([word("problem", str, f"{PROBLEM_HELP} {names}.")], REQUEST, flags_of(parameters), [about, JSON])
+    @takes([word("problem", str, f"{PROBLEM_HELP} {names}.")], options.REQUEST, flags_of(parameters), [about])
     def build(output: Path | None, **values: Any) -> Outcome:
         """Make an instance of a problem from a model and a cluster, or from a profile alone."""
         with render.measuring(values["measure"]) as values["measuring"]:
@@ -78,7 +61,7 @@ def _build(words: Sequence[str]) -> Command:
     return build
 
 
-@takes([INSTANCE], SEARCH, [output("Write the solution here."), PICTURE, JSON])
+@takes([INSTANCE], options.SEARCH, [output("Write the solution here."), options.PICTURE])
 def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     """Solve an instance with one method; the answer is checked and its bound named."""
     loaded = api.load(instance)
@@ -95,18 +78,19 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     return Outcome(result.to_dict(), partial(render.solved, loaded, result), files, exit_code(result.status))
 
 
-@takes([INSTANCE, word("solution", Path, "A solution file.")], [JSON])
+@takes([INSTANCE, word("solution", Path, "A solution file.")])
 def check(**values: Any) -> Outcome:
     """Check a solution against an instance: its time, its peak memory, and what it violates."""
     checked = api.check(**values)
-    return Outcome(checked.to_dict(), partial(render.checked, checked), {}, INFEASIBLE if checked.violations else FINE)
+    code = options.INFEASIBLE if checked.violations else options.FINE
+    return Outcome(checked.to_dict(), partial(render.checked, checked), code=code)
 
 
 SOURCES = word("sources", list[Path], "An instance file; or plan files, which are held side by side as they are predicted.")
 METHODS = flag("method", list[str] | None, "Of an instance: a method; may be repeated. [default: all]")
 
 
-@takes([SOURCES], [METHODS, flag("time_limit", float, "Seconds for each method.", 30), SEED, JSON])
+@takes([SOURCES], [METHODS, flag("time_limit", float, "Seconds for each method.", 30), options.SEED])
 def compare(**values: Any) -> Outcome:
     """Solve an instance with several methods and let each check the others; or hold plans side by side."""
     sources = values.pop("sources")
@@ -115,14 +99,14 @@ def compare(**values: Any) -> Outcome:
         return Outcome(rows, partial(render.plan_rows, rows))
     with render.searching("comparing") as progress:
         results, contradictions = api.compare(sources[0], values.pop("method"), progress=progress, **values)
-    code = FINE if any(result.objective is not None for result in results) else STOPPED
+    code = options.FINE if any(result.objective is not None for result in results) else options.STOPPED
     if contradictions or any(result.status == "infeasible" for result in results):
-        code = INFEASIBLE
+        code = options.INFEASIBLE
     content = {"results": [result.to_dict() for result in results], "contradictions": contradictions}
     return Outcome(content, partial(render.comparison, results, contradictions), {}, code)
 
 
-@takes([word("problem", str, "The problem.", "layer-strategies")], [JSON])
+@takes([word("problem", str, "The problem.", "layer-strategies")])
 def methods(problem: str) -> Outcome:
     """List the methods for a problem."""
     entries = methods_of(problem)
@@ -131,7 +115,7 @@ def methods(problem: str) -> Outcome:
     return Outcome(content, partial(render.methods, problem, entries))
 
 
-@takes([word("format", str, "A problem, also with -solution; plan, profile or cluster.", "layer-strategies")], [JSON])
+@takes([word("format", str, "A problem, also with -solution; plan, profile or cluster.", "layer-strategies")])
 def schema(format: str) -> Outcome:
     """Print the JSON Schema of a file format (always JSON)."""
     content = api.schema(format)

@@ -11,21 +11,8 @@ from typing import Any
 import typer
 
 from trainplan import api
-from trainplan.command import render, tables
-from trainplan.command.options import (
-    CLUSTER_HELP,
-    DTYPE,
-    JSON,
-    MODEL_HELP,
-    PICTURE,
-    REQUIRED,
-    SEQUENCE,
-    Outcome,
-    flag,
-    output,
-    takes,
-    word,
-)
+from trainplan.command import options, render, tables
+from trainplan.command.options import Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -37,14 +24,14 @@ app = typer.Typer(
     name="profile", help="Make and look at profiles: the times and bytes that plans are made from.", no_args_is_help=True
 )
 SUBJECT = [
-    flag("model", str, MODEL_HELP, REQUIRED),
-    flag("cluster", str, CLUSTER_HELP, REQUIRED),
+    flag("model", str, options.MODEL_HELP, options.REQUIRED),
+    flag("cluster", str, options.CLUSTER_HELP, options.REQUIRED),
     flag("rows", str, "Samples on one device, such as 1,2,4; other numbers follow from a line.", "1,2,4"),
     flag("tp", str | None, "Tensor-parallel degrees, such as 1,2. [default: all up to 8]"),
-    SEQUENCE,
-    DTYPE,
+    options.SEQUENCE,
+    options.DTYPE,
 ]
-OUTPUTS = [output("Write the profile here."), JSON]
+OUTPUTS = [output("Write the profile here.")]
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -89,8 +76,8 @@ def measure(rows: str, tp: str | None, budget: float, resume: Path | None, **val
     """Measure a profile on this machine: sub-layers, links, host copies, optimizer, overlap."""
     shapes = _shapes(rows, tp)
     with render.working("measuring") as progress:
-        own = {"measured": True, "budget_seconds": budget, "journal": resume, "progress": progress}
-        return _outcome(api.profile(**values, **shapes, **own))
+        settings = {"measured": True, "budget_seconds": budget, "journal": resume, "progress": progress}
+        return _outcome(api.profile(**values, **shapes, **settings))
 
 
 @app.command("import", epilog="Example: trainplan profile import bert32a100.json -o profile.json")
@@ -124,8 +111,7 @@ def import_(files: list[Path], cluster: str | None, memory: str | None, **values
         flag("tp", int | None, "Tensor-parallel degree. [default: the profile's smallest]"),
         flag("rows", int | None, "Samples on one device. [default: the profile's smallest]"),
         flag("kind", str | None, "Kind of device, where there are several. [default: the slowest]"),
-        PICTURE,
-        JSON,
+        options.PICTURE,
     ]
 )
 def show(profile: Path, tp: int | None, rows: int | None, kind: str | None) -> Outcome:

@@ -28,6 +28,12 @@ from trainplan.throughputs import Throughput
 from trainplan.trials import Trials
 
 MOST_ROWS = 12  # of a table of alternatives
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "_ns": format_time,
+    "_bytes": format_bytes,
+    "gap": "{:.3%}".format,
+    "_per_s": "{:.4g}".format,
+}
 LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
 LEFT |= {"ranks", "holds", "sub-layers", "units of stages", "layers of stages", "like", "stages", "switches", "problem", ""}
 _plain = Console()
@@ -71,10 +77,10 @@ def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None
     best = min((r.objective for r in results if r.objective is not None), default=None)
     rows = []
     for r in results:
-        above = "-" if r.objective is None or not best else f"{r.objective / best - 1:.3%}"
-        gap = "-" if r.gap is None else f"{r.gap:.3%}"
-        seconds = f"{r.build_seconds + r.solve_seconds:.3f}"
-        rows.append([r.method, r.status, _cell("_ns", r.objective), _cell("_ns", r.bound), gap, above, seconds])
+        above = None if r.objective is None or not best else r.objective / best - 1
+        numbers = {"time_ns": r.objective, "bound_ns": r.bound, "gap": r.gap, "above_gap": above}
+        cells = [_cell(name, value) for name, value in numbers.items()]
+        rows.append([r.method, r.status, *cells, f"{r.build_seconds + r.solve_seconds:.3f}"])
     table(("method", "status", "time", "lower bound", "gap", "above best", "seconds"), rows)
     reasons = [str(r.reason) for r in results if r.reason]
     for line in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
@@ -83,8 +89,8 @@ def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
     """The peaks that a profile has below what its layers leave behind. layers: by peak, those where it is so."""
-    told = ", ".join(f"{name} of {plural(len(places), 'layer')}" for name, places in layers.items())
-    return f"{told}, from below to what the layer leaves behind"
+    peaks = ", ".join(f"{name} of {plural(len(places), 'layer')}" for name, places in layers.items())
+    return f"{peaks}, from below to what the layer leaves behind"
 
 
 def methods(problem: str, entries: Sequence[Entry]) -> None:
@@ -97,16 +103,16 @@ def methods(problem: str, entries: Sequence[Entry]) -> None:
     table(("method", "proves", "about", "options"), rows, problem)
 
 
-def checked(found: Checked) -> None:
+def checked(check: Checked) -> None:
     """What a check found: time, memory, violations."""
-    rows = [("problem", found.problem)]
-    if found.objective is not None:
-        rows.append(("time", f"{format_time(found.objective)} ({found.objective} ns)"))
-    if found.peak_bytes is not None:
-        rows.append(("peak memory", peak_text(found.peak_bytes, found.peak_layer_name, found.peak_ns)))
-    if found.memory_bytes is not None:
-        rows.append(("memory limit", f"{format_bytes(found.memory_bytes)} ({found.memory_bytes} bytes)"))
-    rows += [("violation", text) for text in found.violations] or [("violations", "none")]
+    rows = [("problem", check.problem)]
+    if check.objective is not None:
+        rows.append(("time", f"{format_time(check.objective)} ({check.objective} ns)"))
+    if check.peak_bytes is not None:
+        rows.append(("peak memory", peak_text(check.peak_bytes, check.peak_layer_name, check.peak_ns)))
+    if check.memory_bytes is not None:
+        rows.append(("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)"))
+    rows += [("violation", text) for text in check.violations] or [("violations", "none")]
     pairs(rows)
 
 
@@ -205,9 +211,9 @@ def alternatives(answer: Planned) -> None:
 
 
 def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    return format_time(value) if name.endswith("_ns") else str(value)
+    """A value as its name says: a time, bytes, a share, a rate."""
+    form = next((form for end, form in FORMATS.items() if name.endswith(end)), str)
+    return "-" if value is None else form(value)
 
 
 def plans(answers: Sequence[Any]) -> None:
@@ -223,15 +229,8 @@ def plans(answers: Sequence[Any]) -> None:
 def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
     """Plans side by side, as they are predicted; beside it what is claimed of each."""
     columns = ("plan", "step", "samples/s", "memory", "stages", "micro-batches", "claim", "bound", "gap", "problem")
-    cells = []
-    for row in rows:
-        gap = "-" if row["gap"] is None else f"{row['gap']:.3%}"
-        times = [_cell("_ns", row[name]) for name in ("step_ns", "claim_ns", "bound_ns")]
-        rate = "-" if row["samples_per_s"] is None else f"{row['samples_per_s']:.4g}"
-        memory = "-" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"])
-        head = [row["name"], times[0], rate, memory, str(row["stages"]), str(row["micro_batches"])]
-        cells.append([*head, *times[1:], gap, f"{row['problem']}, {row['cost_model']}"])
-    table(columns, cells)
+    cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
+    table(columns, [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
 
 
 def simulated(simulation: Simulation) -> None:

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.command import render
-from trainplan.command.options import (
-    DTYPE,
-    FINE,
-    INFEASIBLE,
-    JSON,
-    MEMORY,
-    PICTURE,
-    REQUEST,
-    REQUIRED,
-    RUN_BACKEND,
-    RUN_DEVICE,
-    SEARCH,
-    SEQUENCE,
-    STOPPED,
-    Command,
-    Outcome,
-    exit_code,
-    flag,
-    flags_of,
-    output,
-    takes,
-    value_of,
-    word,
-)
+from trainplan.command import options, render
+from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of, word
 from trainplan.execution.exports.common import write_export
 from trainplan.execution.exports.registry import export_names
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES
@@ -72,8 +49,7 @@ def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
         flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated."),
         flag("time_limit", float | None, "Seconds of the method."),
         flag("trace", Path | None, "Write a Chrome trace here, which Perfetto opens."),
-        PICTURE,
-        JSON,
+        options.PICTURE,
     ]
 )
 def simulate(source: Path, **values: Any) -> Outcome:
@@ -83,7 +59,8 @@ def simulate(source: Path, **values: Any) -> Outcome:
     """
     with render.measuring(values["measure"]) as values["measuring"]:
         simulation = api.simulate(source, **values)
-    files = {"trace": lambda: json.dumps(simulation.trace()) + "\n", "picture": partial(api.draw_simulation, simulation)}
+    draw = partial(api.draw_simulation, simulation)
+    files: dict[str, Callable[[], Any]] = {"trace": lambda: json.dumps(simulation.trace()) + "\n", "picture": draw}
     return Outcome(simulation.to_dict(), partial(render.simulated, simulation), files)
 
 
@@ -94,13 +71,12 @@ def simulate(source: Path, **values: Any) -> Outcome:
         flag("steps", int, "Training steps.", 3),
         flag("scale_down", int, "Run the same chain about this many times smaller.", 1),
         flag("dtype", str | None, "float32 or float64. [default: the plan's]"),
-        RUN_BACKEND,
+        options.RUN_BACKEND,
         flag("compare", bool, "Also run on one process and compare gradients.", True, names=("--compare/--no-compare",)),
         flag("measure_memory", bool, "Measure what each rank allocates in a step.", False),
         flag("record", bool, "Walk the step by the measured times of its instructions, too.", False),
-        RUN_DEVICE,
+        options.RUN_DEVICE,
         flag("seed", int, "Seed of parameters and samples.", 0),
-        JSON,
     ]
 )
 def run(plan: Path, **values: Any) -> Outcome:
@@ -120,7 +96,7 @@ def _trial(words: Sequence[str]) -> Command:
             word("plans", list[Path] | None, "Plan files. [default: the best of a request]", None),
             flag("like", str, "Without plan files: the preset whose best plans are tried.", TRIED),
         ],
-        REQUEST,
+        options.REQUEST,
         flags_of(preset(like).parameters),
         [
             flag("top", int, "Plans to run: the best predicted ones.", 5),
@@ -128,12 +104,12 @@ def _trial(words: Sequence[str]) -> Command:
             flag("warmup", int, "Steps before those that are timed.", 3),
             flag("scale_down", int, "Run the same chain about this many times smaller.", 1),
             flag("run_dtype", str | None, "float32 or float64. [default: that of --dtype]"),
-            RUN_BACKEND,
-            RUN_DEVICE,
+            options.RUN_BACKEND,
+            options.RUN_DEVICE,
             flag("timeout", float, "Seconds for each plan, without the start of processes.", 600.0),
         ],
-        SEARCH,
-        [output("Write the fastest plan here."), JSON],
+        options.SEARCH,
+        [output("Write the fastest plan here.")],
     )
     def trial(plans: list[Path] | None, **values: Any) -> Outcome:
         """Run plans for a few steps on this machine, and pick the fastest (AMP, Algorithm 1).
@@ -147,7 +123,7 @@ def _trial(words: Sequence[str]) -> Command:
             trials = api.trial(plans or None, running=running, **values)
         show, best = partial(render.tried, trials, values["scale_down"]), trials.best
         if best is None:
-            failed = STOPPED if trials.planned is None else exit_code(trials.planned.result.status) or STOPPED
+            failed = options.STOPPED if trials.planned is None else exit_code(trials.planned.result.status) or options.STOPPED
             return Outcome(trials.to_dict(), show, {}, failed)
         files = {"output": lambda: trials.plans[best].model_dump_json(indent=2) + "\n"}
         return Outcome(trials.to_dict(), show, files)
@@ -158,9 +134,8 @@ def _trial(words: Sequence[str]) -> Command:
 @takes(
     [
         word("plan", Path, "A plan file."),
-        flag("to", str, f"The runtime: {', '.join(export_names())}.", REQUIRED),
+        flag("to", str, f"The runtime: {', '.join(export_names())}.", options.REQUIRED),
         output("Write here: a folder, or a file if there is but one. [default: standard output]", "target"),
-        JSON,
     ]
 )
 def export(plan: Path, to: str, target: Path | None) -> Outcome:
@@ -201,18 +176,17 @@ PLANNER_HELP = f"{', '.join([*PLANNERS, OPTIMUM])}; may be repeated. [default: a
 @takes(
     [
         word("plans", list[Path] | None, "Plan files: their predicted throughput. [default: search batch sizes]", None),
-        *REQUEST[:2],
-        MEMORY,
-        SEQUENCE,
-        DTYPE,
+        *options.REQUEST[:2],
+        options.MEMORY,
+        options.SEQUENCE,
+        options.DTYPE,
         flag("planner", list[str] | None, PLANNER_HELP),
         flag("space", str, "Of the planner optimum: its search space, as for `plan`.", "full"),
         flag("schedule", str, "Of the planner optimum: '1f1b' (1F1B-Flush) or 'gpipe'.", "1f1b"),
         flag("step", int, "Samples between two batch sizes.", 8),
         flag("largest_batch", int, "Stop here if all still fits.", LARGEST_BATCH),
         flag("most_micro_batches", int, "Of one step.", MOST_MICRO_BATCHES),
-        PICTURE,
-        JSON,
+        options.PICTURE,
     ]
 )
 def throughput(plans: list[Path] | None, planner: list[str] | None, **values: Any) -> Outcome:
@@ -225,6 +199,6 @@ def throughput(plans: list[Path] | None, planner: list[str] | None, **values: An
         return Outcome(rows, partial(render.plan_rows, rows))
     with render.trying() as progress:
         searches = api.throughput(planners=planner, progress=progress, **values)
-    code = FINE if any(each.best for each in searches) else INFEASIBLE
+    code = options.FINE if any(each.best for each in searches) else options.INFEASIBLE
     files = {"picture": partial(api.draw_throughput, searches)}
     return Outcome([each.to_dict() for each in searches], partial(render.throughputs, searches), files, code)
