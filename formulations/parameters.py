@@ -7,7 +7,7 @@ arguments all come from that list.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError, shown
@@ -33,10 +33,6 @@ class Parameter:
     def flag(self) -> str:
         """The command's flag, such as `--micro-batches`."""
         return "--" + self.name.replace("_", "-")
-
-    def with_default(self, default: Any) -> Parameter:
-        """The same parameter with another default."""
-        return replace(self, default=default)
 
     def check(self, value: Any) -> None:
         """Raises InputError where the value is not one that the parameter takes."""

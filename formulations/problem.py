@@ -64,7 +64,8 @@ class Problem(ABC):
     methods of these names call. explained_by: the function that `explain` calls, as `module:name`. name: as users write it.
     record, solution_record: the file formats. parameters: what `instance` reads from `request.options`. needs: what a request
     has to name where it has no profile. largest: the most solutions that brute force takes. solution_field: of the solution's
-    file format, the list that a bare sequence of numbers stands for.
+    file format, the list that a bare sequence of numbers stands for. picture: the function that draws a solution,
+    given the instance and it, written likewise.
     """
 
     home: ModuleType  # no ClassVar, which mypy takes no assigned module for
@@ -76,6 +77,7 @@ class Problem(ABC):
     needs: ClassVar[tuple[str, ...]] = ("model", "cluster")
     largest: ClassVar[int] = 2_000_000
     solution_field: ClassVar[str] = "choice"
+    picture: ClassVar[str | None] = None
 
     # Files
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainplan.formulations.problem import problem, problem_names, problem_of
+from trainplan.formulations.problem import Problem, problem, problem_names, problem_of
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import Source, read_data
 from trainplan.solvers.core.result import Result
@@ -52,13 +52,7 @@ def check(instance: Any, solution: Result | Source | Sequence[int]) -> Checked:
     """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
     instance = load(instance)
     stated = problem_of(instance)
-    if isinstance(solution, Result):
-        if solution.solution is None:
-            raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
-        solution = solution.solution
-    if not isinstance(solution, str | os.PathLike | Mapping):
-        solution = {stated.solution_field: list(solution)}
-    answer = stated.solution_of(instance, solution)
+    answer = stated.solution_of(instance, solution_source(stated, solution))
     broken, limit = tuple(stated.violations(instance, answer)), stated.memory_bytes(instance)
     try:
         costs = stated.describe(instance, answer)
@@ -66,3 +60,12 @@ def check(instance: Any, solution: Result | Source | Sequence[int]) -> Checked:
         return Checked(instance.problem, None, None, None, None, limit, broken)
     peak = {name: costs.get(name) for name in ("peak_bytes", "peak_layer_name", "peak_ns")}
     return Checked(instance.problem, costs["time_ns"], **peak, memory_bytes=limit, violations=broken)
+
+
+def solution_source(stated: Problem, solution: Result | Source | Sequence[int]) -> Source:
+    """A solution as the problem reads it: a Result's, a bare sequence of numbers as its one list. Raises InputError."""
+    if isinstance(solution, Result):
+        if solution.solution is None:
+            raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
+        return solution.solution
+    return solution if isinstance(solution, str | os.PathLike | Mapping) else {stated.solution_field: list(solution)}

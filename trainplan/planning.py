@@ -23,6 +23,7 @@ from trainplan.formulations.request import Request
 from trainplan.predicting import plan_profile, predicted
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
@@ -148,7 +149,8 @@ class _Way:
         """The preset's search of these instances, in the time that is left."""
         options = {name: self.request.options[name] for name in self.preset.search_options}
         seconds = None if self.deadline is None else max(LEAST_SECONDS, self.deadline - time.perf_counter())
-        return self.preset.search()(instances, method, time_limit=seconds, **options, **arguments)
+        answer: Answer = attribute(self.preset.searcher)(instances, method, time_limit=seconds, **options, **arguments)
+        return answer
 
     def plan(self, answer: Answer, reserve: int) -> Planned:
         """The plan of an answer, judged."""
@@ -169,12 +171,12 @@ class _Way:
         )
         return Planned(self.request, self.preset, answer, plan.changed(claim=claim), judged, reserve)
 
-    def excess_bytes(self, found: Planned) -> int:
+    def excess_bytes(self, tried: Planned) -> int:
         """By how much the plan's programs exceed the memory, at the rank where it is most; at most 0 where they fit."""
-        if found.plan is None or found.judged is None or self.request.options.get("ignore_memory"):
+        if tried.plan is None or tried.judged is None or self.request.options.get("ignore_memory"):
             return 0
-        limits = limits_bytes(found.plan, self.request)
-        return max(peak - limit for peak, limit in zip(found.judged.peak_bytes, limits, strict=True))
+        limits = limits_bytes(tried.plan, self.request)
+        return max(peak - limit for peak, limit in zip(tried.judged.peak_bytes, limits, strict=True))
 
     def least(self, bound_ns: int | None = None) -> Planned | None:
         """The exact method's plan with no more memory than some solution needs; None where no such memory is known.
@@ -184,10 +186,10 @@ class _Way:
         problem, whole = self.preset.problem, self.request.with_reserve(0)
         tight = [instance for each in problem.instances(whole) if (instance := problem.tightest(each)) is not None]
         limits = [problem.memory_bytes(instance) for instance in tight]
-        known = [(limit, place) for place, limit in enumerate(limits) if limit is not None]
-        if not known:
+        possible = [(limit, place) for place, limit in enumerate(limits) if limit is not None]
+        if not possible:
             return None
-        limit, place = min(known)
+        limit, place = min(possible)
         answer = self.search([tight[place]], "exact", seed=self.arguments["seed"])
         return self.plan(_bounded(answer, bound_ns), whole.limit_bytes - limit)
 
@@ -246,7 +248,7 @@ def _judged(plan: Plan, request: Request, backend: str | None) -> tuple[Plan, Ju
         return plan, None
     profile = plan_profile(plan, request)
     kinds = None if request.cluster is None else request.cluster.device_kinds
-    chosen: Backend | None = next((known for known in BACKENDS if known == backend), None)
+    chosen: Backend | None = next((each for each in BACKENDS if each == backend), None)
     judged = judge(plan, profile, kinds, chosen)
     return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
 

@@ -33,8 +33,8 @@ def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str]
 
 def stage_times(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> list[StageTimes]:
     """What the passes of each stage take, in the plan's form."""
-    found = work_of(plan, profile, kinds)
-    rows = zip(found.work.forward_ns, found.work.backward_ns, (*found.work.transfer_ns, 0), found.syncs_ns, strict=True)
+    planned = work_of(plan, profile, kinds)
+    rows = zip(planned.work.forward_ns, planned.work.backward_ns, (*planned.work.transfer_ns, 0), planned.syncs_ns, strict=True)
     return [StageTimes(forward_ns=f, backward_ns=b, transfer_ns=c, sync_ns=d) for f, b, c, d in rows]
 
 

@@ -17,8 +17,6 @@ from trainplan.formulations.problem import Problem, problem, problem_names
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.plugins import attribute
-from trainplan.solvers.core.answer import Searcher
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,9 @@ class Preset:
     """A planner by name.
 
     verb: the command that plans so, beside `plan --like`. about: what it decides, in a sentence. fixed: parameters of the
-    problem that are not up to the user; defaults: others whose defaults differ from the problem's. searcher: what solves the
-    instances of a request, as `package.module:function`; search_options: parameters of the problem that it takes, too. picture:
-    what draws its answer. only_running: it plans models that run, no others: its plans fit by their programs alone.
+    problem that are not up to the user. searcher: what solves the instances of a request, as `package.module:function`;
+    search_options: parameters of the problem that it takes, too. only_running: it plans models that run, no others: its plans
+    fit by their programs alone.
     """
 
     name: str
@@ -36,10 +34,8 @@ class Preset:
     about: str
     verb: str | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     searcher: str = "trainplan.solvers.core.answer:best_answer"
     search_options: tuple[str, ...] = ()
-    picture: str | None = None
     only_running: bool = False
 
     @property
@@ -49,12 +45,8 @@ class Preset:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """What is up to the user, with the preset's defaults."""
-        return tuple(
-            parameter.with_default(self.defaults.get(parameter.name, parameter.default))
-            for parameter in self.problem.parameters
-            if parameter.name not in self.fixed
-        )
+        """What is up to the user."""
+        return tuple(parameter for parameter in self.problem.parameters if parameter.name not in self.fixed)
 
     def check(self, request: Request) -> None:
         """Raises InputError for a model that the preset does not plan."""
@@ -64,13 +56,8 @@ class Preset:
                 f"give a model of {', '.join(EXECUTED_FAMILIES)} in {' or '.join(EXECUTED_DTYPES)}; "
                 f"`build {self.problem_name}` and `solve` take any"
             )
-            told = f"is {model.name!r} ({model.family}, {model.dtype}), which does not run"
-            raise InputError("command line", "--model", told, fix)
-
-    def search(self) -> Searcher:
-        """What solves the instances of a request."""
-        searcher: Searcher = attribute(self.searcher)
-        return searcher
+            problem = f"is {model.name!r} ({model.family}, {model.dtype}), which does not run"
+            raise InputError("command line", "--model", problem, fix)
 
 
 PRESETS = {
@@ -88,7 +75,6 @@ PRESETS = {
             "cluster-strategy",
             "Degrees, placement, micro-batches and layers of stages on a cluster of mixed devices (AMP).",
             verb="place",
-            picture="trainplan.pictures.placement:draw_placement",
         ),
         Preset(
             "autopipe",
@@ -97,7 +83,6 @@ PRESETS = {
             verb="partition",
             searcher="trainplan.solvers.partition.depths:search",
             search_options=("sliced", "objective"),
-            picture="trainplan.pictures.timeline:draw_partition",
         ),
         Preset(
             "h3t",
@@ -105,7 +90,6 @@ PRESETS = {
             "What every sub-layer recomputes, offloads, partitions and prefetches, states on the host (H3T).",
             verb="switch",
             fixed={"paper_combinations": False, "by_unit": True},
-            picture="trainplan.pictures.lanes:draw_switches",
             only_running=True,
         ),
     )
@@ -115,9 +99,9 @@ DEFAULT = next(iter(PRESETS))
 
 def preset(name: str) -> Preset:
     """A preset by its name, its verb, or the name of a problem. Raises InputError."""
-    for known in PRESETS.values():
-        if name in (known.name, known.verb):
-            return known
+    for each in PRESETS.values():
+        if name in (each.name, each.verb):
+            return each
     if name in problem_names():
         return Preset(name, name, f"The problem {name}.")
     names = ", ".join([*PRESETS, *problem_names()])

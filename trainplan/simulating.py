@@ -13,14 +13,14 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.asking import FilePath, cluster_of, compiles, profile_of
-from trainplan.checking import load
+from trainplan.checking import load, solution_source
 from trainplan.execution.judge import Judged, judge, judge_carried
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.plan import Plan, StageTimes, load_plan
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.critical import Critical, critical_path
-from trainplan.formulations.step.schedules import Pass, gpipe, in_flight, interleaved, most_sliced, one_f_one_b
+from trainplan.formulations.step.schedules import Pass, in_flight, interleaved, most_sliced, orders
 from trainplan.formulations.step.timeline import Timeline, Work, simulate
 from trainplan.predicting import plan_profile, stage_times
 from trainplan.profiling.base.errors import InputError
@@ -85,14 +85,8 @@ class Simulation:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
-        about: dict[str, Any] = {
-            "name": self.name,
-            "schedule": self.schedule,
-            "micro_batches": self.micro_batches,
-            "sliced": self.sliced,
-            "chunks": self.chunks,
-            "step_ns": self.step_ns,
-        }
+        fields = ("name", "schedule", "micro_batches", "sliced", "chunks", "step_ns")
+        about: dict[str, Any] = {field: getattr(self, field) for field in fields}
         if self.judged is not None:
             about["peak_bytes"] = list(self.judged.peak_bytes)
         if self.timeline is None or self.critical is None:
@@ -170,7 +164,8 @@ def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None,
             "plan", "model.config.model_type", f"is {model.family!r}", "give a plan of a model that becomes programs"
         )
     carried = request.cluster is None and request.profile is None and not request.measured
-    if carried and (plan.predicted is None or plan.predicted.durations is None):
+    durations = None if plan.predicted is None else plan.predicted.durations
+    if carried and durations is None:
         fix = "give it, or a --profile: the plan carries no costs"
         raise InputError("command line", "--cluster", "is missing", fix)
     if not carried and plan.world > request.origin.devices:
@@ -183,7 +178,7 @@ def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None,
     times = plan.stage_times if costs is None else stage_times(plan, costs, kinds)
     work = None if times is None or plan.switches() is not None else _work(times)
     changed = _changed(plan, work, schedule, sliced)
-    judged = _judged(changed, plan) if costs is None else judge(changed, costs, kinds)
+    judged = judge_carried(changed, durations or {}) if costs is None else judge(changed, costs, kinds)
     name = f"{model.name}, as planned" if costs is None else f"{model.name} on {costs.cluster}"
     names = tuple(span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in plan.stages)
     count = changed.batch.micro_batches
@@ -192,12 +187,6 @@ def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None,
         timeline = simulate(work, _orders(work.stages, count, changed.schedule, changed.sliced, 1))
     syncs = () if times is None else tuple(stage.sync_ns for stage in times)
     return Simulation(name, changed.schedule, count, changed.sliced, 1, names, timeline, syncs, changed, judged)
-
-
-def _judged(changed: Plan, plan: Plan) -> Judged:
-    """A plan, perhaps changed, by the durations that the plan carries."""
-    assert plan.predicted is not None and plan.predicted.durations is not None
-    return judge_carried(changed, plan.predicted.durations)
 
 
 def _changed(plan: Plan, work: Work | None, schedule: str | None, sliced: int | str | None) -> Plan:
@@ -215,11 +204,10 @@ def _changed(plan: Plan, work: Work | None, schedule: str | None, sliced: int | 
 
 
 def _work(times: Sequence[StageTimes]) -> Work:
-    forward, backward, moves = (tuple(getattr(stage, name) for stage in times) for name in _PASSES)
+    forward, backward, moves = (
+        tuple(getattr(each, f"{name}_ns") for each in times) for name in ("forward", "backward", "transfer")
+    )
     return Work(forward, backward, moves[:-1])
-
-
-_PASSES = ("forward_ns", "backward_ns", "transfer_ns")
 
 
 def _slices(work: Work, micro_batches: int, sliced: int | str) -> int:
@@ -237,14 +225,11 @@ def _slices(work: Work, micro_batches: int, sliced: int | str) -> int:
 def _orders(devices: int, micro_batches: int, schedule: str, sliced: int, chunks: int) -> list[list[Pass]]:
     if sliced and schedule != "1f1b":
         raise InputError("command line", "--sliced", f"is {sliced}", f"leave it out: {schedule} has no halves")
-    if schedule == "1f1b":
-        most = most_sliced(devices, micro_batches)
-        if not 0 <= sliced <= most:
-            fix = f"give 0 to {most}, those that run before a backward pass"
-            raise InputError("command line", "--sliced", f"is {sliced}", fix)
-        return one_f_one_b(devices, micro_batches, sliced)
-    if schedule == "gpipe":
-        return gpipe(devices, micro_batches)
+    most = most_sliced(devices, micro_batches)
+    if sliced and not 0 <= sliced <= most:
+        raise InputError("command line", "--sliced", f"is {sliced}", f"give 0 to {most}, those that run before a backward pass")
+    if schedule != "interleaved-1f1b":
+        return orders("gpipe" if schedule == "gpipe" else "1f1b", devices, micro_batches, sliced)
     if micro_batches % devices:
         fix = f"give a multiple of the {devices} devices: micro-batches come in groups of as many"
         raise InputError("command line", "--schedule", f"is interleaved-1f1b, with {micro_batches} micro-batches", fix)
@@ -304,13 +289,8 @@ def _cuts(
         solution = result
     elif method is not None:
         raise InputError("command line", "--method", f"is {method!r}", "leave it out: the solution is given")
-    if isinstance(solution, Result):
-        if solution.solution is None:
-            raise InputError("solution", "", f"is a result without one ({solution.status})", "solve the instance first")
-        solution = solution.solution
-    source = solution if isinstance(solution, str | os.PathLike | Mapping) else {"cuts": list(solution)}
-    found: Solution = problem.load_solution(source)
-    return found
+    cuts: Solution = problem.load_solution(solution_source(problem, solution))
+    return cuts
 
 
 def _simulated_instance(
@@ -327,6 +307,6 @@ def _simulated_instance(
     )
     work, count = instance.work(solution.cuts), instance.micro_batches
     number = _slices(work, count, sliced or solution.sliced)
-    orders = _orders(work.stages // chunks, count, schedule, number, chunks)
-    syncs = (0,) * len(orders)
-    return Simulation(instance.name, schedule, count, number, chunks, names, simulate(work, orders), syncs)
+    timeline = simulate(work, _orders(work.stages // chunks, count, schedule, number, chunks))
+    syncs = (0,) * len(timeline.devices)
+    return Simulation(instance.name, schedule, count, number, chunks, names, timeline, syncs)

@@ -176,21 +176,18 @@ def enumerated(problem: Problem, instance: Any) -> Iterator[Any]:
 
 def optimum(problem: Problem, instance: Any) -> int | None:
     """The least objective of all solutions that break no constraint; None where there is none."""
-    return min(
-        (
-            problem.evaluate(instance, solution).objective
-            for solution in enumerated(problem, instance)
-            if not problem.violations(instance, solution)
-        ),
-        default=None,
-    )
+    fitting = _fitting(problem, instance)
+    return min((problem.evaluate(instance, solution).objective for solution in fitting), default=None)
+
+
+def _fitting(problem: Problem, instance: Any) -> Iterator[Any]:
+    return (solution for solution in enumerated(problem, instance) if not problem.violations(instance, solution))
 
 
 def _good_solution(problem: Problem, instance: Any) -> Any:
     """The optimum by enumeration of a tiny instance, and the exact method's answer of a larger one."""
     if problem.count(instance) <= MOST_SOLUTIONS:
-        fitting = (s for s in enumerated(problem, instance) if not problem.violations(instance, s))
-        return min(fitting, key=lambda solution: problem.evaluate(instance, solution).objective)
+        return min(_fitting(problem, instance), key=lambda solution: problem.evaluate(instance, solution).objective)
     result = solve(instance, time_limit=30.0)
     assert result.solution is not None, result.status
     return problem.load_solution(result.solution)

@@ -43,8 +43,8 @@ class Throughput:
     @property
     def best(self) -> Point | None:
         """The batch size of the largest throughput; None where nothing fits."""
-        found = [point for point in self.points if point.throughput > 0]
-        return max(found, key=lambda point: point.throughput, default=None)
+        fitting = (point for point in self.points if point.throughput > 0)
+        return max(fitting, key=lambda point: point.throughput, default=None)
 
     @property
     def seconds(self) -> float:
@@ -71,14 +71,11 @@ def search_throughput(
     memory_bytes: int,
     *,
     largest_batch: int = LARGEST_BATCH,
-    gap: float = 0.0,
-    time_limit: float | None = None,
-    every: bool = False,
     progress: Callable[[Point], None] | None = None,
 ) -> Throughput:
-    """Try batch sizes, from the smallest, until nothing fits (Algorithm 1). gap, time_limit: of each batch size.
+    """Try batch sizes, from the smallest, until nothing fits (Algorithm 1).
 
-    The exact planner looks only for plans of more throughput than the best so far; every: for the optimum of every batch size.
+    The exact planner looks only for plans of more throughput than the best so far.
     A size that no strategy of the space divides is passed over; so is one at which a planner finds nothing although the next
     one may be split into micro-batches better: PATIENCE failures in a row end the search. Raises InputError.
     """
@@ -93,9 +90,9 @@ def search_throughput(
         except InputError:
             continue
         options = dict(planner.options)
-        if planner.method == "exact" and best and not every:
+        if planner.method == "exact" and best:
             options["cutoff_ns"] = max(1, int(batch / best * 1e9))
-        points.append(Point(batch, solve(instance, planner.method, gap=gap, time_limit=time_limit, explained=False, **options)))
+        points.append(Point(batch, solve(instance, planner.method, explained=False, **options)))
         best = max(best, points[-1].throughput)
         if progress:
             progress(points[-1])
@@ -103,6 +100,6 @@ def search_throughput(
         if failures == PATIENCE:
             break
     if not points:
-        told = f"is {planner.space}, which no batch size up to {largest_batch} suits"
-        raise InputError("command line", "--planner", told, "give another planner, or a larger --largest-batch")
+        problem = f"is {planner.space}, which no batch size up to {largest_batch} suits"
+        raise InputError("command line", "--planner", problem, "give another planner, or a larger --largest-batch")
     return Throughput(planner, tuple(points))

@@ -24,15 +24,15 @@ PROCESS = 1
 def chrome_trace(timeline: Timeline, *, name: str = "pipeline", stages: Sequence[str] | None = None) -> dict[str, Any]:
     """The trace as a dict, to be written as JSON. stages: names of what every stage holds."""
     events: list[dict[str, Any]] = [_named("process_name", name, None)]
-    by_task = {event.task: event for own in timeline.devices for event in own}
+    by_task = {event.task: event for row in timeline.devices for event in row}
     critical = {event.task for event in critical_path(timeline).path}
     chunked = timeline.work.stages > len(timeline.devices)
     for device in range(len(timeline.devices)):
-        for tid, told in ((_compute(device), f"device {device}"), (_receive(device), f"device {device} receives")):
-            events += [_named("thread_name", told, tid), _sorted(tid)]
+        for tid, title in ((_compute(device), f"device {device}"), (_receive(device), f"device {device} receives")):
+            events += [_named("thread_name", title, tid), _sorted(tid)]
     messages = 0
-    for own in timeline.devices:
-        for event in own:
+    for row in timeline.devices:
+        for event in row:
             events.append(_pass(timeline, event, event.task in critical, chunked, stages))
             source = source_of(event.task, by_task.keys(), timeline.work.stages)
             if source is not None:
@@ -58,10 +58,10 @@ def _receive(device: int) -> int:
 
 def _us(time_ns: int) -> float:
     """Microseconds that are this number of nanoseconds for readers that round, and for those that cut off, as Perfetto does."""
-    found = time_ns / 1000
-    while found * 1000 < time_ns:
-        found = nextafter(found, inf)
-    return found
+    microseconds = time_ns / 1000
+    while microseconds * 1000 < time_ns:
+        microseconds = nextafter(microseconds, inf)
+    return microseconds
 
 
 def _pass(timeline: Timeline, event: Event, critical: bool, chunked: bool, stages: Sequence[str] | None) -> dict[str, Any]:
@@ -83,16 +83,16 @@ def _message(event: Event, source: Event, number: int) -> list[dict[str, Any]]:
     there is none from or to a slice that takes no time.
     """
     kind = "activation" if event.task.kind == "forward" else "gradient"
-    found, tid, until = [], _compute(event.device), event.end_ns
+    events, tid, until = [], _compute(event.device), event.end_ns
     if event.start_ns > event.ready_ns:
         tid, until = _receive(event.device), event.start_ns
         about = {"micro_batch": event.task.micro_batch, "from_stage": source.task.stage, "to_stage": event.task.stage}
-        found.append(_slice(f"{kind} {event.task.micro_batch}", "transfer", tid, event.ready_ns, until, about))
+        events.append(_slice(f"{kind} {event.task.micro_batch}", "transfer", tid, event.ready_ns, until, about))
     if source.end_ns > source.start_ns and until > event.ready_ns:
         arrow = {"name": kind, "cat": "transfer", "id": number, "pid": PROCESS}
-        found.append(arrow | {"ph": "s", "tid": _compute(source.device), "ts": _us(source.end_ns - 1)})
-        found.append(arrow | {"ph": "f", "bp": "e", "tid": tid, "ts": _us(event.ready_ns)})
-    return found
+        events.append(arrow | {"ph": "s", "tid": _compute(source.device), "ts": _us(source.end_ns - 1)})
+        events.append(arrow | {"ph": "f", "bp": "e", "tid": tid, "ts": _us(event.ready_ns)})
+    return events
 
 
 def _slice(name: str, category: str, tid: int, start_ns: int, end_ns: int, about: dict[str, Any]) -> dict[str, Any]:

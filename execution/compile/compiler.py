@@ -74,8 +74,7 @@ class _Compiler(UnitPasses):
                 reads=(f"gradient.{unit}",),
                 writes=(f"parameter.{unit}", f"moments.{unit}"),
             )
-        everyone = tuple(range(self.world))
-        self.issue(Op.REDUCE_LOSS, reads=("loss",), writes=("loss",), group=everyone, message_bytes=8)
+        self.reduce(Op.REDUCE_LOSS, None, None, "loss", tuple(range(self.world)))
         return self.finished()
 
     def _forward_pass(self, part: Part) -> None:
@@ -130,7 +129,7 @@ class _Compiler(UnitPasses):
         return whole
 
     def _reduce_tied(self) -> None:
-        own = tuple(f"gradient.{unit}" for unit in (0, self.last) if unit in self.units)
+        both = tuple(f"gradient.{unit}" for unit in (0, self.last) if unit in self.units)
         size, last = self.model.tied_elements * self.model.element_bytes, self.world - self.size
         group = tuple(sorted({*range(self.size), *range(last, self.world)}))
-        self.issue(Op.REDUCE_TIED, reads=own, writes=own, group=group, message_bytes=size, workspace_bytes=size)
+        self.issue(Op.REDUCE_TIED, reads=both, writes=both, group=group, message_bytes=size, workspace_bytes=size)

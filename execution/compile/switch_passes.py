@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainplan.execution.compile.unit_passes import OPTIMIZER_MOMENTS, UnitPasses
+from trainplan.execution.compile.unit_passes import UnitPasses
 from trainplan.execution.program import COPIES, STREAMS, Op, Part, Program, Stream
 from trainplan.formulations.memory_switches.switches import Switches
 
@@ -34,12 +34,14 @@ class SwitchCompiler(UnitPasses):
     switches: tuple[Switches, ...] = field(kw_only=True)
     nvlink: bool = field(kw_only=True)
     _last: dict[Stream, int] = field(default_factory=dict)  # of each lane, where its latest instruction was issued
-    _held: dict[Stream, int] = field(default_factory=dict)  # where that was issued which a lane's next one comes after
+    _before: dict[Stream, int] = field(default_factory=dict)  # where that was issued which a lane's next one comes after
 
     def program(self) -> Program:
         """The whole step, segment by segment."""
         for unit in self.units:
-            self.place_states(unit)
+            self.place_states(unit, "host-")
+            size = self.buffers[f"host-parameter.{unit}"]
+            self.buffer(f"parameter.{unit}", size, persistent=not self.switches[unit].lazy_prefetch)
         self.input(STEP)
         self._fetch(0)
         for unit in self.units:
@@ -52,14 +54,6 @@ class SwitchCompiler(UnitPasses):
             self._optimizer(unit)
         self._copy_back(self.last)
         return self.finished()
-
-    def place_states(self, unit: int) -> None:
-        """The shards of a unit: all on the host, and on the device that of the parameters unless it is prefetched lazily."""
-        size = self.shard_elements(unit) * self.model.element_bytes
-        self.buffer(f"parameter.{unit}", size, persistent=not self.switches[unit].lazy_prefetch)
-        for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
-            self.buffer(f"host-{name}.{unit}", copies * size, persistent=True)
-        self.buffer("loss", 8, persistent=True)
 
     # Segments
 
@@ -89,7 +83,7 @@ class SwitchCompiler(UnitPasses):
         self._begin(unit)
         if unit < self.last:
             self._reshard(unit + 1)
-            self._reduce_scatter(unit + 1)
+            self._scatter_gradient(unit + 1)
         eco = self.switches[unit].eco_backward
         if self.nvlink and unit > 0 and self.switches[unit - 1].partition:
             self._prefetch_shard(unit - 1)
@@ -126,23 +120,23 @@ class SwitchCompiler(UnitPasses):
     def _tail(self) -> None:
         self._begin(0)
         self._reshard(0)
-        self._reduce_scatter(0)
+        self._scatter_gradient(0)
         self._offload_gradient(0)
         everyone = tuple(range(self.world))
         if self.model.tied:
-            own = ("host-gradient.0", f"host-gradient.{self.last}")
+            both = ("host-gradient.0", f"host-gradient.{self.last}")
             size = self.model.tied_elements * self.model.element_bytes
             table = self.buffer("host-tied", size, persistent=True)
-            self.issue(Op.REDUCE_TIED, reads=own, writes=(*own, table), group=everyone, message_bytes=size)
-        self.issue(Op.REDUCE_LOSS, reads=("loss",), writes=("loss",), group=everyone, message_bytes=8)
+            self.issue(Op.REDUCE_TIED, reads=both, writes=(*both, table), group=everyone, message_bytes=size)
+        self.reduce(Op.REDUCE_LOSS, None, None, "loss", everyone)
 
     def _optimizer(self, unit: int) -> None:
         if unit == 0 or self.switches[unit].segment_sync:
             self._synchronise(unit)
         if unit > 0:
             self._copy_back(unit - 1)
-        moments, own = f"host-moments.{unit}", f"host-parameter.{unit}"
-        self.issue(Op.HOST_OPTIMIZER_STEP, unit, reads=(f"host-gradient.{unit}",), writes=(own, moments))
+        changed = (f"host-parameter.{unit}", f"host-moments.{unit}")
+        self.issue(Op.HOST_OPTIMIZER_STEP, unit, reads=(f"host-gradient.{unit}",), writes=changed)
 
     def _copy_back(self, unit: int) -> None:
         if not self.switches[unit].lazy_prefetch:
@@ -156,8 +150,8 @@ class SwitchCompiler(UnitPasses):
             fields["lane"] = "communication"
         super().issue(op, unit, part, **fields)
         lane, place = self.issued[-1].stream, len(self.issued) - 1
-        if (held := self._held.pop(lane, None)) is not None:
-            self.issued[place] = self.issued[place].changed(after=(self._mark(held),))
+        if (before := self._before.pop(lane, None)) is not None:
+            self.issued[place] = self.issued[place].changed(after=(self._mark(before),))
         self._last[lane] = place
 
     def _mark(self, place: int) -> str:
@@ -168,7 +162,7 @@ class SwitchCompiler(UnitPasses):
 
     def _hold(self, lanes: Iterable[Stream]) -> None:
         """What these lanes run next comes after the latest of the compute lane."""
-        self._held.update(dict.fromkeys(lanes, self._last["compute"]))
+        self._before.update(dict.fromkeys(lanes, self._last["compute"]))
 
     def _begin(self, unit: int) -> None:
         """A segment of a unit."""
@@ -191,17 +185,17 @@ class SwitchCompiler(UnitPasses):
         if self.switches[unit].lazy_prefetch:
             self._copy_shard(unit)
 
+    def _copy(self, op: Op, unit: int, source: str, target: str, freed: tuple[str, ...] = ()) -> None:
+        """A copy between device and host."""
+        size = self.buffers[source]
+        self.issue(op, unit, STEP, reads=(source,), writes=(target,), frees=freed, message_bytes=size)
+
     def _copy_shard(self, unit: int) -> None:
-        name = f"parameter.{unit}"
-        size = self.buffers[name]
-        self.issue(Op.PREFETCH_SHARD, unit, STEP, reads=(f"host-{name}",), writes=(name,), message_bytes=size)
+        self._copy(Op.PREFETCH_SHARD, unit, f"host-parameter.{unit}", f"parameter.{unit}")
 
     def _all_gather(self, unit: int) -> None:
-        own, group = f"parameter.{unit}", self.peers(unit, "sdp")
-        size = self.buffers[own] * len(group)
-        name = self.buffer(_gathered(unit), size)
-        freed = (own,) if self.switches[unit].lazy_prefetch else ()
-        self.issue(Op.GATHER_PARAMETERS, unit, STEP, reads=(own,), writes=(name,), frees=freed, group=group, message_bytes=size)
+        freed = (f"parameter.{unit}",) if self.switches[unit].lazy_prefetch else ()
+        self.gather_parameters(unit, STEP, freed=freed)
 
     def _release(self, unit: int) -> None:
         """What a unit's forward computation was the last to need before the backward pass."""
@@ -214,37 +208,23 @@ class SwitchCompiler(UnitPasses):
         self.issue(Op.RESHARD, unit, STEP, frees=(_gathered(unit),))
 
     def _offload_hidden(self, unit: int) -> None:
-        name, size = _hidden(unit), self.buffers[_hidden(unit)]
-        copy = self.buffer(f"host-{name}", size)
-        self.issue(Op.OFFLOAD_HIDDEN, unit, STEP, reads=(name,), writes=(copy,), message_bytes=size)
+        name = _hidden(unit)
+        self._copy(Op.OFFLOAD_HIDDEN, unit, name, self.buffer(f"host-{name}", self.buffers[name]))
 
     def _prefetch_hidden(self, unit: int) -> None:
         """To another buffer: the lanes on which the two are made and let go of are not the same."""
         if self.switches[unit].offload_hidden:
             copy = f"host-{_hidden(unit)}"
-            size = self.buffers[copy]
-            name = self.buffer(f"input.{unit}.{STEP}", size)
-            self.issue(Op.PREFETCH_HIDDEN, unit, STEP, reads=(copy,), writes=(name,), frees=(copy,), message_bytes=size)
+            name = self.buffer(f"input.{unit}.{STEP}", self.buffers[copy])
+            self._copy(Op.PREFETCH_HIDDEN, unit, copy, name, (copy,))
 
-    def _reduce_scatter(self, unit: int) -> None:
-        whole, group = f"whole-gradient.{unit}", self.peers(unit, "sdp")
-        size = self.buffers[whole]
-        own = self.buffer(f"gradient.{unit}", size // len(group))
-        self.issue(
-            Op.REDUCE_SCATTER_GRADIENTS,
-            unit,
-            STEP,
-            reads=(whole,),
-            writes=(own,),
-            frees=(whole,),
-            group=group,
-            message_bytes=size,
-        )
+    def _scatter_gradient(self, unit: int) -> None:
+        self.buffer(f"gradient.{unit}", self.buffers[f"host-gradient.{unit}"])
+        self.scatter_gradient(unit, STEP, adds=False)
 
     def _offload_gradient(self, unit: int) -> None:
-        own = f"gradient.{unit}"
-        size = self.buffers[own]
-        self.issue(Op.OFFLOAD_GRADIENT, unit, STEP, reads=(own,), writes=(f"host-{own}",), frees=(own,), message_bytes=size)
+        gradient = f"gradient.{unit}"
+        self._copy(Op.OFFLOAD_GRADIENT, unit, gradient, f"host-{gradient}", (gradient,))
 
 
 def _hidden(unit: int) -> str:

@@ -29,7 +29,7 @@ class UnitPasses(PlannedRank):
 
     @classmethod
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
-        """The compiler of a rank. fields: its own."""
+        """The compiler of a rank. fields: those of the compiler alone."""
         placed = (rank.model, rank.strategies, rank.stages, rank.batch, rank.rank, rank.sliced)
         return cls(*placed, most_micro_batches=rank.most_micro_batches, **fields)
 
@@ -68,12 +68,20 @@ class UnitPasses(PlannedRank):
             with_waits(self.issued),
         )
 
-    def place_states(self, unit: int) -> None:
-        """Declare the shards of a unit's parameters, gradients and moments, which live from step to step."""
+    def place_states(self, unit: int, on: str = "") -> None:
+        """Declare the shards of a unit's parameters, gradients and moments, which live from step to step. on: "host-" for
+        those that lie there."""
         size = self.shard_elements(unit) * self.model.element_bytes
         for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
-            self.buffer(f"{name}.{unit}", copies * size, persistent=True)
+            self.buffer(f"{on}{name}.{unit}", copies * size, persistent=True)
         self.buffer("loss", 8, persistent=True)
+
+    def reduce(
+        self, op: Op, unit: int | None, part: Part | None, name: str, group: tuple[int, ...], size: int | None = None
+    ) -> None:
+        """The sum of a buffer over a group, in its place. size: bytes that are summed, where that is not all of it."""
+        size = self.buffers[name] if size is None else size
+        self.issue(op, unit, part, reads=(name,), writes=(name,), group=group, message_bytes=size)
 
     def forward(self, unit: int, part: Part) -> None:
         """The forward pass of a unit on a part: input in the unit's layout, whole parameters, computation, sum over tp."""
@@ -85,7 +93,7 @@ class UnitPasses(PlannedRank):
         weights = self._gathered(unit, part, after=source)
         result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit))
         if tp > 1 and layer.kind != "head":
-            self._sum_partial(unit, part, result)
+            self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))
 
     def compute_forward(self, unit: int, part: Part, source: str, weights: str, freed: tuple[str, ...] = ()) -> str:
         """The computation, with graph or without; the buffer of its output."""
@@ -152,8 +160,7 @@ class UnitPasses(PlannedRank):
         weights = self._gathered(unit, whole, after=arrived[0])
         gradient, sdp = f"gradient.{unit}", self.strategies[unit].degree("sdp")
         if sdp > 1:
-            size = self.shard_elements(unit) * sdp * self.model.element_bytes
-            gradient = self.buffer(f"whole-gradient.{unit}", size)
+            gradient = self.buffer(f"whole-gradient.{unit}", self.buffers[weights])
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
             incoming = arrived[place if apart else 0]
@@ -162,8 +169,10 @@ class UnitPasses(PlannedRank):
             self.recompute(unit, part, weights)
             self.compute_backward(unit, part, (incoming, weights, *adds), gradient, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
-                self._sum_partial(unit, part, f"input-gradient.{unit}.{part}")
-        self._scatter_gradients(unit, micro_batch, gradient)
+                self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
+        if sdp > 1:
+            self._reduce_replicated(unit, whole, gradient)
+            self.scatter_gradient(unit, whole, adds=True)
 
     def recompute(self, unit: int, part: Part, weights: str) -> None:
         """The graph again, from the kept input, where the unit's strategy says so."""
@@ -181,7 +190,7 @@ class UnitPasses(PlannedRank):
     def compute_backward(self, unit: int, part: Part, reads: tuple[str, ...], gradient: str, freed: tuple[str, ...]) -> None:
         """A part's backward pass, once its graph is there. reads, freed: besides graph and input."""
         layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
-        rows, own = len(self.rows(unit, part)), self.backward_reads(unit, part)
+        rows, kept = len(self.rows(unit, part)), self.backward_reads(unit, part)
         writes: tuple[str, ...] = ()
         if unit > 0:
             writes = (self.buffer(f"input-gradient.{unit}.{part}", layer.input_bytes(rows)),)
@@ -189,37 +198,44 @@ class UnitPasses(PlannedRank):
             Op.BACKWARD,
             unit,
             part,
-            reads=(*own, *reads),
+            reads=(*kept, *reads),
             writes=(*writes, gradient),
-            frees=(*own, *freed),
+            frees=(*kept, *freed),
             workspace_bytes=layer.backward_workspace_bytes(rows, tp),
         )
 
     def _gathered(self, unit: int, part: Part, after: str) -> str:
         """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
-        strategy = self.strategies[unit]
-        if strategy.degree("sdp") == 1:
-            return f"parameter.{unit}"
-        size = self.shard_elements(unit) * strategy.degree("sdp") * self.model.element_bytes
+        sharded = self.strategies[unit].degree("sdp") > 1
+        return self.gather_parameters(unit, part, after=(after,)) if sharded else f"parameter.{unit}"
+
+    def gather_parameters(self, unit: int, part: Part, after: tuple[str, ...] = (), freed: tuple[str, ...] = ()) -> str:
+        """Gather a unit's sharded parameters, once what is in `after` is there; the buffer of the whole."""
+        shard, group = f"parameter.{unit}", self.peers(unit, "sdp")
+        size = self.buffers[shard] * len(group)
         name = self.buffer(f"gathered.{unit}", size)
+        fields: dict[str, Any] = {"reads": (shard, *after), "writes": (name,), "frees": freed}
+        self.issue(Op.GATHER_PARAMETERS, unit, part, **fields, group=group, message_bytes=size)
+        return name
+
+    def scatter_gradient(self, unit: int, part: Part, adds: bool) -> None:
+        """The sum of a unit's whole gradients, each rank's shard to that rank. adds: to what its shard holds already."""
+        whole, shard, group = f"whole-gradient.{unit}", f"gradient.{unit}", self.peers(unit, "sdp")
+        size = self.buffers[whole]
         self.issue(
-            Op.GATHER_PARAMETERS,
+            Op.REDUCE_SCATTER_GRADIENTS,
             unit,
             part,
-            reads=(f"parameter.{unit}", after),
-            writes=(name,),
-            group=self.peers(unit, "sdp"),
+            reads=(whole, shard) if adds else (whole,),
+            writes=(shard,),
+            frees=(whole,),
+            group=group,
             message_bytes=size,
+            workspace_bytes=size // len(group) if adds else 0,
         )
-        return name
 
     def _freed_after_use(self, unit: int) -> tuple[str, ...]:
         return (f"gathered.{unit}",) if self.strategies[unit].degree("sdp") > 1 else ()
-
-    def _sum_partial(self, unit: int, part: Part, name: str) -> None:
-        group = self.peers(unit, "tp")
-        size = self.buffers[name]
-        self.issue(Op.ALL_REDUCE, unit, part, reads=(name,), writes=(name,), group=group, message_bytes=size)
 
     def _relaid(self, name: str, result: str, before: int, after: int, part: Part) -> str:
         """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""
@@ -254,38 +270,16 @@ class UnitPasses(PlannedRank):
         name = f"input-gradient.{unit + 1}.{part}"
         return self._relaid(name, f"output-gradient.{unit}.{part}", unit + 1, unit, part)
 
-    def _scatter_gradients(self, unit: int, micro_batch: int, gradient: str) -> None:
-        """What every micro-batch reduces: the gradients of sharded parameters."""
-        sdp, own, part = self.strategies[unit].degree("sdp"), f"gradient.{unit}", Part(micro_batch)
-        if sdp == 1:
-            return
-        self._reduce_replicated(unit, part, gradient)
-        group, size = self.peers(unit, "sdp"), self.buffers[gradient]
-        self.issue(
-            Op.REDUCE_SCATTER_GRADIENTS,
-            unit,
-            part,
-            reads=(gradient, own),
-            writes=(own,),
-            frees=(gradient,),
-            group=group,
-            message_bytes=size,
-            workspace_bytes=size // sdp,
-        )
-
     def reduce_gradients(self, unit: int) -> None:
         """What is reduced once a step, after the last micro-batch: replicated parts, and the sum over data-parallel ranks."""
-        strategy, own = self.strategies[unit], f"gradient.{unit}"
+        strategy, gradient = self.strategies[unit], f"gradient.{unit}"
         if strategy.degree("sdp") == 1:
-            self._reduce_replicated(unit, Part(self.micro_batches - 1), own)
+            self._reduce_replicated(unit, Part(self.micro_batches - 1), gradient)
         if strategy.degree("dp") > 1:
-            group, size = self.peers(unit, "dp"), self.buffers[own]
-            self.issue(Op.ALL_REDUCE_GRADIENTS, unit, reads=(own,), writes=(own,), group=group, message_bytes=size)
+            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"))
 
     def _reduce_replicated(self, unit: int, part: Part, gradient: str) -> None:
         """Gradients of parameters that all tensor-parallel ranks hold."""
         size = self.model.units[unit].sublayer.replicated_count * self.model.element_bytes
         if self.strategies[unit].degree("tp") > 1 and size:
-            group = self.peers(unit, "tp")
-            reads, writes = (gradient,), (gradient,)
-            self.issue(Op.REDUCE_REPLICATED, unit, part, reads=reads, writes=writes, group=group, message_bytes=size)
+            self.reduce(Op.REDUCE_REPLICATED, unit, part, gradient, self.peers(unit, "tp"), size)

@@ -76,9 +76,9 @@ def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
     """Raises InputError at the first stage that begins within a layer. other: what could take it."""
     if (index := half_cut(plan)) is not None:
         unit = plan.stages[index].first_unit
-        told = f"is {unit} ({plan.units[unit].name}), within a layer"
+        problem = f"is {unit} ({plan.units[unit].name}), within a layer"
         fix = f"cut between layers (`plan --like partition --no-by-unit`): {runtime} keeps them whole; or {other}"
-        raise InputError(where, f"stages[{index}].first_unit", told, fix)
+        raise InputError(where, f"stages[{index}].first_unit", problem, fix)
 
 
 def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
@@ -86,9 +86,9 @@ def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
     first, *others = [replace(strategy, ckpt=False) for strategy in plan.strategies()]
     for position, strategy in enumerate(others, 1):
         if strategy != first:
-            told = f"is {plan.units[position].strategy!r}, where units[0] has {plan.units[0].strategy!r}"
+            problem = f"is {plan.units[position].strategy!r}, where units[0] has {plan.units[0].strategy!r}"
             fix = f"plan with one strategy for all units: {runtime} changes no layout between them"
-            raise InputError(where, f"units[{position}].strategy", told, fix)
+            raise InputError(where, f"units[{position}].strategy", problem, fix)
     return first
 
 
@@ -97,20 +97,21 @@ def micro_batch_samples(plan: Plan, data_degree: int) -> int:
     return plan.batch.global_samples // plan.batch.micro_batches // data_degree
 
 
-def recomputed(plan: Plan) -> tuple[int, int]:
-    """Attention and feed-forward units that are recomputed, and all of them."""
+def recomputation(plan: Plan) -> tuple[bool, list[str]]:
+    """Whether layers are recomputed, which is all or none in other runtimes; and what is to be said where the plan has some."""
     inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ("embedding", "head")]
-    return sum(inner), len(inner)
+    some = f"recomputation of single units: the plan has {sum(inner)} of {len(inner)}, here all layers are; more time"
+    return any(inner), [some] if any(inner) and not all(inner) else []
 
 
 def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
     """What no runtime has a word for."""
-    found = []
+    lines = []
     if plan.sliced:
-        found.append(f"sliced: {runtime} runs all forward passes whole, so that its start-up takes longer")
+        lines.append(f"sliced: {runtime} runs all forward passes whole, so that its start-up takes longer")
     if plan.placement is not None and plan.placement != sorted(plan.placement):
-        found.append("placement: launch rank r on the device placement[r] of the plan yourself")
-    return found
+        lines.append("placement: launch rank r on the device placement[r] of the plan yourself")
+    return lines
 
 
 def left_out_order(strategy: Strategy) -> list[str]:

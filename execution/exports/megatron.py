@@ -29,7 +29,7 @@ from trainplan.execution.exports.common import (
     left_out_order,
     letters,
     micro_batch_samples,
-    recomputed,
+    recomputation,
     refuse_half_cut,
 )
 from trainplan.formulations.plan import Plan
@@ -83,11 +83,10 @@ def export(plan: Plan, where: str) -> Export:
     if strategy.degree("sdp") > 1:
         head.append("--use-distributed-optimizer")
         left_out.append(f"{strategy}: parameters and gradients are not sharded, the optimizer's state is; more memory")
-    again, inner = recomputed(plan)
+    again, partly = recomputation(plan)
     if again:
         head += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
-    if 0 < again < inner:
-        left_out.append(f"recomputation of single units: the plan has {again} of {inner}, here all layers are; more time")
+    left_out += partly
     same = None
     if half_cut(plan) is None:
         script = "pretrain_bert.py" if model.family == "bert" else "pretrain_gpt.py"

@@ -149,8 +149,8 @@ def checked(spec: dict[str, Any], stage: Stage, tokens: Tensor, targets: Tensor)
     whole = build(spec).to(tokens.device).eval()
     loss_of(whole(tokens).logits, targets).backward()
     wanted = dict(whole.named_parameters(remove_duplicate=False))
-    found = {name: one.grad for name, one in stage.model.named_parameters() if one.grad is not None}
-    return max(float((gradient - wanted[name].grad).abs().max()) for name, gradient in found.items())
+    gradients = {name: one.grad for name, one in stage.model.named_parameters() if one.grad is not None}
+    return max(float((gradient - wanted[name].grad).abs().max()) for name, gradient in gradients.items())
 
 
 def main() -> None:

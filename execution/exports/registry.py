@@ -12,7 +12,7 @@ from collections.abc import Callable
 from trainplan.execution.exports.common import Export
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.plugins import attribute, names, plugins
+from trainplan.profiling.base.plugins import load_named, names
 
 GROUP = "trainplan.exports"
 BUILT_IN = {
@@ -30,10 +30,7 @@ def export_names() -> list[str]:
 
 def exporter(name: str) -> Exporter:
     """What exports a plan to the runtime of this name. Raises InputError."""
-    if name in BUILT_IN:
-        function: Exporter = attribute(BUILT_IN[name])
-    elif name in plugins(GROUP):
-        function = plugins(GROUP)[name].load()
-    else:
+    function: Exporter | None = load_named(name, BUILT_IN, GROUP)
+    if function is None:
         raise InputError("command line", "--to", f"is {name!r}", f"give one of: {', '.join(export_names())}")
     return function

@@ -26,7 +26,7 @@ from trainplan.execution.exports.common import (
     left_out_of_all,
     left_out_order,
     micro_batch_samples,
-    recomputed,
+    recomputation,
     refuse_half_cut,
 )
 from trainplan.execution.exports.torch_pipelining import schedule_csv
@@ -41,13 +41,13 @@ MODULE_FIELDS = ("pipeline_parallel_module_fqns_per_model_part", "module_fqns_pe
 
 def modules(plan: Plan, head: str) -> list[list[str]]:
     """Names of the modules of each stage; head: that of the output matrix."""
-    found, layer = [], 0
+    stages, layer = [], 0
     for stage in layers_of(plan):
         names = ["tok_embeddings"] if "E" in stage else []
         names += [f"layers.{layer + i}" for i in range(stage.count("t"))]
         layer += stage.count("t")
-        found.append(names + (["norm", head] if "L" in stage else []))
-    return found
+        stages.append(names + (["norm", head] if "L" in stage else []))
+    return stages
 
 
 def export(plan: Plan, where: str) -> Export:
@@ -69,9 +69,8 @@ def export(plan: Plan, where: str) -> Export:
         dp, sdp = sdp, dp
     elif sdp > 1:
         left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
-    again, inner = recomputed(plan)
-    if 0 < again < inner:
-        left_out.append(f"recomputation of single units: the plan has {again} of {inner}, here all layers are; more time")
+    again, partly = recomputation(plan)
+    left_out += partly
     common: dict[str, Any] = {
         "pipeline_parallel_degree": stages,
         "pipeline_parallel_schedule": {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule],

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
-from trainplan.execution.run.copying import COPYING
+from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.run.copying import Copying
 from trainplan.execution.run.cuda_streams import CudaStreams
-from trainplan.execution.run.fused import run_fused
-from trainplan.execution.run.rank_state import Groups, RankState
-from trainplan.execution.run.sharding import SHARDING
-from trainplan.execution.run.threads import run_threads
+from trainplan.execution.run.rank_state import Groups
+from trainplan.execution.run.sharding import Sharding
+from trainplan.execution.run.threads import run_fused, run_threads
 from trainplan.execution.walk.measured import Span
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
@@ -37,8 +35,8 @@ def make_groups(programs: list[Program]) -> Groups:
 
 
 @dataclass
-class Executor(RankState):
-    """Runs a rank's program, step after step."""
+class Executor(Sharding, Copying):
+    """Runs a rank's program, step after step. Each operation has a method that is named as it is."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +72,7 @@ class Executor(RankState):
 
     def execute(self, instruction: Instruction) -> None:
         """An instruction; what it frees stays for whoever runs the program to give back."""
-        _HANDLERS[instruction.op](self, instruction)
+        _METHODS[instruction.op](self, instruction)
 
     def _point_to_point(self, instruction: Instruction) -> None:
         """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
@@ -91,6 +89,8 @@ class Executor(RankState):
                 self.values[message.writes[0]] = received
                 messages.append(dist.P2POp(dist.irecv, received, peer, group))
         self.finish(dist.batch_isend_irecv(messages))
+
+    _send = _receive = _send_receive = _point_to_point
 
     def _input(self, instruction: Instruction) -> None:
         rows = list(instruction.args["rows"])
@@ -149,15 +149,15 @@ class Executor(RankState):
         self.values[instruction.writes[1]] = torch_units.loss_statistics(logits, targets, self.model.vocabulary, shard)
 
     def _gather_statistics(self, instruction: Instruction) -> None:
-        own = self.values[instruction.reads[0]]
-        everyone = own.new_empty((len(instruction.group), *own.shape))
-        self.collective(dist.all_gather_into_tensor, instruction, everyone.view(-1), own.view(-1))
+        part = self.values[instruction.reads[0]]
+        everyone = part.new_empty((len(instruction.group), *part.shape))
+        self.collective(dist.all_gather_into_tensor, instruction, everyone.view(-1), part.view(-1))
         self.values[instruction.writes[0]] = everyone
 
     def _loss(self, instruction: Instruction) -> None:
         names, scale = instruction.reads, instruction.args["scale"]
-        logits, targets, own = (self.values[name] for name in names[:3])
-        everyone = self.values[names[3]] if len(names) > 4 else own.unsqueeze(0)
+        logits, targets, statistics = (self.values[name] for name in names[:3])
+        everyone = self.values[names[3]] if len(names) > 4 else statistics.unsqueeze(0)
         shard = self.unit(instruction).shard
         loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
         if shard.first:
@@ -165,6 +165,8 @@ class Executor(RankState):
 
     def _optimizer_step(self, instruction: Instruction) -> None:
         self.unit(instruction).optimizer.step()
+
+    _host_optimizer_step = _optimizer_step
 
     def _zero_gradients(self, instruction: Instruction) -> None:
         self.unit(instruction).gradient.zero_()
@@ -176,15 +178,15 @@ class Executor(RankState):
         self._keep_rows(instruction, self.values[instruction.reads[0]])
 
     def _gather_slice(self, instruction: Instruction) -> None:
-        own = self.values[instruction.reads[0]].contiguous()
-        everyone = own.new_empty((len(instruction.group) * own.shape[0], *own.shape[1:]))
-        self.collective(dist.all_gather_into_tensor, instruction, everyone, own)
+        block = self.values[instruction.reads[0]].contiguous()
+        everyone = block.new_empty((len(instruction.group) * block.shape[0], *block.shape[1:]))
+        self.collective(dist.all_gather_into_tensor, instruction, everyone, block)
         self._keep_rows(instruction, everyone)
 
-    def _keep_rows(self, instruction: Instruction, held: Tensor) -> None:
+    def _keep_rows(self, instruction: Instruction, source: Tensor) -> None:
         place = {row: index for index, row in enumerate(row for block in instruction.args["blocks"] for row in block)}
-        wanted = torch.tensor([place[row] for row in instruction.args["rows"]], device=held.device)
-        self.values[instruction.writes[0]] = held.index_select(0, wanted)
+        wanted = torch.tensor([place[row] for row in instruction.args["rows"]], device=source.device)
+        self.values[instruction.writes[0]] = source.index_select(0, wanted)
 
     def _join(self, instruction: Instruction) -> None:
         self.values[instruction.writes[0]] = torch.cat([self.values[name] for name in instruction.reads])
@@ -196,28 +198,7 @@ class Executor(RankState):
     def _nothing(self, instruction: Instruction) -> None:
         """Order alone, or what it frees."""
 
+    _reshard = _drop_hidden = _synchronise = _mark = _nothing
 
-_HANDLERS: dict[Op, Callable[[Executor, Instruction], None]] = {
-    Op.INPUT: Executor._input,
-    Op.TARGETS: Executor._targets,
-    Op.FORWARD: Executor._forward,
-    Op.FORWARD_WITHOUT_GRAPH: Executor._forward_without_graph,
-    Op.RECOMPUTE: Executor._recompute,
-    Op.BACKWARD: Executor._backward,
-    Op.LOSS_STATISTICS: Executor._loss_statistics,
-    Op.LOSS: Executor._loss,
-    Op.OPTIMIZER_STEP: Executor._optimizer_step,
-    Op.ZERO_GRADIENTS: Executor._zero_gradients,
-    Op.SLICE: Executor._slice,
-    Op.GATHER_SLICE: Executor._gather_slice,
-    Op.JOIN: Executor._join,
-    Op.ALL_REDUCE: Executor._all_reduce,
-    Op.GATHER_STATISTICS: Executor._gather_statistics,
-    Op.REDUCE_LOSS: Executor._reduce_loss,
-    **dict.fromkeys(POINT_TO_POINT, Executor._point_to_point),
-    **SHARDING,
-    **COPYING,
-    Op.HOST_OPTIMIZER_STEP: Executor._optimizer_step,
-    **dict.fromkeys((Op.RESHARD, Op.DROP_HIDDEN, Op.SYNCHRONISE, Op.MARK), Executor._nothing),
-}
-handles_all(_HANDLERS)
+
+_METHODS = {op: getattr(Executor, f"_{op.name.lower()}") for op in Op}

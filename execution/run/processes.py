@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -157,9 +157,9 @@ def check_settings(plans: Sequence[Plan], steps: int, backend: Backend, device: 
 def _check_gpus(world: int) -> None:
     import torch
 
-    if (found := torch.cuda.device_count()) < world:
-        told = f"is 'cuda', but torch finds {found} GPUs for {world} processes"
-        raise InputError("command line", "--device", told, "give cpu, or run on a machine with a GPU for each")
+    if (count := torch.cuda.device_count()) < world:
+        problem = f"is 'cuda', but torch finds {count} GPUs for {world} processes"
+        raise InputError("command line", "--device", problem, "give cpu, or run on a machine with a GPU for each")
 
 
 def gpus(plan: Plan, device: Device) -> tuple[int, ...] | None:
@@ -177,31 +177,24 @@ def sound_programs(plan: Plan, model: Model | None) -> list[Program]:
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list[dict[str, Any]]:
     """Body of one rank: all plans of the job, one after the other."""
-    import torch.distributed as dist
     from trainplan.execution.run.comparison import Differences, Outcome, compare
-    from trainplan.execution.run.executor import make_groups
 
-    device = own_device(rank, job["gpus"])
-    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]])
-    everyone = dist.new_group(list(range(world)))
+    device, groups, everyone = start_rank(rank, world, job)
     results = []
     for number, plan in enumerate(job["jobs"]):
         program = plan["programs"][rank]
         executor = make_executor(program, groups, job["seed"], device)
         losses, seconds, recorded = [], [], list[list[Span]]()
         gradients: dict[int, Any] = {}
-        for step in range(job["steps"]):
-            recorded.append([])
-            loss, took = timed_step(executor, job["backend"], everyone, recorded[-1] if job["record"] else None)
+        for loss, took in steps(executor, job, number, everyone, report, recorded if job["record"] else None):
             losses.append(loss)
             seconds.append(took)
-            report({"plan": number, "step": step + 1, "steps": job["steps"], "loss": loss, "seconds": took})
-            if step == 0 and job["compare"]:
-                gradients = {unit: executor.gradient_of(unit).clone().cpu() for unit in program.units}
+            if len(losses) == 1 and job["compare"]:
+                gradients = {unit: state.gradient.clone().cpu() for unit, state in executor.units.items()}
         differences: dict[str, float | None] = dict.fromkeys(Differences._fields)
         if job["compare"]:
             report({"plan": number, "comparing": True})
-            parameters = {unit: executor.parameter_of(unit).cpu() for unit in program.units}
+            parameters = {unit: state.master.detach().cpu() for unit, state in executor.units.items()}
             if apart := compare(plan["programs"], Outcome(gradients, parameters, losses), job["seed"], everyone):
                 differences = {**apart._asdict()}
         peak = None
@@ -211,14 +204,18 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
     return results
 
 
-def own_device(rank: int, gpus: Sequence[int] | None) -> Any:
-    """The torch device that this process works on from now on."""
+def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The torch device that this process works on from now on, the groups of all programs of the job, and that of all ranks."""
     import torch
+    import torch.distributed as dist
+    from trainplan.execution.run.executor import make_groups
 
-    if gpus is None:
-        return torch.device("cpu")
-    torch.cuda.set_device(gpus[rank])
-    return torch.device("cuda", gpus[rank])
+    device = torch.device("cpu")
+    if job["gpus"] is not None:
+        device = torch.device("cuda", job["gpus"][rank])
+        torch.cuda.set_device(device)
+    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]])
+    return device, groups, dist.new_group(list(range(world)))
 
 
 def make_executor(program: Program, groups: Any, seed: int, device: Any) -> Any:
@@ -231,18 +228,26 @@ def make_executor(program: Program, groups: Any, seed: int, device: Any) -> Any:
     return executor
 
 
-def timed_step(executor: Any, backend: Backend, everyone: Any, spans: list[Span] | None = None) -> tuple[float, float]:
-    """Loss and seconds of a step that all ranks begin together. (The loss comes off a GPU last, once all is done.) spans: as
-    of `Executor.step`."""
+def steps(
+    executor: Any, job: dict[str, Any], number: int, everyone: Any, report: Report, recorded: list[list[Span]] | None = None
+) -> Iterator[tuple[float, float]]:
+    """Loss and seconds of each step of a plan of the job, which all ranks begin together. (The loss comes off a GPU last, once
+    all is done.) number: the plan's. recorded: gets, for each step, when each instruction began and ended."""
     import torch
     import torch.distributed as dist
 
-    dist.barrier(everyone)
-    if executor.device.type == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    loss = executor.step(backend, spans)
-    return loss, time.perf_counter() - started
+    for step in range(1, job["steps"] + 1):
+        spans = None if recorded is None else list[Span]()
+        dist.barrier(everyone)
+        if executor.device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        loss = executor.step(job["backend"], spans)
+        took = time.perf_counter() - started
+        if recorded is not None and spans is not None:
+            recorded.append(spans)
+        report({"plan": number, "step": step, "steps": job["steps"], "loss": loss, "seconds": took})
+        yield loss, took
 
 
 def _allocated(executor: Any, backend: Backend) -> int:

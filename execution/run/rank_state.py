@@ -44,21 +44,13 @@ class RankState:
         assert instruction.unit is not None
         return self.units[instruction.unit]
 
-    def gradient_of(self, position: int) -> Tensor:
-        """This rank's flat gradient shard of a unit."""
-        return self.units[position].gradient
-
-    def parameter_of(self, position: int) -> Tensor:
-        """This rank's flat parameter shard of a unit."""
-        return self.units[position].master.detach()
-
     def free(self, name: str) -> None:
         """Let go of a buffer's memory."""
         kind, place = name.split(".")[:2]
         if kind == "gathered":
             empty_storage(self.units[int(place)].whole)
         elif kind == "parameter":
-            empty_storage(self.units[int(place)].own)
+            empty_storage(self.units[int(place)].flat_shard)
         elif kind == "whole-gradient":
             for view in self.units[int(place)].views.values():
                 view.grad = None

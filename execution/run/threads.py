@@ -35,8 +35,13 @@ def run_threads(
             time.sleep(pauses[place])
         run(instructions[place])
 
-    waits, lanes = [i.waits for i in instructions], [i.stream for i in instructions]
-    run_lanes(waits, lanes, paused, here="compute")
+    run_lanes([i.waits for i in instructions], [i.stream for i in instructions], paused, here="compute")
+
+
+def run_fused(instructions: Sequence[Instruction], run: Callable[[Instruction], None]) -> None:
+    """Compute on the calling thread, everything else as one FIFO in issue order on a second (NCCL's order)."""
+    lanes = ["compute" if instruction.stream == "compute" else "beside" for instruction in instructions]
+    run_lanes([i.waits for i in instructions], lanes, lambda place: run(instructions[place]), here="compute")
 
 
 def run_lanes(waits: Sequence[Sequence[int]], lanes: Sequence[str], run: Callable[[int], None], here: str) -> None:

@@ -29,9 +29,9 @@ from trainplan.execution.run.processes import (
     check_settings,
     gpus,
     make_executor,
-    own_device,
     sound_programs,
-    timed_step,
+    start_rank,
+    steps,
 )
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan import Plan
@@ -165,10 +165,10 @@ def _failure(error: WorkerError, folder: str) -> _Failure:
         return _Failure("timed-out", str(error))
     if error.code == -signal.SIGKILL:
         return _Failure("out-of-memory", str(error))
-    told = sorted(Path(folder).glob("[0-9]*"), key=lambda path: int(path.stem))
-    if error.code < 0 or not told:
+    notes = sorted(Path(folder).glob("[0-9]*"), key=lambda path: int(path.stem))
+    if error.code < 0 or not notes:
         return _Failure("failed", str(error))
-    return _Failure(**json.loads(told[0].read_text()))
+    return _Failure(**json.loads(notes[0].read_text()))
 
 
 def _tell(folder: str, rank: int, status: Status, message: str) -> None:
@@ -190,29 +190,20 @@ def try_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None
 
 
 def _try_plans(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
-    import torch.distributed as dist
-    from trainplan.execution.run.executor import make_groups
     from trainplan.profiling.measure.timing import slowest
 
     def give_up() -> None:
         _tell(job["folder"], rank, "timed-out", f"{job['steps']} steps took longer than {job['timeout']:g} s")
         os._exit(1)
 
-    device = own_device(rank, job["gpus"])
-    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]])
-    everyone = dist.new_group(list(range(world)))
+    device, groups, everyone = start_rank(rank, world, job)
     for number, plan in enumerate(job["jobs"]):
         watch = threading.Timer(job["timeout"], give_up)
         watch.daemon = True
         watch.start()
         executor = make_executor(plan["programs"][rank], groups, job["seed"], device)
-        losses, seconds = [], []
-        for step in range(job["steps"]):
-            loss, took = timed_step(executor, job["backend"], everyone)
-            losses.append(loss)
-            seconds.append(took)
-            report({"plan": number, "step": step + 1, "steps": job["steps"], "loss": loss, "seconds": took})
+        losses, seconds = zip(*steps(executor, job, number, everyone, report), strict=True)
         del executor  # the next plan's needs the room
         watch.cancel()  # on every rank, before rank 0 can tell that the plan has run
         shared = slowest(world, seconds)
-        report({"ended": number, "losses": losses, "seconds": shared})
+        report({"ended": number, "losses": list(losses), "seconds": shared})

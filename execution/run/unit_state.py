@@ -24,13 +24,13 @@ from trainplan.profiling.models import torch_units
 class UnitState:
     """A unit on this rank: its place, and views of its whole parameters.
 
-    own: the flat shard on the device, from which the whole is gathered. master: the shard that the optimizer works on, with
-    its gradient; the same as `own`, unless that is on the host. partitioned: whether the whole is only there while gathered.
+    flat_shard: that on the device, from which the whole is gathered. master: the shard that the optimizer works on, with
+    its gradient; the same, unless that is on the host. partitioned: whether the whole is only there while gathered.
     """
 
     shard: torch_units.Shard
     layout: list[tuple[str, int, int, tuple[int, ...]]]
-    own: Tensor
+    flat_shard: Tensor
     master: Tensor
     gradient: Tensor
     optimizer: torch.optim.Optimizer
@@ -72,13 +72,13 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
         whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
     index = strategy.index(program.place, "sdp")
     partitioned = degree > 1 or program.optimizer_on_host
-    own = master = whole[index * piece : (index + 1) * piece].clone() if partitioned else whole.detach()
+    flat_shard = master = whole[index * piece : (index + 1) * piece].clone() if partitioned else whole.detach()
     if program.optimizer_on_host:
-        master, gradient = host_tensor(piece, dtype, device).copy_(own), host_tensor(piece, dtype, device)
+        master, gradient = host_tensor(piece, dtype, device).copy_(flat_shard), host_tensor(piece, dtype, device)
         if f"parameter.{position}" not in program.persistent:
-            empty_storage(own)
+            empty_storage(flat_shard)
     else:
-        gradient = torch.zeros_like(own)
+        gradient = torch.zeros_like(flat_shard)
     views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
     if partitioned:
         empty_storage(whole)
@@ -89,4 +89,4 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
     optimizer = torch.optim.AdamW([master], lr=LEARNING_RATE, fused=True)
     replicated = [start for name, start, _, _ in layout if specification[name].split is None]
     first = replicated[0] if replicated else size
-    return UnitState(shard, layout, own, master, gradient, optimizer, whole, views, partitioned, first)
+    return UnitState(shard, layout, flat_shard, master, gradient, optimizer, whole, views, partitioned, first)

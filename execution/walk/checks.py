@@ -31,31 +31,31 @@ def races(program: Program) -> list[str]:
     last: dict[Stream, int] = {}
     synchronised: int | None = None
     for place, instruction in enumerate(program.instructions):
-        own = instruction.stream
+        stream = instruction.stream
         for index in instruction.waits:
             if index >= place:
                 faults.append(f"rank {program.rank}: {instruction} waits for a later instruction")
             else:
-                clocks.wait(own, index)
+                clocks.wait(stream, index)
         changed = set(instruction.changes)
         for name in {*instruction.needs, *changed}:
             before = [writer[name]] if name in writer else []
             before += readers.get(name, []) if name in changed else []
             for index in before:
-                if not clocks.done(own, index):
+                if not clocks.done(stream, index):
                     other = program.instructions[index]
                     faults.append(f"rank {program.rank}: {instruction} and {other} race for {name}")
         joined = list(last.values()) if instruction.op is Op.SYNCHRONISE else []
         joined += [] if synchronised is None else [synchronised]
         for index in joined:
-            if not clocks.done(own, index):
+            if not clocks.done(stream, index):
                 faults.append(f"rank {program.rank}: {instruction} does not wait for {program.instructions[index]}")
         for name in instruction.needs:
             readers.setdefault(name, []).append(place)
         for name in changed:
             writer[name], readers[name] = place, []
-        clocks.issue(own)
-        last[own] = place
+        clocks.issue(stream)
+        last[stream] = place
         synchronised = place if instruction.op is Op.SYNCHRONISE else synchronised
     return faults
 

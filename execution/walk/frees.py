@@ -39,7 +39,7 @@ class Frees:
 
 
 @dataclass
-class _Held:
+class _Free:
     """A buffer that is free but not given back: the lane that allocated it, who freed it, and how far computing then was."""
 
     lane: Stream
@@ -47,35 +47,39 @@ class _Held:
     computed: int
 
 
-def deferred_frees(program: Program) -> Frees:
-    """When each buffer that the program frees is given back on CUDA streams."""
-    clocks, allocated, held = Clocks(), dict[str, Stream](), dict[str, _Held]()
+def deferred_frees(program: Program, owner: Stream | None = None) -> Frees:
+    """When each buffer that the program frees is given back on CUDA streams.
+
+    owner: the lane that has all memory (default: that of each buffer's first writer); what is written again then stays.
+    """
+    clocks, allocated, free = Clocks(), dict[str, Stream](), dict[str, _Free]()
     waits, before, after = list[tuple[int, ...]](), list[tuple[str, ...]](), list[tuple[str, ...]]()
     unit, computed = None, 0
-    copies = any(instruction.stream == "copy" for instruction in program.instructions)
+    copies = owner is None and any(instruction.stream == "copy" for instruction in program.instructions)
     for place, instruction in enumerate(program.instructions):
-        own = instruction.stream
-        if own == "compute" and instruction.unit != unit:
+        stream = instruction.stream
+        if stream == "compute" and instruction.unit != unit:
             unit, computed = instruction.unit, computed + 1
         for index in instruction.waits:
-            clocks.wait(own, index)
+            clocks.wait(stream, index)
         late = []
         if copies:
-            overdue = {each.freed for each in held.values() if each.lane == own and computed - each.computed >= LAG}
+            overdue = {each.freed for each in free.values() if each.lane == stream and computed - each.computed >= LAG}
             for index in sorted(overdue, reverse=True):
-                if not clocks.done(own, index):
-                    clocks.wait(own, index)
+                if not clocks.done(stream, index):
+                    clocks.wait(stream, index)
                     late.append(index)
-        covered = [name for name, each in held.items() if each.lane == own and clocks.done(own, each.freed)]
+        covered = [name for name, each in free.items() if each.lane == stream and clocks.done(stream, each.freed)]
         for name in covered:
-            del held[name]
+            del free[name]
         for name in instruction.writes:
-            assert name not in held, f"{instruction} writes {name} anew before its memory can be given back"
-            allocated.setdefault(name, own)
+            assert owner or name not in free, f"{instruction} writes {name} anew before its memory can be given back"
+            free.pop(name, None)
+            allocated.setdefault(name, owner or stream)
         lanes = {name: allocated.pop(name) for name in instruction.frees}
-        held.update({name: _Held(lane, place, computed) for name, lane in lanes.items() if lane != own})
+        free.update({name: _Free(lane, place, computed) for name, lane in lanes.items() if lane != stream})
         waits.append(tuple(late))
         before.append(tuple(covered))
-        after.append(tuple(name for name, lane in lanes.items() if lane == own))
-        clocks.issue(own)
-    return Frees(tuple(before), tuple(after), tuple(held), tuple(waits))
+        after.append(tuple(name for name, lane in lanes.items() if lane == stream))
+        clocks.issue(stream)
+    return Frees(tuple(before), tuple(after), tuple(free), tuple(waits))

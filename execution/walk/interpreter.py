@@ -53,10 +53,13 @@ class Shard(NamedTuple):
 
 
 class Interpreter:
-    """All ranks in step: each runs its instructions in issue order; a collective runs when all its members have come to it."""
+    """All ranks in step: each runs its instructions in issue order; a collective runs when all its members have come to it.
 
-    def __init__(self, programs: Sequence[Program], rules: Mapping[Op, Rule]) -> None:
-        self.programs, self.rules = programs, rules
+    rules: of operations of one rank; together: of those of a group, and of what is passed on.
+    """
+
+    def __init__(self, programs: Sequence[Program], rules: Mapping[Op, Rule], together: Mapping[Op, JointRule]) -> None:
+        self.programs, self.rules, self.together = programs, rules, together
         self.at = [0] * len(programs)
         self.open: list[list[Instruction]] = [[] for _ in programs]  # messages of the instruction at hand not yet passed
         self.values: list[dict[str, Any]] = [{} for _ in programs]
@@ -91,10 +94,13 @@ class Interpreter:
 
     def _advance(self, rank: int) -> None:
         """Run what this rank can run alone, then what it begins with others, if they are all there."""
-        instructions, values, rules, alone = self.programs[rank].instructions, self.values[rank], self.rules, (rank,)
+        instructions, values, rules = self.programs[rank].instructions, self.values[rank], self.rules
         place, end = self.at[rank], len(instructions)
         while place < end and len((head := instructions[place]).group) <= 1:
-            rules[head.op](self, alone, [head])
+            if head.op in rules:
+                rules[head.op](self, rank, head)
+            else:
+                self.together[head.op](self, (rank,), [head])
             for name in head.frees:
                 values.pop(name, None)
             place += 1
@@ -118,7 +124,7 @@ class Interpreter:
             (peer,) = set(send.group) - {rank}
             receive = next((m for m in self.open[peer] if m.op is Op.RECEIVE and m.group == send.group), None)
             if receive is not None:
-                self.rules[Op.SEND_RECEIVE](self, (rank, peer), [send, receive])
+                self.together[Op.SEND_RECEIVE](self, (rank, peer), [send, receive])
                 for end, message in ((rank, send), (peer, receive)):
                     self.open[end].remove(message)
                     head = self._head(end)
@@ -134,7 +140,7 @@ class Interpreter:
                 raise Fault(f"rank {rank}: {head} meets {first} of rank {group[0]}")
             if head.message_bytes != first.message_bytes:
                 raise Fault(f"rank {rank}: {head} has {head.message_bytes} bytes, rank {group[0]} has {first.message_bytes}")
-        self.rules[first.op](self, group, heads)
+        self.together[first.op](self, group, heads)
         for rank, head in zip(group, heads, strict=True):
             self._done(rank, head)
         self._ready.extend(reversed(group))
@@ -169,7 +175,8 @@ def _what(instruction: Instruction) -> tuple[Op, int | None, int | None, int | N
     return instruction.op, instruction.unit, instruction.micro_batch, instruction.half
 
 
-Rule = Callable[[Interpreter, Sequence[int], list[Instruction]], None]
+Rule = Callable[[Interpreter, int, Instruction], None]
+JointRule = Callable[[Interpreter, Sequence[int], list[Instruction]], None]
 
 
 def _check_done_once(program: Program) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
 from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.copy_meanings import COPIED
-from trainplan.execution.walk.interpreter import Fault, Hidden, Interpreter, Rule, Weights, fault_at
+from trainplan.execution.walk.interpreter import Fault, Hidden, Interpreter, JointRule, Rule, Weights, fault_at
 from trainplan.formulations.strategies import Paradigm
 
 
@@ -65,7 +65,7 @@ EMPTY = Gradient(Sum(), Sum())
 def meanings(programs: Sequence[Program]) -> list[str]:
     """Faults of what the programs compute together."""
     try:
-        interpreter = Interpreter(programs, _RULES)
+        interpreter = Interpreter(programs, _RULES, _TOGETHER)
         for values in interpreter.values:
             values["loss"] = Sum()
         interpreter.run()
@@ -88,13 +88,11 @@ def _has_replicated(program: Program, unit: int) -> bool:
     return bool(program.model.units[unit].sublayer.replicated_count)
 
 
-def _input(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _input(run: Interpreter, rank: int, head: Instruction) -> None:
     run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], _only(0), 1)
 
 
-def _targets(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _targets(run: Interpreter, rank: int, head: Instruction) -> None:
     run.values[rank][head.writes[0]] = head.args["rows"]
 
 
@@ -116,36 +114,25 @@ def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str) 
         raise fault_at(rank, head, f"uses {name}, which is not whole")
 
 
-def _forward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
     x, shard = _unit_input(run, rank, head), run.shard(rank, head)
     assert head.unit is not None
-    head_unit = head.unit == len(run.programs[rank].strategies) - 1
-    logits_or_hidden = "logits" if head_unit else "hidden"
-    run.values[rank][head.writes[0]] = Hidden(head.unit + 1, x.rows, _only(shard.tp_index), shard.tp, logits_or_hidden)
+    stage = "logits" if head.unit == len(run.programs[rank].strategies) - 1 else "hidden"
+    run.values[rank][head.writes[0]] = Hidden(head.unit + 1, x.rows, _only(shard.tp_index), shard.tp, stage)
     for graph in head.writes[1:]:
         run.values[rank][graph] = x
 
 
-def _recompute(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _recompute(run: Interpreter, rank: int, head: Instruction) -> None:
     run.values[rank][head.writes[0]] = _unit_input(run, rank, head)
 
 
-def _statistics(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _statistics(run: Interpreter, rank: int, head: Instruction) -> None:
     logits, targets = run.value(rank, head.reads[0]), run.value(rank, head.reads[1])
     if logits.stage != "logits" or logits.rows != targets:
         raise fault_at(rank, head, f"has logits of samples {_some(logits.rows)} and targets of {_some(targets)}")
-    run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, logits.parts, logits.of, "exponentials")
-    run.values[rank][head.writes[1]] = Hidden(logits.boundary, logits.rows, logits.parts, logits.of, "statistics")
-
-
-def _gather_statistics(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    hidden = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    parts = _disjoint(ranks, heads, hidden)
-    for rank, head in zip(ranks, heads, strict=True):
-        run.values[rank][head.writes[0]] = Hidden(hidden[0].boundary, hidden[0].rows, parts, hidden[0].of, "statistics")
+    for name, stage in zip(head.writes, ("exponentials", "statistics"), strict=True):
+        run.values[rank][name] = logits._replace(stage=stage)
 
 
 def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidden]) -> frozenset[int]:
@@ -160,8 +147,7 @@ def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidde
     return frozenset(parts)
 
 
-def _loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
     logits = run.value(rank, head.reads[0])
     statistics = [run.value(rank, name) for name in head.reads[2:-1]]
     if logits.stage != "exponentials" or not statistics[-1].whole():
@@ -174,8 +160,7 @@ def _loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> N
         run.values[rank]["loss"] = run.values[rank]["loss"] + Sum(logits.rows)
 
 
-def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     graph, _, incoming = (run.value(rank, name) for name in head.reads[:3])
     assert head.unit is not None
     _need_parameters(run, rank, head, head.reads[3])
@@ -198,8 +183,7 @@ def _backward(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
     run.values[rank][name] = before.plus(contribution)
 
 
-def _zero(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _zero(run: Interpreter, rank: int, head: Instruction) -> None:
     run.values[rank][head.writes[0]] = EMPTY
 
 
@@ -218,8 +202,7 @@ def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
         run.values[rank][head.writes[0]] = Hidden(sources[0].boundary, wanted, _only(0), 1, sources[0].stage)
 
 
-def _join(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _join(run: Interpreter, rank: int, head: Instruction) -> None:
     halves = [run.value(rank, name) for name in head.reads]
     if tuple(half.rows for half in halves) != head.args["blocks"]:
         raise fault_at(rank, head, "joins other samples than it was compiled for")
@@ -230,11 +213,11 @@ def _join(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> N
 
 
 def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    """All ranks then have all partial results, added up or beside each other."""
     hidden = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    parts = _disjoint(ranks, heads, hidden)
+    whole = hidden[0]._replace(parts=_disjoint(ranks, heads, hidden))
     for rank, head in zip(ranks, heads, strict=True):
-        value = hidden[0]
-        run.values[rank][head.writes[0]] = Hidden(value.boundary, value.rows, parts, value.of, value.stage)
+        run.values[rank][head.writes[0]] = whole
 
 
 def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -288,8 +271,7 @@ def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
             run.values[rank][name] = Gradient(value.split, value.replicated, True)
 
 
-def _optimizer_step(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    (rank,), (head,) = ranks, heads
+def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
     assert head.unit is not None
     program, value, weights = run.programs[rank], run.value(rank, head.reads[0]), head.writes[0]
     if value is None:
@@ -304,7 +286,7 @@ def _optimizer_step(run: Interpreter, ranks: Sequence[int], heads: list[Instruct
         raise fault_at(rank, head, "comes before the tied matrix is reduced")
 
 
-def _nothing(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+def _nothing(run: Interpreter, rank: int, head: Instruction) -> None:
     """Order alone, or letting go."""
 
 
@@ -339,12 +321,17 @@ _RULES: dict[Op, Rule] = {
     Op.LOSS_STATISTICS: _statistics,
     Op.LOSS: _loss,
     Op.OPTIMIZER_STEP: _optimizer_step,
+    Op.HOST_OPTIMIZER_STEP: _optimizer_step,
     Op.ZERO_GRADIENTS: _zero,
+    Op.JOIN: _join,
+    **COPIED,
+    **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), _nothing),
+}
+_TOGETHER: dict[Op, JointRule] = {
     Op.SLICE: _relayout,
     Op.GATHER_SLICE: _relayout,
-    Op.JOIN: _join,
     Op.ALL_REDUCE: _all_reduce,
-    Op.GATHER_STATISTICS: _gather_statistics,
+    Op.GATHER_STATISTICS: _all_reduce,
     Op.GATHER_PARAMETERS: _gather_parameters,
     Op.REDUCE_REPLICATED: _reduce_replicated,
     Op.REDUCE_SCATTER_GRADIENTS: _reduce_gradients,
@@ -352,8 +339,5 @@ _RULES: dict[Op, Rule] = {
     Op.REDUCE_TIED: _reduce_tied,
     Op.REDUCE_LOSS: _reduce_loss,
     **dict.fromkeys(POINT_TO_POINT, _pass_on),
-    **COPIED,
-    Op.HOST_OPTIMIZER_STEP: _optimizer_step,
-    **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), _nothing),
 }
-handles_all(_RULES)
+handles_all({**_RULES, **_TOGETHER})

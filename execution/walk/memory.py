@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from trainplan.execution.program import Clocks, Instruction, Program, on_host
+from trainplan.execution.program import Program, on_host
 from trainplan.execution.walk.frees import Frees, deferred_frees
 
 Backend = Literal["serial", "fused", "threads", "streams"]
@@ -15,15 +15,13 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 @dataclass(frozen=True)
 class Walk:
-    """Peak bytes of a rank's device, the instruction at which it is reached, and the bytes of what lives from step to step.
+    """Bytes of a rank's device: the most of the step, and those while each instruction runs, its workspace included.
 
-    held_bytes: while each instruction runs, its workspace included. host_bytes: set aside on the host, for all steps.
+    host_bytes: set aside on the host, for all steps.
     """
 
     peak_bytes: int
-    at: Instruction
-    persistent_bytes: int
-    held_bytes: tuple[int, ...]
+    during_bytes: tuple[int, ...]
     host_bytes: int
 
 
@@ -34,18 +32,16 @@ def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
     allocator, to whom the host issues in that order; threads on the CPU may come to hold it beside that computation.
     """
     live = {name: program.buffers[name] for name in program.persistent if not on_host(name)}
-    persistent = held = sum(live.values())
-    frees, during = _FREES[backend](program), list[int]()
+    total, frees, during = sum(live.values()), _FREES[backend](program), list[int]()
     for place, instruction in enumerate(program.instructions):
-        held -= sum(live.pop(name, 0) for name in frees.before[place])
+        total -= sum(live.pop(name, 0) for name in frees.before[place])
         for name in instruction.writes:
             if name not in live and not on_host(name):
                 live[name] = program.buffers[name]
-                held += live[name]
-        during.append(held + instruction.workspace_bytes)
-        held -= sum(live.pop(name, 0) for name in frees.after[place])
-    peak = max(during)
-    return Walk(peak, program.instructions[during.index(peak)], persistent, tuple(during), program.host_bytes)
+                total += live[name]
+        during.append(total + instruction.workspace_bytes)
+        total -= sum(live.pop(name, 0) for name in frees.after[place])
+    return Walk(max(during), tuple(during), program.host_bytes)
 
 
 def _at_once(program: Program) -> Frees:
@@ -55,20 +51,7 @@ def _at_once(program: Program) -> Frees:
 def _once_computations_wait(program: Program) -> Frees:
     """Where lanes run beside each other, what another one than compute frees is surely gone only once the compute lane waits
     for it, directly or through others, or once it is written again."""
-    clocks, before, after = Clocks(), list[tuple[str, ...]](), list[tuple[str, ...]]()
-    later: dict[str, int] = {}
-    for place, instruction in enumerate(program.instructions):
-        for index in instruction.waits:
-            clocks.wait(instruction.stream, index)
-        gone = [name for name, index in later.items() if instruction.stream == "compute" and clocks.done("compute", index)]
-        for name in (*gone, *instruction.writes):
-            later.pop(name, None)
-        beside = instruction.stream != "compute"
-        later.update(dict.fromkeys(instruction.frees if beside else (), place))
-        before.append(tuple(gone))
-        after.append(() if beside else instruction.frees)
-        clocks.issue(instruction.stream)
-    return Frees(tuple(before), tuple(after), tuple(later))
+    return deferred_frees(program, "compute")
 
 
 _FREES: dict[Backend, Callable[[Program], Frees]] = {

@@ -29,6 +29,7 @@ class ClusterStrategy(Problem):
     record = InstanceRecord
     solution_record = SolutionRecord
     explained_by = "trainplan.solvers.cluster.memory:explain"
+    picture = "trainplan.pictures.placement:draw_placement"
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
 
     def cost_model(self, instance: Instance) -> str:

@@ -33,6 +33,7 @@ class MemorySwitches(Problem):
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
     explained_by = "trainplan.solvers.switches.exact:explain"
+    picture = "trainplan.pictures.lanes:draw_switches"
     parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
 
     def cost_model(self, instance: Instance) -> str:

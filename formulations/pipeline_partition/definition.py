@@ -37,6 +37,7 @@ class PipelinePartition(Cutting):
     name = problem.NAME
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
+    picture = "trainplan.pictures.timeline:draw_partition"
     parameters = (PIPELINE, MICRO_BATCHES, DP, TP, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, SLICED, OBJECTIVE)
     sizes = ("sublayers", "stages", "micro_batches")
 

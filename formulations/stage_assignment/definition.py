@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trainplan.formulations.cluster_strategy.definition import layout, strategy_instance
 from trainplan.formulations.cluster_strategy.problem import Degrees
 from trainplan.formulations.cluster_strategy.problem import Instance as StrategyInstance
@@ -24,7 +26,7 @@ class StageAssignment(Cutting):
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord
-    degrees = (PIPELINE.with_default(1), MICRO_BATCHES.with_default(1), TP.with_default(1))
+    degrees = tuple(replace(degree, default=1) for degree in (PIPELINE, MICRO_BATCHES, TP))
     parameters = (*degrees, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
     sizes = ("layers", "stages")
 

@@ -19,6 +19,7 @@ class Cutting(Problem):
 
     explained_by = "trainplan.solvers.assignment.memory:explain"
     sizes: ClassVar[tuple[str, ...]]
+    solution_field = "cuts"
 
     def memory_bytes(self, instance: Chain) -> int | None:
         """The limit of one device; None without one, or where stages have different ones."""

@@ -9,9 +9,8 @@ from itertools import pairwise
 import pytest
 from trainplan.execution.program import STREAMS, Instruction, Program
 from trainplan.execution.run import threads
-from trainplan.execution.run.fused import run_fused
 from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.threads import run_threads
+from trainplan.execution.run.threads import run_fused, run_threads
 from trainplan.execution.walk.checks import lifetimes, races
 from trainplan.profiling.base.errors import InputError
 

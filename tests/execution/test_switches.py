@@ -149,7 +149,7 @@ def _ends(program: Program, place: int) -> int:
     for instruction in program.instructions[: place + 1]:
         known = (known | {*instruction.writes}) - {*instruction.frees}
     made = sum(program.buffers[name] for name in following.writes if name not in known and not name.startswith("host-"))
-    return memory_walk(program).held_bytes[place + 1] - following.workspace_bytes - made
+    return memory_walk(program).during_bytes[place + 1] - following.workspace_bytes - made
 
 
 @pytest.mark.parametrize("unit", range(1, UNITS - 1))
@@ -212,7 +212,7 @@ def test_economical_backward_fetches_behind_the_computation(nvlink: bool) -> Non
     less = [p.buffers["gathered.1"] + p.buffers["input.1.0"] for p in (off, on)]
     # With NVLink the gradient of the unit after is offloaded later too, and the next shard waits for its all-gather.
     more = off.buffers["gradient.3"] + off.buffers["parameter.1"] if nvlink else 0
-    held = [memory_walk(p).held_bytes[_places(p, Op.RECOMPUTE, 2)[0]] for p in (off, on)]
+    held = [memory_walk(p).during_bytes[_places(p, Op.RECOMPUTE, 2)[0]] for p in (off, on)]
     assert less[0] == less[1]
     assert held[0] - held[1] == less[0] - more
 
@@ -261,7 +261,7 @@ def test_the_device_holds_nothing_of_the_host() -> None:
     """The walk counts what lies on the device alone; the host's share is the states, what is offloaded, and a tied matrix."""
     program = compile_plan(switch_plan(GPT2, 2, [ALL_ON] * len(GPT2.units)))[0]
     walk = memory_walk(program)
-    assert walk.persistent_bytes == 8, "the loss: every shard is prefetched lazily"
+    assert program.persistent_bytes == 8, "the loss: every shard is prefetched lazily"
     states = 4 * sum(program.buffers[f"parameter.{unit}"] for unit in program.units)
     hidden = sum(program.buffers[f"hidden.{unit}.0"] for unit in program.units)
     assert walk.host_bytes == states + hidden + GPT2.tied_elements * GPT2.element_bytes

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
 
-draw_frontier = drawn("lanes:draw_frontier")
-draw_placement = drawn("placement:draw_placement")
-draw_placements = drawn("placement:draw_placements")
-draw_plan = drawn("plans:draw_plan")
-draw_profile = drawn("charts:draw_profile")
-draw_simulation = drawn("plans:draw_simulation")
-draw_switches = drawn("lanes:draw_switches")
-draw_throughput = drawn("charts:draw_throughput")
-draw_timeline = drawn("timeline:draw_timeline")
-draw_timelines = drawn("timeline:draw_timelines")
+draw_frontier = drawn("trainplan.pictures.lanes:draw_frontier")
+draw_placement = drawn("trainplan.pictures.placement:draw_placement")
+draw_placements = drawn("trainplan.pictures.placement:draw_placements")
+draw_plan = drawn("trainplan.pictures.plans:draw_plan")
+draw_profile = drawn("trainplan.pictures.charts:draw_profile")
+draw_simulation = drawn("trainplan.pictures.plans:draw_simulation")
+draw_switches = drawn("trainplan.pictures.lanes:draw_switches")
+draw_throughput = drawn("trainplan.pictures.charts:draw_throughput")
+draw_timeline = drawn("trainplan.pictures.timeline:draw_timeline")
+draw_timelines = drawn("trainplan.pictures.timeline:draw_timelines")
 
 _MODULES = {
     "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),

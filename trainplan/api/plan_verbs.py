@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -107,8 +107,8 @@ def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
     """Any plans side by side, as the walks predict them, the shortest step first: a row each, as of `planning.plan_row`."""
     rows = []
     for number, source in enumerate(sources):
-        name = os.fspath(source) if isinstance(source, str | os.PathLike) else f"plan {number}"
-        rows.append(plan_row(name, source if isinstance(source, Plan) else load_plan(source)))
+        the_plan, where = _loaded(source)
+        rows.append(plan_row(f"plan {number}" if isinstance(source, Plan | Mapping) else where, the_plan))
     return sorted(rows, key=lambda row: (row["step_ns"] is None, row["step_ns"] or 0))
 
 
@@ -150,7 +150,7 @@ def trial(
     settings = {"steps": steps, "warmup": warmup, "backend": backend, "device": device, "timeout": timeout, "seed": seed}
     first = None
     if plans is not None:
-        chosen = [each if isinstance(each, Plan) else load_plan(each) for each in plans]
+        chosen = [_loaded(each)[0] for each in plans]
     elif find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
     else:
@@ -187,36 +187,29 @@ def throughput(
         if not 1 <= value <= 2**20:
             raise InputError("command line", option, f"is {value}", "give 1 to 1048576")
     batches = BatchInstances(the_model, the_cluster, step=step, most_micro_batches=most_micro_batches)
-    found = []
+    searches = []
     for chosen in [planner(name, space, schedule) for name in planners or [*PLANNERS, OPTIMUM]]:
         notify = (lambda point, chosen=chosen: progress(chosen, point)) if progress else None
-        found.append(search_throughput(batches, chosen, memory_bytes, largest_batch=largest_batch, progress=notify))
-    return found
+        searches.append(search_throughput(batches, chosen, memory_bytes, largest_batch=largest_batch, progress=notify))
+    return searches
 
 
 def run(
     source: Plan | Source,
     *,
     model: FilePath | None = None,
-    steps: int = 3,
     scale_down: int = 1,
     dtype: str | None = None,
-    backend: Any = "serial",
-    device: Any = "cpu",
-    seed: int = 0,
-    compare: bool = True,
-    measure_memory: bool = False,
-    record: bool = False,
-    progress: Any = None,
+    **options: Any,
 ) -> RunReport:
     """Run a plan on local processes. Raises InputError, WorkerError.
 
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
-    smaller. dtype: run in this one. device: cpu or cuda. compare: also run on one process and compare gradients.
-    record: walk the step by the times that its instructions take here, too.
+    smaller. dtype: run in this one. options: as of `execution.run.processes.run_plans`: steps (default: 3), backend, device
+    (cpu or cuda), seed, compare (also run on one process and compare gradients; default: true), measure_memory, record (walk
+    the step by the times that its instructions take here, too), progress.
     """
-    where = os.fspath(source) if isinstance(source, str | os.PathLike) else "plan"
-    the_plan = source if isinstance(source, Plan) else load_plan(source)
+    the_plan, where = _loaded(source)
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
     the_model = the_plan.planned_model()
@@ -224,18 +217,7 @@ def run(
         fix = f"give the config of {the_model.name!r}, or plan for {other.name!r}"
         problem_text = f"is {the_model.digest!r}, but {os.fspath(model)} has {other.digest!r}"
         raise InputError(where, "model_digest", problem_text, fix)
-    return run_plans(
-        [the_plan],
-        model=runnable(the_model, dtype, where).scaled(scale_down),
-        steps=steps,
-        backend=backend,
-        device=device,
-        seed=seed,
-        compare=compare,
-        measure_memory=measure_memory,
-        record=record,
-        progress=progress,
-    )[0]
+    return run_plans([the_plan], model=runnable(the_model, dtype, where).scaled(scale_down), **options)[0]
 
 
 def export(source: Plan | Source, to: str) -> Export:
@@ -244,5 +226,10 @@ def export(source: Plan | Source, to: str) -> Export:
     What the runtime cannot say is refused where it would change what is computed, or where work lies; where it costs time or
     memory alone it is named in `left_out`. The modules of `execution.exports` tell which is which for each runtime.
     """
+    return exporter(to)(*_loaded(source))
+
+
+def _loaded(source: Plan | Source) -> tuple[Plan, str]:
+    """A plan, and what errors call it: its file, if it comes from one."""
     where = os.fspath(source) if isinstance(source, str | os.PathLike) else "plan"
-    return exporter(to)(source if isinstance(source, Plan) else load_plan(source), where)
+    return source if isinstance(source, Plan) else load_plan(source), where

@@ -68,7 +68,7 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
         return records[name].model_json_schema()
     base = name.removesuffix("-solution")
     if base not in problem_names():
-        formats = ", ".join(f"{known}, {known}-solution" for known in problem_names())
+        formats = ", ".join(f"{each}, {each}-solution" for each in problem_names())
         raise InputError("command line", "format", f"is {name!r}", f"give one of: {formats}, {', '.join(records)}")
     stated = problem(base)
     return (stated.record if base == name else stated.solution_record).model_json_schema()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
-from typer import Argument, Option
 
 from trainplan import api
-from trainplan.command import render, tables
-from trainplan.command.options import Dtype, Json, Sequence, print_json
+from trainplan.command import tables
+from trainplan.command.options import DTYPE, SEQUENCE, Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import check_writable, write_whole
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.detect.machine import to_yaml
@@ -26,86 +25,66 @@ clusters = typer.Typer(
 
 
 @models.command("list", epilog="Example: trainplan model list")
-def list_models(as_json: Json = False) -> None:
+@takes()
+def list_models() -> Outcome:
     """List the shipped models."""
-    found = [load_model(name) for name in shipped("models")]
-    if as_json:
-        rows = [{"name": m.name, "family": m.family, "layers": m.layers, "parameters": m.total_parameters} for m in found]
-        print_json(rows)
-    else:
-        tables.models(found)
+    each = [load_model(name) for name in shipped("models")]
+    rows = [{"name": m.name, "family": m.family, "layers": m.layers, "parameters": m.total_parameters} for m in each]
+    return Outcome(rows, partial(tables.models, each))
 
 
 @models.command("show", epilog="Example: trainplan model show t5-512-4-48 --rows 8 --tp 2")
-def show_model(
-    model: Annotated[str, Argument(help="A shipped name or a Hugging Face config.json.")],
-    rows: Annotated[int, Option("--rows", help="Samples on one device.")] = 1,
-    tp: Annotated[int, Option("--tp", help="Tensor-parallel degree.")] = 1,
-    sequence: Sequence = None,
-    dtype: Dtype = None,
-    as_json: Json = False,
-) -> None:
+@takes(
+    [
+        word("model", str, "A shipped name or a Hugging Face config.json."),
+        flag("rows", int, "Samples on one device.", 1),
+        flag("tp", int, "Tensor-parallel degree.", 1),
+        SEQUENCE,
+        DTYPE,
+    ]
+)
+def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str | None) -> Outcome:
     """Show a model's sub-layers: parameters, flops and bytes, from shapes alone."""
     for option, value in (("--rows", rows), ("--tp", tp)):
         if not 1 <= value <= 2**20:
             raise InputError("command line", option, f"is {value}", "give a whole number from 1 to 1048576")
-    found = load_model(model, sequence, dtype or "float32")
-    if as_json:
-        print_json({**found.shape(), "parameters": found.total_parameters, "sublayers": tables.sublayer_rows(found, rows, tp)})
-    else:
-        tables.model(found, rows, tp)
+    loaded = load_model(model, sequence, dtype or "float32")
+    parts = tables.sublayer_rows(loaded, rows, tp)
+    content = {**loaded.shape(), "parameters": loaded.total_parameters, "sublayers": parts}
+    return Outcome(content, partial(tables.model, loaded, rows, tp))
 
 
 @clusters.command("list", epilog="Example: trainplan cluster list")
-def list_clusters(as_json: Json = False) -> None:
+@takes()
+def list_clusters() -> Outcome:
     """List the shipped clusters."""
-    found = [load_cluster(name) for name in shipped("clusters")]
-    if as_json:
-        print_json([{"name": c.name, "devices": c.devices, "kinds": [k.name for k in c.used_kinds]} for c in found])
-    else:
-        tables.clusters(found)
+    each = [load_cluster(name) for name in shipped("clusters")]
+    rows = [{"name": c.name, "devices": c.devices, "kinds": [k.name for k in c.used_kinds]} for c in each]
+    return Outcome(rows, partial(tables.clusters, each))
 
 
 @clusters.command("show", epilog="Example: trainplan cluster show amp-heterogeneous-16")
-def show_cluster(
-    cluster: Annotated[str, Argument(help="A shipped name, or a YAML or JSON file.")],
-    as_json: Json = False,
-) -> None:
+@takes([word("cluster", str, "A shipped name, or a YAML or JSON file.")])
+def show_cluster(cluster: str) -> Outcome:
     """Show a cluster: its devices, its links, and where the numbers come from."""
-    found = load_cluster(cluster)
-    if as_json:
-        print_json(found.model_dump(mode="json", exclude_none=True))
-    else:
-        tables.cluster(found)
+    loaded = load_cluster(cluster)
+    return Outcome(loaded.model_dump(mode="json", exclude_none=True), partial(tables.cluster, loaded))
 
 
 @clusters.command("detect", epilog="Example: trainplan cluster detect --nodes 4 --network 12.5GB -o cluster.yaml")
-def detect(
-    nodes: Annotated[int, Option("--nodes", help="Machines like this one.")] = 1,
-    processes: Annotated[int | None, Option("--processes", help="Without a GPU: processes that stand for devices.")] = None,
-    network: Annotated[str | None, Option("--network", help="Bytes a second between machines, such as 12.5GB.")] = None,
-    topology: Annotated[Path | None, Option("--topology", help="An NCCL topology file. [default: NCCL_TOPO_FILE]")] = None,
-    name: Annotated[str | None, Option("--name", help="The cluster's name. [default: this machine's]")] = None,
-    output: Annotated[Path | None, Option("--output", "-o", help="Write the cluster here, as YAML.")] = None,
-    as_json: Json = False,
-) -> None:
+@takes(
+    [
+        flag("nodes", int, "Machines like this one.", 1),
+        flag("processes", int | None, "Without a GPU: processes that stand for devices."),
+        flag("network", str | None, "Bytes a second between machines, such as 12.5GB."),
+        flag("topology", Path | None, "An NCCL topology file. [default: NCCL_TOPO_FILE]"),
+        flag("name", str | None, "The cluster's name. [default: this machine's]"),
+        output("Write the cluster here, as YAML."),
+    ]
+)
+def detect(network: str | None, topology: Path | None, output: Path | None, **values: Any) -> Outcome:
     """Describe the machine that this runs on: GPUs by NVML and nvidia-smi, or its CPU."""
-    if output:
-        check_writable(output)
-    found = api.detect(
-        nodes=nodes,
-        processes=processes,
-        network_bytes_per_s=None if network is None else parse_bytes(network, "--network"),
-        topology_file=None if topology is None else str(topology),
-        name=name,
-    )
-    text = to_yaml(found)
-    if output:
-        write_whole(output, text)
-    if as_json:
-        print_json(found.model_dump(mode="json", exclude_none=True))
-    elif output:
-        tables.cluster(found)
-        render.pairs([("written", str(output))])
-    else:
-        print(text, end="")
+    rate = None if network is None else parse_bytes(network, "--network")
+    cluster = api.detect(network_bytes_per_s=rate, topology_file=None if topology is None else str(topology), **values)
+    show = partial(tables.cluster, cluster) if output else partial(print, to_yaml(cluster), end="")
+    return Outcome(cluster.model_dump(mode="json", exclude_none=True), show, {"output": partial(to_yaml, cluster)})

@@ -1,27 +1,47 @@
-"""Options of commands: declared once, put together in groups, and made of the parameters of problems.
+"""Options of commands: declared once, put together in groups, and made of the parameters of problems; and what all commands do.
 
-A command is a function of keyword arguments; `takes` gives it the signature from which typer makes its options.
+A command is a function of keyword arguments that gives an Outcome; `takes` gives it the signature from which typer makes its
+options, checks before any work that its files can be written, and writes, prints and exits afterwards.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from inspect import Parameter as Argument
-from inspect import Signature
+from inspect import Signature, signature
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from typer import Argument as TyperArgument
-from typer import Option
+from typer import Exit, Option
 
+from trainplan.command import render
 from trainplan.formulations.parameters import Parameter
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_different, check_writable, write_whole
 
-FINE, INFEASIBLE, BAD_INPUT, STOPPED = 0, 1, 2, 3
-Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, to standard output.")]
+FINE, INFEASIBLE, STOPPED = 0, 1, 3
+WRITTEN = ("output", "save_profile", "trace", "picture")  # options that name files of an Outcome
+CHECKED = (*WRITTEN, "resume")
+
+
+class Outcome(NamedTuple):
+    """What a command has for its user.
+
+    content: all of it, for `--json`. show: what prints it for people. files: by the option that names the file, what makes its
+    text or its matplotlib Figure. code: the exit code.
+    """
+
+    content: Any
+    show: Callable[[], None]
+    files: Mapping[str, Callable[[], Any]] = {}
+    code: int = FINE
+
+
+Command = Callable[..., None]
 
 
 def flag(name: str, kind: Any, about: str, default: Any = None, *, names: tuple[str, ...] = ()) -> Argument:
@@ -35,16 +55,39 @@ def word(name: str, kind: Any, about: str, default: Any = Argument.empty) -> Arg
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, TyperArgument(help=about)])
 
 
-def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a function of keyword arguments the options of these groups; of one name, the last."""
-    arguments = {argument.name: argument for group in groups for argument in group}.values()
+def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Command]:
+    """Makes a command of a function of keyword arguments and these groups of options, and `--json`; of one name, the last.
 
-    def signed(function: Callable[..., None]) -> Callable[..., None]:
-        function.__signature__ = Signature([*arguments])  # type: ignore[attr-defined]
-        function.__annotations__ = {argument.name: argument.annotation for argument in arguments}
-        return function
+    The function gets the options but for `--json` and, unless it names them, those of WRITTEN; for `--option` it gets the
+    method's options themselves.
+    """
+    arguments = {argument.name: argument for group in (*groups, [JSON]) for argument in group}
 
-    return signed
+    def command_of(function: Callable[..., Outcome]) -> Command:
+        apart = [name for name in WRITTEN if name in arguments and name not in signature(function).parameters]
+
+        @wraps(function)
+        def command(**values: Any) -> None:
+            check_targets({name: path for name in CHECKED if (path := values.get(name)) is not None})
+            as_json, targets = values.pop("as_json"), {name: values.get(name) for name in WRITTEN}
+            options = method_options(values.pop("option", None), values)
+            outcome = function(**{name: value for name, value in values.items() if name not in apart}, **options)
+            written = {target: make for name, make in outcome.files.items() if (target := targets[name])}
+            for target, make in written.items():
+                write(target, make())
+            if as_json:
+                print(json.dumps(outcome.content, indent=2))
+            else:
+                outcome.show()
+                render.pairs([("written", str(target)) for target in written])
+            raise Exit(outcome.code)
+
+        del command.__wrapped__  # whose annotations typer would read
+        command.__signature__ = Signature([*arguments.values()])  # type: ignore[attr-defined]
+        command.__annotations__ = {name: argument.annotation for name, argument in arguments.items()}
+        return command
+
+    return command_of
 
 
 def flags_of(parameters: Iterable[Parameter]) -> list[Argument]:
@@ -63,30 +106,20 @@ def _flag_of(parameter: Parameter) -> Argument:
     return flag(parameter.name, kind, about, None, names=(name,))
 
 
-def typed(name: str, annotation: Any, default: Any = None) -> Argument:
-    """An option whose type, name and help an annotation has."""
-    return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
 REQUIRED = Argument.empty
 MODEL_HELP = "A Hugging Face config.json, or a name from `trainplan model list`."
 CLUSTER_HELP = "A YAML or JSON file, or a name from `trainplan cluster list`."
 OR_PROFILE = " A --profile may stand in for it."
-ModelName = Annotated[str, Option("--model", help=MODEL_HELP)]
-ClusterName = Annotated[str, Option("--cluster", help=CLUSTER_HELP)]
-Memory = Annotated[str | None, Option("--memory", help="Memory of one device, such as 8GiB. [default: the cluster's]")]
-Sequence = Annotated[int | None, Option("--sequence", help="Sequence length. [default: the model's largest]")]
-Dtype = Annotated[
-    str | None, Option("--dtype", help="float32, float64, bfloat16 or float16. [default: float32, or the profile's]")
-]
-PictureFile = Annotated[Path | None, Option("--picture", help="Draw it here (.png, .svg or .pdf); needs the plot extra.")]
+MEMORY = flag("memory", str | None, "Memory of one device, such as 8GiB. [default: the cluster's]")
+SEQUENCE = flag("sequence", int | None, "Sequence length. [default: the model's largest]")
+DTYPE = flag("dtype", str | None, "float32, float64, bfloat16 or float16. [default: float32, or the profile's]")
 REQUEST = [
     flag("model", str | None, MODEL_HELP + OR_PROFILE),
     flag("cluster", str | None, CLUSTER_HELP + OR_PROFILE),
     flag("batch", int | None, "Samples of one step, over all devices."),
-    typed("memory", Memory),
-    typed("sequence", Sequence),
-    typed("dtype", Dtype),
+    MEMORY,
+    SEQUENCE,
+    DTYPE,
     flag("profile", Path | None, "A profile made earlier. [default: estimate]"),
     flag("measure", bool, "Measure the model on this machine, on as many processes.", False),
 ]
@@ -96,8 +129,8 @@ GAP = flag("gap", float, "Relative gap at which to stop.", 0.0)
 TIME_LIMIT = flag("time_limit", float | None, "Seconds in all; the best solution and its bound are kept.")
 OPTION = flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated.")
 SEARCH = [METHOD, OPTION, TIME_LIMIT, GAP, SEED]
-PICTURE = typed("picture", PictureFile)
-JSON = typed("as_json", Json, False)
+PICTURE = flag("picture", Path | None, "Draw it here (.png, .svg or .pdf); needs the plot extra.")
+JSON = flag("as_json", bool, "Print JSON, and nothing else, to standard output.", False, names=("--json",))
 BACKEND_HELP = (
     "serial; on CPUs also fused (all but compute in one FIFO beside it) or threads (one for each lane, pausing at random); on "
     "GPUs also streams (one for each lane)."
@@ -117,19 +150,19 @@ def value_of(name: str, words: Iterable[str], default: str) -> str:
     return default
 
 
-def output(about: str) -> Argument:
-    """The option -o."""
-    return flag("output", Path | None, about, names=("--output", "-o"))
+def output(about: str, name: str = "output") -> Argument:
+    """The option -o. name: of the function's argument; but for "output", it may be a folder."""
+    return flag(name, Path | None, about, names=("--output", "-o"))
 
 
-def method_options(texts: list[str] | None) -> dict[str, Any]:
-    """Options of a method from NAME=VALUE. Raises InputError."""
+def method_options(texts: list[str] | None, others: Iterable[str]) -> dict[str, Any]:
+    """Options of a method from NAME=VALUE. others: names that are options of the command. Raises InputError."""
     options: dict[str, Any] = {}
     for text in texts or []:
         name, _, value = text.partition("=")
         if not name.isidentifier() or not value:
             raise InputError("command line", "--option", f"is {text!r}", "give NAME=VALUE, such as granularity_bytes=1048576")
-        if name in ("time_limit", "gap", "seed", "progress", "method", "instance"):
+        if name in others or name in ("time_limit", "gap", "seed", "progress", "method", "instance"):
             raise InputError("command line", "--option", f"is {text!r}", f"give it as --{name.replace('_', '-')}")
         options[name] = int(value) if value.isdecimal() else value
     return options
@@ -140,23 +173,21 @@ def exit_code(status: str) -> int:
     return {"optimal": FINE, "feasible": FINE, "infeasible": INFEASIBLE}.get(status, STOPPED)
 
 
-def print_json(value: Any) -> None:
-    """To standard output."""
-    print(json.dumps(value, indent=2))
-
-
-def check_targets(*targets: Path | None, picture: Path | None = None) -> None:
-    """Raises InputError where a file cannot be written, before any work is done."""
-    check_different(*targets, picture)
+def check_targets(targets: Mapping[str, Path]) -> None:
+    """Raises InputError where a file cannot be written. targets: by the option that names each."""
+    check_different(*targets.values())
+    picture = targets.get("picture")
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
         raise InputError("command line", "--picture", f"is {str(picture)!r}", "give a name that ends in .png, .svg or .pdf")
-    for target in (*targets, picture):
-        if target is not None:
-            check_writable(target)
+    for target in targets.values():
+        check_writable(target)
 
 
-def write_picture(figure: Any, target: Path) -> None:
-    """Write a matplotlib Figure, whole or not at all."""
+def write(target: Path, made: Any) -> None:
+    """Write a text or a matplotlib Figure, whole or not at all."""
+    if isinstance(made, str):
+        write_whole(target, made)
+        return
     image = BytesIO()
-    figure.savefig(image, format=target.suffix[1:], dpi=150)
+    made.savefig(image, format=target.suffix[1:], dpi=150)
     write_whole(target, image.getvalue())

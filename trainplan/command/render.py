@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -28,6 +28,12 @@ from trainplan.throughputs import Throughput
 from trainplan.trials import Trials
 
 MOST_ROWS = 12  # of a table of alternatives
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "_ns": format_time,
+    "_bytes": format_bytes,
+    "gap": "{:.3%}".format,
+    "_per_s": "{:.4g}".format,
+}
 LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
 LEFT |= {"ranks", "holds", "sub-layers", "units of stages", "layers of stages", "like", "stages", "switches", "problem", ""}
 _plain = Console()
@@ -42,11 +48,11 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
         out.print(f"{label:<{width}}  {text}", markup=False)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A table; columns of words to the left, of numbers to the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: Container[str] = LEFT) -> None:
+    """A table. left: columns of words; others hold numbers, to the right."""
     drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in columns:
-        drawn.add_column(name, justify="left" if name in LEFT else "right")
+        drawn.add_column(name, justify="left" if name in left else "right")
     for row in rows:
         drawn.add_row(*row)
     out.print(drawn)
@@ -71,10 +77,10 @@ def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None
     best = min((r.objective for r in results if r.objective is not None), default=None)
     rows = []
     for r in results:
-        above = "-" if r.objective is None or not best else f"{r.objective / best - 1:.3%}"
-        gap = "-" if r.gap is None else f"{r.gap:.3%}"
-        seconds = f"{r.build_seconds + r.solve_seconds:.3f}"
-        rows.append([r.method, r.status, _cell("_ns", r.objective), _cell("_ns", r.bound), gap, above, seconds])
+        above = None if r.objective is None or not best else r.objective / best - 1
+        numbers = {"time_ns": r.objective, "bound_ns": r.bound, "gap": r.gap, "above_gap": above}
+        cells = [_cell(name, value) for name, value in numbers.items()]
+        rows.append([r.method, r.status, *cells, f"{r.build_seconds + r.solve_seconds:.3f}"])
     table(("method", "status", "time", "lower bound", "gap", "above best", "seconds"), rows)
     reasons = [str(r.reason) for r in results if r.reason]
     for line in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
@@ -83,8 +89,8 @@ def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
     """The peaks that a profile has below what its layers leave behind. layers: by peak, those where it is so."""
-    told = ", ".join(f"{name} of {plural(len(places), 'layer')}" for name, places in layers.items())
-    return f"{told}, from below to what the layer leaves behind"
+    peaks = ", ".join(f"{name} of {plural(len(places), 'layer')}" for name, places in layers.items())
+    return f"{peaks}, from below to what the layer leaves behind"
 
 
 def methods(problem: str, entries: Sequence[Entry]) -> None:
@@ -97,16 +103,16 @@ def methods(problem: str, entries: Sequence[Entry]) -> None:
     table(("method", "proves", "about", "options"), rows, problem)
 
 
-def checked(found: Checked) -> None:
+def checked(check: Checked) -> None:
     """What a check found: time, memory, violations."""
-    rows = [("problem", found.problem)]
-    if found.objective is not None:
-        rows.append(("time", f"{format_time(found.objective)} ({found.objective} ns)"))
-    if found.peak_bytes is not None:
-        rows.append(("peak memory", peak_text(found.peak_bytes, found.peak_layer_name, found.peak_ns)))
-    if found.memory_bytes is not None:
-        rows.append(("memory limit", f"{format_bytes(found.memory_bytes)} ({found.memory_bytes} bytes)"))
-    rows += [("violation", text) for text in found.violations] or [("violations", "none")]
+    rows = [("problem", check.problem)]
+    if check.objective is not None:
+        rows.append(("time", f"{format_time(check.objective)} ({check.objective} ns)"))
+    if check.peak_bytes is not None:
+        rows.append(("peak memory", peak_text(check.peak_bytes, check.peak_layer_name, check.peak_ns)))
+    if check.memory_bytes is not None:
+        rows.append(("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)"))
+    rows += [("violation", text) for text in check.violations] or [("violations", "none")]
     pairs(rows)
 
 
@@ -205,9 +211,9 @@ def alternatives(answer: Planned) -> None:
 
 
 def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    return format_time(value) if name.endswith("_ns") else str(value)
+    """A value as its name says: a time, bytes, a share, a rate."""
+    form = next((form for end, form in FORMATS.items() if name.endswith(end)), str)
+    return "-" if value is None else form(value)
 
 
 def plans(answers: Sequence[Any]) -> None:
@@ -223,15 +229,8 @@ def plans(answers: Sequence[Any]) -> None:
 def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
     """Plans side by side, as they are predicted; beside it what is claimed of each."""
     columns = ("plan", "step", "samples/s", "memory", "stages", "micro-batches", "claim", "bound", "gap", "problem")
-    cells = []
-    for row in rows:
-        gap = "-" if row["gap"] is None else f"{row['gap']:.3%}"
-        times = [_cell("_ns", row[name]) for name in ("step_ns", "claim_ns", "bound_ns")]
-        rate = "-" if row["samples_per_s"] is None else f"{row['samples_per_s']:.4g}"
-        memory = "-" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"])
-        head = [row["name"], times[0], rate, memory, str(row["stages"]), str(row["micro_batches"])]
-        cells.append([*head, *times[1:], gap, f"{row['problem']}, {row['cost_model']}"])
-    table(columns, cells)
+    cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
+    table(columns, [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
 
 
 def simulated(simulation: Simulation) -> None:
@@ -341,70 +340,65 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     pairs(rows)
 
 
-@contextmanager
-def searching(text: str) -> Iterator[Any]:
+def searching(text: str) -> AbstractContextManager[Any]:
     """Progress of a search: a callback for points, or for (method, point)."""
-    with _live() as progress:
-        task = progress.add_task(text, total=None)
 
-        def show(*event: Any) -> None:
-            point: Point = event[-1]
-            objective = "-" if point.objective is None else format_time(point.objective)
-            bound = "-" if point.bound is None else format_time(point.bound)
-            prefix = f"{text} {event[0]}" if len(event) > 1 else text
-            progress.update(task, description=f"{prefix}: best {objective}, bound {bound}")
+    def shown(*event: Any) -> dict[str, Any]:
+        point: Point = event[-1]
+        prefix = f"{text} {event[0]}" if len(event) > 1 else text
+        return {"description": f"{prefix}: best {_cell('_ns', point.objective)}, bound {_cell('_ns', point.bound)}"}
 
-        yield show
+    return _live(text, shown)
 
 
-@contextmanager
-def trying() -> Iterator[Any]:
+def trying() -> AbstractContextManager[Any]:
     """Progress of a search over batch sizes: a callback for (planner, point)."""
-    with _live() as progress:
-        task = progress.add_task("planning", total=None)
 
-        def show(planner: Any, point: Any) -> None:
-            told = f"{point.throughput:.2f} samples/s" if point.throughput else "does not fit"
-            progress.update(task, description=f"{planner.label}: batch {point.batch}, {told}")
+    def shown(planner: Any, point: Any) -> dict[str, Any]:
+        rate = f"{point.throughput:.2f} samples/s" if point.throughput else "does not fit"
+        return {"description": f"{planner.label}: batch {point.batch}, {rate}"}
 
-        yield show
+    return _live("planning", shown)
 
 
-@contextmanager
-def trials(text: str) -> Iterator[Any]:
+def trials(text: str) -> AbstractContextManager[Any]:
     """Progress of trials: a callback for the reports of their processes."""
-    with _live() as progress:
-        task = progress.add_task(text, total=None)
 
-        def show(event: dict[str, Any]) -> None:
-            rank = event["plan"] + 1
-            if "step" in event:
-                told = f"{text} rank {rank}: step {event['step']}"
-                progress.update(task, total=event["steps"], completed=event["step"], description=told)
-            else:
-                progress.update(task, description=f"{text} rank {rank}: {event['status']}")
+    def shown(event: dict[str, Any]) -> dict[str, Any]:
+        subject = f"{text} rank {event['plan'] + 1}"
+        if "step" not in event:
+            return {"description": f"{subject}: {event['status']}"}
+        step, steps = event["step"], event["steps"]
+        return {"total": steps, "completed": step, "description": f"{subject}: step {step}"}
 
-        yield show
+    return _live(text, shown)
+
+
+def working(text: str) -> AbstractContextManager[Any]:
+    """Progress of measuring or running: a callback for reports of the processes."""
+
+    def shown(event: dict[str, Any]) -> dict[str, Any]:
+        if "of" in event:
+            return {"total": event["of"], "completed": event["done"], "description": f"{text}: {event['shape']}"}
+        if "step" not in event:
+            return {"description": f"{text}: comparing with one process"}
+        step, steps = event["step"], event["steps"]
+        return {"total": steps, "completed": step, "description": f"{text}: step {step}, loss {event['loss']:.4f}"}
+
+    return _live(text, shown)
 
 
 @contextmanager
-def working(text: str) -> Iterator[Any]:
-    """Progress of measuring or running: a callback for reports of the processes."""
-    with _live() as progress:
-        task = progress.add_task(text, total=None)
-
-        def show(event: dict[str, Any]) -> None:
-            if "of" in event:
-                progress.update(task, total=event["of"], completed=event["done"], description=f"{text}: {event['shape']}")
-            elif "step" in event:
-                step, steps = event["step"], event["steps"]
-                progress.update(task, total=steps, completed=step, description=f"{text}: step {step}, loss {event['loss']:.4f}")
-            else:
-                progress.update(task, description=f"{text}: comparing with one process")
-
-        yield show
+def measuring(wanted: bool) -> Iterator[Any]:
+    """Progress of measuring; no callback where nothing is measured."""
+    with working("measuring") as progress:
+        yield progress if wanted else None
 
 
-def _live() -> Progress:
+@contextmanager
+def _live(text: str, shown: Callable[..., dict[str, Any]]) -> Iterator[Any]:
+    """A bar on a terminal, and the callback that changes it. shown: what of the bar an event changes."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda *event: progress.update(task, **shown(*event))

@@ -6,10 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from trainplan.command.render import out, pairs
+from trainplan.command.render import out, pairs, table
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_rate, format_time, plural
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.network import Island
@@ -20,37 +17,23 @@ from trainplan.profiling.summary import LayerSummary, profiled_shapes, runs
 BAR = 12
 
 
-def _table(*columns: str, left: Sequence[str] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    return table
-
-
-def models(found: Sequence[Model]) -> None:
+def models(listed: Sequence[Model]) -> None:
     """The shipped models, a row each."""
-    table = _table("model", "family", "layers", "hidden", "tokens", "parameters", left=("model", "family"))
-    for model in found:
-        hidden = list(dict.fromkeys(unit.sublayer.hidden for unit in model.units))
-        tokens = list(dict.fromkeys(unit.sublayer.tokens for unit in model.units if unit.kind == "attention"))
-        table.add_row(
-            model.name,
-            model.family,
-            str(model.layers),
-            "/".join(map(str, hidden)),
-            "/".join(map(str, tokens)),
-            format_count(model.total_parameters),
-        )
-    out.print(table)
+    rows = []
+    for model in listed:
+        hidden = dict.fromkeys(str(unit.sublayer.hidden) for unit in model.units)
+        tokens = dict.fromkeys(str(unit.sublayer.tokens) for unit in model.units if unit.kind == "attention")
+        size = format_count(model.total_parameters)
+        rows.append([model.name, model.family, str(model.layers), "/".join(hidden), "/".join(tokens), size])
+    table(("model", "family", "layers", "hidden", "tokens", "parameters"), rows, left=("model", "family"))
 
 
 def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
     """Every distinct sub-layer and how often it stands in the chain."""
-    counts = Counter(model.key_of(unit) for unit in model.units)
-    found = []
+    counts, listed = Counter(model.key_of(unit) for unit in model.units), []
     for name, part in model.sublayers.items():
         degree = tp if part.splits_into(tp) else 1
-        found.append(
+        listed.append(
             {
                 "sublayer": name,
                 "count": counts[name],
@@ -64,70 +47,65 @@ def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
                 "boundary_bytes": part.boundary_bytes(rows),
             }
         )
-    return found
+    return listed
 
 
-def model(found: Model, rows: int, tp: int) -> None:
+def model(model: Model, rows: int, tp: int) -> None:
     """A model's sub-layers: parameters, flops, bytes."""
     pairs(
         [
-            ("model", f"{found.name} ({found.family}), {found.layers} layers, {len(found.units)} sub-layers, {found.dtype}"),
-            ("parameters", f"{found.total_parameters:,}" + (", tied" if found.tied else "")),
+            ("model", f"{model.name} ({model.family}), {model.layers} layers, {len(model.units)} sub-layers, {model.dtype}"),
+            ("parameters", f"{model.total_parameters:,}" + (", tied" if model.tied else "")),
             ("shown for", f"{plural(rows, 'row')}, tp {tp}; flops of a forward pass, bytes of one device"),
         ]
     )
-    table = _table(
-        "sub-layer", "count", "tokens", "hidden", "parameters", "flops", "input", "kept", "boundary", left=("sub-layer",)
-    )
-    for row in sublayer_rows(found, rows, tp):
-        table.add_row(
+    texts = [
+        [
             row["sublayer"] + ("" if row["tp"] == tp else " (tp 1)"),
-            str(row["count"]),
-            str(row["tokens"]),
-            str(row["hidden"]),
-            format_count(row["parameters"]),
-            format_count(row["forward_flops"]),
+            *(str(row[name]) for name in ("count", "tokens", "hidden")),
+            *(format_count(row[name]) for name in ("parameters", "forward_flops")),
             *(format_bytes(row[name]) for name in ("input_bytes", "kept_bytes", "boundary_bytes")),
-        )
-    out.print(table)
+        ]
+        for row in sublayer_rows(model, rows, tp)
+    ]
+    names = ("sub-layer", "count", "tokens", "hidden", "parameters", "flops", "input", "kept", "boundary")
+    table(names, texts, left=("sub-layer",))
 
 
-def clusters(found: Sequence[Cluster]) -> None:
+def clusters(listed: Sequence[Cluster]) -> None:
     """The shipped clusters, a row each."""
-    table = _table("cluster", "devices", "nodes", "kinds", "memory", left=("cluster", "kinds"))
-    for item in found:
+    rows = []
+    for item in listed:
         kinds = ", ".join(kind.name for kind in item.used_kinds)
         nodes = sum(node.count for node in item.nodes)
-        table.add_row(item.name, str(item.devices), str(nodes), kinds, format_bytes(item.memory_bytes))
-    out.print(table)
+        rows.append([item.name, str(item.devices), str(nodes), kinds, format_bytes(item.memory_bytes)])
+    table(("cluster", "devices", "nodes", "kinds", "memory"), rows, left=("cluster", "kinds"))
 
 
-def cluster(found: Cluster) -> None:
+def cluster(cluster: Cluster) -> None:
     """A cluster's nodes, devices and links."""
-    pairs([("cluster", f"{found.name}, {plural(found.devices, 'device')}"), ("source", found.source or "not stated")])
-    table = _table("nodes", "devices each", "kind", "memory", "peak flops/s", "memory/s", left=("kind", "peak flops/s"))
-    kinds = {kind.name: kind for kind in found.kinds}
-    for node in found.nodes:
+    pairs([("cluster", f"{cluster.name}, {plural(cluster.devices, 'device')}"), ("source", cluster.source or "not stated")])
+    kinds, rows = {kind.name: kind for kind in cluster.kinds}, []
+    for node in cluster.nodes:
         kind = kinds[node.kind]
         peaks = ", ".join(f"{dtype} {format_count(rate)}" for dtype, rate in kind.flops_per_s.items())
         memory, rate = format_bytes(kind.memory_bytes), format_rate(kind.memory_bytes_per_s)
-        table.add_row(str(node.count), str(node.devices), kind.name, memory, peaks, rate)
-    out.print(table)
-    if found.matrix is not None:
-        pairs([("links", f"a full matrix of {found.devices} x {found.devices}")])
+        rows.append([str(node.count), str(node.devices), kind.name, memory, peaks, rate])
+    table(("nodes", "devices each", "kind", "memory", "peak flops/s", "memory/s"), rows, left=("kind", "peak flops/s"))
+    if cluster.matrix is not None:
+        pairs([("links", f"a full matrix of {cluster.devices} x {cluster.devices}")])
     else:
-        links(found.network.islands)
+        links(cluster.network.islands)
 
 
 def links(islands: Sequence[Island]) -> None:
     """Equal islands, which only begin elsewhere, as one row."""
-    table = _table("devices", "count", "operation", "bandwidth", "latency", "fit error", "origin", left=("operation", "origin"))
     counts: dict[Island, int] = {}
     for island in islands:
         alike = island.changed(first=None)
         counts[alike] = counts.get(alike, 0) + (island.first is not None)
-    for island, count in counts.items():
-        table.add_row(
+    rows = [
+        [
             str(island.devices),
             str(count or "all"),
             island.operation or "any",
@@ -135,73 +113,70 @@ def links(islands: Sequence[Island]) -> None:
             format_time(island.latency_ns),
             f"{island.error:.1%}" if island.origin != "estimated" else "-",
             island.origin,
-        )
-    out.print(table)
+        ]
+        for island, count in counts.items()
+    ]
+    names = ("devices", "count", "operation", "bandwidth", "latency", "fit error", "origin")
+    table(names, rows, left=("operation", "origin"))
 
 
-def profile(found: Profile) -> None:
+def profile(profile: Profile) -> None:
     """What a profile holds, besides its layers."""
 
-    def told(rate: Rate, text: str) -> str:
+    def with_origin(rate: Rate, text: str) -> str:
         spread = f", spread {rate.spread:.1%}" if rate.spread else ""
         return f"{text} ({rate.origin}{spread})"
 
-    shapes = profiled_shapes(found)
+    shapes = profiled_shapes(profile)
     degrees = sorted({tp for tp, _ in shapes})
     by_degree = [f"tp {tp}: rows {', '.join(str(rows) for t, rows in shapes if t == tp)}" for tp in degrees]
-    optimizer, stepping = found.optimizer_ns_per_parameter, "not known, counted as nothing"
+    optimizer, stepping = profile.optimizer_ns_per_parameter, "not known, counted as nothing"
     if optimizer.value:
-        stepping = told(optimizer, f"{optimizer.value:.3g} ns a parameter on the device")
+        stepping = with_origin(optimizer, f"{optimizer.value:.3g} ns a parameter on the device")
     rows = [
-        ("profile", f"{found.name}, {found.dtype}, {format_count(found.total_parameters)} parameters"),
-        ("cluster", f"{found.cluster}, {plural(found.devices, 'device')} of {format_bytes(found.memory_bytes)}"),
-        ("devices", ", ".join(found.kinds)),
-        ("times", found.origin),
+        ("profile", f"{profile.name}, {profile.dtype}, {format_count(profile.total_parameters)} parameters"),
+        ("cluster", f"{profile.cluster}, {plural(profile.devices, 'device')} of {format_bytes(profile.memory_bytes)}"),
+        ("devices", ", ".join(profile.kinds)),
+        ("times", profile.origin),
         ("shapes", "; ".join(by_degree)),
         ("optimizer", stepping),
     ]
-    if found.host is not None:
-        to, back, step = found.host.to_device_bytes_per_s, found.host.to_host_bytes_per_s, found.host.optimizer_ns_per_parameter
+    if (host := profile.host) is not None:
+        to, back, step = host.to_device_bytes_per_s, host.to_host_bytes_per_s, host.optimizer_ns_per_parameter
         rows += [
-            ("to device", told(to, format_rate(to.value))),
-            ("to host", told(back, format_rate(back.value))),
-            ("on the host", told(step, f"{step.value:.3g} ns a parameter")),
+            ("to device", with_origin(to, format_rate(to.value))),
+            ("to host", with_origin(back, format_rate(back.value))),
+            ("on the host", with_origin(step, f"{step.value:.3g} ns a parameter")),
         ]
-    slowdowns = {"compute": found.compute_slowdown, "communication": found.communication_slowdown}
-    rows.append(("overlap", "; ".join(told(rate, f"{name} {rate.value:.2f} x slower") for name, rate in slowdowns.items())))
-    if found.out_of_memory:
-        rows.append(("too large", ", ".join(f"{s.sublayer} tp {s.tp} rows {s.rows}" for s in found.out_of_memory)))
+    slowdowns = {"compute": profile.compute_slowdown, "communication": profile.communication_slowdown}
+    overlap = (with_origin(rate, f"{name} {rate.value:.2f} x slower") for name, rate in slowdowns.items())
+    rows.append(("overlap", "; ".join(overlap)))
+    if profile.out_of_memory:
+        rows.append(("too large", ", ".join(f"{s.sublayer} tp {s.tp} rows {s.rows}" for s in profile.out_of_memory)))
     pairs(rows)
-    if found.network.matrix is None:
-        links(found.network.islands)
+    if profile.network.matrix is None:
+        links(profile.network.islands)
 
 
-def layers(units: list[LayerSummary], tp: int, rows: int) -> None:
-    """Time and memory of every layer, runs of equal ones as one, with bars of their share."""
+def layers(loaded: Profile, units: list[LayerSummary], tp: int, rows: int) -> None:
+    """What a profile holds; and time and memory of every layer, runs of equal ones as one, with bars of their share."""
+    profile(loaded)
     whole_ns, whole_bytes = sum(unit.time_ns for unit in units), sum(unit.memory_bytes for unit in units)
     spread, wide = any(unit.spread for unit in units), out.width >= 120
     columns = ["layers", "part", "forward", "backward", *(["spread"] if spread else []), "time", *([""] if wide else [])]
     columns += ["activations", "states", "memory", *([" "] if wide else [])]
-    table = _table(*columns, left=("layers", "part", "", " "))
+    texts = []
     for layer, count in runs(units):
         first = layer[0].name.split(".")[0]
         name = first if count == 1 else f"{first} and {count - 1} more"
         for place, unit in enumerate(layer):
-            share, held = unit.time_ns * count / max(1, whole_ns), unit.memory_bytes * count / max(1, whole_bytes)
-            table.add_row(
-                name if place == 0 else "",
-                unit.name.split(".")[-1] if "." in unit.name else unit.kind,
-                format_time(unit.forward_ns),
-                format_time(unit.backward_ns),
-                *([f"{unit.spread:.1%}"] if spread else []),
-                f"{share:.1%}",
-                *([_bar(share)] if wide else []),
-                format_bytes(unit.activation_bytes),
-                format_bytes(unit.state_bytes),
-                f"{held:.1%}",
-                *([_bar(held)] if wide else []),
-            )
-    out.print(table)
+            time, memory = unit.time_ns * count / max(1, whole_ns), unit.memory_bytes * count / max(1, whole_bytes)
+            row = [name if place == 0 else "", unit.name.split(".")[-1] if "." in unit.name else unit.kind]
+            row += [format_time(unit.forward_ns), format_time(unit.backward_ns), *([f"{unit.spread:.1%}"] if spread else [])]
+            row += [f"{time:.1%}", *([_bar(time)] if wide else [])]
+            row += [format_bytes(unit.activation_bytes), format_bytes(unit.state_bytes)]
+            texts.append([*row, f"{memory:.1%}", *([_bar(memory)] if wide else [])])
+    table(columns, texts, left=("layers", "part", "", " "))
     pairs(
         [
             ("in all", f"{format_time(whole_ns)} forward and backward, {plural(rows, 'row')}, tp {tp}, no communication"),

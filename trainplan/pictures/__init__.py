@@ -11,7 +11,7 @@ from trainplan.profiling.base.plugins import attribute
 
 
 def drawn(target: str) -> Callable[..., Any]:
-    """The drawing function at `module:function` of this package; its module, and matplotlib, are imported when it is called.
+    """The drawing function at `package.module:function`; its module, and matplotlib, are imported when it is called.
 
     It gives a matplotlib Figure, and raises MissingExtra where matplotlib is not installed.
     """
@@ -19,8 +19,8 @@ def drawn(target: str) -> Callable[..., Any]:
     def draw(*arguments: Any, **options: Any) -> Any:
         if find_spec("matplotlib") is None:
             raise MissingExtra("matplotlib", "plot", "drawing")
-        return attribute(f"{__name__}.{target}")(*arguments, **options)
+        return attribute(target)(*arguments, **options)
 
     draw.__name__ = draw.__qualname__ = target.split(":")[1]
-    draw.__doc__ = f"See `{__name__}.{target.replace(':', '.')}`."
+    draw.__doc__ = f"See `{target.replace(':', '.')}`."
     return draw

@@ -48,7 +48,7 @@ def draw_profile(profile: Profile, tp: int = 1, rows: int = 1, device: str | Non
     return figure
 
 
-def draw_throughput(found: Sequence[Throughput]) -> Any:
+def draw_throughput(searches: Sequence[Throughput]) -> Any:
     """A matplotlib Figure: the best throughput up to each batch size, a line for each planner, its best batch marked; where a
     line ends nothing larger fits."""
     from matplotlib import colormaps
@@ -57,16 +57,16 @@ def draw_throughput(found: Sequence[Throughput]) -> Any:
     figure = Figure(figsize=(10.0, 5.0), layout="constrained")
     axes = figure.subplots()
     colours = [colormaps["tab20"](place) for place in range(20)]
-    for place, one in enumerate(found):
-        if one.best is None:
-            axes.plot([], [], lw=1.5, color="lightgrey", label=f"{one.planner.label}: OOM")
+    for place, search in enumerate(searches):
+        if search.best is None:
+            axes.plot([], [], lw=1.5, color="lightgrey", label=f"{search.planner.label}: OOM")
             continue
         # Every second colour first: neighbours of the map are two shades of one.
         colour = colours[(2 * place + place // 10) % 20]
-        points = [point for point in one.points if point.throughput]
+        points = [point for point in search.points if point.throughput]
         highest = list(accumulate((point.throughput for point in points), max))
-        axes.plot([p.batch for p in points], highest, drawstyle="steps-post", lw=1.5, color=colour, label=one.planner.label)
-        axes.plot(one.best.batch, one.best.throughput, "o", color=colour)
+        axes.plot([p.batch for p in points], highest, drawstyle="steps-post", lw=1.5, color=colour, label=search.planner.label)
+        axes.plot(search.best.batch, search.best.throughput, "o", color=colour)
     axes.set(xlabel="batch size (samples)", ylabel="best throughput up to this batch size (samples/s)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xscale("log", base=2)

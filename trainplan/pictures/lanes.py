@@ -12,7 +12,7 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, e
 from trainplan.formulations.memory_switches.simulation import LANES, Evaluation, Operation
 from trainplan.formulations.memory_switches.switches import SWITCHES
 from trainplan.frontiers import FrontierPoint
-from trainplan.pictures.timeline import AROUND, BACKWARD, CHARACTER, FORWARD, IDLE, LATER_FORWARD, PATH, box
+from trainplan.pictures.timeline import AROUND, BACKWARD, CHARACTER, FORWARD, IDLE, LATER_FORWARD, PATH, bars
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
@@ -32,7 +32,7 @@ KINDS = {
 }
 DARK = {FORWARD, "#009e73", "#8c6bb1", "#7a7a7a"}
 ON, OFF = FORWARD, "#ececec"
-HELD, RESIDENT = "#a9c9dc", "#5d8aa8"
+BUFFERS, RESIDENT = "#a9c9dc", "#5d8aa8"
 LANE = 0.42  # inches
 WIDTH = 13.0
 MOST_WIDTH = 26.0
@@ -62,8 +62,8 @@ def draw_switches(
     try:
         step = evaluate(instance, chosen)
     except ValueError:
-        [told, *_] = violations(instance, chosen)
-        raise InputError("solution", "switches", told, "give a solution of this instance") from None
+        [reason, *_] = violations(instance, chosen)
+        raise InputError("solution", "switches", reason, "give a solution of this instance") from None
     if window_ns is not None and not 0 <= window_ns[0] < window_ns[1] <= step.time_ns:
         raise InputError("window_ns", "", f"is {tuple(window_ns)}", f"give two rising times from 0 to {step.time_ns}")
     lanes = [lane for lane in LANES if instance.nvlink or lane != "copy"]
@@ -85,8 +85,8 @@ def draw_switches(
     streams.tick_params(labelbottom=False)
     over = step.peak_bytes - instance.memory_bytes
     fits = f"{format_bytes(-over)} below" if over <= 0 else f"{format_bytes(over)} ABOVE"
-    told = f"{format_time(step.time_ns)} a step, {format_bytes(step.peak_bytes)} at the peak, {fits} the limit"
-    figure.suptitle(f"{title or instance.name}\n{told}", fontsize=11)
+    heading = f"{format_time(step.time_ns)} a step, {format_bytes(step.peak_bytes)} at the peak, {fits} the limit"
+    figure.suptitle(f"{title or instance.name}\n{heading}", fontsize=11)
     return figure
 
 
@@ -100,39 +100,38 @@ def _draw_lanes(
     width: float,
 ) -> None:
     """window: the times that are shown, divided by `scale`. width: of the axes, in inches."""
-    from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
     rows, (begin, end) = {lane: row for row, lane in enumerate(lanes)}, window
     inches = width / (end - begin or 1)  # of one unit of time
-    axes.add_collection(PolyCollection([box(begin, end, row, 0.8) for row in rows.values()], facecolors=IDLE, zorder=0.5))
-    own, numbered = dict[str, list[Operation]](), False
+    bars(axes, [(begin, end, row) for row in rows.values()], 1, facecolors=IDLE, zorder=0.5)
+    by_kind, numbered = dict[str, list[Operation]](), False
     for operation in step.timeline:
         if operation.end_ns > operation.start_ns and operation.end_ns > begin * scale and operation.start_ns < end * scale:
-            own.setdefault(operation.what, []).append(operation)
+            by_kind.setdefault(operation.what, []).append(operation)
     for what, (_, colour) in KINDS.items():
-        done = own.get(what, [])
-        boxes = [box(one.start_ns / scale, one.end_ns / scale, rows[one.lane], 0.8) for one in done]
-        lengths = sorted(one.end_ns - one.start_ns for one in done)
+        done = by_kind.get(what, [])
+        spans = [(each.start_ns, each.end_ns, rows[each.lane]) for each in done]
+        lengths = sorted(each.end_ns - each.start_ns for each in done)
         wide = bool(lengths) and lengths[len(lengths) // 2] / scale * inches > 0.06
         line: dict[str, Any] = {"edgecolors": "white" if wide else colour, "linewidths": 0.4 if wide else 0.5}
-        axes.add_collection(PolyCollection(boxes, facecolors=colour, gid=what, **line))
-        for one in done:
-            first, last = max(begin, one.start_ns / scale), min(end, one.end_ns / scale)
-            if (last - first) * inches >= CHARACTER * len(str(one.layer)) + AROUND:
+        bars(axes, spans, scale, facecolors=colour, gid=what, **line)
+        for each in done:
+            first, last = max(begin, each.start_ns / scale), min(end, each.end_ns / scale)
+            if (last - first) * inches >= CHARACTER * len(str(each.layer)) + AROUND:
                 numbered, style = True, {"fontsize": 6.5, "ha": "center", "va": "center", "zorder": 4}
                 ink, middle = "white" if colour in DARK else "black", (first + last) / 2
-                axes.text(middle, rows[one.lane], one.layer, color=ink, gid=f"number {what} {one.layer}", **style)
+                axes.text(middle, rows[each.lane], each.layer, color=ink, gid=f"number {what} {each.layer}", **style)
     names = {"communication": "communication" if instance.nvlink else "communication\nand copies", "copy": "host copies"}
     axes.set_yticks(range(len(lanes)), [names.get(lane, lane) for lane in lanes])
     axes.set(xlim=(begin, end or 1), ylim=(len(lanes) - 0.5, -0.75))
     moments = (0, *(moment / scale for moment in step.phases_ns))
     for phase, (first, last) in zip(("forward", "backward", "optimizer"), pairwise(moments), strict=True):
         axes.axvline(last, color="black", lw=0.6, alpha=0.5)
-        told, seen = f"{phase} {format_time((last - first) * scale)}", (max(begin, first), min(end, last))
-        if (seen[1] - seen[0]) * inches > CHARACTER * len(told):
-            axes.text(sum(seen) / 2, -0.72, told, fontsize=8, ha="center", va="bottom", clip_on=False)
-    patches = [Patch(facecolor=colour, label=name) for what, (name, colour) in KINDS.items() if what in own]
+        label, seen = f"{phase} {format_time((last - first) * scale)}", (max(begin, first), min(end, last))
+        if (seen[1] - seen[0]) * inches > CHARACTER * len(label):
+            axes.text(sum(seen) / 2, -0.72, label, fontsize=8, ha="center", va="bottom", clip_on=False)
+    patches = [Patch(facecolor=colour, label=name) for what, (name, colour) in KINDS.items() if what in by_kind]
     axes.figure.legend(
         handles=patches, loc="outside lower center", ncols=len(patches) if len(patches) < 9 else -(-len(patches) // 2),
         frameon=False, fontsize=8, title="numbers: layer" if numbered else None, title_fontsize=8,
@@ -143,10 +142,10 @@ def _draw_memory(axes: Any, instance: Instance, step: Evaluation, scale: float) 
     limit = instance.memory_bytes
     size, unit = next(((s, u) for s, u in SIZES if step.peak_bytes >= s), (1, "B"))
     changes = [(0, step.resident_bytes), *step.memory, (step.time_ns, step.memory[-1][1])]
-    times, held = np.array([time for time, _ in changes]) / scale, np.array([bytes_ for _, bytes_ in changes]) / size
-    axes.fill_between(times, np.minimum(held, limit / size), step="post", color=HELD, lw=0)
-    axes.fill_between(times, np.maximum(held, limit / size), limit / size, step="post", color=PATH, lw=0, gid="too much")
-    axes.plot(times, held, drawstyle="steps-post", color=RESIDENT, lw=0.7, gid="held")
+    times, sizes = np.array([time for time, _ in changes]) / scale, np.array([bytes_ for _, bytes_ in changes]) / size
+    axes.fill_between(times, np.minimum(sizes, limit / size), step="post", color=BUFFERS, lw=0)
+    axes.fill_between(times, np.maximum(sizes, limit / size), limit / size, step="post", color=PATH, lw=0, gid="too much")
+    axes.plot(times, sizes, drawstyle="steps-post", color=RESIDENT, lw=0.7, gid="held")
     if step.resident_bytes:
         axes.axhspan(0, step.resident_bytes / size, color=RESIDENT, lw=0)
         style = {"fontsize": 8, "color": "white", "va": "center"}
@@ -200,15 +199,15 @@ def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) 
     size, size_unit = next(((s, u) for s, u in SIZES if max(point.memory_bytes for point in points) >= s), (1, "B"))
     floors = _floors(points)
     for place, name in enumerate(dict.fromkeys(point.result.method for point in points)):
-        own = [point for point in points if point.result.method == name and point.result.objective is not None]
-        proven = bool(own) and all(point.result.status == "optimal" for point in own)
+        solved = [point for point in points if point.result.method == name and point.result.objective is not None]
+        proven = bool(solved) and all(point.result.status == "optimal" for point in solved)
         style = {"color": "black", "lw": 2.2, "zorder": 3} if proven else {"color": f"C{place}", "lw": 1.3}
-        told = name + (" (proven)" if proven else "") if own else f"{name}: nothing"
-        memory = [point.memory_bytes / size for point in own]
-        times = [(point.result.objective or 0) / scale for point in own]
-        above = [100 * ((point.result.objective or 0) / floors[point.memory_bytes] - 1) for point in own]
+        label = name + (" (proven)" if proven else "") if solved else f"{name}: nothing"
+        memory = [point.memory_bytes / size for point in solved]
+        times = [(point.result.objective or 0) / scale for point in solved]
+        above = [100 * ((point.result.objective or 0) / floors[point.memory_bytes] - 1) for point in solved]
         style |= {"marker": MARKERS[place % len(MARKERS)], "ms": 4}
-        upper.plot(memory, times, label=told, gid=f"time {name}", **style)
+        upper.plot(memory, times, label=label, gid=f"time {name}", **style)
         lower.plot(memory, above, gid=f"gap {name}", **style)
     upper.set_ylabel(f"time of a step, {unit}")
     lower.set_yscale("symlog", linthresh=CLOSE)
@@ -227,9 +226,9 @@ def draw_frontier(points: Sequence[FrontierPoint], *, title: str | None = None) 
 
 def _floors(points: Sequence[FrontierPoint]) -> dict[int, int]:
     """By memory limit, the largest lower bound of any method, or the shortest time."""
-    found = {}
+    floors = {}
     for limit in {point.memory_bytes for point in points}:
-        own = [point.result for point in points if point.memory_bytes == limit]
-        bounds = [result.bound for result in own if result.bound]
-        found[limit] = max(bounds) if bounds else min((result.objective for result in own if result.objective), default=1)
-    return found
+        results = [point.result for point in points if point.memory_bytes == limit]
+        bounds = [result.bound for result in results if result.bound]
+        floors[limit] = max(bounds) if bounds else min((result.objective for result in results if result.objective), default=1)
+    return floors

@@ -72,7 +72,7 @@ def draw_placements(instance: Instance, solutions: Mapping[str, Solution | Mappi
     figure: Any = Figure(figsize=(max(2.9, wide + 0.3) * len(views), high + 1.3), layout="constrained")
     for axes, (name, view) in zip(figure.subplots(1, len(views), squeeze=False)[0], views.items(), strict=True):
         _draw_cluster(axes, view, legend=False)
-        axes.set_title(f"{name}: {format_time(view.costs.time_ns)}\n{view.degrees}\n{view.told_shares}", fontsize=9)
+        axes.set_title(f"{name}: {format_time(view.costs.time_ns)}\n{view.degrees}\n{view.share_text}", fontsize=9)
     figure.legend(handles=_kind_patches(instance), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
 
@@ -117,9 +117,9 @@ class _View:
 
     @staticmethod
     def of(instance: Instance, solution: Solution | Mapping[str, Any]) -> _View:
-        known = solution if isinstance(solution, Solution) else load_solution(solution)
+        parsed = solution if isinstance(solution, Solution) else load_solution(solution)
         try:
-            return _View(instance, known, evaluate(instance, known), shares_of(instance, known))
+            return _View(instance, parsed, evaluate(instance, parsed), shares_of(instance, parsed))
         except ValueError as error:
             raise InputError("solution", "", f"is none of {instance.name}: {error}", "give one of this instance") from None
 
@@ -130,9 +130,9 @@ class _View:
     @cached_property
     def ranks(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Stage, pipeline and tensor-parallel rank of every device: (devices, 3)."""
-        found = np.empty((self.instance.devices, 3), np.int64)
-        found[self.placed.grid.reshape(-1)] = list(np.ndindex(*self.placed.grid.shape))
-        return found
+        places = np.empty((self.instance.devices, 3), np.int64)
+        places[self.placed.grid.reshape(-1)] = list(np.ndindex(*self.placed.grid.shape))
+        return places
 
     @cached_property
     def times(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -159,11 +159,11 @@ class _View:
 
     @property
     def degrees(self) -> str:
-        given = self.solution.degrees
-        return f"pp {given.pp}, dp {given.dp}, tmp {given.tmp}, mbs {given.mbs}"
+        degrees = self.solution.degrees
+        return f"pp {degrees.pp}, dp {degrees.dp}, tmp {degrees.tmp}, mbs {degrees.mbs}"
 
     @property
-    def told_shares(self) -> str:
+    def share_text(self) -> str:
         if len(set(self.shares)) == 1:
             return f"{self.shares[0]} micro-batch{'es' if self.shares[0] > 1 else ''} a pipeline"
         counts = Counter(self.shares).items()
@@ -173,7 +173,7 @@ class _View:
     @property
     def heading(self) -> str:
         rate = f", {self.instance.batch / self.costs.time_ns * 1e9:.4g} samples/s" if self.costs.time_ns else ""
-        return f"{self.degrees}, {self.told_shares}{rate}" + ("" if self.costs.fits else ", does not fit")
+        return f"{self.degrees}, {self.share_text}{rate}" + ("" if self.costs.fits else ", does not fit")
 
     @property
     def summary(self) -> str:
@@ -226,12 +226,12 @@ def _tiled(instance: Instance) -> _Layout:
 def _draw_cluster(axes: Any, view: _View, legend: bool = True) -> None:
     axes.set_aspect("equal", anchor="N")
     axes.axis("off")
-    told = (_draw_tiles if view.layout.tiles else _draw_squares)(axes, view)
+    caption = (_draw_tiles if view.layout.tiles else _draw_squares)(axes, view)
     axes.set_xlim(-0.1, view.layout.width)
     axes.set_ylim(view.layout.height, -0.1)
     if legend:
         axes.figure.legend(
-            handles=_kind_patches(view.instance), title=told, title_fontsize=8, fontsize=8, frameon=False,
+            handles=_kind_patches(view.instance), title=caption, title_fontsize=8, fontsize=8, frameon=False,
             loc="outside lower left", alignment="left",
         )  # fmt: skip
 
@@ -239,7 +239,7 @@ def _draw_cluster(axes: Any, view: _View, legend: bool = True) -> None:
 def _draw_squares(axes: Any, view: _View) -> str:
     from matplotlib.patches import Rectangle
 
-    layout, kinds, given = view.layout, view.instance.kinds, view.solution.degrees
+    layout, kinds, degrees = view.layout, view.instance.kinds, view.solution.degrees
     squares: dict[int, Any] = {}
     for box in layout.boxes:
         rows = ceil(len(box.devices) / box.columns)
@@ -256,20 +256,20 @@ def _draw_squares(axes: Any, view: _View) -> str:
             colour = view.colours[stage]
             squares[device] = Rectangle((x + 0.09, y + 0.09), 0.82, 0.82, facecolor=colour, gid=f"device {device}")
             axes.add_patch(squares[device])
-            beside = " ".join([f"P{pipeline}"] * (given.dp > 1) + [f"T{rank}"] * (given.tmp > 1))
+            beside = " ".join([f"P{pipeline}"] * (degrees.dp > 1) + [f"T{rank}"] * (degrees.tmp > 1))
             style = {"color": _ink(colour), "ha": "center", "va": "center", "zorder": 4}
             axes.text(x + 0.5, y + (0.36 if beside else 0.5), f"S{stage}", fontsize=10, weight="bold", **style)
             axes.text(x + 0.5, y + 0.69, beside, fontsize=7, **style)
-    for pipeline in range(given.dp):
+    for pipeline in range(degrees.dp):
         for before, after in pairwise(squares[device] for device in view.placed.grid[:, pipeline, 0].tolist()):
             (x, y), (u, v) = before.get_center(), after.get_center()
             bent = f"arc3,rad={0.35 if y == v and abs(u - x) > 1.5 else 0.1}"  # past the squares between
             arrow = {"arrowstyle": "-|>", "color": FLOW, "lw": 1.1, "mutation_scale": 7, "alpha": 0.8}
             ends = {"patchA": before, "patchB": after, "shrinkA": 0, "shrinkB": 0, "connectionstyle": bent}
             axes.annotate("", (u, v), (x, y), arrowprops=arrow | ends, zorder=3, gid=f"pipeline {pipeline}")
-    told = ["S stage", *["P pipeline"] * (given.dp > 1), *["T tensor-parallel rank"] * (given.tmp > 1)]
-    flow = f"arrows: on to the next stage{' (of rank T0)' if given.tmp > 1 else ''}"
-    return "\n".join([", ".join(told), *[flow] * (given.pp > 1)])
+    words = ["S stage", *["P pipeline"] * (degrees.dp > 1), *["T tensor-parallel rank"] * (degrees.tmp > 1)]
+    flow = f"arrows: on to the next stage{' (of rank T0)' if degrees.tmp > 1 else ''}"
+    return "\n".join([", ".join(words), *[flow] * (degrees.pp > 1)])
 
 
 def _draw_tiles(axes: Any, view: _View) -> str:
@@ -288,9 +288,9 @@ def _draw_tiles(axes: Any, view: _View) -> str:
             axes.add_patch(Rectangle((left, box.y + 0.04), width, TILE - 0.28, facecolor=view.colours[stage], lw=0))
             left += width
         if view.layout.square > 0.3:
-            told = f"S{min(stages)}" + (f"-{max(stages)}" if len(stages) > 1 else "")
+            label = f"S{min(stages)}" + (f"-{max(stages)}" if len(stages) > 1 else "")
             ink = _ink(view.colours[sorted(stages.elements())[len(box.devices) // 2]])
-            axes.text(box.x + 0.5, box.y + TILE / 2 - 0.1, told, fontsize=6, color=ink, ha="center", va="center")
+            axes.text(box.x + 0.5, box.y + TILE / 2 - 0.1, label, fontsize=6, color=ink, ha="center", va="center")
         if box.x == 0:
             axes.text(-0.1, box.y + TILE / 2, devices.start, fontsize=6, ha="right", va="center")
     most = max(len(box.devices) for box in boxes)
@@ -360,8 +360,8 @@ def _draw_pipelines(axes: Any, view: _View, makes: list[list[int]]) -> None:
     axes.set(xlim=(0, longest or 1), ylim=(len(makes) - 0.5 + space, -0.5 - space))
     axes.set_xlabel("ms", fontsize=8)
     left_out = view.solution.degrees.dp - sum(map(len, makes))
-    told = "one micro-batch through a pipeline; how many it takes, and its T"
-    axes.set_title(told + (f" ({left_out} faster pipelines left out)" if left_out else ""), fontsize=9, loc="left")
+    heading = "one micro-batch through a pipeline; how many it takes, and its T"
+    axes.set_title(heading + (f" ({left_out} faster pipelines left out)" if left_out else ""), fontsize=9, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", labelsize=8)
 
@@ -387,8 +387,8 @@ def _fitting(devices: range, kind: str, squares: float) -> str:
 
 def _numbers(pipelines: Sequence[int]) -> str:
     runs = [[number for _, number in group] for _, group in groupby(enumerate(pipelines), key=lambda pair: pair[1] - pair[0])]
-    told = ", ".join(f"P{run[0]}-{run[-1]}" if len(run) > 1 else f"P{run[0]}" for run in runs)
-    return told if len(told) <= 18 else f"P{pipelines[0]} and {len(pipelines) - 1} alike"
+    text = ", ".join(f"P{run[0]}-{run[-1]}" if len(run) > 1 else f"P{run[0]}" for run in runs)
+    return text if len(text) <= 18 else f"P{pipelines[0]} and {len(pipelines) - 1} alike"
 
 
 def _ink(colour: Sequence[float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
@@ -66,8 +66,8 @@ def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], w
         count = len(timeline.devices)
         chunked = timeline.work.stages > count
         step = -(-count // max(1, int(count * row / 0.14)))
-        told = [f"{d}: {stages[d]}" if stages and not chunked else str(d) for d in range(count)]
-        axes.set_yticks(range(0, count, step), told[::step], fontsize=8)
+        labels = [f"{d}: {stages[d]}" if stages and not chunked else str(d) for d in range(count)]
+        axes.set_yticks(range(0, count, step), labels[::step], fontsize=8)
         axes.set_title("\n".join([*([name] if name else []), _summary(timeline)]), fontsize=10, loc="left")
         axes.set(xlim=(0, end / scale or 1), ylim=(count - 0.45, -0.55), ylabel="stage" if not chunked else "device")
         axes.spines[["top", "right"]].set_visible(False)
@@ -82,8 +82,8 @@ def _width(timeline: Timeline, end: int) -> float:
     """Inches with which forward passes have space for their numbers, halves for theirs, but those much shorter than others."""
     needed = [0.0]
     for halves in (False, True):
-        own = [event for events in timeline.devices for event in events if (event.task.half is not None) == halves]
-        lengths = sorted(event.end_ns - event.start_ns for event in own if event.task.kind == "forward")
+        passes = [event for events in timeline.devices for event in events if (event.task.half is not None) == halves]
+        lengths = sorted(event.end_ns - event.start_ns for event in passes if event.task.kind == "forward")
         if lengths and (usual := lengths[len(lengths) // 2]):
             shortest = next(length for length in lengths if length >= MUCH_SHORTER * usual)
             needed.append(_inches(_longest(timeline, halves)) * end / shortest)
@@ -98,8 +98,8 @@ def _number(timeline: Timeline, event: Event) -> str:
 
 def _longest(timeline: Timeline, halves: bool) -> int:
     """Characters of the longest number, so that passes of one length have theirs or have none."""
-    own = [event for events in timeline.devices for event in events if (event.task.half is not None) == halves]
-    return max((len(_number(timeline, event)) for event in own), default=0)
+    passes = [event for events in timeline.devices for event in events if (event.task.half is not None) == halves]
+    return max((len(_number(timeline, event)) for event in passes), default=0)
 
 
 def _inches(characters: int) -> float:
@@ -108,59 +108,47 @@ def _inches(characters: int) -> float:
 
 def _summary(timeline: Timeline) -> str:
     critical = critical_path(timeline)
-    told = [
+    parts = [
         f"iteration {format_time(timeline.time_ns)}",
         f"start-up {format_time(timeline.startup_ns)}",
         f"bubble {timeline.bubble:.1%}",
         f"master stage {critical.master}",
     ]
-    return ", ".join(told)
+    return ", ".join(parts)
 
 
 def _draw(axes: Any, timeline: Timeline, scale: float, inches: float, row: float) -> None:
     """inches: of one unit of time; row: of one device."""
-    from matplotlib.collections import PolyCollection
-
     count = len(timeline.devices)
-    events = [event for own in timeline.devices for event in own]
+    events = [event for device in timeline.devices for event in device]
     critical = critical_path(timeline)
     on_path = {event.task for event in critical.path}
     wide = [event for event in events if event.end_ns > event.start_ns]
     line = 0.4 if row > TEXT_HEIGHT else 0.15
-    end = timeline.time_ns / scale
-    axes.add_collection(PolyCollection([box(0, end, d, 0.8) for d in range(count)], facecolors=IDLE, gid="idle", zorder=0.5))
+    bars(axes, [(0, timeline.time_ns, device) for device in range(count)], scale, facecolors=IDLE, gid="idle", zorder=0.5)
     for kind in ("forward", "backward"):
-        own = [event for event in wide if event.task.kind == kind]
-        boxes = [box(event.start_ns / scale, event.end_ns / scale, event.device, 0.8) for event in own]
-        colours = [_colour(event, count, timeline.work.stages // count) for event in own]
-        axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors="white", linewidths=line, gid=kind))
-    messages = [event for event in events if event.start_ns > event.ready_ns]
-    boxes = [box(event.ready_ns / scale, event.start_ns / scale, event.device, 0.22) for event in messages]
-    axes.add_collection(PolyCollection(boxes, facecolors=MESSAGE, linewidths=0, gid="messages"))
+        alike = [event for event in wide if event.task.kind == kind]
+        colours = [_colour(event, count, timeline.work.stages // count) for event in alike]
+        bars(axes, map(_bar, alike), scale, facecolors=colours, edgecolors="white", linewidths=line, gid=kind)
+    messages = [(event.ready_ns, event.start_ns, event.device) for event in events if event.start_ns > event.ready_ns]
+    bars(axes, messages, scale, 0.22, facecolors=MESSAGE, linewidths=0, gid="messages")
     outlined = [event for event in wide if event.task in on_path]
-    boxes = [box(event.start_ns / scale, event.end_ns / scale, event.device, 0.8) for event in outlined]
     lengths = sorted(event.end_ns - event.start_ns for event in outlined)
     points = 72 * inches * lengths[len(lengths) // 2] / scale if lengths else 1.0
     thick = min(1.3, max(0.35, 0.12 * points))
-    outline: dict[str, Any] = {
-        "facecolors": "none",
-        "edgecolors": PATH,
-        "linewidths": thick,
-        "gid": "critical path",
-        "zorder": 3,
-    }
-    axes.add_collection(PolyCollection(boxes, **outline))
+    style: dict[str, Any] = {"facecolors": "none", "edgecolors": PATH, "linewidths": thick, "gid": "critical path"}
+    bars(axes, map(_bar, outlined), scale, zorder=3, **style)
     _draw_path(axes, critical, scale, thick)
     if row < TEXT_HEIGHT:
         return
     needed = {halves: _inches(_longest(timeline, halves)) for halves in (False, True)}
     for event in wide:
         if needed[event.task.half is not None] <= 1.1 * (event.end_ns - event.start_ns) / scale * inches:
-            told = _number(timeline, event)
+            number = _number(timeline, event)
             dark = event.task.kind == "forward" and event.task.stage < count
             style = {"color": "white" if dark else "black", "fontsize": 6.5, "ha": "center", "va": "center", "zorder": 4}
             axes.text(
-                (event.start_ns + event.end_ns) / 2 / scale, event.device, told, gid=f"number {label(event.task)}", **style
+                (event.start_ns + event.end_ns) / 2 / scale, event.device, number, gid=f"number {label(event.task)}", **style
             )
 
 
@@ -172,10 +160,19 @@ def _draw_path(axes: Any, critical: Critical, scale: float, thick: float) -> Non
             axes.plot([before.end_ns / scale, after.start_ns / scale], places, color=PATH, lw=0.6 * thick, zorder=2.9)
 
 
-def box(start: float, end: float, row: int, height: float) -> list[tuple[float, float]]:
-    """The corners of a bar from start to end, centred on its row."""
-    low, high = row - height / 2, row + height / 2
-    return [(start, low), (end, low), (end, high), (start, high)]
+def bars(axes: Any, spans: Iterable[tuple[float, float, int]], scale: float, height: float = 0.8, **style: Any) -> None:
+    """Draw bars together. spans: from when to when, and the row on which each is centred. scale: by which times are divided."""
+    from matplotlib.collections import PolyCollection
+
+    corners = [
+        [(start / scale, low), (end / scale, low), (end / scale, low + height), (start / scale, low + height)]
+        for start, end, low in ((start, end, row - height / 2) for start, end, row in spans)
+    ]
+    axes.add_collection(PolyCollection(corners, **style))
+
+
+def _bar(event: Event) -> tuple[int, int, int]:
+    return event.start_ns, event.end_ns, event.device
 
 
 def _colour(event: Event, devices: int, chunks: int) -> Any:
@@ -190,17 +187,17 @@ def _colour(event: Event, devices: int, chunks: int) -> Any:
 def _legend(timelines: Sequence[Timeline]) -> dict[str, Any]:
     from matplotlib.patches import Patch
 
-    found, told = (
+    patches, notes = (
         [Patch(facecolor=FORWARD, label="forward"), Patch(facecolor=BACKWARD, label="backward")],
         ["numbers: micro-batch"],
     )
     if any(timeline.work.stages > len(timeline.devices) for timeline in timelines):
-        found.append(Patch(facecolor=LATER_FORWARD, label="forward, last stage of the device"))
-        found.append(Patch(facecolor=LATER_BACKWARD, label="backward, last stage of the device"))
-        told.append("after the dot, which of the device's stages, from 0")
-    if any(event.task.half is not None for timeline in timelines for own in timeline.devices for event in own):
-        told.append("a and b, its halves")
+        patches.append(Patch(facecolor=LATER_FORWARD, label="forward, last stage of the device"))
+        patches.append(Patch(facecolor=LATER_BACKWARD, label="backward, last stage of the device"))
+        notes.append("after the dot, which of the device's stages, from 0")
+    if any(event.task.half is not None for timeline in timelines for device in timeline.devices for event in device):
+        notes.append("a and b, its halves")
     if any(any(timeline.work.transfer_ns) for timeline in timelines):
-        found.append(Patch(facecolor=MESSAGE, label="receiving"))
-    found.append(Patch(facecolor="none", edgecolor=PATH, label="critical path"))
-    return {"handles": found, "title": "; ".join(told), "title_fontsize": 8, "ncols": len(found)}
+        patches.append(Patch(facecolor=MESSAGE, label="receiving"))
+    patches.append(Patch(facecolor="none", edgecolor=PATH, label="critical path"))
+    return {"handles": patches, "title": "; ".join(notes), "title_fontsize": 8, "ncols": len(patches)}
