@@ -17,7 +17,7 @@ from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.segments import Segments, segments
-from trainplan.solvers.chain.chain import Agreement, MemoryChain
+from trainplan.solvers.chain.chain import Link, MemoryChain
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility
@@ -34,24 +34,20 @@ def switches_exact(instance: Instance, search: Search) -> Outcome:
     columns = undominated(segments(instance))
     chain = chain_of_columns(columns, instance.memory_bytes)
 
-    def objective(choice: Sequence[int]) -> int | None:
-        taken = np.array([choice])
-        return int(chain.times(taken)[0]) if int(chain.peaks(taken)[0]) <= chain.memory_bytes else None
-
     def report(_: object) -> None:
         search.report(None if inner.best is None else solution_of(instance, columns, inner.best), inner.bound)
 
-    inner = Search(objective, search.time_limit, gap=search.gap, started=search.started, progress=report)
+    inner = Search(chain.objective, search.time_limit, gap=search.gap, started=search.started, progress=report)
     return label_setting(chain, inner)
 
 
 def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> MemoryChain:
     """The chain whose options are columns; links between equal layers are one."""
-    links: dict[tuple[int, int], Agreement] = {}
+    links: dict[tuple[int, int], Link] = {}
     keys = [(id(of_layer), id(following)) for of_layer, following in pairwise(columns)]
     for l, key in enumerate(keys):
         if key not in links:
-            links[key] = Agreement(columns[l].leaves, columns[l + 1].enters)
+            links[key] = Link(columns[l].leaves, columns[l + 1].enters)
     return MemoryChain(
         memory_bytes,
         tuple(of_layer.time_ns for of_layer in columns),

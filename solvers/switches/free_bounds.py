@@ -189,12 +189,7 @@ class Relaxation:
         Raises NothingFits.
         """
         chain, options, least = self.chain(weights)
-
-        def cost(choice: Sequence[int]) -> int | None:
-            taken = np.array([choice])
-            return int(chain.times(taken)[0]) if int(chain.peaks(taken)[0]) <= chain.memory_bytes else None
-
-        inner = Search(cost, seconds, gap=gap)
+        inner = Search(chain.objective, seconds, gap=gap)
         outcome = label_setting(chain, inner)
         if outcome.infeasible:
             raise NothingFits
