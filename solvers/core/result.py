@@ -51,6 +51,13 @@ def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:
     return f"{format_bytes(peak_bytes)} ({peak_bytes} bytes), " + (f"backward pass of {layer}" if layer else moment)
 
 
+def relative_gap(objective: int | None, bound: int | None) -> float | None:
+    """(objective - bound) / objective; None where one of them is missing."""
+    if objective is None or bound is None:
+        return None
+    return (objective - bound) / objective if objective else 0.0
+
+
 @dataclass(frozen=True)
 class Result:
     """The outcome of one method on one instance.
@@ -87,10 +94,6 @@ class Result:
         """All fields under their own names, as plain values."""
         return json.loads(json.dumps(asdict(self)))
 
-    def to_json(self) -> str:
-        """All fields under their own names, as JSON text."""
-        return json.dumps(asdict(self), indent=2)
-
     def summary(self) -> list[tuple[str, str]]:
         """Label and text of each line that people want to see."""
         rows = [("problem", self.problem), ("method", self.method), ("status", self.status)]
@@ -100,8 +103,8 @@ class Result:
             rows.append(("lower bound", f"{format_time(self.bound)} ({self.bound} ns), by {self.bound_source}"))
         if self.gap is not None:
             rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
-        if (told := self.evaluation) and "peak_bytes" in told:
-            rows.append(("peak memory", peak_text(told["peak_bytes"], told.get("peak_layer_name"), told.get("peak_ns"))))
+        if (costs := self.evaluation) and "peak_bytes" in costs:
+            rows.append(("peak memory", peak_text(costs["peak_bytes"], costs.get("peak_layer_name"), costs.get("peak_ns"))))
         rows.append(("seconds", f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve"))
         rows += [("reason", str(self.reason))] if self.reason else []
         rows += [("message", self.message)] if self.message else []
