@@ -40,7 +40,7 @@ LOWEST, HIGHEST, MIDDLE = range(3)
 
 
 @dataclass(frozen=True)
-class Found:
+class Step:
     """The best solution so far and a bound that none is below; `cuts` is None where none is known."""
 
     objective: int
@@ -55,8 +55,7 @@ def sweep(instance: Instance, search: Search) -> Outcome:
     for step in steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows):
         steps, bound = steps + 1, step.bound
         search.report(None if step.cuts is None else Solution(step.cuts), bound if bound < NEVER else None)
-        closed = step.cuts is not None and step.objective - bound <= search.gap * step.objective
-        if closed or search.out_of_time():
+        if search.closed(bound) or search.out_of_time():
             break
     statistics = {"steps": steps}
     if bound == NEVER:
@@ -93,7 +92,7 @@ def steps_of(
     micro_batches: int,
     windows: Integers | None = None,
     cutoff_ns: int | None = None,
-) -> Iterator[Found]:
+) -> Iterator[Step]:
     """The best solution and the bound after each step of the sweep; at the end they meet."""
     chain = _Chain(layer_ns, transfer_ns, windows)
     most, cuts, rounds = NEVER if cutoff_ns is None else cutoff_ns, None, micro_batches - 1
@@ -118,7 +117,7 @@ def steps_of(
                 heappush(waiting, (rounds * (low + 1) + total, low, largest - 1, total, following))
         if cap < high:
             heappush(waiting, (rounds * (cap + 1) + floor, cap, high, floor, following))
-        yield Found(most, cuts, min(most, waiting[0][0]) if waiting else most)
+        yield Step(most, cuts, min(most, waiting[0][0]) if waiting else most)
 
 
 class _Chain:

@@ -144,8 +144,7 @@ def best_candidates(instance: Instance, results: Iterable[Result], top: int) -> 
 
 def report(instance: Instance, search: Search, candidate: Candidate) -> None:
     """Note a strategy that is better than what is known, and fits where it has to."""
-    usable = candidate.fits or not instance.within_memory
-    if usable and (search.objective is None or candidate.time_ns < search.objective):
+    if (candidate.fits or not instance.within_memory) and search.betters(candidate.time_ns):
         search.report(candidate.solution)
 
 

@@ -32,13 +32,13 @@ Cost = tuple[int, int]
 class Climber:
     """Strategies with the same degrees: the one that moves start from, and what it costs (bytes missing, nanoseconds).
 
-    known: cost, cuts and shares of placements by the classes of their devices.
+    assignments: cost, cuts and shares of placements by the classes of their devices.
     """
 
     case: Case
     solution: Solution
     cost: Cost = (0, 0)
-    known: dict[bytes, tuple[Cost, tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    assignments: dict[bytes, tuple[Cost, tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
     @classmethod
     def at(cls, case: Case, placement: tuple[int, ...]) -> Climber:
@@ -51,7 +51,7 @@ class Climber:
         """The strategy with the best layers for a placement, and what it costs."""
         instance, degrees = self.case.instance, self.case.degrees
         key = instance.classes[list(placement)].tobytes()
-        if key not in self.known:
+        if key not in self.assignments:
             placed = instance.placed(degrees, placement)
             solution = shared(self.case, placed, best_cuts(self.case, placed))
             missing = 0
@@ -59,8 +59,8 @@ class Climber:
                 over = placed.peak_bytes(solution.cuts, solution.shares) - placed.limits_bytes
                 missing = int(np.maximum(0, over.max(axis=1)).sum())
             cost = missing, placed.time_ns(solution.cuts, solution.shares)
-            self.known[key] = cost, solution.cuts, solution.shares
-        cost, cuts, shares = self.known[key]
+            self.assignments[key] = cost, solution.cuts, solution.shares
+        cost, cuts, shares = self.assignments[key]
         return Solution(degrees, placement, cuts, shares), cost
 
     def move(self, generator: np.random.Generator) -> None:
@@ -99,7 +99,7 @@ def _best(climbers: list[Climber], count: int) -> list[Climber]:
 
 def _report(climber: Climber, search: Search) -> None:
     missing, time_ns = climber.cost
-    if not missing and (search.objective is None or time_ns < search.objective):
+    if not missing and search.betters(time_ns):
         search.report(climber.solution)
 
 

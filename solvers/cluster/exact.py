@@ -52,11 +52,11 @@ class _Open:
     pipelines: PipelineSearch | None = field(default=None, compare=False)
 
 
-def cluster_exact(instance: Instance, search: Search) -> Outcome:
+def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best strategy and the least bound of all degrees."""
     if instance.uneven_shares:
         _even(instance, search)
-    cases = [Case(instance, given, reduced=True) for given in instance.degrees()]
+    cases = [Case(instance, degrees, reduced=True) for degrees in instance.degrees()]
     items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
     waiting, left = list(items), []
     heapify(waiting)
@@ -64,11 +64,11 @@ def cluster_exact(instance: Instance, search: Search) -> Outcome:
     climbed = False
     while waiting and not search.out_of_time():
         search.report(bound=_bound(items, search))
-        if not climbed and search.elapsed() > SOON * _given(search.time_limit):
+        if not climbed and search.elapsed() > SOON * (NO_LIMIT if search.time_limit is None else search.time_limit):
             _climb(instance, search)
             climbed = True
         item = heappop(waiting)
-        if _closed(item, search):
+        if search.closed(item.bound):
             waiting.clear()
         elif item.step == len(STEPS):
             left.append(item)
@@ -77,9 +77,9 @@ def cluster_exact(instance: Instance, search: Search) -> Outcome:
             _step(item, search)
             if item.bound < inf:
                 heappush(waiting, item)
-    if not climbed and instance.devices > FEW and not all(_closed(item, search) for item in left):
+    if not climbed and instance.devices > FEW and not all(search.closed(item.bound) for item in left):
         _climb(instance, search)
-    left = [item for item in left if not _closed(item, search)]
+    left = [item for item in left if not search.closed(item.bound)]
     source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in left]}
     if left and not search.out_of_time():
         parts = [Part(Case(instance, item.case.degrees), item.bound) for item in left]
@@ -103,18 +103,14 @@ def _even(instance: Instance, search: Search) -> None:
         if inner.best is not None:
             search.report(inner.best)
 
-    limit = None if search.time_limit is None else search.remaining() * EVEN_TIME
-    inner = Search(search.evaluate, limit, search.seed, search.gap, progress=pass_on)
-    cluster_exact(replace(instance, uneven_shares=False), inner)
+    inner = Search(search.evaluate, search.seconds(EVEN_TIME), search.seed, search.gap, progress=pass_on)
+    branch_and_bound(replace(instance, uneven_shares=False), inner)
 
 
 def _climb(instance: Instance, search: Search) -> None:
-    until = search.elapsed() + CLIMB_TIME * _given(None if search.time_limit is None else search.remaining())
+    seconds = search.seconds(CLIMB_TIME)
+    until = search.elapsed() + (CLIMB_TIME * NO_LIMIT if seconds is None else seconds)
     climb(instance, search, lambda: search.elapsed() > until)
-
-
-def _given(seconds: float | None) -> float:
-    return NO_LIMIT if seconds is None else seconds
 
 
 def _model(instance: Any, search: Search) -> Outcome:
@@ -154,11 +150,6 @@ def _rule_out(item: _Open, search: Search) -> None:
             item.bound = time
             return
         time = (int(item.bound) + time) // 2
-
-
-def _closed(item: _Open, search: Search) -> bool:
-    """Nothing in it is better than what is known, by more than the gap."""
-    return search.objective is not None and search.objective - item.bound <= search.gap * search.objective
 
 
 def _bound(items: Sequence[_Open], search: Search) -> int | None:

@@ -40,7 +40,7 @@ SIMULATED = 256  # suffixes that are worth simulating
 LARGEST, MOST_WORK = 2**22, 10**8  # spans in tables; passes to simulate for cuts moved once
 
 
-def partition_exact(instance: Instance, search: Search) -> Outcome:
+def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best partition and the least bound of all."""
     if instance.sublayers**2 > LARGEST:
         return _coarse(instance, search)

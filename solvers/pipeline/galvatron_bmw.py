@@ -22,13 +22,9 @@ from typing import Any
 
 from trainplan.formulations.pipeline.batches import ruled_micro_batches
 from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
-from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.chain.galvatron_dp import LayerOptions, LayoutMoves, PrefixTable, granularity
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.partitions import BALANCES, Balance, Partition, blocks, initial_partition, uniform_choice
-
-MICRO_BATCHES = ("rule", "all")
-STAGE_TIMES = ("micro-batch", "iteration")
 
 
 def galvatron_base(instance: Instance, search: Search) -> Outcome:
@@ -37,7 +33,7 @@ def galvatron_base(instance: Instance, search: Search) -> Outcome:
     Options: `partition` (layers, parameters, memory or time), `micro_batches` (rule or all), `stage_time` (micro-batch or
     iteration), `granularity_bytes`.
     """
-    balance: Balance = _option(search, "partition", BALANCES)
+    balance: Balance = search.options.get("partition") or BALANCES[0]
     return _run(
         instance,
         search,
@@ -53,7 +49,7 @@ def galvatron_bmw(instance: Instance, search: Search) -> Outcome:
 def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iterator[SearchedPartition]]) -> Outcome:
     """The best of all configurations and steps. Statistics name every partition searched, in blocks, and its time."""
     step_bytes = granularity(search, instance.memory_bytes)
-    whole = _option(search, "stage_time", STAGE_TIMES) == "iteration"
+    whole = search.options.get("stage_time") == "iteration"
     searched: list[dict[str, Any]] = []
     for place in _configurations(instance, search):
         if search.out_of_time():
@@ -66,7 +62,7 @@ def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iter
             time_ns = None if step.evaluation is None else step.evaluation.time_ns
             partitions.append(list(step.partition))
             times.append(time_ns)
-            if time_ns is not None and (search.objective is None or time_ns < search.objective):
+            if time_ns is not None and search.betters(time_ns):
                 search.report(step.solution)
             if search.out_of_time():
                 break
@@ -212,7 +208,7 @@ def _searched(
 
 def _configurations(instance: Instance, search: Search) -> list[int]:
     """Places of the configurations to search, from few stages to many; by the rule, one for each number and schedule."""
-    every = _option(search, "micro_batches", MICRO_BATCHES) == "all"
+    every = search.options.get("micro_batches") == "all"
     groups: dict[tuple[int, str], list[int]] = {}
     for place, configuration in enumerate(instance.configurations):
         groups.setdefault((configuration.stages, configuration.schedule), []).append(place)
@@ -222,10 +218,3 @@ def _configurations(instance: Instance, search: Search) -> list[int]:
         by_number = {instance.configurations[place].micro_batches: place for place in groups[key]}
         places += groups[key] if every else [by_number[ruled_micro_batches(instance.batch, key[0], list(by_number))]]
     return places
-
-
-def _option(search: Search, name: str, values: Sequence[Any]) -> Any:
-    value = search.options.get(name) or values[0]
-    if value not in values:
-        raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(values)}")
-    return value

@@ -33,32 +33,19 @@ def _least(instance: Instance, place: int, limit: float) -> Solution | None:
     """The least of one configuration; None where it is not below `limit`."""
     costs = SpanCosts(instance, place)
     bounds, number = costs.least_bytes().copy(), costs.spans.number
-    depth_of = [costs.depths.index(depth) for depth in costs.in_flight]
     exact: dict[tuple[int, int], tuple[int, ...]] = {}
     while True:
-        reach = np.full(instance.layers + 1, np.inf)
-        reach[0], origins = 0.0, []
-        for depth in depth_of:
-            spans = np.maximum(reach[:-1, None], np.where(number >= 0, bounds[depth][number], np.inf))
-            origins.append(spans.argmin(axis=0))
-            reach = np.concatenate(([np.inf], spans.min(axis=0)))
-        if reach[-1] >= limit:
+        least, path = costs.cheapest(bounds, np.maximum)
+        if least >= limit:
             return None
-        path, last = [], instance.layers - 1
-        for origin in reversed(origins):
-            path.append((int(origin[last]), last))
-            last = path[-1][0] - 1
-        path.reverse()
-        missing = [(d, span) for d, span in zip(depth_of, path, strict=True) if (d, int(number[span])) not in exact]
+        keys = [(depth, int(number[span])) for depth, span in zip(costs.depth_of, path, strict=True)]
+        missing = {key: span for key, span in zip(keys, path, strict=True) if key not in exact}
         if not missing:
-            choice = [s for d, span in zip(depth_of, path, strict=True) for s in exact[d, int(number[span])]]
             sizes = tuple(last - first + 1 for first, last in path)
-            return Solution(place, sizes, tuple(costs.options[s] for s in choice))
-        for depth, (first, last) in missing:
-            key = (depth, int(number[first, last]))
-            if key not in exact:
-                stage = costs.stage_instance(first, last, costs.depths[depth], (1, 1))
-                bounds[key], exact[key] = least_memory(stage)
+            return Solution(place, sizes, tuple(costs.options[s] for key in keys for s in exact[key]))
+        for (depth, number_of), span in missing.items():
+            stage = costs.stage_instance(*span, costs.depths[depth], (1, 1))
+            bounds[depth, number_of], exact[depth, number_of] = least_memory(stage)
 
 
 def explain(instance: Instance) -> Infeasibility | None:

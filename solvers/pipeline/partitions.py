@@ -43,11 +43,6 @@ class Blocks:
         layers[-1] += self.tail
         return tuple(layers)
 
-    def partition_of(self, stages: Sequence[int]) -> Partition:
-        """Blocks of each stage, from its layers. A stage with nothing but an embedding or a head has none."""
-        bounds = np.cumsum([0, *stages]).clip(self.lead, self.layers - self.tail)
-        return tuple(np.diff(bounds).tolist())
-
     def edges(self) -> list[int]:
         """The layer at which each block begins, and the number of layers."""
         return [0, *range(self.lead + 1, self.layers - self.tail), self.layers]
@@ -60,11 +55,6 @@ def blocks(instance: Instance, stages: int = 1) -> Blocks:
     tail = int(layers > 2 and kinds[-1] not in kinds[1:-1])
     candidate = Blocks(layers, lead, tail)
     return candidate if candidate.count >= stages else Blocks(layers, 0, 0)
-
-
-def partition_of_blocks(instance: Instance, stages: Sequence[int]) -> Partition:
-    """A solution's stages as the paper prints them: [14, 18] for the 32 blocks of a model of 34 layers."""
-    return blocks(instance, len(stages)).partition_of(stages)
 
 
 def initial_partition(

@@ -18,19 +18,19 @@ from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.solvers.chain.chain import Link, MemoryChain
-from trainplan.solvers.chain.label_setting import label_setting
+from trainplan.solvers.chain.label_setting import label_setting as shortest_chain
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.switches.free_segments import free_segments
 
 
-def switches_exact(instance: Instance, search: Search) -> Outcome:
+def label_setting(instance: Instance, search: Search) -> Outcome:
     """The optimum with proof, or the best solution and the bound where time runs out. Option: none."""
     if not instance.forced:
-        from trainplan.solvers.switches.free_switches import free_exact
+        from trainplan.solvers.switches.free_switches import unsynchronised
 
-        return free_exact(instance, search)
+        return unsynchronised(instance, search)
     columns = undominated(segments(instance))
     chain = chain_of_columns(columns, instance.memory_bytes)
 
@@ -38,7 +38,7 @@ def switches_exact(instance: Instance, search: Search) -> Outcome:
         search.report(None if inner.best is None else solution_of(instance, columns, inner.best), inner.bound)
 
     inner = Search(chain.objective, search.time_limit, gap=search.gap, started=search.started, progress=report)
-    return label_setting(chain, inner)
+    return shortest_chain(chain, inner)
 
 
 def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> MemoryChain:

@@ -239,12 +239,6 @@ def free_bound(relaxation: Relaxation, search: Search, seconds: float | None, ca
         ascent.prove()
 
 
-def enough(search: Search) -> bool:
-    """Whether the bound is as good as asked for."""
-    best, bound = search.objective, search.bound
-    return best is not None and bound is not None and best - bound <= search.gap * best
-
-
 class _Ascent:
     """The best weights so far, on their way up. best: their Lagrangian bound."""
 
@@ -263,7 +257,7 @@ class _Ascent:
 
     def over(self) -> bool:
         """Whether time, or the number of bounds, is used up, or the bound is as good as asked for."""
-        return self.search.elapsed() >= self.until or self.looks <= 0 or enough(self.search)
+        return self.search.elapsed() >= self.until or self.looks <= 0 or self.search.closed()
 
     def rises(self, weights: Weights) -> tuple[bool, list[int] | None]:
         """Whether the Lagrangian bound of these weights is the best one so far, and a choice near it."""
@@ -280,7 +274,7 @@ class _Ascent:
     def prove(self) -> bool:
         """Report the bound of the best weights by label-setting; whether there is time for more."""
         left = min(LONGEST_SECONDS, self.until - self.search.elapsed())
-        if left <= 0 or enough(self.search):
+        if left <= 0 or self.search.closed():
             return False
         bound, options = self.relaxation.exact(self.weights, max(self.search.gap / 4, FINEST), left)
         self.candidate(options)

@@ -28,10 +28,10 @@ from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES
 from trainplan.solvers.core.brute_force import brute_force
 from trainplan.solvers.core.search import Outcome, Search
-from trainplan.solvers.switches.exact import switches_exact
-from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxation, enough, free_bound
+from trainplan.solvers.switches.exact import label_setting
+from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxation, free_bound
 from trainplan.solvers.switches.free_segments import different
-from trainplan.solvers.switches.h3t import greedy, manual
+from trainplan.solvers.switches.h3t import h3t_greedy, manual
 from trainplan.solvers.switches.h3t_dp import h3t_dp
 
 FORCED, BOUND, PLANNED = 0.2, 0.5, 0.6  # shares of the time limit, until these are done
@@ -59,7 +59,7 @@ def _key(place: _Place) -> Key:
     return place.key
 
 
-def free_exact(instance: Instance, search: Search) -> Outcome:
+def unsynchronised(instance: Instance, search: Search) -> Outcome:
     """The best choice found and the bound; optimal where they meet. Option: none."""
     walks = Walks(instance, search)
     forced = replace(instance, synchronisation="forced")
@@ -71,7 +71,7 @@ def free_exact(instance: Instance, search: Search) -> Outcome:
         gap=search.gap,
         progress=lambda _: search.report(synchronised.best),
     )
-    switches_exact(forced, synchronised)
+    label_setting(forced, synchronised)
     for solution in (Solution((ALL_ON,) * instance.layers), planned.best, synchronised.best):
         if solution is not None:
             search.report(solution)
@@ -81,12 +81,12 @@ def free_exact(instance: Instance, search: Search) -> Outcome:
         free_bound(relaxation, search, _seconds(search, BOUND), walks.candidate(relaxation))
     except NothingFits:
         return Outcome(infeasible=True, bound_source="least memory that is certain, over all choices")
-    if enough(search):
+    if search.closed():
         return Outcome(bound=search.bound, bound_source=SOURCE)
     if len(instance.options) ** instance.layers <= FEW:
         outcome = brute_force(instance, search)
         return outcome if outcome.bound is not None or outcome.infeasible else Outcome(bound=search.bound, bound_source=SOURCE)
-    for planner in (manual, greedy):
+    for planner in (manual, h3t_greedy):
         inner = Search(search.evaluate, _seconds(search, PLANNED))
         planner(instance, inner)
         if inner.best is not None:
@@ -151,7 +151,7 @@ class Walks:
         return {"simulated": self.simulated}
 
     def _over(self) -> bool:
-        return self.search.out_of_time() or enough(self.search)
+        return self.search.out_of_time() or self.search.closed()
 
     def _walk(self, home: _Place, batches: int) -> _Place:
         """The best place on a walk; where it fits and is better than any before, it is reported."""
@@ -183,7 +183,7 @@ class Walks:
             places += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]
         self.simulated += len(choices)
         best = min(places, key=_key)
-        if not best.key[0] and (self.search.objective is None or best.key[1] < self.search.objective):
+        if not best.key[0] and self.search.betters(best.key[1]):
             self.search.report(Solution(tuple(self.options[option] for option in best.choice)))
         return places
 

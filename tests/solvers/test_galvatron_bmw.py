@@ -32,7 +32,7 @@ from trainplan.solvers.pipeline.galvatron_bmw import (
     galvatron_base,
     galvatron_bmw,
 )
-from trainplan.solvers.pipeline.partitions import BALANCES, blocks, initial_partition, partition_of_blocks, uniform_choice
+from trainplan.solvers.pipeline.partitions import BALANCES, blocks, initial_partition, uniform_choice
 
 from tests.instances import random_dict, random_instance
 
@@ -226,8 +226,6 @@ def test_partitions_count_blocks() -> None:
     assert instance.layers == 34
     found = blocks(instance)
     assert (found.count, found.layers_of((14, 18)), found.layers_of((32,))) == (32, (15, 19), (34,))
-    assert partition_of_blocks(instance, (15, 19)) == (14, 18)
-    assert partition_of_blocks(instance, (1, 20, 12, 1)) == (0, 20, 12, 0)
     assert blocks(instance, 34).count == 34
     assert blocks(paper_pipeline("swin-huge-32", 16)).count == 32
 
