@@ -25,12 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.stage_assignment.problem import (
-    Instance,
-    Solution,
-    first_layers,
-    violations,
-)
+from trainplan.formulations.stage_assignment.problem import Instance, Solution, first_layers
 from trainplan.solvers.core.search import Outcome, Search
 
 FAR = np.int64(2**60)  # half of it is more than any sum of times
@@ -61,13 +56,6 @@ def sweep(instance: Instance, search: Search) -> Outcome:
     if bound == NEVER:
         return Outcome(infeasible=True, bound_source=source, statistics=statistics)
     return Outcome(bound=bound, bound_source=source, statistics=statistics)
-
-
-def blind(instance: Instance, solution: Solution, search: Search, who: str) -> Outcome:
-    """What a method that knows no memory has found: no answer where it breaks a limit."""
-    search.report(solution)
-    broken = violations(instance, solution)
-    return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}" if broken else None)
 
 
 def assign(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -56,16 +57,9 @@ class Completion:
     def __init__(self, chain: MemoryChain, cap: Cap | None) -> None:
         self.chain, self.cap = chain, cap
         self.added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
-        self.kinds = [np.zeros(chain.options[0], np.int64)]
-        joined: dict[tuple[int, int], Integers] = {}  # equal layers share their links
-        for l, link in enumerate(chain.links):
-            if cap is None:
-                self.kinds.append(link.kinds)
-            else:
-                other = cap.chain.links[l]
-                if (key := (id(link), id(other))) not in joined:
-                    joined[key] = link.joined(other)
-                self.kinds.append(joined[key])
+        self.kinds = [np.zeros(chain.options[0], np.int64), *(link.kinds for link in chain.links)]
+        if cap is not None:
+            self.kinds[1:] = map(cache(Link.joined), chain.links, cap.chain.links)  # equal layers share their links
         prices, multipliers = [], []
         for multiplier in cap.multipliers if cap else (0.0,):
             best = self._best_price(multiplier)
@@ -109,8 +103,11 @@ class Completion:
         """Links, and of every layer's options the cost, at each price: (prices, options). The backward pass of the last layer
         meets all that the others keep."""
         chain, links = self.chain, self.chain.links
-        values: list[Floats] = [time + prices[:, None] * added for time, added in zip(chain.time_ns, self.added, strict=True)]
-        values[-1] = values[-1] + prices[:, None] * chain.backward_bytes[-1]
+        rates = prices[:, None]
+        values: list[Floats] = [
+            np.asarray(time + rates * added, np.float64) for time, added in zip(chain.time_ns, self.added, strict=True)
+        ]
+        values[-1] = values[-1] + rates * chain.backward_bytes[-1]
         if self.cap is not None:
             capped = self.cap.chain
             links = tuple(link.weighed(other, multipliers) for link, other in zip(links, capped.links, strict=True))

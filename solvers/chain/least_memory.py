@@ -13,7 +13,7 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, evaluate
 from trainplan.solvers.chain.chain import LOWEST, MemoryChain, Places, chain_of, cheapest_paths, sums_before, traced
 from trainplan.solvers.chain.dominance import undominated
-from trainplan.solvers.core.result import Infeasibility
+from trainplan.solvers.core.result import Infeasibility, short_of_memory
 
 
 def least_memory(instance: Instance | MemoryChain) -> tuple[int, tuple[int, ...]]:
@@ -58,24 +58,13 @@ def explain(instance: Instance) -> Infeasibility | None:
     if least <= instance.memory_bytes:
         return None
     result = evaluate(instance, choice)
-    over = least - instance.memory_bytes
-    advice = [f"give memory_bytes of at least {least}"]
     batch: Any = instance.provenance.get("batch")
     if result.state_bytes > instance.memory_bytes:
-        advice.append("use more devices, or fewer layers in this stage: the model states alone do not fit")
+        advice = "use more devices, or fewer layers in this stage: the model states alone do not fit"
     elif result.state_bytes >= least - result.state_bytes:
-        advice.append("use more devices to shard the model states, which are the larger part")
+        advice = "use more devices to shard the model states, which are the larger part"
     else:
         smaller = f" than {batch}" if isinstance(batch, int) else ""
-        advice.append(f"take a smaller batch{smaller}, or more micro-batches: the activations are the larger part")
-    if over * 20 < instance.memory_bytes:
-        advice.append(f"free {over} bytes elsewhere on the device")
-    return Infeasibility(
-        instance.memory_bytes,
-        least,
-        result.peak_layer,
-        instance.layer_names[result.peak_layer],
-        result.state_bytes,
-        least - result.state_bytes,
-        tuple(advice),
-    )
+        advice = f"take a smaller batch{smaller}, or more micro-batches: the activations are the larger part"
+    layer = result.peak_layer
+    return short_of_memory(instance.memory_bytes, least, layer, instance.layer_names[layer], result.state_bytes, advice)

@@ -29,7 +29,6 @@ from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, un
 from trainplan.solvers.cluster.climb import climb
 from trainplan.solvers.cluster.one_pipeline import FAR, PipelineSearch, followed
 from trainplan.solvers.cluster.starts import starts
-from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Outcome, Search
 
 SOURCE = "one pipeline followed through the cluster, for all degrees"
@@ -38,24 +37,24 @@ SOON, CLIMB_TIME = 0.1, 0.25  # of the time there is, and of the time left then
 FEW = 8  # devices, whose models are solved sooner than climbing ends
 NO_LIMIT = 20.0  # seconds that take its place there, where no limit is given
 HALVINGS = 3  # of the gap, to find a time that surely none of the strategies stays below
-STEPS = ("quick", "followed", "uneven")
 
 
 @dataclass(order=True)
 class _Open:
-    """Degrees that may hold something better. step: how many of `STEPS` they went through."""
+    """Degrees that may hold something better. step: the next one for them, `model` where no other is left."""
 
     bound: float
     number: int
     case: Case = field(compare=False)
-    step: int = field(default=STEPS.index("followed"), compare=False)
+    step: str = field(default="followed", compare=False)
     pipelines: PipelineSearch | None = field(default=None, compare=False)
 
 
 def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best strategy and the least bound of all degrees."""
     if instance.uneven_shares:
-        _even(instance, search)
+        # The best strategy with even shares: far fewer, and often hard to better.
+        branch_and_bound(replace(instance, uneven_shares=False), search.within(search.seconds(EVEN_TIME)))
     cases = [Case(instance, degrees, reduced=True) for degrees in instance.degrees()]
     items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
     waiting, left = list(items), []
@@ -70,10 +69,10 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
         item = heappop(waiting)
         if search.closed(item.bound):
             waiting.clear()
-        elif item.step == len(STEPS):
+        elif item.step == "model":
             left.append(item)
         else:
-            steps[STEPS[item.step]] += 1
+            steps[item.step] += 1
             _step(item, search)
             if item.bound < inf:
                 heappush(waiting, item)
@@ -96,17 +95,6 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     return Outcome(bound=bound, bound_source=source, statistics=statistics)
 
 
-def _even(instance: Instance, search: Search) -> None:
-    """The best strategy with even shares: far fewer, and often hard to better."""
-
-    def pass_on(_: Point) -> None:
-        if inner.best is not None:
-            search.report(inner.best)
-
-    inner = Search(search.evaluate, search.seconds(EVEN_TIME), search.seed, search.gap, progress=pass_on)
-    branch_and_bound(replace(instance, uneven_shares=False), inner)
-
-
 def _climb(instance: Instance, search: Search) -> None:
     seconds = search.seconds(CLIMB_TIME)
     until = search.elapsed() + (CLIMB_TIME * NO_LIMIT if seconds is None else seconds)
@@ -122,19 +110,17 @@ def _model(instance: Any, search: Search) -> Outcome:
 
 def _step(item: _Open, search: Search) -> None:
     """The next step of some degrees, which may raise their bound; an infinite one where nothing fits."""
-    case, stop = item.case, search.out_of_time
-    if item.step == STEPS.index("uneven"):
-        item.step = len(STEPS)
+    case, stop, path = item.case, search.out_of_time, None
+    step, item.step = item.step, "model"
+    if step == "uneven":
         _rule_out(item, search)
         return
-    item.step = len(STEPS)
-    path = None
     item.pipelines = followed(case, stop)
     if item.pipelines is not None:
         value, path = one_pipeline_ns(item.pipelines, search.objective, stop)
         item.bound = inf if value >= FAR else max(item.bound, value)
         if len(case.share_choices) > 1:
-            item.step = STEPS.index("uneven")
+            item.step = "uneven"
     if path is not None or item.pipelines is None:
         for solution in starts(case, path, stop):
             search.report(solution)

@@ -45,6 +45,17 @@ class Infeasibility:
         )
 
 
+def short_of_memory(
+    limit_bytes: int, least_bytes: int, layer: int, layer_name: str, state_bytes: int, advice: str
+) -> Infeasibility:
+    """Why nothing fits into one limit of all devices. advice: what to change beside the limit."""
+    texts, over = [f"give memory_bytes of at least {least_bytes}", advice], least_bytes - limit_bytes
+    if over * 20 < limit_bytes:
+        texts.append(f"free {over} bytes elsewhere on the device")
+    activations = least_bytes - state_bytes
+    return Infeasibility(limit_bytes, least_bytes, layer, layer_name, state_bytes, activations, tuple(texts))
+
+
 def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:
     """The peak and its place: the layer in whose backward pass it is, or when in the step, whichever the problem tells."""
     moment = "" if peak_ns is None else f"{format_time(peak_ns)} into the step"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +47,16 @@ class Search:
     def seconds(self, share: float = 1.0) -> float | None:
         """A share of the seconds left, for a search within this one; None without a limit."""
         return None if self.time_limit is None else self.remaining() * share
+
+    def within(self, seconds: float | None) -> Search:
+        """A search among the same solutions that ends earlier, and passes on what it finds but for its bounds."""
+
+        def pass_on(_: Point) -> None:
+            if inner.best is not None:
+                self.report(inner.best)
+
+        inner = Search(self.evaluate, seconds, self.seed, self.gap, progress=pass_on)
+        return inner
 
     def out_of_time(self) -> bool:
         """Whether the time limit is reached."""
@@ -108,6 +118,17 @@ class Outcome:
     message: str | None = None
     failed: bool = False
     statistics: dict[str, Any] = field(default_factory=dict)
+
+
+def first_fitting(instance: Any, search: Search, tried: Iterable[Any], who: str) -> Outcome:
+    """What a method that knows no memory comes to: the first of its solutions that fits, the best of them first."""
+    problem, broken = problem_of(instance), list[str]()
+    for solution in tried:
+        if not (violated := problem.violations(instance, solution)):
+            search.report(solution)
+            return Outcome()
+        broken = broken or violated
+    return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}")
 
 
 class Method(Protocol):

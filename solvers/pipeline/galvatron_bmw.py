@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.pipeline.batches import ruled_micro_batches
@@ -34,11 +34,11 @@ def galvatron_base(instance: Instance, search: Search) -> Outcome:
     iteration), `granularity_bytes`.
     """
     balance: Balance = search.options.get("partition") or BALANCES[0]
-    return _run(
-        instance,
-        search,
-        lambda stages: iter([_searched(stages, initial_partition(instance, stages.configuration, balance))]),
-    )
+
+    def alone(stages: StageSearch) -> Iterator[SearchedPartition]:
+        yield _searched(stages, initial_partition(instance, stages.configuration, balance))
+
+    return _run(instance, search, alone)
 
 
 def galvatron_bmw(instance: Instance, search: Search) -> Outcome:
@@ -85,7 +85,6 @@ class StageSearch:
         self._moves = [LayoutMoves(weight * table) for table in self.chosen.tables.transitions_ns]
         self._options: dict[tuple[int, int | None, int], LayerOptions] = {}
         self._chains: dict[tuple[PrefixTable | int, int | None, int], PrefixTable] = {}
-        self._optima: dict[PrefixTable, tuple[int, ...] | None] = {}
 
     def solution(self, partition: Sequence[int]) -> Solution | None:
         """The strategies of every stage of a partition; None where Algorithm 3 finds none for some stage."""
@@ -106,15 +105,12 @@ class StageSearch:
             boundary, kind = instance.boundary_kinds[l - 1] if l else None, instance.layer_kinds[l]
             key = (chain or in_flight, boundary, kind)
             if key not in self._chains:
-                if chain and boundary is not None:
-                    self._chains[key] = chain.then(self._moves[boundary], self._layer(in_flight, None, kind))
-                else:
-                    self._chains[key] = PrefixTable(self._layer(in_flight, boundary, kind), instance.memory_bytes)
+                moves = self._moves[boundary] if chain and boundary is not None else None
+                layer = self._layer(in_flight, None if chain else boundary, kind)
+                self._chains[key] = PrefixTable(layer, instance.memory_bytes, chain, moves)
             chain = self._chains[key]
         assert chain
-        if chain not in self._optima:
-            self._optima[chain] = chain.optimum()
-        return self._optima[chain]
+        return chain.optimum
 
     def _layer(self, in_flight: int, entry: int | None, kind: int) -> LayerOptions:
         """A layer; activations of earlier micro-batches count as states. entry: the boundary before it, for a stage's first."""
@@ -170,7 +166,8 @@ def adjustments(stages: StageSearch) -> Iterator[SearchedPartition]:
             moved = evaluate(instance, Solution(place, stages.blocks.layers_of(partition), choice))
             if valid(moved, step.evaluation, instance.memory_bytes, limit):
                 seen.add(partition)
-                queue.append(_searched(stages, partition, step, moved, limit))
+                searched = _searched(stages, partition)
+                queue.append(replace(searched, origin=step, validated=moved, limit_bytes=limit))
 
 
 def adjusted(partition: Partition, evaluation: Evaluation) -> Iterator[Partition]:
@@ -194,16 +191,10 @@ def valid(moved: Evaluation, before: Evaluation, memory_bytes: int, limit_bytes:
     return max(stage.time_ns for stage in moved.stages) <= slowest and moved.peak_bytes <= min(memory_bytes, limit_bytes)
 
 
-def _searched(
-    stages: StageSearch,
-    partition: Partition,
-    origin: SearchedPartition | None = None,
-    validated: Evaluation | None = None,
-    limit_bytes: int | None = None,
-) -> SearchedPartition:
+def _searched(stages: StageSearch, partition: Partition) -> SearchedPartition:
     solution = stages.solution(partition)
     evaluation = None if solution is None else evaluate(stages.instance, solution)
-    return SearchedPartition(partition, solution, evaluation, origin, validated, limit_bytes)
+    return SearchedPartition(partition, solution, evaluation)
 
 
 def _configurations(instance: Instance, search: Search) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
 from trainplan.solvers.chain.least_memory import least_memory
-from trainplan.solvers.core.result import Infeasibility
+from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.pipeline.span_costs import SpanCosts
 
 
@@ -58,23 +58,12 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> In
     """Why the solution of least memory does not fit, and what to change; None where it does."""
     stages = evaluation.stages
     worst = max(stages, key=lambda stage: stage.peak_bytes)
-    over = worst.peak_bytes - instance.memory_bytes
-    if over <= 0:
+    if worst.peak_bytes <= instance.memory_bytes:
         return None
-    advice = [f"give memory_bytes of at least {worst.peak_bytes}"]
     if worst.state_bytes > instance.memory_bytes:
-        advice.append("use more devices: the model states alone do not fit")
+        advice = "use more devices: the model states alone do not fit"
     else:
-        advice.append(f"take a smaller batch than {instance.batch}, or more devices")
-    if over * 20 < instance.memory_bytes:
-        advice.append(f"free {over} bytes elsewhere on the device")
-    configuration = instance.configurations[solution.configuration]
-    return Infeasibility(
-        instance.memory_bytes,
-        worst.peak_bytes,
-        worst.peak_layer,
-        f"{instance.layer_names[worst.peak_layer]} in stage {stages.index(worst)} of {configuration}",
-        worst.state_bytes,
-        worst.peak_bytes - worst.state_bytes,
-        tuple(advice),
-    )
+        advice = f"take a smaller batch than {instance.batch}, or more devices"
+    place, layer = instance.configurations[solution.configuration], worst.peak_layer
+    name = f"{instance.layer_names[layer]} in stage {stages.index(worst)} of {place}"
+    return short_of_memory(instance.memory_bytes, worst.peak_bytes, layer, name, worst.state_bytes, advice)

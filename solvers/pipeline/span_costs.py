@@ -65,7 +65,7 @@ def undominated(tables: Tables) -> tuple[list[int], Tables]:
                 *tables.transitions_ns.transpose(0, 2, 1),
             ]
         )
-        # By falling size, so that of two equal ones the first is kept.
+        # By rising size, so that of two equal ones the first is kept.
         order = np.lexsort((np.arange(values.shape[1]), values[: 2 * len(tables.time_ns)].sum(axis=0, dtype=np.float64)))
         for s in order:
             if not any((values[:, other] <= values[:, s]).all() for other in options):

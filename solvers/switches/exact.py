@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import cache
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
 from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
-from trainplan.formulations.memory_switches.segments import Segments, segments
+from trainplan.formulations.memory_switches.segments import segments
 from trainplan.solvers.chain.chain import Link, MemoryChain
 from trainplan.solvers.chain.label_setting import label_setting as shortest_chain
 from trainplan.solvers.chain.least_memory import least_memory
@@ -43,18 +44,14 @@ def label_setting(instance: Instance, search: Search) -> Outcome:
 
 def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> MemoryChain:
     """The chain whose options are columns; links between equal layers are one."""
-    links: dict[tuple[int, int], Link] = {}
-    keys = [(id(of_layer), id(following)) for of_layer, following in pairwise(columns)]
-    for l, key in enumerate(keys):
-        if key not in links:
-            links[key] = Link(columns[l].leaves, columns[l + 1].enters)
+    link = cache(lambda of_layer, following: Link(of_layer.leaves, following.enters))
     return MemoryChain(
         memory_bytes,
         tuple(of_layer.time_ns for of_layer in columns),
         tuple(of_layer.delta_bytes for of_layer in columns),
         tuple(of_layer.peak_bytes - of_layer.delta_bytes for of_layer in columns),
         tuple(of_layer.resident_bytes for of_layer in columns),
-        tuple(links[key] for key in keys),
+        tuple(starmap(link, pairwise(columns))),
     )
 
 
@@ -124,6 +121,5 @@ def _certainly_too_much(instance: Instance) -> bool:
     if _few(instance):
         return True  # by `least_switches`
     certain = free_segments(instance)
-    numbers = (certain.peak_bytes, certain.delta_bytes, certain.resident_bytes, certain.r, certain.lazy)
-    columns = undominated(Segments(certain.options, np.zeros_like(certain.peak_bytes), *numbers))
+    columns = certain.columns(np.zeros_like(certain.peak_bytes))
     return least_memory(chain_of_columns(columns, instance.memory_bytes))[0] > instance.memory_bytes

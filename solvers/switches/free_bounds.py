@@ -36,9 +36,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.memory_switches.columns import undominated
 from trainplan.formulations.memory_switches.problem import Instance
-from trainplan.formulations.memory_switches.segments import Segments
 from trainplan.solvers.chain.bounds import Completion, possible
 from trainplan.solvers.chain.chain import MemoryChain
 from trainplan.solvers.chain.label_setting import label_setting
@@ -164,8 +162,7 @@ class Relaxation:
         cost = segment_costs(certain, weights) + optimizer_costs(instance, certain.lazy, weights.steps)[:, None, :, None]
         least = cost.reshape(instance.layers, -1).min(axis=1)
         cost -= least[:, None, None, None]  # a cost may be negative, which label-setting does not expect
-        numbers = (certain.peak_bytes, certain.delta_bytes, certain.resident_bytes, certain.r, certain.lazy)
-        columns = undominated(Segments(certain.options, cost, *numbers))
+        columns = certain.columns(cost)
         chain = chain_of_columns(columns, instance.memory_bytes)
         places = possible(chain)
         if not all(map(len, places)):
