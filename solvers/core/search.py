@@ -63,7 +63,7 @@ class Search:
         return self.remaining() <= 0
 
     def closed(self, bound: float | None = None) -> bool:
-        """Whether what a bound is of, by default the best bound, holds nothing better than the best by more than the gap."""
+        """Whether no solution above a bound, by default the best bound, is better than the best one by more than the gap."""
         bound = self.bound if bound is None else bound
         return self.objective is not None and bound is not None and self.objective - bound <= self.gap * self.objective
 

@@ -115,7 +115,9 @@ class Walks:
 
     def begin(self, solution: Solution | None) -> None:
         """Walk from there, if there is one, and from there without synchronisation."""
-        for sync in (True, False) if solution else ():
+        if solution is None:
+            return
+        for sync in (True, False):
             alike = [replace(s, eco_forward=s.eco_forward and s.offload_hidden) for s in solution.switches]
             self._start(np.array([self.place[replace(s, segment_sync=s.segment_sync and sync)] for s in alike]))
 
