@@ -33,17 +33,14 @@ def cpsat(instance: Any, search: Search) -> Outcome:
     return by_configuration(solve_one, instance, search)
 
 
-def _build(instance: Any) -> tuple[cp_model.CpModel, Callable[[Any], Any]]:
-    """The model, and how a solution is read from the values of its variables."""
-    stated = formulation(instance, "cpsat")
-    model, variables = stated.build(instance)
-    return model, lambda value: stated.extract(instance, variables, value)
-
-
 def solve_one(instance: Any, search: Search) -> Outcome:
     """One model. Where the search has an objective already, CP-SAT looks for a better solution only."""
-    started = time.perf_counter()
-    model, read = _build(instance)
+    started, stated = time.perf_counter(), formulation(instance, "cpsat")
+    model, variables = stated.build(instance)
+
+    def read(value: Callable[[Any], bool]) -> Any:
+        return stated.extract(instance, variables, value)
+
     if search.objective is not None:
         model.proto.objective.domain.extend([-(2**62), search.objective - 1])
     build_seconds = time.perf_counter() - started

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import math
-import pickle
-import queue
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from multiprocessing import Pipe
 from typing import Any
 
 from trainplan.solvers.adapters.parts import by_configuration
@@ -23,32 +23,28 @@ class _Process:
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
-        self.answers: queue.Queue[Any] = queue.Queue()
         self.lock = threading.Lock()
         atexit.register(self.end)
 
-    def request(self, request: dict[str, Any]) -> queue.Queue[Any]:
+    def request(self, request: dict[str, Any]) -> None:
         if self.child is None or self.child.poll() is not None:
-            command = [sys.executable, "-P", "-m", "trainplan.solvers.adapters.highs_worker"]
-            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            self.answers = queue.Queue()
-            threading.Thread(target=self._read, args=(self.child, self.answers), daemon=True).start()
-        assert self.child.stdin is not None
-        try:
-            pickle.dump(request, self.child.stdin)
-            self.child.stdin.flush()
-        except OSError:
-            self.answers.put(("ended", self.child.wait()))
-        return self.answers
+            self.connection, other_end = Pipe()
+            number, quiet = other_end.fileno(), subprocess.DEVNULL
+            command = [sys.executable, "-P", "-m", "trainplan.solvers.adapters.highs_worker", str(number)]
+            self.child = subprocess.Popen(command, pass_fds=[number], stdin=quiet, stdout=quiet, stderr=quiet)
+            other_end.close()
+        with suppress(OSError):  # of a process that has ended, as `answer` tells
+            self.connection.send(request)
 
-    @staticmethod
-    def _read(child: subprocess.Popen[bytes], answers: queue.Queue[Any]) -> None:
-        assert child.stdout is not None
+    def answer(self, seconds: float | None) -> Any:
+        """The next message. Raises TimeoutError."""
+        assert self.child is not None
+        if not self.connection.poll(seconds):
+            raise TimeoutError
         try:
-            while True:
-                answers.put(pickle.load(child.stdout))
-        except (EOFError, OSError, pickle.UnpicklingError):
-            answers.put(("ended", child.wait()))
+            return self.connection.recv()
+        except (EOFError, OSError):
+            return "done", {"error": f"the HiGHS process ended with exit code {self.child.wait()}"}
 
     def end(self) -> None:
         if self.child is not None:
@@ -69,12 +65,12 @@ def _solve(instance: Any, search: Search) -> Outcome:
     """One model. Where the search has an objective already, HiGHS looks for a better solution only."""
     with _process.lock:
         limit = None if search.time_limit is None else max(0.0, search.remaining())
-        answers = _process.request(
+        _process.request(
             {"instance": instance, "time_limit": limit, "gap": search.gap, "seed": search.seed, "below_ns": search.objective}
         )
         try:
-            answer = _await(answers, search)
-        except queue.Empty:
+            answer = _await(search)
+        except TimeoutError:
             _process.end()
             return Outcome(
                 bound=search.bound,
@@ -104,14 +100,13 @@ def _solve(instance: Any, search: Search) -> Outcome:
     )
 
 
-def _await(answers: queue.Queue[Any], search: Search) -> dict[str, Any]:
+def _await(search: Search) -> dict[str, Any]:
     while True:
         wait = None if search.time_limit is None else max(0.0, search.remaining()) + GRACE_SECONDS
-        message = answers.get(timeout=wait)
+        message = _process.answer(wait)
         if message[0] == "done":
-            return message[1]
-        if message[0] == "ended":
-            return {"error": f"the HiGHS process ended with exit code {message[1]}"}
+            answer: dict[str, Any] = message[1]
+            return answer
         _, primal, bound = message
         if bound is not None:
             search.report(bound=_whole_bound(bound, abs(bound) * 1e-8))

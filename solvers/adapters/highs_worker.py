@@ -1,6 +1,6 @@
-"""HiGHS in a process of its own, which can be ended: `python -m trainplan.solvers.adapters.highs_worker`.
+"""HiGHS in a process of its own, which can be ended: `python -m trainplan.solvers.adapters.highs_worker NUMBER`.
 
-Reads pickled requests from standard input, one after the other, and writes pickled answers to standard output: any number of
+Receives requests from the connection of that file number, one after the other, and sends answers there: any number of
 `("progress", incumbent, bound)` in ns as logged, then one `("done", {...})`. It lives on between requests, because starting
 Python and Pyomo costs more than a small solve; and it keeps HiGHS apart from OR-Tools, with which it shares a library name.
 """
@@ -8,14 +8,13 @@ Python and Pyomo costs more than a small solve; and it keeps HiGHS apart from OR
 from __future__ import annotations
 
 import io
-import os
-import pickle
 import re
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from multiprocessing.connection import Connection
+from typing import Any
 
 from trainplan.formulations.problem import problem_of
 from trainplan.solvers.adapters.formulation import formulation
@@ -35,8 +34,8 @@ _TABLE = re.compile(r"\s([\d.]+)%\s+(\S+)\s+(\S+)\s+\S+\s+\d+\s+\d+\s+\d+\s+\d+\
 class _Log(io.TextIOBase):
     """Reads the table of HiGHS's log as it is written."""
 
-    def __init__(self, told: Callable[[float | None, float | None], None]) -> None:
-        self.told, self.pending = told, ""
+    def __init__(self, report: Callable[[float | None, float | None], None]) -> None:
+        self.report, self.pending = report, ""
 
     def writable(self) -> bool:
         return True
@@ -47,7 +46,7 @@ class _Log(io.TextIOBase):
         for line in lines:
             if match := _TABLE.search(line):
                 bound, primal = (_number(match[i]) for i in (2, 3))
-                self.told(primal, bound)
+                self.report(primal, bound)
         return len(text)
 
 
@@ -69,24 +68,15 @@ def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
     limit = problem.memory_bytes(instance)
     assert limit is not None, "a model with bytes has one limit"
 
-    def excess_bytes(choice: Any) -> int:
-        peak: int = problem.describe(instance, choice)["peak_bytes"]
-        return peak - limit
-
-    tightened = limit
-    for _ in range(REPAIRS):
-        if answer["choice"] is None:
+    tightened, repairs = limit, REPAIRS
+    while (choice := answer["choice"]) is not None:
+        excess = problem.describe(instance, choice)["peak_bytes"] - limit
+        if excess <= 0:
             break
-        if (excess := excess_bytes(answer["choice"])) <= 0:
-            break
-        tightened -= excess
-        if tightened <= 0 or (deadline and time.perf_counter() > deadline):
-            answer["choice"] = None
-            break
-        tighter = problem.with_memory(instance, tightened)
-        answer["choice"] = _solve_once(tighter, request, deadline, lambda message: None)["choice"]
-    if answer["choice"] is not None and excess_bytes(answer["choice"]) > 0:
-        answer["choice"] = None
+        answer["choice"], tightened, repairs = None, tightened - excess, repairs - 1
+        if tightened > 0 and repairs >= 0 and not (deadline and time.perf_counter() > deadline):
+            tighter = problem.with_memory(instance, tightened)
+            answer["choice"] = _solve_once(tighter, request, deadline, lambda message: None)["choice"]
     return answer
 
 
@@ -101,7 +91,7 @@ def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, 
     # HiGHS cuts off what is not below this objective; half a nanosecond keeps its tolerance away from the next whole one.
     below = {} if request["below_ns"] is None else {"objective_bound": (request["below_ns"] - 0.5) / ns_per_unit}
 
-    def told(primal: float | None, bound: float | None) -> None:
+    def report(primal: float | None, bound: float | None) -> None:
         send(("progress", primal and primal * ns_per_unit, bound and bound * ns_per_unit))
 
     results = SolverFactory("highs").solve(
@@ -109,7 +99,7 @@ def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, 
         time_limit=None if deadline is None else max(0.1, deadline - built),
         rel_gap=request["gap"],
         threads=1,
-        tee=[_Log(told)],
+        tee=[_Log(report)],
         load_solutions=False,
         raise_exception_on_nonoptimal_result=False,
         solver_options={
@@ -134,25 +124,18 @@ def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, 
 
 
 def main() -> None:
-    """Solve requests from standard input until it ends."""
-    requests: BinaryIO = sys.stdin.buffer
-    answers: BinaryIO = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints goes to standard error
-
-    def send(message: Any) -> None:
-        pickle.dump(message, answers)
-        answers.flush()
-
+    """Solve requests until the connection is closed."""
+    connection = Connection(int(sys.argv[1]))
     while True:
         try:
-            request = pickle.load(requests)
+            request = connection.recv()
         except EOFError:
             return
         try:
-            answer = _solve(request, send)
+            answer = _solve(request, connection.send)
         except Exception:
             answer = {"error": traceback.format_exc(limit=-3).strip()}
-        send(("done", answer))
+        connection.send(("done", answer))
 
 
 if __name__ == "__main__":

@@ -22,21 +22,21 @@ def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
     return method(instance, search) if parts is None else by_parts(method, parts, search)
 
 
-def by_parts(method: Method, known: list[Part], search: Search) -> Outcome:
+def by_parts(method: Method, parts: list[Part], search: Search) -> Outcome:
     """The method on each part that may hold something better than what is known."""
     whole = Outcome()
-    waiting = sorted(known, key=lambda part: part.bound, reverse=True)
+    waiting = sorted(parts, key=lambda part: part.bound, reverse=True)
     while waiting and not search.out_of_time():
         part = waiting.pop()
         waiting = [other for other in waiting if not _closed(other, search)]
         if _closed(part, search):
             continue
-        outcome = _solve(method, part, known, search, 0.5 if waiting else 1.0)
+        outcome = _solve(method, part, parts, search, 0.5 if waiting else 1.0)
         build_seconds = whole.build_seconds + outcome.build_seconds
         whole = replace(outcome, build_seconds=build_seconds)
         if outcome.failed:
             return whole
-    bound = _least(known, search)
+    bound = _least(parts, search)
     if bound == math.inf:
         return replace(whole, infeasible=True, message=None)
     search.report(bound=int(bound))
@@ -47,17 +47,15 @@ def by_parts(method: Method, known: list[Part], search: Search) -> Outcome:
 
 def _closed(part: Part, search: Search) -> bool:
     """Nothing in it is better than what is known, by more than the gap."""
-    return part.bound == math.inf or (
-        search.objective is not None and search.objective - part.bound <= search.gap * search.objective
-    )
+    return part.bound == math.inf or search.closed(part.bound)
 
 
-def _least(known: list[Part], search: Search) -> float:
+def _least(parts: list[Part], search: Search) -> float:
     """The bound of all parts; infinite where none has a solution."""
-    return min([part.bound for part in known] + ([] if search.objective is None else [search.objective]))
+    return min([part.bound for part in parts] + ([] if search.objective is None else [search.objective]))
 
 
-def _solve(method: Method, part: Part, known: list[Part], search: Search, share: float) -> Outcome:
+def _solve(method: Method, part: Part, parts: list[Part], search: Search, share: float) -> Outcome:
     """Solve one part in a share of the time left, and pass on to the search of the whole what is found there."""
 
     def passed_on(point: Point) -> None:
@@ -67,13 +65,13 @@ def _solve(method: Method, part: Part, known: list[Part], search: Search, share:
             search.claim(point.objective)
         if inner.bound is not None and inner.bound > part.bound:
             part.bound = inner.bound
-        if (bound := _least(known, search)) < math.inf:
+        if (bound := _least(parts, search)) < math.inf:
             search.report(bound=int(bound))
 
-    limit = None if search.time_limit is None else search.remaining() * share
-    inner = Search(
-        lambda solution: search.evaluate(part.lifted(solution)), limit, search.seed, search.gap, search.options, passed_on
-    )
+    def evaluate(solution: Any) -> int | None:
+        return search.evaluate(part.lifted(solution))
+
+    inner = Search(evaluate, search.seconds(share), search.seed, search.gap, search.options, passed_on)
     inner.objective = search.objective
     outcome = method(part.instance, inner)
     if outcome.choice is not None:

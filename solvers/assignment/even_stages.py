@@ -13,21 +13,22 @@ from itertools import accumulate
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.stage_assignment.problem import Instance, Solution
-from trainplan.solvers.assignment.sweep import assign, blind
-from trainplan.solvers.core.search import Outcome, Search, Unsuited
+from trainplan.solvers.assignment.sweep import assign
+from trainplan.solvers.core.search import Outcome, Search, Unsuited, first_fitting
 
 
 def uniform_layers(instance: Instance, search: Search) -> Outcome:
     """Megatron's default."""
     cuts = balanced_cuts(np.ones(instance.layers, np.int64), instance.stages)
-    return blind(instance, Solution(cuts), search, "uniform-layers")
+    return first_fitting(instance, search, [Solution(cuts)], "uniform-layers")
 
 
 def uniform_parameters(instance: Instance, search: Search) -> Outcome:
     """DeepSpeed's partition by parameters. Raises Unsuited where the instance does not have them."""
     if instance.parameters is None:
         raise Unsuited("instance", "parameters", "is missing", "give the parameters of each layer, or take another method")
-    return blind(instance, Solution(balanced_cuts(instance.parameters, instance.stages)), search, "uniform-parameters")
+    cuts = balanced_cuts(instance.parameters, instance.stages)
+    return first_fitting(instance, search, [Solution(cuts)], "uniform-parameters")
 
 
 def balanced_cuts(weights: Integers, stages: int) -> tuple[int, ...]:

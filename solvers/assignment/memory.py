@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -21,23 +22,18 @@ def explain(instance: AssignmentInstance | PartitionInstance) -> Infeasibility |
     in_flight = [instance.in_flight(i) for i in range(instance.stages)]
     if (memory := instance.memory) is None or _fitting(memory, in_flight, 0) is not None:
         return None
-    limits, low, high = memory.limit_bytes, 0, 1
-    while (cuts := _fitting(memory, in_flight, high)) is None:
-        low, high = high, 2 * high
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if (wider := _fitting(memory, in_flight, middle)) is None:
-            low = middle
-        else:
-            high, cuts = middle, wider
-    layers = len(memory.state_bytes)
+    limits, layers = memory.limit_bytes, len(memory.state_bytes)
+    most = range(memory.peak_bytes(0, layers, max(in_flight)))
+    more = bisect_left(most, True, key=lambda excess: _fitting(memory, in_flight, excess) is not None)
+    cuts = _fitting(memory, in_flight, more)
+    assert cuts is not None
     spans = list(pairwise((0, *cuts, layers)))
     peaks = [memory.peak_bytes(*span, many) for span, many in zip(spans, in_flight, strict=True)]
     worst = memory.fullest_stage(peaks)
     (first, end), peak, limit, many = spans[worst], peaks[worst], int(limits[worst]), in_flight[worst]
     states = int(memory.state_bytes[first:end].sum())
     alike = bool((limits == limits[0]).all())
-    advice = [f"give every stage {peak} bytes or more" if alike else f"give every stage {high} bytes more"]
+    advice = [f"give every stage {peak} bytes or more" if alike else f"give every stage {more} bytes more"]
     if many > 1 and states <= limit:
         advice.append(f"take smaller micro-batches: stage {worst} holds {many} at once")
     if len(spans) < layers:

@@ -25,7 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.stage_assignment.problem import Instance, Solution, violations
+from trainplan.formulations.stage_assignment.problem import Instance, Solution
 from trainplan.solvers.core.search import Outcome, Search
 
 FAR = np.int64(2**60)  # half of it is more than any sum of times
@@ -35,7 +35,7 @@ LOWEST, HIGHEST, MIDDLE = range(3)
 
 
 @dataclass(frozen=True)
-class Found:
+class Step:
     """The best solution so far and a bound that none is below; `cuts` is None where none is known."""
 
     objective: int
@@ -50,20 +50,12 @@ def sweep(instance: Instance, search: Search) -> Outcome:
     for step in steps_of(instance.layer_ns, instance.transfer_ns, instance.micro_batches, windows):
         steps, bound = steps + 1, step.bound
         search.report(None if step.cuts is None else Solution(step.cuts), bound if bound < NEVER else None)
-        closed = step.cuts is not None and step.objective - bound <= search.gap * step.objective
-        if closed or search.out_of_time():
+        if search.closed(bound) or search.out_of_time():
             break
     statistics = {"steps": steps}
     if bound == NEVER:
         return Outcome(infeasible=True, bound_source=source, statistics=statistics)
     return Outcome(bound=bound, bound_source=source, statistics=statistics)
-
-
-def blind(instance: Instance, solution: Solution, search: Search, who: str) -> Outcome:
-    """What a method that knows no memory has found: no answer where it breaks a limit."""
-    search.report(solution)
-    broken = violations(instance, solution)
-    return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}" if broken else None)
 
 
 def assign(
@@ -88,7 +80,7 @@ def steps_of(
     micro_batches: int,
     windows: Integers | None = None,
     cutoff_ns: int | None = None,
-) -> Iterator[Found]:
+) -> Iterator[Step]:
     """The best solution and the bound after each step of the sweep; at the end they meet."""
     chain = _Chain(layer_ns, transfer_ns, windows)
     most, cuts, rounds = NEVER if cutoff_ns is None else cutoff_ns, None, micro_batches - 1
@@ -113,7 +105,7 @@ def steps_of(
                 heappush(waiting, (rounds * (low + 1) + total, low, largest - 1, total, following))
         if cap < high:
             heappush(waiting, (rounds * (cap + 1) + floor, cap, high, floor, following))
-        yield Found(most, cuts, min(most, waiting[0][0]) if waiting else most)
+        yield Step(most, cuts, min(most, waiting[0][0]) if waiting else most)
 
 
 class _Chain:

@@ -10,12 +10,14 @@ second time is capped, each comes with several multipliers of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.solvers.chain.chain import Floats, Link, MemoryChain, Places, connected
+from trainplan.solvers.chain.chain import Floats, Link, MemoryChain, Places, cheapest_paths, connected, sums_before
 
 PRICE_FACTORS = (1.0, 0.95, 1.05, 0.85, 1.15, 0.65, 1.4, 0.4, 2.0)
 CAPPED_FACTORS = (1.0, 0.5, 2.0, 0.0)
@@ -55,16 +57,9 @@ class Completion:
     def __init__(self, chain: MemoryChain, cap: Cap | None) -> None:
         self.chain, self.cap = chain, cap
         self.added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
-        self.kinds = [np.zeros(chain.options[0], np.int64)]
-        joined: dict[tuple[int, int], Integers] = {}  # equal layers share their links
-        for l, link in enumerate(chain.links):
-            if cap is None:
-                self.kinds.append(link.kinds)
-            else:
-                other = cap.chain.links[l]
-                if (key := (id(link), id(other))) not in joined:
-                    joined[key] = link.joined(other)
-                self.kinds.append(joined[key])
+        self.kinds = [np.zeros(chain.options[0], np.int64), *(link.kinds for link in chain.links)]
+        if cap is not None:
+            self.kinds[1:] = map(cache(Link.joined), chain.links, cap.chain.links)  # equal layers share their links
         prices, multipliers = [], []
         for multiplier in cap.multipliers if cap else (0.0,):
             best = self._best_price(multiplier)
@@ -72,8 +67,9 @@ class Completion:
             prices += [best * factor for factor in factors]
             multipliers += [multiplier] * len(factors)
         self.prices, self.multipliers = np.array(prices), np.array(multipliers)
-        self.sums = self._sums(self.prices, self.multipliers)
-        bounds = self._whole(self.sums, self.prices, self.multipliers)
+        self.links, self.values = self._priced(self.prices, self.multipliers)
+        self.sums = sums_before(self.links, self.values)
+        bounds = self._whole(self.sums[-1] + self.values[-1], self.prices, self.multipliers)
         self.least_capped = self._least_capped()
         # Every float sum in a bound, and every integer turned into one, stays below this: the bounds are lowered by a
         # generous multiple of its rounding error.
@@ -98,50 +94,42 @@ class Completion:
         for _ in range(5):
             grid = np.geomspace(low, high, 12)
             same = np.full(12, multiplier)
-            values = self._whole(self._sums(grid, same), grid, same)
-            place = int(values.argmax())
+            links, values = self._priced(grid, same)
+            place = int(self._whole(sums_before(links, values)[-1] + values[-1], grid, same).argmax())
             low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
         return float(grid[place])
 
-    def _link(self, l: int, multipliers: Floats) -> Link:
-        link = self.chain.links[l]
-        return link if self.cap is None else link.weighed(self.cap.chain.links[l], multipliers)
+    def _priced(self, prices: Floats, multipliers: Floats) -> tuple[Sequence[Link], list[Floats]]:
+        """Links, and of every layer's options the cost, at each price: (prices, options). The backward pass of the last layer
+        meets all that the others keep."""
+        chain, links = self.chain, self.chain.links
+        rates = prices[:, None]
+        values: list[Floats] = [
+            np.asarray(time + rates * added, np.float64) for time, added in zip(chain.time_ns, self.added, strict=True)
+        ]
+        values[-1] = values[-1] + rates * chain.backward_bytes[-1]
+        if self.cap is not None:
+            capped = self.cap.chain
+            links = tuple(link.weighed(other, multipliers) for link, other in zip(links, capped.links, strict=True))
+            values = [value + multipliers[:, None] * time for value, time in zip(values, capped.time_ns, strict=True)]
+        return links, values
 
-    def _cost(self, l: int, prices: Floats, multipliers: Floats) -> Floats:
-        """Of layer l's options at each price: (prices, options)."""
-        cost: Floats = np.asarray(self.chain.time_ns[l] + prices[:, None] * self.added[l], np.float64)
-        return cost if self.cap is None else cost + multipliers[:, None] * self.cap.chain.time_ns[l]
-
-    def _sums(self, prices: Floats, multipliers: Floats) -> list[Floats]:
-        """V[l][w, s] of all layers."""
-        sums: list[Floats] = [np.zeros((len(prices), self.chain.options[0]))]
-        for l in range(self.chain.layers - 1):
-            sums.append(self._link(l, multipliers).onward(sums[-1] + self._cost(l, prices, multipliers)))
-        return sums
-
-    def _whole(self, sums: list[Floats], prices: Floats, multipliers: Floats) -> Floats:
-        """The bound of the whole at each price."""
-        bounds: Floats = self._through(sums, prices, multipliers).min(axis=1) - prices * self.chain.memory_bytes
+    def _whole(self, through: Floats, prices: Floats, multipliers: Floats) -> Floats:
+        """The bound of the whole at each price, from the least cost up to each option of the last layer."""
+        bounds: Floats = through.min(axis=1) - prices * self.chain.memory_bytes
         return bounds if self.cap is None else bounds - multipliers * self.cap.limit_ns
-
-    def _through(self, sums: list[Floats], prices: Floats, multipliers: Floats) -> Floats:
-        """Least cost up to each option of the last layer, whose backward pass meets all that the others keep."""
-        last = self.chain.layers - 1
-        return sums[last] + self._cost(last, prices, multipliers) + prices[:, None] * self.chain.backward_bytes[last]
 
     def _least_capped(self) -> list[Integers]:
         """For each l, the least capped time of the layers before l up to each option of l."""
-        least = [np.zeros(self.chain.options[0], np.int64)]
-        for time, link in zip(self.cap.chain.time_ns, self.cap.chain.links, strict=False) if self.cap else ():
-            least.append(link.onward(least[-1] + time))
-        return least
+        return sums_before(self.cap.chain.links, self.cap.chain.time_ns) if self.cap else []
 
     def best_mixed_path(self) -> Integers | None:
         """The best choice that fits of those that follow one price's cheapest path up to some layer, and another's from there.
 
         At one price equal layers all choose alike; a mix of two neighbouring prices uses the memory that is left.
         """
-        paths = np.unique(self._cheapest_paths()[np.argsort(self.prices)], axis=0)
+        choices = cheapest_paths(self.links, self.values, self.sums)
+        paths = np.unique(choices[np.argsort(self.prices)], axis=0)
         layers = self.chain.layers
         cuts = np.unique(np.linspace(0, layers, min(layers, MOST_CUTS) + 1).astype(np.int64))
         head = np.arange(layers) < cuts[:, None]
@@ -155,16 +143,6 @@ class Completion:
             fitting &= self.cap.chain.times(choices) <= self.cap.limit_ns
         fits = np.flatnonzero(fitting)
         return choices[fits[times[fits].argmin()]] if fits.size else None
-
-    def _cheapest_paths(self) -> Integers:
-        """The choice that is cheapest at each price: (prices, layers)."""
-        prices, multipliers, last = self.prices, self.multipliers, self.chain.layers - 1
-        option = self._through(self.sums, prices, multipliers).argmin(axis=1)
-        steps = [option]
-        for l in range(last - 1, -1, -1):
-            option = self._link(l, multipliers).before(self.sums[l] + self._cost(l, prices, multipliers), option)
-            steps.append(option)
-        return np.stack(steps[::-1], axis=1)
 
     def bounded(self, l: int, t: Integers, u: Integers, h: Integers, option: Places, limit: float) -> tuple[Places, Floats]:
         """Places of labels of layer l (time, capped time, peak, option) whose bound is at most `limit`, and their bounds.

@@ -6,14 +6,14 @@
 t: time of an option; f: what it keeps from its forward to its backward pass; ms: what stays for the whole step; b: what its own
 turn adds on top. f and b may be negative. Neighbours are linked in one of two ways:
 
-- `CostTable`: every option may follow every other, at a cost R (layer-strategies, where this is Eq. 2 of Galvatron-BMW);
-- `Agreement`: an option may follow another where it enters in the state in which that one leaves, at no cost (memory-switches,
-  where f = delta, ms = resident and b = peak - delta of H3T's Algorithm 4).
+- every option may follow every other, at a cost R (layer-strategies, where this is Eq. 2 of Galvatron-BMW);
+- an option may follow another where it enters in the state in which that one leaves, at no cost (memory-switches, where
+  f = delta, ms = resident and b = peak - delta of H3T's Algorithm 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -30,96 +30,31 @@ LOWEST = -(2**61)  # bytes, below every peak, with room for sums
 
 
 @dataclass(frozen=True, eq=False)
-class CostTable:
-    """All pairs are allowed. costs: [option, option of the next layer]; maybe such a table for each row of values."""
+class Link:
+    """Option o' may follow o where enters[o'] == leaves[o]: numbers of states, of this layer's options and of the next one's.
 
-    costs: NDArray[Any]  # whole numbers, or floats where they are weighed
+    Every option can follow and be followed by some option (see `connected`). costs: [option, option of the next layer], where
+    all states are one; maybe such a table for each row of values. None where no pair costs anything.
+    """
+
+    leaves: Integers
+    enters: Integers
+    costs: NDArray[Any] | None = None  # whole numbers, or floats where they are weighed
 
     @cached_property
     def kinds(self) -> Integers:
-        """Kind of each option of the next layer: those of one kind meet equal costs from every option before."""
-        return _numbered(self.costs.T)
+        """Kind of each option of the next layer: those of one kind may follow the same options, at equal costs."""
+        return self.enters if self.costs is None else _numbered(self.costs.T)
 
     @cached_property
-    def turned(self) -> CostTable:
+    def turned(self) -> Link:
         """The same link, from the next layer to this one."""
-        return CostTable(np.swapaxes(self.costs, -1, -2))
+        return Link(self.enters, self.leaves, None if self.costs is None else np.swapaxes(self.costs, -1, -2))
 
     @property
     def most(self) -> int:
         """The largest cost."""
-        return int(self.costs.max())
-
-    def onward(self, values: Values) -> Values:
-        """Least value plus cost over the options that each option of the next layer may follow; values: (..., options)."""
-        least: Values = (values[..., None] + self.costs).min(axis=-2)
-        return least
-
-    def reach(self, values: Values) -> Values:
-        """Least value over the options that each option of the next layer may follow, without costs."""
-        return values.min(axis=-1, keepdims=True).repeat(self.costs.shape[-1], axis=-1)
-
-    def before(self, values: Values, following: Places) -> Places:
-        """Of each row of values, the option with the least value plus cost of those that `following` may follow."""
-        costs = self.costs.T[following] if self.costs.ndim == 2 else self.costs[np.arange(len(values)), :, following]
-        return (values + costs).argmin(axis=1)
-
-    def allowed(self, following: int) -> Places | slice:
-        """Options that one option of the next layer may follow."""
-        return slice(None)
-
-    def cost(self, options: Places, following: Places) -> Integers:
-        """Costs of pairs that are allowed, in nanoseconds."""
-        costs: Integers = self.costs[options, following]
-        return costs
-
-    def allows(self, options: Places, following: Places) -> Booleans:
-        """Whether each pair is allowed: all are."""
-        return np.ones(len(options), bool)
-
-    def pairs(self, following: Places) -> Iterator[tuple[Places, Places]]:
-        """All pairs of an option and one of `following` that may follow it: as blocks of (options, places in `following`)."""
-        yield np.arange(self.costs.shape[0]), np.arange(len(following))
-
-    def follow(self, remaining: Booleans) -> Booleans:
-        """Which options of the next layer may follow one of those remaining."""
-        return np.full(self.costs.shape[1], remaining.any())
-
-    def weighed(self, other: Link, weights: Floats) -> CostTable:
-        """Costs plus those of another table at each weight, a table for each."""
-        assert isinstance(other, CostTable)
-        return CostTable(self.costs + weights[:, None, None] * other.costs)
-
-    def joined(self, other: Link) -> Integers:
-        """Kinds of options that meet equal costs in both."""
-        assert isinstance(other, CostTable)
-        return _numbered(np.stack((self.kinds, other.kinds), axis=1))
-
-    def restricted(self, options: Places, following: Places) -> CostTable:
-        """The link between only these options and those of the next layer."""
-        return CostTable(self.costs[np.ix_(options, following)])
-
-
-@dataclass(frozen=True, eq=False)
-class Agreement:
-    """Option o' may follow o where enters[o'] == leaves[o]: numbers of states, of this layer's options and of the next one's.
-
-    Every option can follow and be followed by some option (see `connected`). Methods as in `CostTable`, all costs 0."""
-
-    leaves: Integers
-    enters: Integers
-
-    most = 0
-
-    @property
-    def kinds(self) -> Integers:
-        """State in which each option of the next layer enters: those of one kind may follow the same options."""
-        return self.enters
-
-    @cached_property
-    def turned(self) -> Agreement:
-        """The same link, from the next layer to this one."""
-        return Agreement(self.enters, self.leaves)
+        return 0 if self.costs is None else int(self.costs.max())
 
     @cached_property
     def _sorted(self) -> tuple[Places, Places, Places]:
@@ -130,27 +65,26 @@ class Agreement:
         return order, starts, np.searchsorted(states, self.enters)
 
     def onward(self, values: Values) -> Values:
-        """Least value over the options that each option of the next layer may follow; values: (..., options)."""
+        """Least value plus cost over the options that each option of the next layer may follow; values: (..., options)."""
+        return self.reach(values) if self.costs is None else (values[..., None] + self.costs).min(axis=-2)
+
+    def reach(self, values: Values) -> Values:
+        """Least value over the options that each option of the next layer may follow, without costs."""
         order, starts, place = self._sorted
         least: Values = np.minimum.reduceat(values[..., order], starts, axis=-1)[..., place]
         return least
 
-    def reach(self, values: Values) -> Values:
-        """The same, since no pair costs anything."""
-        return self.onward(values)
-
     def before(self, values: Values, following: Places) -> Places:
-        """Of each row of values, the option with the least value of those that `following` may follow."""
-        far = np.inf if np.issubdtype(values.dtype, np.floating) else np.iinfo(np.int64).max
-        return np.where(self.leaves == self.enters[following][:, None], values, far).argmin(axis=1)
-
-    def allowed(self, following: int) -> Places | slice:
-        """Options that one option of the next layer may follow."""
-        return np.flatnonzero(self.leaves == self.enters[following])
+        """Of each row of values, the option with the least value plus cost of those that `following` may follow."""
+        if self.costs is None:
+            far = np.inf if np.issubdtype(values.dtype, np.floating) else np.iinfo(np.int64).max
+            return np.where(self.leaves == self.enters[following][:, None], values, far).argmin(axis=1)
+        costs = self.costs.T[following] if self.costs.ndim == 2 else self.costs[np.arange(len(values)), :, following]
+        return (values + costs).argmin(axis=1)
 
     def cost(self, options: Places, following: Places) -> Integers:
-        """Costs of pairs that are allowed: none."""
-        return np.zeros(len(options), np.int64)
+        """Costs of pairs that are allowed, in nanoseconds."""
+        return np.zeros(len(options), np.int64) if self.costs is None else self.costs[options, following]
 
     def allows(self, options: Places, following: Places) -> Booleans:
         """Whether each pair agrees on the state between them."""
@@ -159,6 +93,9 @@ class Agreement:
 
     def pairs(self, following: Places) -> Iterator[tuple[Places, Places]]:
         """All pairs of an option and one of `following` that may follow it: as blocks of (options, places in `following`)."""
+        if self.costs is not None:
+            yield np.arange(len(self.leaves)), np.arange(len(following))
+            return
         order, starts, place = self._sorted
         ends = np.append(starts[1:], len(order))
         kinds = place[following]
@@ -169,22 +106,34 @@ class Agreement:
 
     def follow(self, remaining: Booleans) -> Booleans:
         """Which options of the next layer may follow one of those remaining."""
-        return np.isin(self.enters, self.leaves[remaining])
+        possible: Booleans = self.reach(1 - remaining.astype(np.int64)) == 0
+        return possible
 
-    def weighed(self, other: Link, weights: Floats) -> Agreement:
-        """The link itself, whatever the weights: it costs nothing."""
-        return self
+    def weighed(self, other: Link, weights: Floats) -> Link:
+        """Costs plus those of another link of the same options at each weight, a table for each; the link itself without."""
+        if self.costs is None or other.costs is None:
+            return self
+        return replace(self, costs=self.costs + weights[:, None, None] * other.costs)
 
     def joined(self, other: Link) -> Integers:
-        """Kinds of options in both links, which are alike."""
-        return self.enters
+        """Kinds of options that meet equal costs in both of two links of the same options."""
+        return self.enters if self.costs is None else _numbered(np.stack((self.kinds, other.kinds), axis=1))
 
-    def restricted(self, options: Places, following: Places) -> Agreement:
+    def restricted(self, options: Places, following: Places) -> Link:
         """The link between only these options and those of the next layer."""
-        return Agreement(self.leaves[options], self.enters[following])
+        costs = None if self.costs is None else self.costs[np.ix_(options, following)]
+        return Link(self.leaves[options], self.enters[following], costs)
+
+    @property
+    def free(self) -> Link:
+        """The same pairs, at no cost."""
+        return replace(self, costs=None)
 
 
-Link = CostTable | Agreement
+def cost_table(costs: NDArray[Any]) -> Link:
+    """The link with which every option may follow every other at these costs: [option, option of the next layer]."""
+    states = np.zeros(costs.shape[0], np.int64), np.zeros(costs.shape[1], np.int64)
+    return Link(*states, costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,27 +187,20 @@ class MemoryChain:
             allowed &= link.allows(choices[:, l], choices[:, l + 1])
         return allowed
 
-    def cheapest(self, values: Sequence[NDArray[Any]]) -> tuple[int, ...]:
-        """A choice with the least sum of values (one for each option of each layer), costs of links aside."""
-        sums = [values[0]]
-        for link, added in zip(self.links, values[1:], strict=True):
-            sums.append(link.reach(sums[-1]) + added)
-        choice = [int(sums[-1].argmin())]
-        for link, reach in zip(reversed(self.links), reversed(sums[:-1]), strict=True):
-            allowed = link.allowed(choice[-1])
-            place = int(reach[allowed].argmin())
-            choice.append(place if isinstance(allowed, slice) else int(allowed[place]))
-        return tuple(reversed(choice))
-
     def fastest(self) -> tuple[int, tuple[int, ...]]:
         """The least time of all in ns, and a choice that has it, whatever memory it needs."""
-        sums = [self.time_ns[0]]
-        for link, time in zip(self.links, self.time_ns[1:], strict=True):
-            sums.append(link.onward(sums[-1]) + time)
-        choice = [int(sums[-1].argmin())]
-        for link, reach in zip(reversed(self.links), reversed(sums[:-1]), strict=True):
-            choice.append(int(link.before(reach[None], np.array(choice[-1:]))[0]))
-        return int(sums[-1].min()), tuple(reversed(choice))
+        choices = cheapest_paths(self.links, times := [time[None] for time in self.time_ns], sums_before(self.links, times))
+        return int(self.times(choices)[0]), tuple(choices[0].tolist())
+
+    def objective(self, choice: Sequence[int]) -> int | None:
+        """Time in ns of a choice that the links allow; None where it does not fit."""
+        taken = np.array([choice])
+        return int(self.times(taken)[0]) if int(self.peaks(taken)[0]) <= self.memory_bytes else None
+
+    def pairs(self, l: int, following: Places) -> Iterable[tuple[Places, Places]]:
+        """All pairs of an option of layer l and one of `following` that may follow it, as blocks; of the last layer, whose
+        options nothing follows, each with the first place."""
+        return self.links[l].pairs(following) if l + 1 < self.layers else [(np.arange(self.options[l]), np.zeros(1, np.intp))]
 
     def restricted(self, remaining: Sequence[Places]) -> MemoryChain:
         """The chain with only the remaining options of each layer, in that order."""
@@ -308,7 +250,7 @@ def chain_of(instance: Instance | MemoryChain) -> MemoryChain:
     """The chain of a layer-strategies instance; a chain as it is."""
     if isinstance(instance, MemoryChain):
         return instance
-    links = {id(table): CostTable(table) for table in instance.transitions_ns}  # equal layers share their tables
+    links = {id(table): cost_table(table) for table in instance.transitions_ns}  # equal layers share their tables
     return MemoryChain(
         instance.memory_bytes,
         instance.time_ns,
@@ -317,6 +259,34 @@ def chain_of(instance: Instance | MemoryChain) -> MemoryChain:
         instance.state_bytes,
         tuple(links[id(table)] for table in instance.transitions_ns),
     )
+
+
+def sums_before(links: Sequence[Link], values: Sequence[Values]) -> list[Values]:
+    """Up to each option of each layer, the least sum of values and costs over the layers before it; rows of values apart.
+
+    values: of every layer, (rows, options)."""
+    sums = [np.zeros_like(values[0])]
+    for link, value in zip(links, values, strict=False):
+        sums.append(link.onward(sums[-1] + value))
+    return sums
+
+
+def cheapest_paths(links: Sequence[Link], values: Sequence[Values], sums: Sequence[Values]) -> Integers:
+    """(rows, layers): a choice with the least sum of values and costs, of each row. sums: as of `sums_before`."""
+    steps = [(sums[-1] + values[-1]).argmin(axis=1)]
+    for link, value, before in zip(reversed(links), reversed(values[:-1]), reversed(sums[:-1]), strict=True):
+        steps.append(link.before(before + value, steps[-1]))
+    return np.stack(steps[::-1], axis=1)
+
+
+def traced(trail: Sequence[tuple[Places, Places]], place: int) -> tuple[int, ...]:
+    """The choice of a label of the first layer. trail: from the last layer on, each label's option and the place of the label
+    that follows it; place: that of the label."""
+    choice = []
+    for options, following in reversed(trail):
+        choice.append(int(options[place]))
+        place = int(following[place])
+    return tuple(choice)
 
 
 def connected(chain: MemoryChain, remaining: Sequence[Booleans]) -> list[Places]:

@@ -40,13 +40,11 @@ def galvatron_dp(instance: Instance, search: Search) -> Outcome:
     for l, (time, forward, backward, states) in enumerate(zip(*columns, strict=True)):
         if search.out_of_time():
             return Outcome(message="time ran out before the table was filled")
-        layer = LayerOptions(time, forward, backward, states, step)
-        chain = (
-            chain.then(LayoutMoves(instance.transitions_ns[l - 1]), layer)
-            if chain
-            else PrefixTable(layer, instance.memory_bytes)
-        )
-    best = chain.optimum() if chain else None
+        layer, moves = LayerOptions(time, forward, backward, states, step), None
+        if chain:
+            moves = LayoutMoves(instance.transitions_ns[l - 1])
+        chain = PrefixTable(layer, instance.memory_bytes, chain, moves)
+    best = chain.optimum if chain else None
     statistics = {"granularity_bytes": step, "levels": instance.memory_bytes // step}
     if best is None:
         return Outcome(
@@ -96,7 +94,8 @@ def _equal(table: Integers) -> tuple[Integers, list[int]]:
 
 
 class PrefixTable:
-    """The first layers of a stage under Eq. 4. All longer chains that begin alike share it.
+    """The first layers of a stage under Eq. 4: one layer, and the table of those before it. All longer chains that begin alike
+    share it.
 
     inner[k, x] = min_{S_i} C(l-1, e, S_i) + R(l, S_i, a strategy of layout k), at e = x steps above the least that l - 1
     layers need.
@@ -116,10 +115,6 @@ class PrefixTable:
         else:
             self.layouts, self.inner = np.zeros(len(layer.need), np.int64), np.zeros((1, self.budget + 1), np.int64)
 
-    def then(self, moves: LayoutMoves, layer: LayerOptions) -> PrefixTable:
-        """One layer more."""
-        return PrefixTable(layer, self.memory_bytes, self, moves)
-
     def _by_layout(self, moves: LayoutMoves) -> Integers:
         """min C(l, e, S) over the options S of each layout before `moves`, at e = x steps above `least`."""
         width = max(0, self.budget - self.least + 1)
@@ -137,6 +132,7 @@ class PrefixTable:
         costs = self.inner[self.layouts[:, None], np.maximum(places, 0)] + self.layer.time_ns[:, None]
         return np.where(places < 0, UNREACHABLE, costs)
 
+    @cached_property
     def optimum(self) -> tuple[int, ...] | None:
         """Lines 10 to 26: the strategies at the largest E_fwd before the first whose strategies break Eq. 2."""
         safe = (self.memory_bytes - self.largest_backward) // self.layer.step

@@ -31,7 +31,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
 from trainplan.solvers.chain.bounds import Cap, Completion, possible
-from trainplan.solvers.chain.chain import LOWEST, Booleans, Floats, MemoryChain, Places, chain_of
+from trainplan.solvers.chain.chain import LOWEST, Booleans, Floats, MemoryChain, Places, chain_of, traced
+from trainplan.solvers.chain.dominance import undominated
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -58,7 +59,7 @@ class Labels:
 
     def take(self, keep: Places | Booleans) -> Labels:
         """Only the labels at these places, in their order."""
-        return Labels(self.t[keep], self.u[keep], self.h[keep], self.m[keep], self.option[keep], self.parent[keep])
+        return Labels(*(column[keep] for column in vars(self).values()))
 
 
 def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | None = None) -> Outcome:
@@ -97,10 +98,7 @@ def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | N
 def _enough(search: Search) -> bool:
     """Whether the bound meets the incumbent within the gap asked for, or the option `worth_ns` where a caller gives it."""
     assert search.objective is not None
-    if search.bound is None:
-        return False
-    worth = search.options.get("worth_ns", search.objective)
-    return search.objective - search.bound <= search.gap * search.objective or search.bound > worth
+    return search.closed() or (search.bound is not None and search.bound > search.options.get("worth_ns", search.objective))
 
 
 def _target(search: Search) -> int:
@@ -125,15 +123,15 @@ def _sweep(
     labels = Labels(zero, zero, zero + LOWEST, zero, zero, zero)
     trail: list[Labels] = []
     for l in range(chain.layers - 1, -1, -1):
-        pairs = chain.links[l].pairs(labels.option) if trail else iter([(np.arange(chain.options[l]), np.zeros(1, np.intp))])
         parts, bounds = [], []
-        for batch in _batches(pairs):
+        for batch in _batches(chain.pairs(l, labels.option)):
             if search.out_of_time():
                 return False
             part, bound = _extended(problem, l, labels, batch, target)
             parts.append(part)
             bounds.append(bound)
-        merged, bound = _joined(parts), np.concatenate(bounds)
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        merged, bound = Labels(*map(np.concatenate, columns)), np.concatenate(bounds)
         statistics["labels"] += len(merged)
         keep = _undominated(problem, l, merged, grain)
         merged, bound = merged.take(keep), bound[keep]
@@ -146,10 +144,7 @@ def _sweep(
         if not len(labels):
             break
     if len(labels):
-        place, choice = int(labels.t.argmin()), []
-        for step in reversed(trail):
-            choice.append(int(step.option[place]))
-            place = int(step.parent[place])
+        choice = traced([(step.option, step.parent) for step in trail], int(labels.t.argmin()))
         assert int(chain.times(np.array([choice]))[0]) == int(labels.t.min())
         search.report([int(options[s]) for options, s in zip(remaining, choice, strict=True)])
     # Whatever was cut is above the target, has the bound of the best label dropped, or is a few grains faster than what stayed.
@@ -189,12 +184,12 @@ def _extended(problem: Completion, l: int, labels: Labels, batch: list[Pairs], t
         if following is not None:
             u += cap.chain.links[l].cost(option, following)
     m = np.maximum(m, h - problem.chain.least.reach[l][option])
-    found = Labels(time, u, h, m, option, parent)
+    longer = Labels(time, u, h, m, option, parent)
     if cap is not None:
-        found = found.take(u + problem.least_capped[l][option] <= cap.limit_ns)
+        longer = longer.take(u + problem.least_capped[l][option] <= cap.limit_ns)
     # The next float up, so that a target that no float equals cuts nothing that reaches it.
-    keep, bound = problem.bounded(l, found.t, found.u, found.h, found.option, float(np.nextafter(target, np.inf)))
-    return found.take(keep), bound
+    keep, bound = problem.bounded(l, longer.t, longer.u, longer.h, longer.option, float(np.nextafter(target, np.inf)))
+    return longer.take(keep), bound
 
 
 def _fitting(
@@ -210,73 +205,10 @@ def _fitting(
     return options[row], places[column], peak[row, column], states[row, column]
 
 
-def _joined(parts: list[Labels]) -> Labels:
-    if len(parts) == 1:
-        return parts[0]
-    return Labels(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("t", "u", "h", "m", "option", "parent"))
-    )
-
-
 def _undominated(problem: Completion, l: int, labels: Labels, grain: int) -> Places:
     """Places of labels that no other label of their kind beats or equals in time (in grains), capped time, peak and states."""
-    if not len(labels):
-        return np.zeros(0, np.intp)
-    kind = problem.kinds[l][labels.option]
-    plane = bool((labels.m == labels.h - problem.chain.least.reach[l][labels.option]).all())
     # Entries that may differ beside time; where peaks and states go together, the peak stands for both.
+    plane = bool((labels.m == labels.h - problem.chain.least.reach[l][labels.option]).all())
     entries = [labels.h] if plane else [labels.h, labels.m]
     entries += [labels.u] if problem.cap is not None else []
-    order = np.lexsort((*entries, labels.t // grain, kind))
-    starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
-    places = []
-    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-        group = order[start:end]
-        if len(entries) == 1:
-            h = labels.h[group]
-            places.append(group[h < _least_before(h)])
-        else:
-            places.append(group[_staircase(np.stack([entry[group] for entry in entries]))])
-    return np.concatenate(places)
-
-
-def _staircase(entries: Integers, block: int = 256) -> Places:
-    """Of points sorted by time, (entries, points), those with no earlier point at most as high in every entry."""
-    left = _unbeaten(entries) if len(entries) == 2 else np.arange(entries.shape[1])
-    front, lowest = np.zeros((len(entries), 0), np.int64), []
-    for start in range(0, len(left), block):
-        places = left[start : start + block]
-        places = places[~_below(front, entries[:, places]).any(axis=1)]
-        points = entries[:, places]
-        stay = ~np.tril(_below(points, points), -1).any(axis=1)
-        lowest.append(places[stay])
-        front = np.concatenate((front, points[:, stay]), axis=1)
-        if len(entries) == 2:  # few of the earlier points are lowest themselves, time aside
-            front = front[:, np.lexsort(front[::-1])]
-            front = front[:, front[1] < _least_before(front[1])]
-    return np.concatenate(lowest) if lowest else np.zeros(0, np.intp)
-
-
-def _unbeaten(entries: Integers) -> Places:
-    """Of points (2, points), those that neither the earlier one lowest in the first entry nor that in the second is below."""
-    places = np.arange(entries.shape[1])
-    for entry, other in ((0, 1), (1, 0)):
-        lower = entries[entry] < _least_before(entries[entry])
-        lowest = np.maximum.accumulate(np.where(lower, np.arange(len(places)), 0))
-        stay = lower
-        stay[1:] |= entries[other, lowest[:-1]] > entries[other, 1:]
-        places, entries = places[stay], entries[:, stay]
-    return places
-
-
-def _least_before(values: Integers) -> Integers:
-    """Of each value, the least of those before it."""
-    return np.minimum.accumulate(np.concatenate(([np.iinfo(np.int64).max], values[:-1])))
-
-
-def _below(a: Integers, b: Integers) -> Booleans:
-    """[j, i]: whether point i of `a` is at most as high as point j of `b` in every entry."""
-    below = a[0] <= b[0][:, None]
-    for x, y in zip(a[1:], b[1:], strict=True):
-        below &= x <= y[:, None]
-    return below
+    return undominated(problem.kinds[l][labels.option], labels.t // grain, entries)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.layer_strategies.problem import Instance, Integers, evaluate
-from trainplan.solvers.chain.chain import LOWEST, CostTable, MemoryChain, Places, chain_of
-from trainplan.solvers.core.result import Infeasibility
+from trainplan.formulations.layer_strategies.problem import Instance, evaluate
+from trainplan.solvers.chain.chain import LOWEST, MemoryChain, Places, chain_of, cheapest_paths, sums_before, traced
+from trainplan.solvers.chain.dominance import undominated
+from trainplan.solvers.core.result import Infeasibility, short_of_memory
 
 
 def least_memory(instance: Instance | MemoryChain) -> tuple[int, tuple[int, ...]]:
@@ -23,9 +24,8 @@ def least_memory(instance: Instance | MemoryChain) -> tuple[int, tuple[int, ...]
     trail: list[tuple[Places, Places]] = []
     for l in range(chain.layers - 1, -1, -1):
         f, b, ms = chain.forward_bytes[l], chain.backward_bytes[l], chain.state_bytes[l]
-        pairs = chain.links[l].pairs(option) if trail else [(np.arange(len(f)), np.zeros(1, np.intp))]
         parts = []
-        for options, places in pairs:
+        for options, places in chain.pairs(l, option):
             added, m = ms[options][:, None], states[places]
             h = added + f[options][:, None] + np.maximum(b[options][:, None] + m, peak[places])
             row, column = np.nonzero(h + chain.least.added[l][options][:, None] < upper)
@@ -34,46 +34,22 @@ def least_memory(instance: Instance | MemoryChain) -> tuple[int, tuple[int, ...]
         if not option.size:
             return upper, best  # no choice is below the greedy one
         states = np.maximum(states, peak - chain.least.reach[l][option])
-        keep = _undominated(peak, states, _kinds(chain, l)[option])
+        kinds = chain.links[l - 1].enters if l else np.zeros(chain.options[l], np.int64)  # costs do not count here
+        keep = undominated(kinds[option], peak, [states])
         option, peak, states = option[keep], peak[keep], states[keep]
         trail.append((option, parent[keep]))
-    place, choice = int(peak.argmin()), []
-    lowest = int(peak[place])
-    for options, parents in reversed(trail):
-        choice.append(int(options[place]))
-        place = int(parents[place])
-    return lowest, tuple(choice)
+    return int(peak.min()), traced(trail, int(peak.argmin()))
 
 
 def _greedy(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
     """The least peak of choices that keep little, and one that has it."""
-    added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
-    choices = [
-        chain.cheapest([a + weight * b for a, b in zip(added, chain.backward_bytes, strict=True)])
-        for weight in (0, 1, 1 / chain.layers)
-    ]
-    peaks = chain.peaks(np.array(choices))
+    weights, links = np.array([[0], [1], [1 / chain.layers]]), [link.free for link in chain.links]
+    columns = zip(chain.forward_bytes, chain.state_bytes, chain.backward_bytes, strict=True)
+    values = [f + ms + weights * b for f, ms, b in columns]
+    choices = cheapest_paths(links, values, sums_before(links, values))
+    peaks = chain.peaks(choices)
     place = int(peaks.argmin())
-    return int(peaks[place]), choices[place]
-
-
-def _kinds(chain: MemoryChain, l: int) -> Integers:
-    """Kinds of a layer's options, among which costs do not count here: those that can follow the same ones."""
-    link = chain.links[l - 1] if l else None
-    return np.zeros(chain.options[l], np.int64) if link is None or isinstance(link, CostTable) else link.kinds
-
-
-def _undominated(peak: Integers, states: Integers, kind: Integers) -> Places:
-    """Places of labels of which no other of their kind has as small a peak and as small states."""
-    order = np.lexsort((states, peak, kind))
-    remaining, starts = [], np.flatnonzero(np.diff(kind[order], prepend=-1))
-    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
-        group = order[start:end]
-        height = states[group]
-        first = np.ones(len(group), bool)
-        first[1:] = height[1:] < np.minimum.accumulate(height)[:-1]
-        remaining.append(group[first])
-    return np.concatenate(remaining)
+    return int(peaks[place]), tuple(choices[place].tolist())
 
 
 def explain(instance: Instance) -> Infeasibility | None:
@@ -82,24 +58,13 @@ def explain(instance: Instance) -> Infeasibility | None:
     if least <= instance.memory_bytes:
         return None
     result = evaluate(instance, choice)
-    over = least - instance.memory_bytes
-    advice = [f"give memory_bytes of at least {least}"]
     batch: Any = instance.provenance.get("batch")
     if result.state_bytes > instance.memory_bytes:
-        advice.append("use more devices, or fewer layers in this stage: the model states alone do not fit")
+        advice = "use more devices, or fewer layers in this stage: the model states alone do not fit"
     elif result.state_bytes >= least - result.state_bytes:
-        advice.append("use more devices to shard the model states, which are the larger part")
+        advice = "use more devices to shard the model states, which are the larger part"
     else:
         smaller = f" than {batch}" if isinstance(batch, int) else ""
-        advice.append(f"take a smaller batch{smaller}, or more micro-batches: the activations are the larger part")
-    if over * 20 < instance.memory_bytes:
-        advice.append(f"free {over} bytes elsewhere on the device")
-    return Infeasibility(
-        instance.memory_bytes,
-        least,
-        result.peak_layer,
-        instance.layer_names[result.peak_layer],
-        result.state_bytes,
-        least - result.state_bytes,
-        tuple(advice),
-    )
+        advice = f"take a smaller batch{smaller}, or more micro-batches: the activations are the larger part"
+    layer = result.peak_layer
+    return short_of_memory(instance.memory_bytes, least, layer, instance.layer_names[layer], result.state_bytes, advice)

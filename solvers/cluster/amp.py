@@ -3,7 +3,7 @@
     for each (pp, dp, tmp) and mbs    p = placement()       in the order of the nodes, see `placements`          Section 3.6
                                       a = pipe_ast(p)       least Eq. 5 of the slowest pipeline, stage by stage  Section 3.5
                                       cost = estimate()     Eq. 4, for this placement's own devices and links    Section 3.4
-    run the `top` strategies of least cost and take the fastest                                                  `candidates`
+    run the `top` strategies of least cost and take the fastest                                                  `amp`
 
 Of several pipelines, pipe_ast takes a stage's slowest times and transfers. It knows no gradient synchronisation, so with one
 micro-batch a pipeline, where Eq. 5 has no use for balance, a stage may get most of the parameters. Nothing here knows memory:
@@ -55,32 +55,21 @@ class Candidate:
 
 
 def amp(instance: Instance, search: Search) -> Outcome:
-    """Algorithm 1. Options: `top`, `assignment`, `layer_times`, as `candidates` has them."""
+    """Algorithm 1. Candidates are the `top` strategies of least cost, best first, those that do not fit among them.
+
+    Options: `top`; `assignment`, pipe_ast: the optimum by a fast method or by the paper's own table, or Table 5's uniform ones
+    (see `assigned`); `layer_times`, those of the devices that hold a stage, or as the published code has them the average of
+    all.
+    """
+    names = search.options.get("assignment") or ASSIGNMENTS[0], search.options.get("layer_times") or LAYER_TIMES[0]
     planned = []
     for degrees in instance.degrees():
         if search.out_of_time():
             break
-        planned.append(_planned(instance, degrees, search.options))
+        planned.append(estimated(instance, assigned(instance, degrees, node_order(instance), *names)))
         report(instance, search, planned[-1])
     ranked = by_time(planned)[: search.options.get("top") or TOP]
     return outcome(search, ranked, len(planned))
-
-
-def candidates(
-    instance: Instance, *, top: int | None = TOP, assignment: str = ASSIGNMENTS[0], layer_times: str = LAYER_TIMES[0]
-) -> list[Candidate]:
-    """The strategies of least cost by Algorithm 1, best first, those that do not fit among them. top: how many, None for all.
-
-    assignment: pipe_ast, the optimum by a fast method or by the paper's own table, or Table 5's uniform ones (see
-    `assigned`). layer_times: those of the devices that hold a stage, or as the published code has them the average of all.
-    """
-    options = {"assignment": assignment, "layer_times": layer_times}
-    return by_time(_planned(instance, degrees, options) for degrees in instance.degrees())[:top]
-
-
-def _planned(instance: Instance, degrees: Degrees, options: dict[str, Any]) -> Candidate:
-    names = options.get("assignment") or ASSIGNMENTS[0], options.get("layer_times") or LAYER_TIMES[0]
-    return estimated(instance, assigned(instance, degrees, node_order(instance), *names))
 
 
 def assigned(
@@ -144,8 +133,7 @@ def best_candidates(instance: Instance, results: Iterable[Result], top: int) -> 
 
 def report(instance: Instance, search: Search, candidate: Candidate) -> None:
     """Note a strategy that is better than what is known, and fits where it has to."""
-    usable = candidate.fits or not instance.within_memory
-    if usable and (search.objective is None or candidate.time_ns < search.objective):
+    if (candidate.fits or not instance.within_memory) and search.betters(candidate.time_ns):
         search.report(candidate.solution)
 
 

@@ -46,7 +46,7 @@ def megatron(instance: Instance, search: Search) -> Outcome:
     return outcome(search, listed, count)
 
 
-def random_strategies(instance: Instance, search: Search) -> Outcome:
+def random(instance: Instance, search: Search) -> Outcome:
     """RS: degrees, micro-batch size, placement and cuts uniformly at random, `iterations` (50) times; candidates as drawn.
 
     Degrees with all their micro-batch sizes are one population. The answer is the best by our estimate, which no draw knows.

@@ -22,8 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case
-from trainplan.formulations.cluster_strategy.problem import Instance
-from trainplan.solvers.cluster.one_pipeline import Path, PipelineSearch, followed
+from trainplan.solvers.cluster.one_pipeline import Path, PipelineSearch
 
 
 def even_stages_ns(case: Case) -> int:
@@ -79,14 +78,3 @@ def uneven_shares_leave_none(pipelines: PipelineSearch, time_ns: int, stop: Call
             ]
         )
     return int(most[-1]) < case.micro_batches
-
-
-def bounded_cases(instance: Instance, stop: Callable[[], bool]) -> list[tuple[Case, int]]:
-    """Every Degrees of an instance, with a bound."""
-    bounded = []
-    for degrees in instance.degrees():
-        case = Case(instance, degrees, reduced=True)
-        pipelines = followed(case, stop)
-        bound = even_stages_ns(case) if pipelines is None else one_pipeline_ns(pipelines, None, stop)[0]
-        bounded.append((Case(instance, degrees), bound))
-    return bounded

@@ -12,7 +12,6 @@ judged by `evaluate`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case
@@ -28,30 +27,23 @@ STAGES = 0.2  # of the moves exchange two stages
 Cost = tuple[int, int]
 
 
-@dataclass
 class Climber:
-    """Strategies with the same degrees: the one that moves start from, and what it costs (bytes missing, nanoseconds).
+    """Strategies with the same degrees: the one that moves start from, at first with the placement given, and what it costs
+    (bytes missing, nanoseconds).
 
-    known: cost, cuts and shares of placements by the classes of their devices.
+    assignments: cost, cuts and shares of placements by the classes of their devices.
     """
 
-    case: Case
-    solution: Solution
-    cost: Cost = (0, 0)
-    known: dict[bytes, tuple[Cost, tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
-
-    @classmethod
-    def at(cls, case: Case, placement: tuple[int, ...]) -> Climber:
-        """A climber that starts from a placement."""
-        climber = cls(case, Solution(case.degrees, placement, (), ()))
-        climber.solution, climber.cost = climber.assigned(placement)
-        return climber
+    def __init__(self, case: Case, placement: tuple[int, ...]) -> None:
+        self.case = case
+        self.assignments: dict[bytes, tuple[Cost, tuple[int, ...], tuple[int, ...]]] = {}
+        self.solution, self.cost = self.assigned(placement)
 
     def assigned(self, placement: tuple[int, ...]) -> tuple[Solution, Cost]:
         """The strategy with the best layers for a placement, and what it costs."""
         instance, degrees = self.case.instance, self.case.degrees
         key = instance.classes[list(placement)].tobytes()
-        if key not in self.known:
+        if key not in self.assignments:
             placed = instance.placed(degrees, placement)
             solution = shared(self.case, placed, best_cuts(self.case, placed))
             missing = 0
@@ -59,8 +51,8 @@ class Climber:
                 over = placed.peak_bytes(solution.cuts, solution.shares) - placed.limits_bytes
                 missing = int(np.maximum(0, over.max(axis=1)).sum())
             cost = missing, placed.time_ns(solution.cuts, solution.shares)
-            self.known[key] = cost, solution.cuts, solution.shares
-        cost, cuts, shares = self.known[key]
+            self.assignments[key] = cost, solution.cuts, solution.shares
+        cost, cuts, shares = self.assignments[key]
         return Solution(degrees, placement, cuts, shares), cost
 
     def move(self, generator: np.random.Generator) -> None:
@@ -75,12 +67,12 @@ def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
     generator = np.random.default_rng(search.seed)
     climbers = []
     for degrees in instance.degrees():
-        climbers.append(Climber.at(Case(instance, degrees, reduced=True), node_order(instance)))
+        climbers.append(Climber(Case(instance, degrees, reduced=True), node_order(instance)))
         _report(climbers[-1], search)
         if stop():
             return
     if search.best is not None:
-        climbers.append(Climber.at(Case(instance, search.best.degrees, reduced=True), search.best.placement))
+        climbers.append(Climber(Case(instance, search.best.degrees, reduced=True), search.best.placement))
         _report(climbers[-1], search)
     climbers, moves = _best(climbers, CLIMBERS), MOVES
     while climbers and len(instance.class_kinds) > 1:
@@ -99,7 +91,7 @@ def _best(climbers: list[Climber], count: int) -> list[Climber]:
 
 def _report(climber: Climber, search: Search) -> None:
     missing, time_ns = climber.cost
-    if not missing and (search.objective is None or time_ns < search.objective):
+    if not missing and search.betters(time_ns):
         search.report(climber.solution)
 
 

@@ -29,7 +29,6 @@ from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, un
 from trainplan.solvers.cluster.climb import climb
 from trainplan.solvers.cluster.one_pipeline import FAR, PipelineSearch, followed
 from trainplan.solvers.cluster.starts import starts
-from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Outcome, Search
 
 SOURCE = "one pipeline followed through the cluster, for all degrees"
@@ -38,25 +37,25 @@ SOON, CLIMB_TIME = 0.1, 0.25  # of the time there is, and of the time left then
 FEW = 8  # devices, whose models are solved sooner than climbing ends
 NO_LIMIT = 20.0  # seconds that take its place there, where no limit is given
 HALVINGS = 3  # of the gap, to find a time that surely none of the strategies stays below
-STEPS = ("quick", "followed", "uneven")
 
 
 @dataclass(order=True)
 class _Open:
-    """Degrees that may hold something better. step: how many of `STEPS` they went through."""
+    """Degrees that may hold something better. step: the next one for them, `model` where no other is left."""
 
     bound: float
     number: int
     case: Case = field(compare=False)
-    step: int = field(default=STEPS.index("followed"), compare=False)
+    step: str = field(default="followed", compare=False)
     pipelines: PipelineSearch | None = field(default=None, compare=False)
 
 
-def cluster_exact(instance: Instance, search: Search) -> Outcome:
+def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best strategy and the least bound of all degrees."""
     if instance.uneven_shares:
-        _even(instance, search)
-    cases = [Case(instance, given, reduced=True) for given in instance.degrees()]
+        # The best strategy with even shares: far fewer, and often hard to better.
+        branch_and_bound(replace(instance, uneven_shares=False), search.within(search.seconds(EVEN_TIME)))
+    cases = [Case(instance, degrees, reduced=True) for degrees in instance.degrees()]
     items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
     waiting, left = list(items), []
     heapify(waiting)
@@ -64,22 +63,22 @@ def cluster_exact(instance: Instance, search: Search) -> Outcome:
     climbed = False
     while waiting and not search.out_of_time():
         search.report(bound=_bound(items, search))
-        if not climbed and search.elapsed() > SOON * _given(search.time_limit):
+        if not climbed and search.elapsed() > SOON * (NO_LIMIT if search.time_limit is None else search.time_limit):
             _climb(instance, search)
             climbed = True
         item = heappop(waiting)
-        if _closed(item, search):
+        if search.closed(item.bound):
             waiting.clear()
-        elif item.step == len(STEPS):
+        elif item.step == "model":
             left.append(item)
         else:
-            steps[STEPS[item.step]] += 1
+            steps[item.step] += 1
             _step(item, search)
             if item.bound < inf:
                 heappush(waiting, item)
-    if not climbed and instance.devices > FEW and not all(_closed(item, search) for item in left):
+    if not climbed and instance.devices > FEW and not all(search.closed(item.bound) for item in left):
         _climb(instance, search)
-    left = [item for item in left if not _closed(item, search)]
+    left = [item for item in left if not search.closed(item.bound)]
     source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in left]}
     if left and not search.out_of_time():
         parts = [Part(Case(instance, item.case.degrees), item.bound) for item in left]
@@ -96,25 +95,10 @@ def cluster_exact(instance: Instance, search: Search) -> Outcome:
     return Outcome(bound=bound, bound_source=source, statistics=statistics)
 
 
-def _even(instance: Instance, search: Search) -> None:
-    """The best strategy with even shares: far fewer, and often hard to better."""
-
-    def pass_on(_: Point) -> None:
-        if inner.best is not None:
-            search.report(inner.best)
-
-    limit = None if search.time_limit is None else search.remaining() * EVEN_TIME
-    inner = Search(search.evaluate, limit, search.seed, search.gap, progress=pass_on)
-    cluster_exact(replace(instance, uneven_shares=False), inner)
-
-
 def _climb(instance: Instance, search: Search) -> None:
-    until = search.elapsed() + CLIMB_TIME * _given(None if search.time_limit is None else search.remaining())
+    seconds = search.seconds(CLIMB_TIME)
+    until = search.elapsed() + (CLIMB_TIME * NO_LIMIT if seconds is None else seconds)
     climb(instance, search, lambda: search.elapsed() > until)
-
-
-def _given(seconds: float | None) -> float:
-    return NO_LIMIT if seconds is None else seconds
 
 
 def _model(instance: Any, search: Search) -> Outcome:
@@ -126,19 +110,17 @@ def _model(instance: Any, search: Search) -> Outcome:
 
 def _step(item: _Open, search: Search) -> None:
     """The next step of some degrees, which may raise their bound; an infinite one where nothing fits."""
-    case, stop = item.case, search.out_of_time
-    if item.step == STEPS.index("uneven"):
-        item.step = len(STEPS)
+    case, stop, path = item.case, search.out_of_time, None
+    step, item.step = item.step, "model"
+    if step == "uneven":
         _rule_out(item, search)
         return
-    item.step = len(STEPS)
-    path = None
     item.pipelines = followed(case, stop)
     if item.pipelines is not None:
         value, path = one_pipeline_ns(item.pipelines, search.objective, stop)
         item.bound = inf if value >= FAR else max(item.bound, value)
         if len(case.share_choices) > 1:
-            item.step = STEPS.index("uneven")
+            item.step = "uneven"
     if path is not None or item.pipelines is None:
         for solution in starts(case, path, stop):
             search.report(solution)
@@ -154,11 +136,6 @@ def _rule_out(item: _Open, search: Search) -> None:
             item.bound = time
             return
         time = (int(item.bound) + time) // 2
-
-
-def _closed(item: _Open, search: Search) -> bool:
-    """Nothing in it is better than what is known, by more than the gap."""
-    return search.objective is not None and search.objective - item.bound <= search.gap * search.objective
 
 
 def _bound(items: Sequence[_Open], search: Search) -> int | None:

@@ -57,6 +57,7 @@ class GroupGraph:
         """weights: of one device of each class."""
         assert case.reduced
         self.case, alike = case, orbits(case.instance)
+        self._links: dict[tuple[int, int, bool], Integers | None] = {}
         syncs, rings = list(case.sync_ns), {row.tobytes(): q for q, row in enumerate(case.sync_ns)}
         types: dict[GroupType, set[frozenset[int]]] = {}  # with the orbits of their devices
         for make, profile in zip(case.groups, case.profile_of, strict=True):
@@ -146,10 +147,6 @@ class GroupGraph:
             possible = sorted(set(links[(links >= 0) & ~(apart & (self._classes[a][:, None] == self._classes[b]))].tolist()))
             self._links[a, b, apart] = self.case.transfer_ns[possible].min(axis=0) if possible else None
         return self._links[a, b, apart]
-
-    @cached_property
-    def _links(self) -> dict[tuple[int, int, bool], Integers | None]:
-        return {}
 
     @cached_property
     def _classes(self) -> dict[int, Integers]:

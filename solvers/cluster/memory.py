@@ -12,11 +12,12 @@ well have one each; every other way has less than P in each, and all these are t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case
-from trainplan.formulations.cluster_strategy.placed import Integers
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import format_bytes
@@ -28,13 +29,13 @@ Counts = dict[tuple[int, ...], tuple[int, tuple[int, ...]]]  # slots above each 
 
 def explain(instance: Instance) -> Infeasibility | None:
     """Why no strategy fits, in the user's terms; None where one does. Raises InputError where there is no strategy at all."""
-    given = list(instance.degrees())
-    if not given:
-        told = f"has no share for {instance.devices} devices in at most {instance.layers} stages at any micro-batch size given"
-        raise InputError("instance", "batch", told, "give one that the micro-batch sizes and numbers of pipelines divide")
+    every = list(instance.degrees())
+    if not every:
+        text = f"has no share for {instance.devices} devices in at most {instance.layers} stages at any micro-batch size given"
+        raise InputError("instance", "batch", text, "give one that the micro-batch sizes and numbers of pipelines divide")
     if not instance.within_memory:
         return None
-    packings = [_Packing(Case(instance, degrees), shares) for degrees in given for shares in _shares(Case(instance, degrees))]
+    packings = [_Packing(Case(instance, degrees), shares) for degrees in every for shares in _shares(Case(instance, degrees))]
     if any(packing.spans(0) is not None for packing in packings):
         return None
     least, best = None, packings[0]
@@ -42,7 +43,7 @@ def explain(instance: Instance) -> Infeasibility | None:
         if least is None or packing.spans(least - 1) is not None:
             least, best = packing.least_excess(least), packing
     assert least is not None
-    return _told(instance, best, least)
+    return _reason(instance, best, least)
 
 
 def _shares(case: Case) -> Iterator[tuple[int, ...]]:
@@ -79,14 +80,12 @@ class _Packing:
         self.devices = np.argsort(-memory, kind="stable").reshape(-1, degrees.tmp)
         self.limits = memory[self.devices].min(axis=1)  # of the groups, falling
         self.levels = np.unique(self.limits)[::-1]
-        peaks_of: dict[int, Integers] = {}
         self.groups_above = [int((self.limits > level).sum()) for level in self.levels]
+        peaks_of = cache(case.peak_bytes)
         self.needs = []  # of every stage: bytes by number of micro-batches in flight, and pipelines that have so many
         for j in range(degrees.pp):
             ahead, pipelines = np.unique([case.in_flight(share, j) for share in shares], return_counts=True)
-            for n in ahead.tolist():
-                peaks_of.setdefault(n, case.peak_bytes(n))
-            self.needs.append([(peaks_of[n], int(many)) for n, many in zip(ahead.tolist(), pipelines, strict=True)])
+            self.needs.append([(peaks_of(n), int(many)) for n, many in zip(ahead.tolist(), pipelines, strict=True)])
 
     def spans(self, excess: int) -> Spans | None:
         """Layers of every stage such that no device lacks more than `excess` bytes; None where there are none."""
@@ -113,14 +112,9 @@ class _Packing:
 
     def least_excess(self, most: int | None) -> int:
         """The least that works; most: one that does, or None."""
-        low, high = 0, int(max(peaks.max() for needs in self.needs for peaks, _ in needs)) if most is None else most
-        while low < high:
-            middle = (low + high) // 2
-            if self.spans(middle) is None:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        if most is None:
+            most = int(max(peaks.max() for needs in self.needs for peaks, _ in needs))
+        return bisect_left(range(most), True, key=lambda excess: self.spans(excess) is not None)
 
     def solution(self, excess: int) -> Solution:
         """A strategy that lacks no more than `excess` bytes anywhere: slots of most need on groups of most memory."""
@@ -143,7 +137,7 @@ def _keep(frontier: Counts, counts: tuple[int, ...], origin: tuple[int, tuple[in
     frontier[counts] = origin
 
 
-def _told(instance: Instance, packing: _Packing, excess: int) -> Infeasibility:
+def _reason(instance: Instance, packing: _Packing, excess: int) -> Infeasibility:
     solution = packing.solution(excess)
     stages = evaluate(instance, solution).stages
     number = max(range(len(stages)), key=lambda j: stages[j].peak_bytes - stages[j].limit_bytes)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from itertools import count
 
@@ -26,6 +26,9 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.cluster.group_graph import GroupGraph, TooLong
 
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+# Of a stage: S before it by (node, weight, first layer), times of spans by profile and link, S after it by its end.
+Stage = tuple[Integers, dict[tuple[int, int], Integers], Integers]
 
 FAR = np.int64(2**60)
 MOST_STATES = 20_000  # nodes times weights; beyond, weights are left out
@@ -94,6 +97,7 @@ class PipelineSearch:
         self.whole_weight = sum(weight * size for weight, size in zip(weights, case.counts, strict=True))
         self.most_weight = min(self.whole_weight, max(weights) * degrees.pp * degrees.tmp)
         self.graph = GroupGraph(case, weights, stop)
+        self._peaks = cache(case.peak_bytes)
 
     @cached_property
     def costs(self) -> Integers:
@@ -158,21 +162,17 @@ class PipelineSearch:
         for node, first in enumerate(self.graph.starts):
             if first:
                 sums[node, min(weight, self.graph.types[node].weight), 0] = 0
-        entered, steps = [sums], []
-        left: list[Integers] = []
+        trail: list[Stage] = []
         for stage in range(self.stages):
             if stage:
-                sums = self._entered(left[-1], weight)
-                entered.append(sums)
+                sums = self._entered(trail[-1][2], weight)
             step = self._allowed(allowed, synced, most_in_flight("1f1b", self.stages, micro_batches, stage))
-            steps.append(step)
             after = np.empty_like(sums)
             for node, (kind, q) in enumerate(zip(self.graph.types, self.graph.rings, strict=True)):
                 after[node] = (sums[node][:, :, None] + step[kind.profile, q]).min(axis=1)
-            left.append(np.minimum(after, FAR))
-        node = int(left[-1][:, weight, layers].argmin())
-        once = int(left[-1][node, weight, layers])
-        return None if once >= FAR else self._back(entered, left, steps, node, weight, once)
+            trail.append((sums, step, np.minimum(after, FAR)))
+        last = trail[-1][2][:, weight, layers]
+        return None if last.min() >= FAR else self._back(trail, int(last.argmin()), weight)
 
     def _allowed(self, allowed: Integers, synced: Flags, ahead: int) -> dict[tuple[int, int], Integers]:
         """Time of [first, end) by profile and link, FAR where a cap or the memory forbids it."""
@@ -183,15 +183,6 @@ class PipelineSearch:
                 row = np.where(self._peaks(ahead) <= self.case.limits_bytes[f], row, FAR)
             fits[f, q] = row
         return fits
-
-    def _peaks(self, ahead: int) -> Integers:
-        if ahead not in self._known_peaks:
-            self._known_peaks[ahead] = self.case.peak_bytes(ahead)
-        return self._known_peaks[ahead]
-
-    @cached_property
-    def _known_peaks(self) -> dict[int, Integers]:
-        return {}
 
     def _entered(self, left: Integers, weight: int) -> Integers:
         """S before a stage, by its node, from that after the stage before it."""
@@ -208,19 +199,14 @@ class PipelineSearch:
                 moved[node, after] = np.minimum(moved[node, after], arrived[node, before])
         return np.minimum(moved, FAR)
 
-    def _back(
-        self,
-        entered: list[Integers],
-        left: list[Integers],
-        steps: list[dict[tuple[int, int], Integers]],
-        node: int,
-        weight: int,
-        once: int,
-    ) -> Path:
+    def _back(self, trail: list[Stage], node: int, weight: int) -> Path:
+        """The path to a node after the last stage."""
         heaviest, end, slowest, sync, cuts, visits = weight, self.layers, 0, 0, [], []
+        once = int(trail[-1][2][node, weight, end])
         for stage in reversed(range(self.stages)):
+            sums, step, _ = trail[stage]
             kind, q = self.graph.types[node], self.graph.rings[node]
-            first = int((entered[stage][node, weight] + steps[stage][kind.profile, q][:, end]).argmin())
+            first = int((sums[node, weight] + step[kind.profile, q][:, end]).argmin())
             slowest = max(slowest, int(self.costs[kind.profile, first, end]))
             sync = max(sync, int(self.graph.syncs[q, first, end]))
             if self.graph.starts[node] and kind.size:
@@ -229,7 +215,8 @@ class PipelineSearch:
                 cuts.append(first)
                 into = np.flatnonzero(self.graph.targets == node)
                 before = [v for v in range(heaviest + 1) if min(heaviest, v + kind.weight) == weight]
-                sums = left[stage - 1][self.graph.sources[into]][:, before, first] + self.graph.moves_ns[into, first][:, None]
-                edge, column = np.unravel_index(sums.argmin(), sums.shape)
+                left = trail[stage - 1][2][self.graph.sources[into]][:, before, first]
+                arrived = left + self.graph.moves_ns[into, first][:, None]
+                edge, column = np.unravel_index(arrived.argmin(), arrived.shape)
                 node, weight, end = int(self.graph.sources[into[edge]]), before[column], first
         return Path(slowest, once, sync, tuple(reversed(cuts)), tuple(reversed(visits)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainplan.formulations.cluster_strategy.makes import cases
+from trainplan.formulations.cluster_strategy.makes import Case, cases
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.formulations.problem import Part
-from trainplan.solvers.cluster.bounds import bounded_cases
+from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns
+from trainplan.solvers.cluster.one_pipeline import followed
 from trainplan.solvers.core.search import Unsuited
 
 
@@ -16,4 +17,10 @@ def parts(instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
     if not all(case.statable for case in cases(instance)):
         problem = "states every group of devices, and this cluster has too many kinds of them"
         raise Unsuited("command line", "--method", problem, "give 'exact'")
-    return [Part(case, bound) for case, bound in bounded_cases(instance, out_of_time)]
+    bounded = []
+    for degrees in instance.degrees():
+        case = Case(instance, degrees, reduced=True)
+        pipelines = followed(case, out_of_time)
+        bound = even_stages_ns(case) if pipelines is None else one_pipeline_ns(pipelines, None, out_of_time)[0]
+        bounded.append(Part(Case(instance, degrees), bound))
+    return bounded

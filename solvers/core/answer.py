@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.formulations.problem import problem_of
-from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.result import Result, relative_gap
 from trainplan.solvers.core.solve import solve
 
 
@@ -30,9 +30,7 @@ class Answer:
     @property
     def gap(self) -> float | None:
         """(objective - bound) / objective."""
-        if self.objective_ns is None or self.bound_ns is None:
-            return None
-        return (self.objective_ns - self.bound_ns) / self.objective_ns if self.objective_ns else 0.0
+        return relative_gap(self.objective_ns, self.bound_ns)
 
     @property
     def status(self) -> str:
@@ -46,6 +44,27 @@ class Answer:
 Searcher = Callable[..., Answer]
 
 
+def in_turn(instances: Sequence[Any], time_limit: float | None) -> Iterator[tuple[Any, float | None]]:
+    """The instances one after the other, each with an equal share of the seconds that are left; None without a limit."""
+    started = time.perf_counter()
+    for place, instance in enumerate(instances):
+        left = None if time_limit is None else time_limit - (time.perf_counter() - started)
+        yield instance, None if left is None else max(0.01, left / (len(instances) - place))
+
+
+def least_bound(bounded: Iterable[tuple[Result, int | None]]) -> int | None:
+    """The least of the bounds of all results, those aside that prove that nothing fits; None where one has no bound."""
+    bounds = [bound for result, bound in bounded if result.status != "infeasible"]
+    return None if None in bounds else min((bound for bound in bounds if bound is not None), default=None)
+
+
+def rank(result: Result, objective: int | None) -> tuple[int, float]:
+    """By the objective; where nothing was found, by how much memory would do."""
+    if objective is not None:
+        return 0, objective
+    return (2, result.reason.least_memory_bytes) if result.reason else (1, 0)
+
+
 def best_answer(instances: Sequence[Any], method: str, *, time_limit: float | None = None, **arguments: Any) -> Answer:
     """Solve the instances one after the other; the best solution counts, and the least of their bounds.
 
@@ -53,20 +72,12 @@ def best_answer(instances: Sequence[Any], method: str, *, time_limit: float | No
     instance has a solution, the answer is that of the one that needs the least memory. Raises InputError.
     """
     assert instances, "a problem makes at least one instance of a request"
-    started, results = time.perf_counter(), list[tuple[Any, Result]]()
-    for place, instance in enumerate(instances):
-        left = None if time_limit is None else (time_limit - (time.perf_counter() - started)) / (len(instances) - place)
-        results.append((instance, solve(instance, method, time_limit=None if left is None else max(0.01, left), **arguments)))
-
-    def rank(pair: tuple[Any, Result]) -> tuple[int, float]:
-        result = pair[1]
-        if result.objective is not None:
-            return 0, result.objective
-        return (2, result.reason.least_memory_bytes) if result.reason else (1, 0)
-
-    instance, best = min(results, key=rank)
-    open_bounds = [result.bound for _, result in results if result.status != "infeasible"]
-    least = None if None in open_bounds else min((bound for bound in open_bounds if bound is not None), default=None)
+    results = [
+        (instance, solve(instance, method, time_limit=seconds, **arguments))
+        for instance, seconds in in_turn(instances, time_limit)
+    ]
+    instance, best = min(results, key=lambda pair: rank(pair[1], pair[1].objective))
+    least = least_bound((result, result.bound) for _, result in results)
     bound = least if best.objective is None or least is None else min(least, best.objective)
     rows = tuple({"name": each.name, "status": result.status, "time_ns": result.objective} for each, result in results)
     solution = None if best.solution is None else problem_of(instance).load_solution(best.solution)

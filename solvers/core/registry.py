@@ -14,7 +14,7 @@ from trainplan.profiling.base.plugins import attribute, plugins
 from trainplan.solvers.core.search import Method
 
 GROUP = "trainplan.methods"
-HOME, ENGINE = "trainplan.solvers.", "trainplan.papers.galvatron_engine."
+ENGINE = "trainplan.papers.galvatron_engine."
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,17 @@ class Entry:
 
     def method(self) -> Method:
         """The method itself."""
-        found: Method = attribute(self.target)
-        return found
+        method: Method = attribute(self.target)
+        return method
 
 
-def _entry(name: str, target: str, about: str, *options: Option, proves: bool = False) -> Entry:
-    return Entry(name, HOME + target, proves, about, options)
+def _entry(name: str, module: str, about: str, *options: Option, proves: bool = False) -> Entry:
+    """A method of trainplan itself, whose function has its name, in a module of `solvers`."""
+    return Entry(name, f"trainplan.solvers.{module}:{name.replace('-', '_')}", proves, about, options)
 
 
-def _proving(name: str, target: str, about: str, *options: Option) -> Entry:
-    return _entry(name, target, about, *options, proves=True)
+def _proving(name: str, module: str, about: str, *options: Option) -> Entry:
+    return _entry(name, module, about, *options, proves=True)
 
 
 GALVATRON_OPTIONS = (
@@ -62,11 +63,14 @@ GALVATRON_OPTIONS = (
     Option("stage_time", ("micro-batch", "iteration")),
     Option("granularity_bytes"),
 )
+TOP, ITERATIONS = Option("top"), Option("iterations")
 PLANNER_OPTIONS = (
     Option("layer_times", ("device", "average")),
     Option("assignment", ("exact", "amp-dp", "uniform-layers", "uniform-parameters")),
-    Option("top"),
+    TOP,
 )
+TABLE_OPTIONS = Option("version", ("pruned", "basic")), Option("levels")
+READING = Option("reading", ("paper", "published"))
 PARTITIONS = Option("partition", ("layers", "parameters", "memory", "time"))
 UNIFORM = Option("assignment", ("uniform-layers", "uniform-parameters"))
 BOUNDED_SPANS = "bounds on all spans of layers, exact stages by label-setting"
@@ -74,113 +78,68 @@ BOUNDED_STAGES = "bounds from micro-batches followed through one stage, the rest
 BOUNDED_CLUSTER = "bounds from one pipeline followed through the cluster, CP-SAT for what they leave"
 BOUNDED_STEPS = "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free"
 RANDOM = "the paper's Algorithm 1: the best of many, or the last that fits, as published"
+WITH_ALGORITHM_3 = "the paper's Algorithm {}, with Algorithm 3 in each stage"
+SMALLEST = "the smallest tmp x pp for each micro-batch size, uniform stages"
+OWN_TIME = "the least own time of every stage, by label-setting, over even partitions"
 
 # Every problem of `formulations` is stated as both.
 MODELS = (
-    _proving("milp", "adapters.highs:milp", "Pyomo MILP on HiGHS"),
-    _proving("cpsat", "adapters.cpsat:cpsat", "OR-Tools CP-SAT", Option("workers")),
+    _proving("milp", "adapters.highs", "Pyomo MILP on HiGHS"),
+    _proving("cpsat", "adapters.cpsat", "OR-Tools CP-SAT", Option("workers")),
 )
 # The protocol of problems has an enumeration, so every problem has this.
-BRUTE_FORCE = _proving("brute-force", "core.brute_force:brute_force", "every solution, for tiny instances")
+BRUTE_FORCE = _proving("brute-force", "core.brute_force", "every solution, for tiny instances")
 
 # `exact` stands for the first method of a problem.
 METHODS: dict[str, tuple[Entry, ...]] = {
     "layer-strategies": (
-        _proving("label-setting", "chain.label_setting:label_setting", "exact DP with dominance and bounds"),
+        _proving("label-setting", "chain.label_setting", "exact DP with dominance and bounds"),
         *MODELS,
-        _entry("galvatron-dp", "chain.galvatron_dp:galvatron_dp", "Algorithm 3 on a memory grid", Option("granularity_bytes")),
+        _entry("galvatron-dp", "chain.galvatron_dp", "Algorithm 3 on a memory grid", Option("granularity_bytes")),
     ),
     "pipeline": (
-        _proving("branch-and-bound", "pipeline.exact:pipeline_exact", BOUNDED_SPANS, Option("cutoff_ns")),
+        _proving("branch-and-bound", "pipeline.exact", BOUNDED_SPANS, Option("cutoff_ns")),
         *MODELS,
-        _entry(
-            "galvatron-bmw",
-            "pipeline.galvatron_bmw:galvatron_bmw",
-            "the paper's Algorithm 2, with Algorithm 3 in each stage",
-            *GALVATRON_OPTIONS,
-        ),
-        _entry(
-            "galvatron-base",
-            "pipeline.galvatron_bmw:galvatron_base",
-            "the paper's Algorithm 1, with Algorithm 3 in each stage",
-            PARTITIONS,
-            *GALVATRON_OPTIONS,
-        ),
+        _entry("galvatron-bmw", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(2), *GALVATRON_OPTIONS),
+        _entry("galvatron-base", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(1), PARTITIONS, *GALVATRON_OPTIONS),
     ),
     "galvatron-engine": (
-        Entry(
-            "even-stages",
-            ENGINE + "optimum:published_optimum",
-            True,
-            "the least own time of every stage, by label-setting, over even partitions",
-        ),
+        Entry("even-stages", ENGINE + "optimum:published_optimum", True, OWN_TIME),
         Entry("published", ENGINE + "search:published_search", False, "the search of Galvatron's published engine"),
     ),
     "stage-assignment": (
-        _proving("sweep", "assignment.sweep:sweep", "shortest paths under falling caps on the largest stage"),
+        _proving("sweep", "assignment.sweep", "shortest paths under falling caps on the largest stage"),
         *MODELS,
-        _entry("amp-dp", "assignment.amp_dp:amp_dp", "the paper's table of Eq. 6-8, blind to memory"),
-        _entry("uniform-layers", "assignment.even_stages:uniform_layers", "even numbers of layers, Megatron's default"),
-        _entry(
-            "uniform-parameters",
-            "assignment.even_stages:uniform_parameters",
-            "the least largest number of parameters, DeepSpeed's",
-        ),
+        _entry("amp-dp", "assignment.amp_dp", "the paper's table of Eq. 6-8, blind to memory"),
+        _entry("uniform-layers", "assignment.even_stages", "even numbers of layers, Megatron's default"),
+        _entry("uniform-parameters", "assignment.even_stages", "the least largest number of parameters, DeepSpeed's"),
     ),
     "pipeline-partition": (
-        _proving("branch-and-bound", "partition.exact:partition_exact", BOUNDED_STAGES),
+        _proving("branch-and-bound", "partition.exact", BOUNDED_STAGES),
         *MODELS,
-        _entry(
-            "autopipe",
-            "partition.autopipe:autopipe",
-            "AutoPipe's master-stage heuristic",
-            Option("reading", ("paper", "published")),
-        ),
-        _entry("algorithm-1", "partition.autopipe:algorithm_1", "the least largest stage, AutoPipe's start"),
-        _entry("megatron", "partition.planners:megatron", "even numbers of Transformer layers"),
-        _entry("piper", "partition.planners:piper", "the least time per sample, between layers"),
-        _entry("dapple", "partition.planners:dapple", "DAPPLE's pivot-stage latency, between layers"),
+        _entry("autopipe", "partition.autopipe", "AutoPipe's master-stage heuristic", READING),
+        _entry("algorithm-1", "partition.autopipe", "the least largest stage, AutoPipe's start"),
+        _entry("megatron", "partition.planners", "even numbers of Transformer layers"),
+        _entry("piper", "partition.planners", "the least time per sample, between layers"),
+        _entry("dapple", "partition.planners", "DAPPLE's pivot-stage latency, between layers"),
     ),
     "memory-switches": (
-        _proving("label-setting", "switches.exact:switches_exact", BOUNDED_STEPS),
+        _proving("label-setting", "switches.exact", BOUNDED_STEPS),
         *MODELS,
-        _entry(
-            "h3t-dp",
-            "switches.h3t_dp:h3t_dp",
-            "the paper's DP on a memory grid, Algorithm 4 or 3",
-            Option("version", ("pruned", "basic")),
-            Option("levels"),
-        ),
-        _entry("h3t-greedy", "switches.h3t:greedy", "the paper's Algorithm 2"),
-        _entry("random", "switches.h3t:random_switches", RANDOM, Option("samples"), Option("answer", ("best", "last"))),
-        _entry("manual", "switches.h3t:manual", "the best combination for all layers alike"),
-        _entry("zero-2", "switches.h3t:zero_2", "ZeRO-2 with host optimizer and recomputation"),
-        _entry("zero-3", "switches.h3t:zero_3", "ZeRO-3 with host optimizer and recomputation"),
+        _entry("h3t-dp", "switches.h3t_dp", "the paper's DP on a memory grid, Algorithm 4 or 3", *TABLE_OPTIONS),
+        _entry("h3t-greedy", "switches.h3t", "the paper's Algorithm 2"),
+        _entry("random", "switches.h3t", RANDOM, Option("samples"), Option("answer", ("best", "last"))),
+        _entry("manual", "switches.h3t", "the best combination for all layers alike"),
+        _entry("zero-2", "switches.h3t", "ZeRO-2 with host optimizer and recomputation"),
+        _entry("zero-3", "switches.h3t", "ZeRO-3 with host optimizer and recomputation"),
     ),
     "cluster-strategy": (
-        _proving("branch-and-bound", "cluster.exact:cluster_exact", BOUNDED_CLUSTER, Option("workers")),
+        _proving("branch-and-bound", "cluster.exact", BOUNDED_CLUSTER, Option("workers")),
         *MODELS,
-        _entry("amp", "cluster.amp:amp", "AMP's Algorithm 1", *PLANNER_OPTIONS),
-        _entry(
-            "megatron",
-            "cluster.baselines:megatron",
-            "the smallest tmp x pp for each micro-batch size, uniform stages",
-            UNIFORM,
-            Option("top"),
-        ),
-        _entry(
-            "simulated-annealing",
-            "cluster.annealing:simulated_annealing",
-            "AMP's Algorithm 2, placements by domino tilings",
-            Option("iterations"),
-            Option("top"),
-        ),
-        _entry(
-            "random",
-            "cluster.baselines:random_strategies",
-            "degrees, placements and cuts at random",
-            Option("iterations"),
-        ),
+        _entry("amp", "cluster.amp", "AMP's Algorithm 1", *PLANNER_OPTIONS),
+        _entry("megatron", "cluster.baselines", SMALLEST, UNIFORM, TOP),
+        _entry("simulated-annealing", "cluster.annealing", "AMP's Algorithm 2, placements by domino tilings", ITERATIONS, TOP),
+        _entry("random", "cluster.baselines", "degrees, placements and cuts at random", ITERATIONS),
     ),
 }
 
@@ -201,5 +160,5 @@ def method(problem_name: str, name: str) -> Entry:
     for entry in entries:
         if entry.name == name:
             return entry
-    known = ", ".join(["exact", *(entry.name for entry in entries)])
-    raise InputError("command line", "--method", f"is {name!r}", f"give one of: {known}")
+    names = ", ".join(["exact", *(entry.name for entry in entries)])
+    raise InputError("command line", "--method", f"is {name!r}", f"give one of: {names}")

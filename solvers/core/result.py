@@ -45,10 +45,28 @@ class Infeasibility:
         )
 
 
+def short_of_memory(
+    limit_bytes: int, least_bytes: int, layer: int, layer_name: str, state_bytes: int, advice: str
+) -> Infeasibility:
+    """Why nothing fits into one limit of all devices. advice: what to change beside the limit."""
+    texts, over = [f"give memory_bytes of at least {least_bytes}", advice], least_bytes - limit_bytes
+    if over * 20 < limit_bytes:
+        texts.append(f"free {over} bytes elsewhere on the device")
+    activations = least_bytes - state_bytes
+    return Infeasibility(limit_bytes, least_bytes, layer, layer_name, state_bytes, activations, tuple(texts))
+
+
 def peak_text(peak_bytes: int, layer: str | None, peak_ns: int | None) -> str:
     """The peak and its place: the layer in whose backward pass it is, or when in the step, whichever the problem tells."""
     moment = "" if peak_ns is None else f"{format_time(peak_ns)} into the step"
     return f"{format_bytes(peak_bytes)} ({peak_bytes} bytes), " + (f"backward pass of {layer}" if layer else moment)
+
+
+def relative_gap(objective: int | None, bound: int | None) -> float | None:
+    """(objective - bound) / objective; None where one of them is missing."""
+    if objective is None or bound is None:
+        return None
+    return (objective - bound) / objective if objective else 0.0
 
 
 @dataclass(frozen=True)
@@ -87,10 +105,6 @@ class Result:
         """All fields under their own names, as plain values."""
         return json.loads(json.dumps(asdict(self)))
 
-    def to_json(self) -> str:
-        """All fields under their own names, as JSON text."""
-        return json.dumps(asdict(self), indent=2)
-
     def summary(self) -> list[tuple[str, str]]:
         """Label and text of each line that people want to see."""
         rows = [("problem", self.problem), ("method", self.method), ("status", self.status)]
@@ -100,8 +114,8 @@ class Result:
             rows.append(("lower bound", f"{format_time(self.bound)} ({self.bound} ns), by {self.bound_source}"))
         if self.gap is not None:
             rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
-        if (told := self.evaluation) and "peak_bytes" in told:
-            rows.append(("peak memory", peak_text(told["peak_bytes"], told.get("peak_layer_name"), told.get("peak_ns"))))
+        if (costs := self.evaluation) and "peak_bytes" in costs:
+            rows.append(("peak memory", peak_text(costs["peak_bytes"], costs.get("peak_layer_name"), costs.get("peak_ns"))))
         rows.append(("seconds", f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve"))
         rows += [("reason", str(self.reason))] if self.reason else []
         rows += [("message", self.message)] if self.message else []

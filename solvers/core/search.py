@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import Unsuited as Unsuited
 from trainplan.solvers.core.result import Point
 
@@ -43,37 +44,66 @@ class Search:
         """Seconds left; infinite without a limit."""
         return float("inf") if self.time_limit is None else self.time_limit - self.elapsed()
 
+    def seconds(self, share: float = 1.0) -> float | None:
+        """A share of the seconds left, for a search within this one; None without a limit."""
+        return None if self.time_limit is None else self.remaining() * share
+
+    def within(self, seconds: float | None) -> Search:
+        """A search among the same solutions that ends earlier, and passes on what it finds but for its bounds."""
+
+        def pass_on(_: Point) -> None:
+            if inner.best is not None:
+                self.report(inner.best)
+
+        inner = Search(self.evaluate, seconds, self.seed, self.gap, progress=pass_on)
+        return inner
+
     def out_of_time(self) -> bool:
         """Whether the time limit is reached."""
         return self.remaining() <= 0
 
+    def closed(self, bound: float | None = None) -> bool:
+        """Whether no solution above a bound, by default the best bound, is better than the best one by more than the gap."""
+        bound = self.bound if bound is None else bound
+        return self.objective is not None and bound is not None and self.objective - bound <= self.gap * self.objective
+
+    def betters(self, objective: int) -> bool:
+        """Whether a solution with this objective would be the best so far."""
+        return self.objective is None or objective < self.objective
+
     def report(self, choice: Any = None, bound: int | None = None) -> None:
         """Note a new solution or bound, where it is better than what is known."""
         improved = False
-        if (
-            choice is not None
-            and (value := self.evaluate(choice)) is not None
-            and (self.objective is None or value < self.objective)
-        ):
+        if choice is not None and (value := self.evaluate(choice)) is not None and self.betters(value):
             self.best, self.objective, improved = choice, value, True
         if bound is not None and (self.bound is None or bound > self.bound):
             self.bound, improved = bound, True
         if improved:
-            claimed = self.history[-1].objective if self.history else None
-            self.history.append(
-                Point(round(self.elapsed(), 6), claimed if self.objective is None else self.objective, self.bound)
-            )
-            if self.progress:
-                self.progress(self.history[-1])
+            self._note(self._claimed() if self.objective is None else self.objective)
 
     def claim(self, objective: int) -> None:
         """Note an incumbent that a solver reports while it runs, its solution not yet in hand: it enters the history only."""
-        if self.objective is None and (
-            not self.history or self.history[-1].objective is None or objective < self.history[-1].objective
-        ):
-            self.history.append(Point(round(self.elapsed(), 6), objective, self.bound))
-            if self.progress:
-                self.progress(self.history[-1])
+        claimed = self._claimed()
+        if self.objective is None and (claimed is None or objective < claimed):
+            self._note(objective)
+
+    def _claimed(self) -> int | None:
+        return self.history[-1].objective if self.history else None
+
+    def _note(self, objective: int | None) -> None:
+        self.history.append(Point(round(self.elapsed(), 6), objective, self.bound))
+        if self.progress:
+            self.progress(self.history[-1])
+
+
+def judge(instance: Any) -> Callable[[Any], int | None]:
+    """What gives the objective of a solution of an instance, None where it breaks a constraint."""
+    problem = problem_of(instance)
+
+    def objective(solution: Any) -> int | None:
+        return None if problem.violations(instance, solution) else problem.evaluate(instance, solution).objective
+
+    return objective
 
 
 @dataclass
@@ -88,6 +118,17 @@ class Outcome:
     message: str | None = None
     failed: bool = False
     statistics: dict[str, Any] = field(default_factory=dict)
+
+
+def first_fitting(instance: Any, search: Search, tried: Iterable[Any], who: str) -> Outcome:
+    """What a method that knows no memory comes to: the first of its solutions that fits, the best of them first."""
+    problem, broken = problem_of(instance), list[str]()
+    for solution in tried:
+        if not (violated := problem.violations(instance, solution)):
+            search.report(solution)
+            return Outcome()
+        broken = broken or violated
+    return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}")
 
 
 class Method(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,26 +14,20 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
-from trainplan.solvers.core.result import Infeasibility, Result, Status
-from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited
+from trainplan.solvers.core.result import Infeasibility, Result, Status, relative_gap
+from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, judge
 
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of Python and of every package that may have had a part in an answer."""
-    return dict(_versions())
-
-
-@cache
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            numbers[package] = version(package)
+    return numbers
 
 
 def solve(
@@ -56,11 +51,7 @@ def solve(
     problem, entry = problem_of(instance), method_named(instance.problem, method)
     check_arguments(time_limit, gap, seed)
     _check_options(entry, options)
-
-    def objective(solution: Any) -> int | None:
-        return None if problem.violations(instance, solution) else problem.evaluate(instance, solution).objective
-
-    search = Search(objective, time_limit, seed, gap, options, progress)
+    search = Search(judge(instance), time_limit, seed, gap, options, progress)
     try:
         outcome = entry.method()(instance, search)
     except (InputError, KeyboardInterrupt):
@@ -83,12 +74,12 @@ def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
 
 
 def _check_options(entry: Entry, options: dict[str, Any]) -> None:
-    known = {option.name: option for option in entry.options}
+    possible = {option.name: option.choices for option in entry.options}
     for name, value in options.items():
-        if name not in known:
-            told = ", ".join(map(str, entry.options)) or "none"
-            raise InputError("command line", f"option {name}", f"is not an option of {entry.name}", f"it has: {told}")
-        choices = known[name].choices
+        if name not in possible:
+            names = ", ".join(map(str, entry.options)) or "none"
+            raise InputError("command line", f"option {name}", f"is not an option of {entry.name}", f"it has: {names}")
+        choices = possible[name]
         if value is None:
             continue
         if choices and value not in choices:
@@ -100,55 +91,38 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
 def _result(instance: Any, entry: Entry, problem: Problem, search: Search, outcome: Outcome, explained: bool) -> Result:
     """What is proven, from a method's claims and our own checks of them."""
     elapsed = search.elapsed()
+    broken = [] if outcome.choice is None else problem.violations(instance, outcome.choice)
+    search.report(outcome.choice)
+    choice, objective, bound, message = search.best, search.objective, outcome.bound, outcome.message
     reason: Infeasibility | None = None
-    broken: list[str] = []
-    message = outcome.message
-    claimed = outcome.choice
-    if claimed is not None:
-        broken = problem.violations(instance, claimed)
-        search.report(claimed)
-    choice, objective, bound = search.best, search.objective, outcome.bound
+    if not outcome.failed and (outcome.infeasible or broken or (objective is None and explained)):
+        reason = problem.explain(instance)
 
     status: Status
     if outcome.failed:
         status = "failed"
-    elif outcome.infeasible:
-        reason = problem.explain(instance)
-        if reason is None or choice is not None:
-            status, message = "failed", f"{entry.name} claims that nothing fits, but a choice within the memory exists"
-        else:
-            status = "infeasible"
-    elif broken and (reason := problem.explain(instance)) is None:
+    elif outcome.infeasible and (reason is None or choice is not None):
+        status, message = "failed", f"{entry.name} claims that nothing fits, but a choice within the memory exists"
+    elif broken and reason is None:
         status, message = "failed", f"{entry.name} gave a choice that breaks the constraints"
-    elif broken:
-        status, outcome.bound_source = "infeasible", "least memory over all choices"
+    elif reason is not None:
+        status = "infeasible"
+        outcome.bound_source = outcome.bound_source if outcome.infeasible else "least memory over all choices"
     elif objective is None:
         status = "unknown"
-        reason = problem.explain(instance) if explained else None
-        if reason is not None:
-            status, outcome.bound_source = "infeasible", "least memory over all choices"
     elif bound is not None and bound > objective:
         status, message = "failed", f"{entry.name} claims a bound of {bound} above its own objective {objective}"
-    elif bound is not None and objective - bound <= search.gap * objective:
-        status = "optimal"
     else:
-        status = "feasible"
-
-    evaluation = None
-    if choice is not None:
-        evaluation = problem.describe(instance, choice)
+        status = "optimal" if bound is not None and search.closed(bound) else "feasible"
     if status in ("infeasible", "failed"):
         bound = None
-    gap = None
-    if objective is not None and bound is not None:
-        gap = (objective - bound) / objective if objective else 0.0
     return Result(
         problem=instance.problem,
         method=entry.name,
         status=status,
         objective=objective,
         bound=bound,
-        gap=gap,
+        gap=relative_gap(objective, bound),
         solution=None if choice is None else problem.solution_dict(choice),
         build_seconds=round(outcome.build_seconds, 6),
         solve_seconds=round(max(0.0, elapsed - outcome.build_seconds), 6),
@@ -158,7 +132,7 @@ def _result(instance: Any, entry: Entry, problem: Problem, search: Search, outco
         instance_hash=instance.digest,
         bound_source=outcome.bound_source if bound is not None or status == "infeasible" else None,
         tolerance=search.gap,
-        evaluation=evaluation,
+        evaluation=None if choice is None else problem.describe(instance, choice),
         violations=tuple(broken),
         reason=reason,
         message=message,
@@ -194,13 +168,13 @@ def compare(
 
 def contradictions(results: Sequence[Result]) -> list[str]:
     """Pairs of results that cannot both be right, in words."""
-    found = []
+    contradicted = []
     for a in results:
         if a.status == "failed":
-            found.append(f"{a.method} failed: {a.message}")
+            contradicted.append(f"{a.method} failed: {a.message}")
         for b in results:
             if a.bound is not None and b.objective is not None and a.bound > b.objective:
-                found.append(f"{a.method} proves at least {a.bound} ns, but {b.method} has {b.objective} ns")
+                contradicted.append(f"{a.method} proves at least {a.bound} ns, but {b.method} has {b.objective} ns")
             if a.status == "infeasible" and b.objective is not None:
-                found.append(f"{a.method} proves that nothing fits, but {b.method} has a solution")
-    return found
+                contradicted.append(f"{a.method} proves that nothing fits, but {b.method} has a solution")
+    return contradicted

@@ -40,10 +40,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from trainplan.formulations.pipeline_partition.problem import Instance, Solution, violations
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.step.recurrences import pass_ends
 from trainplan.formulations.step.timeline import Work
-from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.core.search import Outcome, Search, first_fitting
 
 Cuts = tuple[int, ...]
 READINGS = ("paper", "published")
@@ -53,27 +53,16 @@ NEVER = 2**62
 def algorithm_1(instance: Instance, search: Search) -> Outcome:
     """The partition with the least largest f + b of a stage."""
     weights = (instance.forward_ns + instance.backward_ns).tolist()
-    return best_fitting(instance, search, [partitioned(weights, instance.stages)], "Algorithm 1")
+    return first_fitting(instance, search, [Solution(partitioned(weights, instance.stages))], "Algorithm 1")
 
 
 def autopipe(instance: Instance, search: Search) -> Outcome:
     """The best of the heuristic's partitions that fits. Option reading: paper or published."""
     planner = Planner(instance, search.options.get("reading") or READINGS[0])
     planner.run(search.out_of_time)
-    outcome = best_fitting(instance, search, planner.by_time(), "the paper's search")
+    outcome = first_fitting(instance, search, map(Solution, planner.by_time()), "the paper's search")
     outcome.statistics["simulated"] = len(planner.simulations)
     return outcome
-
-
-def best_fitting(instance: Instance, search: Search, tried: Sequence[Cuts], who: str) -> Outcome:
-    """The first of some partitions, the best first, that fits; none where a method that knows no memory has found none."""
-    broken: list[str] = []
-    for cuts in tried:
-        if not (violated := violations(instance, Solution(cuts))):
-            search.report(Solution(cuts))
-            return Outcome()
-        broken = broken or violated
-    return Outcome(message=f"{who} knows no memory, and its answer does not fit: {broken[0]}")
 
 
 def partitioned(weights: Sequence[int], stages: int) -> Cuts:

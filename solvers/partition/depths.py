@@ -23,7 +23,7 @@ from trainplan.formulations.pipeline_partition.definition import OBJECTIVE, SLIC
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load_solution
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
 from trainplan.profiling.base.errors import InputError
-from trainplan.solvers.core.answer import Answer
+from trainplan.solvers.core.answer import Answer, in_turn, least_bound, rank
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Progress, Unsuited
 from trainplan.solvers.core.solve import check_arguments, solve
@@ -48,13 +48,6 @@ class DepthCandidate:
     iteration_ns: int | None = None
     step_ns: int | None = None
     bound_ns: int | None = None
-
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """The place among other candidates: by the step; where nothing fits, by how much memory would do."""
-        if self.step_ns is not None:
-            return False, self.step_ns
-        return True, self.result.reason.least_memory_bytes if self.result.reason else FAR
 
     def to_dict(self) -> dict[str, Any]:
         """The candidate's row among an answer's alternatives."""
@@ -96,12 +89,8 @@ def search(
     """
     check_arguments(time_limit, gap, seed)
     OBJECTIVE.check(objective)
-    started, candidates = time.perf_counter(), list[DepthCandidate]()
-    exact_step = method == "exact" and objective == "step"
-    for place, instance in enumerate(instances):
-        seconds = None
-        if time_limit is not None:
-            seconds = max(0.01, (time_limit - (time.perf_counter() - started)) / (len(instances) - place))
+    candidates, exact_step = list[DepthCandidate](), method == "exact" and objective == "step"
+    for instance, seconds in in_turn(instances, time_limit):
         shortest = min((candidate.step_ns for candidate in candidates if candidate.step_ns is not None), default=FAR)
         deadline = float("inf") if seconds is None else time.perf_counter() + seconds
         try:
@@ -113,10 +102,9 @@ def search(
         candidates.append(_candidate(instance, result, sliced, exact_step, shortest, deadline))
     if not candidates:
         raise InputError("command line", "--method", f"is {method!r}, which suits no depth", "give another method")
-    candidates.sort(key=lambda candidate: candidate.rank)
+    candidates.sort(key=lambda candidate: rank(candidate.result, candidate.step_ns))
     best = candidates[0]
-    bounds = [candidate.bound_ns for candidate in candidates if candidate.result.status != "infeasible"]
-    bound = None if None in bounds else min((bound for bound in bounds if bound is not None), default=None)
+    bound = least_bound((candidate.result, candidate.bound_ns) for candidate in candidates)
     rows = tuple(candidate.to_dict() for candidate in candidates)
     return Answer(best.instance, best.result, best.solution, best.step_ns, bound, rows)
 

@@ -40,7 +40,7 @@ SIMULATED = 256  # suffixes that are worth simulating
 LARGEST, MOST_WORK = 2**22, 10**8  # spans in tables; passes to simulate for cuts moved once
 
 
-def partition_exact(instance: Instance, search: Search) -> Outcome:
+def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best partition and the least bound of all."""
     if instance.sublayers**2 > LARGEST:
         return _coarse(instance, search)
@@ -58,21 +58,21 @@ def partition_exact(instance: Instance, search: Search) -> Outcome:
     search.report(bound=spans.bound)
     for limit in (spans.bound, FAR - 1):
         steps["beam"] = steps.get("beam", 0) + _by_stage(spans, search, limit, BEAM)
-        if _closed(search):
+        if search.closed():
             return ended(SOURCE)
     if search.objective is None:
         return _coarse(instance, search)
     steps["paths"] = _by_stage(spans, search, _limit(search), MOST, slowest=[0] * instance.stages)
-    if _closed(search):
+    if search.closed():
         return ended(SOURCE)
     steps["moves"] = _moved(spans, search)
     for width, classes, every in STEPS:
-        if not _closed(search) and not search.out_of_time():
+        if not search.closed() and not search.out_of_time():
             prefixes = Prefixes(spans, limit := _limit(search), classes, every, search.out_of_time)
             count = _by_stage(spans, search, limit, width, spans.slowest(limit), prefixes)
             steps["turns"] = steps.get("turns", 0) + count
             steps["moves"] += _moved(spans, search)
-    if not _closed(search) and not search.out_of_time():
+    if not search.closed() and not search.out_of_time():
         steps["search"] = _searched(spans, search, Prefixes(spans, _limit(search), *STEPS[-1][1:], search.out_of_time))
     return ended(SEARCHED)
 
@@ -106,10 +106,6 @@ def _limit(search: Search) -> int:
     if search.objective is None:
         return FAR - 1
     return search.objective - floor(search.gap * search.objective) - 1
-
-
-def _closed(search: Search) -> bool:
-    return search.bound is not None and search.bound > _limit(search)
 
 
 def _by_stage(

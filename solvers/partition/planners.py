@@ -29,9 +29,8 @@ from collections.abc import Callable
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.pipeline_partition.problem import Instance
-from trainplan.solvers.core.search import Outcome, Search, Unsuited
-from trainplan.solvers.partition.autopipe import best_fitting
+from trainplan.formulations.pipeline_partition.problem import Instance, Solution
+from trainplan.solvers.core.search import Outcome, Search, Unsuited, first_fitting
 
 MOST_STEPS = 10**10
 FAR = np.int64(2**60)  # more than any time
@@ -44,7 +43,7 @@ def megatron(instance: Instance, search: Search) -> Outcome:
     _check_layers(instance, len(blocks))
     each, more = divmod(len(blocks), instance.stages)
     firsts = [x * each + min(x, more) for x in range(1, instance.stages)]
-    return best_fitting(instance, search, [tuple(int(blocks[first]) for first in firsts)], "Megatron's rule")
+    return first_fitting(instance, search, [Solution(tuple(int(blocks[first]) for first in firsts))], "Megatron's rule")
 
 
 def piper(instance: Instance, search: Search) -> Outcome:
@@ -66,9 +65,9 @@ def dapple(instance: Instance, search: Search) -> Outcome:
     before, moves, rounds = passes_before(layers), 2 * messages(layers), instance.micro_batches
 
     def extended(first: int, later: Integers) -> Integers:
-        own, message = before[first + 1 :] - before[first], moves[first + 1 :]
-        alone = np.maximum(rounds * own, own + rounds * message)
-        return np.maximum(alone, own + message + later)
+        stage, message = before[first + 1 :] - before[first], moves[first + 1 :]
+        alone = np.maximum(rounds * stage, stage + rounds * message)
+        return np.maximum(alone, stage + message + later)
 
     return _planned(instance, extended, search, "DAPPLE's search")
 
@@ -110,7 +109,7 @@ def _planned(instance: Instance, extended: Callable[[int, Integers], Integers], 
     for x in range(stages - 1):
         first = int(ends[x, first])
         cuts.append(int(starts[first]))
-    return best_fitting(instance, search, [tuple(cuts)], who)
+    return first_fitting(instance, search, [Solution(tuple(cuts))], who)
 
 
 def _check_layers(instance: Instance, layers: int) -> None:

@@ -33,29 +33,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from trainplan.formulations.step.schedules import most_sliced, one_f_one_b
 from trainplan.formulations.step.timeline import Timeline, Work, simulate
-
-
-@dataclass(frozen=True)
-class Slicing:
-    """What slicing `count` micro-batches does. time_ns: of the simulated step; startup_ns: until the last stage begins; both
-    sliced and not."""
-
-    count: int
-    time_ns: int
-    startup_ns: int
-    unsliced_time_ns: int
-    unsliced_startup_ns: int
-
-
-def slicing(work: Work, micro_batches: int, count: int) -> Slicing:
-    """The effect of a count, simulated."""
-    with_halves, whole = sliced_timeline(work, micro_batches, count), sliced_timeline(work, micro_batches, 0)
-    return Slicing(count, with_halves.time_ns, with_halves.startup_ns, whole.time_ns, whole.startup_ns)
 
 
 def sliced_timeline(work: Work, micro_batches: int, count: int) -> Timeline:

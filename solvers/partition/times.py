@@ -24,11 +24,6 @@ SHIFTS = (-3, -2, -1, 1, 2, 3)
 Truths = NDArray[np.bool_]
 
 
-def iterations_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> Integers:
-    """(N,): the simulated iterations of N pipelines, whose passes are given as for `ends_ns`."""
-    return ends_ns(forward_ns, backward_ns, micro_batches)[0]
-
-
 def ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> Integers:
     """(p, N): when each stage of N pipelines ends. forward_ns, backward_ns: (p, N), of each stage, the message that the pass
     receives included.
@@ -93,8 +88,7 @@ class SublayerChain:
 
     def times_ns(self, firsts: Integers) -> Integers:
         """(N,): the simulated iterations of pipelines of the last stages. firsts: (N, stages), the first place of each."""
-        forward, backward = self.passes_ns(firsts.T, self.ends(firsts).T)
-        return iterations_ns(forward, backward, self.micro_batches)
+        return self.ends_ns(firsts)[:, 0]
 
     def ends_ns(self, firsts: Integers) -> Integers:
         """(N, stages): when each stage of N pipelines of the last stages ends. firsts: (N, stages), the first places."""

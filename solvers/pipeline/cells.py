@@ -45,14 +45,17 @@ def interface_cells(tables: Tables) -> InterfaceCells:
     """The cells of the options of tables: equal rows of every transition table are left alike, equal columns, and entries,
     entered alike."""
     moves, entries = tables.transitions_ns, tables.entries_ns
-    left, leave = np.unique(moves.transpose(1, 0, 2).reshape(len(tables.strategies), -1), axis=0, return_inverse=True)
+    rows = moves.transpose(1, 0, 2).reshape(len(tables.strategies), -1)
     columns = np.concatenate((moves.transpose(2, 0, 1).reshape(len(tables.strategies), -1), entries.T), axis=1)
-    entered, enter = np.unique(columns, axis=0, return_inverse=True)
-    leave, enter = leave.reshape(-1), enter.reshape(-1)
-    pairs, cell_of = np.unique(np.stack((enter, leave), axis=1), axis=0, return_inverse=True)
-    lefts = [int(np.flatnonzero(leave == way)[0]) for way in range(len(left))]
-    enters = [int(np.flatnonzero(enter == way)[0]) for way in range(len(entered))]
-    return InterfaceCells(cell_of.reshape(-1), pairs[:, 0], pairs[:, 1], moves[:, lefts][:, :, enters], entries[:, enters])
+    (lefts, leave), (enters, enter) = _ways(rows), _ways(columns)
+    cells, cell_of = _ways(np.stack((enter, leave), axis=1))
+    return InterfaceCells(cell_of, enter[cells], leave[cells], moves[:, lefts][:, :, enters], entries[:, enters])
+
+
+def _ways(rows: Integers) -> tuple[Places, Places]:
+    """The first place of every different row, and of each row the number of its kind."""
+    _, firsts, numbers = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return firsts, numbers.reshape(-1)
 
 
 def _least(values: NDArray[Any], group_of: Places) -> NDArray[Any]:

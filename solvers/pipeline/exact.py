@@ -20,11 +20,11 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from trainplan.formulations.pipeline.layouts import least_ns, most_ns, parts
 from trainplan.formulations.pipeline.problem import Instance, Solution
 from trainplan.solvers.core.search import Outcome, Search
-from trainplan.solvers.pipeline.span_costs import Floats, SolvedSpan, SpanCosts, Weight
+from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, Weight
+from trainplan.solvers.pipeline.spans import Floats, Path
 
 SOURCE = "bounds on all spans, exact on those used"
 LARGEST_WEIGHT = 64
@@ -33,11 +33,10 @@ RANGES = 24
 GROWTH = 1.08
 NARROW = 0.02
 
-Path = tuple[tuple[int, int], ...]
 Node = tuple[float, float, float, Path]
 
 
-def pipeline_exact(instance: Instance, search: Search) -> Outcome:
+def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """Best solution and bound over all configurations; optimal within the search's gap unless time runs out.
 
     Option `cutoff_ns`: only plans faster than this are of interest.
@@ -116,9 +115,7 @@ class _Sweep:
         weights = [(1, 1), (middle.numerator, middle.denominator), (self.m, 1)]
         self.weights: list[Weight] = list(dict.fromkeys(weights))
         self.refined: dict[tuple[int, int], _Refined] = {}
-        self.depth_of = [self.costs.depths.index(depth) for depth in self.costs.in_flight]
         self.unresolved = np.inf
-        self.window = _window(instance.layers)
         most = most_ns(replace(instance, configurations=(configuration,)))  # times weights, this stays within 64 bits
         self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, most)))
 
@@ -127,13 +124,8 @@ class _Sweep:
         shared = self.costs.shared
         key = ("quick", self.costs.spans, tuple(self.costs.in_flight), self.instance.memory_bytes)
         if key not in shared:
-            self.u, times = self.costs.bounds([(1, 0), (1, 1)], prices=np.zeros(1))
-            slowest, total = self._least_slowest(), np.inf
-            if slowest < np.inf:
-                self.values, weights, self.weights = times[None], self.weights, [(1, 1)]
-                total = self._partition(np.inf)[0]
-                self.weights = weights
-            shared[key] = (slowest, total)
+            u, times = self.costs.bounds([(1, 0), (1, 1)], prices=np.zeros(1))
+            shared[key] = self.costs.cheapest(u, np.maximum)[0], self.costs.cheapest(np.maximum(0, times), np.add)[0]
         slowest, total = shared[key]
         return (self.m - 1) * slowest + total if total < np.inf else np.inf
 
@@ -184,7 +176,7 @@ class _Sweep:
 
     def _first_nodes(self) -> list[Node]:
         """Ranges of the slowest stage's time, by bound; the plan of the most promising time is found on the way."""
-        lowest = self._least_slowest()
+        lowest = self.costs.cheapest(self.u, np.maximum)[0]
         if lowest == np.inf:
             return []
         lowest = np.ceil(lowest)
@@ -207,7 +199,7 @@ class _Sweep:
         plan: list[SolvedSpan] = []
         exact = True
         for stage, (first, last) in enumerate(path):
-            best, proven = self._refine(self.depth_of[stage], int(self.costs.spans.number[first, last]), limit, narrow)
+            best, proven = self._refine(self.costs.depth_of[stage], int(self.costs.spans.number[first, last]), limit, narrow)
             exact = exact and proven
             if best is not None:
                 plan.append(best)
@@ -220,7 +212,7 @@ class _Sweep:
 
     def _walked(self, path: Path, limit: float, narrow: bool) -> bool:
         """Whether all stages of a partition have been refined to this limit."""
-        numbers = [(self.depth_of[stage], int(self.costs.spans.number[span])) for stage, span in enumerate(path)]
+        numbers = [(self.costs.depth_of[stage], int(self.costs.spans.number[span])) for stage, span in enumerate(path)]
         return all(key in self.refined and (limit, narrow) in self.refined[key].walked for key in numbers)
 
     def _refine(self, depth: int, number: int, limit: float, narrow: bool) -> tuple[SolvedSpan | None, bool]:
@@ -257,16 +249,13 @@ class _Sweep:
         return best, best is not None and best.time_ns - refined.bound(limit) < 1
 
     def _cut(self, refined: _Refined, depth: int, number: int, weight: Weight) -> SolvedSpan:
-        solved = self._solved(number, self.costs.depths[depth], weight)
+        self.statistics["stages_solved"] += 1
+        solved = self.costs.solve(number, self.costs.depths[depth], weight)
         if weight not in refined.cuts:
             refined.cuts[weight] = solved.bound
             if solved.choice is not None:
                 refined.solved.append(solved)
         return solved
-
-    def _solved(self, number: int, depth: int, weight: Weight) -> SolvedSpan:
-        self.statistics["stages_solved"] += 1
-        return self.costs.solve(number, depth, weight)
 
     def _least_times(self, limit: float) -> Floats:
         """Lower bounds on T under u <= limit, by in-flight number and class of spans; infinite where there is none."""
@@ -286,55 +275,7 @@ class _Sweep:
 
     def _partition(self, limit: float) -> tuple[float, Path]:
         """The cheapest partition by the bounds on T under u <= limit, and its cost; infinite where there is none."""
-        times = self._least_times(limit)
-        longest = self._longest(times)
-        number, before = self.costs.spans.number, self.window[:, :longest]
-        layers = self.instance.layers
-        ends = np.arange(layers)[:, None]
-        classes = np.where(before >= 0, number[before, ends], 0)
-        blocked = before < 0
-        reach = np.full(layers + 1, np.inf)
-        reach[0] = 0.0
-        origins = []
-        for stage in range(self.stages):
-            through = reach[before] + times[self.depth_of[stage]][classes]
-            through[blocked] = np.inf
-            best = through.argmin(axis=1)
-            origins.append(best)
-            reach = np.concatenate(([np.inf], through[ends[:, 0], best]))
-        if reach[-1] == np.inf:
-            return np.inf, ()
-        path, last = [], layers - 1
-        for best in reversed(origins):
-            first = last - int(best[last])
-            path.append((first, last))
-            last = first - 1
-        return float(reach[-1]), tuple(reversed(path))
-
-    def _longest(self, times: Floats) -> int:
-        """Layers of the longest span that some stage can hold."""
-        possible = np.any(np.isfinite(times), axis=0).tolist()
-        longest, at = 1, 0
-        for length, level in enumerate(self.costs.spans.levels, 1):
-            if any(possible[at : at + len(level.kind)]):
-                longest = length
-            at += len(level.kind)
-        return min(longest, self.instance.layers - self.stages + 1)
-
-    def _least_slowest(self) -> float:
-        """The least that the slowest stage takes, over all partitions."""
-        number = self.costs.spans.number
-        reach = np.full(self.instance.layers + 1, np.inf)
-        reach[0] = 0.0
-        for stage in range(self.stages):
-            spans = np.where(number >= 0, self.u[self.depth_of[stage]][number], np.inf)
-            reach = np.concatenate(([np.inf], np.maximum(reach[:-1, None], spans).min(axis=0)))
-        return float(reach[-1])
-
-
-def _window(layers: int) -> NDArray[np.intp]:
-    """[last, n]: the first layer of a span of n + 1 layers that ends at `last`; negative where there is none."""
-    return np.arange(layers)[:, None] - np.arange(layers)
+        return self.costs.cheapest(self._least_times(limit), np.add)
 
 
 def _halves(low: float, high: float) -> list[tuple[float, float]]:

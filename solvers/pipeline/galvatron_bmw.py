@@ -17,18 +17,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.pipeline.batches import ruled_micro_batches
 from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
-from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.chain.galvatron_dp import LayerOptions, LayoutMoves, PrefixTable, granularity
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.partitions import BALANCES, Balance, Partition, blocks, initial_partition, uniform_choice
-
-MICRO_BATCHES = ("rule", "all")
-STAGE_TIMES = ("micro-batch", "iteration")
 
 
 def galvatron_base(instance: Instance, search: Search) -> Outcome:
@@ -37,12 +33,12 @@ def galvatron_base(instance: Instance, search: Search) -> Outcome:
     Options: `partition` (layers, parameters, memory or time), `micro_batches` (rule or all), `stage_time` (micro-batch or
     iteration), `granularity_bytes`.
     """
-    balance: Balance = _option(search, "partition", BALANCES)
-    return _run(
-        instance,
-        search,
-        lambda stages: iter([_searched(stages, initial_partition(instance, stages.configuration, balance))]),
-    )
+    balance: Balance = search.options.get("partition") or BALANCES[0]
+
+    def alone(stages: StageSearch) -> Iterator[SearchedPartition]:
+        yield _searched(stages, initial_partition(instance, stages.configuration, balance))
+
+    return _run(instance, search, alone)
 
 
 def galvatron_bmw(instance: Instance, search: Search) -> Outcome:
@@ -53,7 +49,7 @@ def galvatron_bmw(instance: Instance, search: Search) -> Outcome:
 def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iterator[SearchedPartition]]) -> Outcome:
     """The best of all configurations and steps. Statistics name every partition searched, in blocks, and its time."""
     step_bytes = granularity(search, instance.memory_bytes)
-    whole = _option(search, "stage_time", STAGE_TIMES) == "iteration"
+    whole = search.options.get("stage_time") == "iteration"
     searched: list[dict[str, Any]] = []
     for place in _configurations(instance, search):
         if search.out_of_time():
@@ -66,7 +62,7 @@ def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iter
             time_ns = None if step.evaluation is None else step.evaluation.time_ns
             partitions.append(list(step.partition))
             times.append(time_ns)
-            if time_ns is not None and (search.objective is None or time_ns < search.objective):
+            if time_ns is not None and search.betters(time_ns):
                 search.report(step.solution)
             if search.out_of_time():
                 break
@@ -89,7 +85,6 @@ class StageSearch:
         self._moves = [LayoutMoves(weight * table) for table in self.chosen.tables.transitions_ns]
         self._options: dict[tuple[int, int | None, int], LayerOptions] = {}
         self._chains: dict[tuple[PrefixTable | int, int | None, int], PrefixTable] = {}
-        self._optima: dict[PrefixTable, tuple[int, ...] | None] = {}
 
     def solution(self, partition: Sequence[int]) -> Solution | None:
         """The strategies of every stage of a partition; None where Algorithm 3 finds none for some stage."""
@@ -110,15 +105,12 @@ class StageSearch:
             boundary, kind = instance.boundary_kinds[l - 1] if l else None, instance.layer_kinds[l]
             key = (chain or in_flight, boundary, kind)
             if key not in self._chains:
-                if chain and boundary is not None:
-                    self._chains[key] = chain.then(self._moves[boundary], self._layer(in_flight, None, kind))
-                else:
-                    self._chains[key] = PrefixTable(self._layer(in_flight, boundary, kind), instance.memory_bytes)
+                moves = self._moves[boundary] if chain and boundary is not None else None
+                layer = self._layer(in_flight, None if chain else boundary, kind)
+                self._chains[key] = PrefixTable(layer, instance.memory_bytes, chain, moves)
             chain = self._chains[key]
         assert chain
-        if chain not in self._optima:
-            self._optima[chain] = chain.optimum()
-        return self._optima[chain]
+        return chain.optimum
 
     def _layer(self, in_flight: int, entry: int | None, kind: int) -> LayerOptions:
         """A layer; activations of earlier micro-batches count as states. entry: the boundary before it, for a stage's first."""
@@ -174,7 +166,8 @@ def adjustments(stages: StageSearch) -> Iterator[SearchedPartition]:
             moved = evaluate(instance, Solution(place, stages.blocks.layers_of(partition), choice))
             if valid(moved, step.evaluation, instance.memory_bytes, limit):
                 seen.add(partition)
-                queue.append(_searched(stages, partition, step, moved, limit))
+                searched = _searched(stages, partition)
+                queue.append(replace(searched, origin=step, validated=moved, limit_bytes=limit))
 
 
 def adjusted(partition: Partition, evaluation: Evaluation) -> Iterator[Partition]:
@@ -198,21 +191,15 @@ def valid(moved: Evaluation, before: Evaluation, memory_bytes: int, limit_bytes:
     return max(stage.time_ns for stage in moved.stages) <= slowest and moved.peak_bytes <= min(memory_bytes, limit_bytes)
 
 
-def _searched(
-    stages: StageSearch,
-    partition: Partition,
-    origin: SearchedPartition | None = None,
-    validated: Evaluation | None = None,
-    limit_bytes: int | None = None,
-) -> SearchedPartition:
+def _searched(stages: StageSearch, partition: Partition) -> SearchedPartition:
     solution = stages.solution(partition)
     evaluation = None if solution is None else evaluate(stages.instance, solution)
-    return SearchedPartition(partition, solution, evaluation, origin, validated, limit_bytes)
+    return SearchedPartition(partition, solution, evaluation)
 
 
 def _configurations(instance: Instance, search: Search) -> list[int]:
     """Places of the configurations to search, from few stages to many; by the rule, one for each number and schedule."""
-    every = _option(search, "micro_batches", MICRO_BATCHES) == "all"
+    every = search.options.get("micro_batches") == "all"
     groups: dict[tuple[int, str], list[int]] = {}
     for place, configuration in enumerate(instance.configurations):
         groups.setdefault((configuration.stages, configuration.schedule), []).append(place)
@@ -222,10 +209,3 @@ def _configurations(instance: Instance, search: Search) -> list[int]:
         by_number = {instance.configurations[place].micro_batches: place for place in groups[key]}
         places += groups[key] if every else [by_number[ruled_micro_batches(instance.batch, key[0], list(by_number))]]
     return places
-
-
-def _option(search: Search, name: str, values: Sequence[Any]) -> Any:
-    value = search.options.get(name) or values[0]
-    if value not in values:
-        raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(values)}")
-    return value

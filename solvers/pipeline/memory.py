@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
 from trainplan.solvers.chain.least_memory import least_memory
-from trainplan.solvers.core.result import Infeasibility
+from trainplan.solvers.core.result import Infeasibility, short_of_memory
 from trainplan.solvers.pipeline.span_costs import SpanCosts
 
 
@@ -33,32 +33,19 @@ def _least(instance: Instance, place: int, limit: float) -> Solution | None:
     """The least of one configuration; None where it is not below `limit`."""
     costs = SpanCosts(instance, place)
     bounds, number = costs.least_bytes().copy(), costs.spans.number
-    depth_of = [costs.depths.index(depth) for depth in costs.in_flight]
     exact: dict[tuple[int, int], tuple[int, ...]] = {}
     while True:
-        reach = np.full(instance.layers + 1, np.inf)
-        reach[0], origins = 0.0, []
-        for depth in depth_of:
-            spans = np.maximum(reach[:-1, None], np.where(number >= 0, bounds[depth][number], np.inf))
-            origins.append(spans.argmin(axis=0))
-            reach = np.concatenate(([np.inf], spans.min(axis=0)))
-        if reach[-1] >= limit:
+        least, path = costs.cheapest(bounds, np.maximum)
+        if least >= limit:
             return None
-        path, last = [], instance.layers - 1
-        for origin in reversed(origins):
-            path.append((int(origin[last]), last))
-            last = path[-1][0] - 1
-        path.reverse()
-        missing = [(d, span) for d, span in zip(depth_of, path, strict=True) if (d, int(number[span])) not in exact]
+        keys = [(depth, int(number[span])) for depth, span in zip(costs.depth_of, path, strict=True)]
+        missing = {key: span for key, span in zip(keys, path, strict=True) if key not in exact}
         if not missing:
-            choice = [s for d, span in zip(depth_of, path, strict=True) for s in exact[d, int(number[span])]]
             sizes = tuple(last - first + 1 for first, last in path)
-            return Solution(place, sizes, tuple(costs.options[s] for s in choice))
-        for depth, (first, last) in missing:
-            key = (depth, int(number[first, last]))
-            if key not in exact:
-                stage = costs.stage_instance(first, last, costs.depths[depth], (1, 1))
-                bounds[key], exact[key] = least_memory(stage)
+            return Solution(place, sizes, tuple(costs.options[s] for key in keys for s in exact[key]))
+        for (depth, number_of), span in missing.items():
+            stage = costs.stage_instance(*span, costs.depths[depth], (1, 1))
+            bounds[depth, number_of], exact[depth, number_of] = least_memory(stage)
 
 
 def explain(instance: Instance) -> Infeasibility | None:
@@ -71,23 +58,12 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> In
     """Why the solution of least memory does not fit, and what to change; None where it does."""
     stages = evaluation.stages
     worst = max(stages, key=lambda stage: stage.peak_bytes)
-    over = worst.peak_bytes - instance.memory_bytes
-    if over <= 0:
+    if worst.peak_bytes <= instance.memory_bytes:
         return None
-    advice = [f"give memory_bytes of at least {worst.peak_bytes}"]
     if worst.state_bytes > instance.memory_bytes:
-        advice.append("use more devices: the model states alone do not fit")
+        advice = "use more devices: the model states alone do not fit"
     else:
-        advice.append(f"take a smaller batch than {instance.batch}, or more devices")
-    if over * 20 < instance.memory_bytes:
-        advice.append(f"free {over} bytes elsewhere on the device")
-    configuration = instance.configurations[solution.configuration]
-    return Infeasibility(
-        instance.memory_bytes,
-        worst.peak_bytes,
-        worst.peak_layer,
-        f"{instance.layer_names[worst.peak_layer]} in stage {stages.index(worst)} of {configuration}",
-        worst.state_bytes,
-        worst.peak_bytes - worst.state_bytes,
-        tuple(advice),
-    )
+        advice = f"take a smaller batch than {instance.batch}, or more devices"
+    place, layer = instance.configurations[solution.configuration], worst.peak_layer
+    name = f"{instance.layer_names[layer]} in stage {stages.index(worst)} of {place}"
+    return short_of_memory(instance.memory_bytes, worst.peak_bytes, layer, name, worst.state_bytes, advice)

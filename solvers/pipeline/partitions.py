@@ -8,7 +8,7 @@ with fewer blocks in earlier stages, which hold more micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -19,7 +19,6 @@ from trainplan.formulations.pipeline.problem import Instance, Solution, evaluate
 Balance = Literal["layers", "parameters", "memory", "time"]
 BALANCES: tuple[Balance, ...] = get_args(Balance)
 Partition = tuple[int, ...]
-Loads = Callable[[int], Integers]
 IMPOSSIBLE = np.iinfo(np.int64).max // 4
 
 
@@ -43,11 +42,6 @@ class Blocks:
         layers[-1] += self.tail
         return tuple(layers)
 
-    def partition_of(self, stages: Sequence[int]) -> Partition:
-        """Blocks of each stage, from its layers. A stage with nothing but an embedding or a head has none."""
-        bounds = np.cumsum([0, *stages]).clip(self.lead, self.layers - self.tail)
-        return tuple(np.diff(bounds).tolist())
-
     def edges(self) -> list[int]:
         """The layer at which each block begins, and the number of layers."""
         return [0, *range(self.lead + 1, self.layers - self.tail), self.layers]
@@ -62,11 +56,6 @@ def blocks(instance: Instance, stages: int = 1) -> Blocks:
     return candidate if candidate.count >= stages else Blocks(layers, 0, 0)
 
 
-def partition_of_blocks(instance: Instance, stages: Sequence[int]) -> Partition:
-    """A solution's stages as the paper prints them: [14, 18] for the 32 blocks of a model of 34 layers."""
-    return blocks(instance, len(stages)).partition_of(stages)
-
-
 def initial_partition(
     instance: Instance, configuration: int, balance: Balance, choice: Sequence[int] | None = None
 ) -> Partition:
@@ -74,10 +63,9 @@ def initial_partition(
 
     choice: an option for each layer, to weigh with (default: that of `uniform_choice`).
     """
-    stages = instance.configurations[configuration].stages
     if balance != "layers" and choice is None:
         choice = uniform_choice(instance, configuration)
-    return balanced(stages, _loads(instance, configuration, balance, choice or ()))
+    return balanced(_loads(instance, configuration, balance, choice or ()))
 
 
 def uniform_choice(instance: Instance, configuration: int) -> tuple[int, ...]:
@@ -94,11 +82,11 @@ def uniform_choice(instance: Instance, configuration: int) -> tuple[int, ...]:
     return (min(range(len(chosen.tables.strategies)), key=rank),) * instance.layers
 
 
-def balanced(stages: int, loads: Loads) -> Partition:
-    """The partition with the least largest load. loads(i)[a, b]: load of blocks a to b - 1 as stage i; only a < b is read."""
-    count = len(loads(0)) - 1
+def balanced(loads: Sequence[Integers]) -> Partition:
+    """The partition with the least largest load. loads[i][a, b]: load of blocks a to b - 1 as stage i; only a < b is read."""
+    count = len(loads[0]) - 1
     first, end = np.arange(count + 1)[:, None], np.arange(count + 1)
-    stage_loads = [np.where(first < end, loads(stage), IMPOSSIBLE) for stage in range(stages)]
+    stage_loads = [np.where(first < end, of_stage, IMPOSSIBLE) for of_stage in loads]
     largest = np.where(end == count, 0, IMPOSSIBLE)
     for table in reversed(stage_loads):
         largest = np.maximum(table, largest).min(axis=1)
@@ -115,12 +103,12 @@ def balanced(stages: int, loads: Loads) -> Partition:
     return tuple(np.diff(bounds).tolist())
 
 
-def _loads(instance: Instance, configuration: int, balance: Balance, choice: Sequence[int]) -> Loads:
+def _loads(instance: Instance, configuration: int, balance: Balance, choice: Sequence[int]) -> list[Integers]:
     chosen = instance.configurations[configuration]
     edges = np.array(blocks(instance, chosen.stages).edges())
     count = len(edges)
     if balance == "layers":
-        return lambda _stage: np.arange(count) - np.arange(count)[:, None]
+        return [np.arange(count) - np.arange(count)[:, None]] * chosen.stages
     tables, places = chosen.tables, (list(instance.layer_kinds), list(choice))
 
     def until(values: Integers) -> Integers:
@@ -133,16 +121,17 @@ def _loads(instance: Instance, configuration: int, balance: Balance, choice: Seq
 
     states = between(until(tables.state_bytes[places]))
     if balance == "parameters":
-        return lambda _stage: states
+        return [states] * chosen.stages
     if balance == "time":
         cuts = list(instance.boundary_kinds)
         moves = until(tables.transitions_ns[cuts, list(choice[:-1]), list(choice[1:])])
         entries = np.concatenate([[0], tables.entries_ns[cuts, list(choice[1:])], [0]])[edges]
         inside = moves[edges - 1] - moves[np.minimum(edges, len(cuts))][:, None]
         times = between(until(tables.time_ns[places])) + inside + entries[:, None]
-        return lambda _stage: times
+        return [times] * chosen.stages
     forward = until(tables.forward_bytes[places])
     peaks = forward[1:] + tables.backward_bytes[places]
     within = np.where(np.arange(instance.layers) >= edges[:, None], peaks, 0)
     highest = np.maximum.accumulate(within, axis=1)[:, edges - 1] - forward[edges][:, None]
-    return lambda stage: highest + (chosen.in_flight(stage) - 1) * between(forward) + states
+    kept = between(forward)
+    return [highest + (chosen.in_flight(stage) - 1) * kept + states for stage in range(chosen.stages)]

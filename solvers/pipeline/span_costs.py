@@ -21,16 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
-from trainplan.formulations.layer_strategies.problem import violations as stage_violations
 from trainplan.formulations.pipeline.problem import Configuration, Instance, Tables
 from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import chain_of
 from trainplan.solvers.chain.label_setting import label_setting
-from trainplan.solvers.core.search import Search
+from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.pipeline.cells import interface_cells
-from trainplan.solvers.pipeline.spans import SpanClasses, spans_of
+from trainplan.solvers.pipeline.spans import Floats, Path, SpanClasses, spans_of
 
-Floats = NDArray[np.float64]
 Weight = tuple[int, int]
 MOST_PRICES = 10
 
@@ -67,7 +65,7 @@ def undominated(tables: Tables) -> tuple[list[int], Tables]:
                 *tables.transitions_ns.transpose(0, 2, 1),
             ]
         )
-        # By falling size, so that of two equal ones the first is kept.
+        # By rising size, so that of two equal ones the first is kept.
         order = np.lexsort((np.arange(values.shape[1]), values[: 2 * len(tables.time_ns)].sum(axis=0, dtype=np.float64)))
         for s in order:
             if not any((values[:, other] <= values[:, s]).all() for other in options):
@@ -77,7 +75,8 @@ def undominated(tables: Tables) -> tuple[list[int], Tables]:
 
 
 class SpanCosts:
-    """Bounds and optima of all spans of one configuration. in_flight: by stage; depths: its distinct values."""
+    """Bounds and optima of all spans of one configuration. in_flight: by stage; depths: its distinct values; depth_of: the
+    place of each stage's among them."""
 
     def __init__(self, instance: Instance, place: int) -> None:
         self.instance, self.place = instance, place
@@ -87,6 +86,7 @@ class SpanCosts:
         stages = range(self.configuration.stages)
         self.in_flight = [self.configuration.in_flight(stage) for stage in stages]
         self.depths = sorted(set(self.in_flight))
+        self.depth_of = [self.depths.index(depth) for depth in self.in_flight]
         self.cells = interface_cells(self.tables)
         self.shared = _shared.setdefault(self.configuration.tables, {})
 
@@ -103,6 +103,10 @@ class SpanCosts:
         best = costs[:, :, :-1].reshape(len(self.spans), len(self.depths), len(weights), len(prices)).max(axis=-1)
         best[costs[:, :, -1] > 0] = np.inf
         return np.ascontiguousarray(best.transpose(2, 1, 0))
+
+    def cheapest(self, costs: Floats, joined: np.ufunc) -> tuple[float, Path]:
+        """The cheapest partition and its cost, as of `SpanClasses.cheapest`. costs: (depths, classes)."""
+        return self.spans.cheapest(costs[self.depth_of], joined)
 
     def least_bytes(self) -> Floats:
         """Lower bounds on the memory that a stage needs: (depths, classes)."""
@@ -180,8 +184,8 @@ class SpanCosts:
                 self.shared[key] = easier
             else:
                 self.shared[key] = self._solve(first, last, depth, weight)
-        found: SolvedSpan = self.shared[key]
-        return found
+        solved: SolvedSpan = self.shared[key]
+        return solved
 
     def _fits(self, first: int, last: int, depth: int, solved: SolvedSpan) -> bool:
         kinds, choice = list(self.instance.layer_kinds[first : last + 1]), list(solved.choice or ())
@@ -193,18 +197,14 @@ class SpanCosts:
 
     def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> SolvedSpan:
         stage = self.stage_instance(first, last, depth, weight)
-
-        def objective(choice: Sequence[int]) -> int | None:
-            return None if stage_violations(stage, choice) else evaluate_stage(stage, choice).objective
-
-        search = Search(objective, options=options or {})
+        search = Search(judge(stage), options=options or {})
         label_setting(stage, search)
         return self._as_solved(first, last, search)
 
     def solve_capped(
         self, number: int, depth: int, limit_ns: int, start: SolvedSpan, slope: float, time_limit: float
     ) -> SolvedSpan:
-        """The least T of a span under u <= limit_ns, and its choice. known: one that keeps the limit; slope: T gained by u.
+        """The least T of a span under u <= limit_ns, and its choice. start: one that keeps the limit; slope: T gained by u.
 
         As with `solve`, the answer for the fewest micro-batches in flight holds for more of them wherever it still fits.
         """
@@ -213,23 +213,16 @@ class SpanCosts:
             key = ("capped", self.spans, number, limit_ns, self.instance.memory_bytes)
             easier: SolvedSpan | None = self.shared.get(key)
             if easier is None:
-                easier = self._solve_capped(first, last, self.depths[0], limit_ns, start, slope, time_limit)
+                easier = self.solve_capped(number, self.depths[0], limit_ns, start, slope, time_limit)
                 if easier.bound == easier.time_ns:  # not where time ran out
                     self.shared[key] = easier
             if self._fits(first, last, depth, easier):
                 return easier
-        return self._solve_capped(first, last, depth, limit_ns, start, slope, time_limit)
-
-    def _solve_capped(
-        self, first: int, last: int, depth: int, limit_ns: int, start: SolvedSpan, slope: float, time_limit: float
-    ) -> SolvedSpan:
         stage, capped = self.stage_instance(first, last, depth, (1, 1)), self.stage_instance(first, last, depth, (1, 0))
-        cap = Cap(limit_ns, chain_of(capped), (slope, slope / 2, 2 * slope))
+        cap, judged = Cap(limit_ns, chain_of(capped), (slope, slope / 2, 2 * slope)), judge(stage)
 
         def objective(choice: Sequence[int]) -> int | None:
-            if evaluate_stage(capped, choice).objective > limit_ns or stage_violations(stage, choice):
-                return None
-            return evaluate_stage(stage, choice).objective
+            return judged(choice) if evaluate_stage(capped, choice).objective <= limit_ns else None
 
         search = Search(objective, time_limit)
         search.report([self.options.index(s) for s in start.choice or ()])

@@ -7,12 +7,14 @@ a first layer and the boundary at which the stage is entered (none for the model
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
+Path = tuple[tuple[int, int], ...]  # first and last layer of every stage
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,37 @@ class SpanClasses:
 
     def __len__(self) -> int:
         return len(self.span)
+
+    def cheapest(self, costs: Floats, joined: np.ufunc) -> tuple[float, Path]:
+        """The partition into stages with the least cost, and this cost; infinite and no stage where there is none.
+
+        costs: (stages, classes). joined: how they go together, np.add or np.maximum.
+        """
+        layers = len(self.number)
+        longest = int(self._lengths[np.isfinite(costs).any(axis=0)].max(initial=1))  # of a span that some stage can hold
+        longest = min(longest, layers - len(costs) + 1)
+        ends = np.arange(layers)[:, None]
+        before = ends - np.arange(longest)  # [last, n]: the first layer of a span of n + 1 layers; negative where there is none
+        classes, blocked = np.where(before >= 0, self.number[before, ends], 0), before < 0
+        reach = np.full(layers + 1, np.inf)
+        reach[0], origins = 0.0, []
+        for of_stage in costs:
+            through = joined(reach[before], of_stage[classes])
+            through[blocked] = np.inf
+            origins.append(through.argmin(axis=1))
+            reach = np.concatenate(([np.inf], through[ends[:, 0], origins[-1]]))
+        if reach[-1] == np.inf:
+            return np.inf, ()
+        path, last = [], layers - 1
+        for origin in reversed(origins):
+            path.append((last - int(origin[last]), last))
+            last = path[-1][0] - 1
+        return float(reach[-1]), tuple(reversed(path))
+
+    @cached_property
+    def _lengths(self) -> Places:
+        """Layers of the spans of each class."""
+        return np.repeat(np.arange(1, len(self.levels) + 1), [len(level.kind) for level in self.levels])
 
 
 @lru_cache(maxsize=16)

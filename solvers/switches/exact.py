@@ -9,56 +9,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import cache
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
 from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate
-from trainplan.formulations.memory_switches.segments import Segments, segments
-from trainplan.solvers.chain.chain import Agreement, MemoryChain
-from trainplan.solvers.chain.label_setting import label_setting
+from trainplan.formulations.memory_switches.segments import segments
+from trainplan.solvers.chain.chain import Link, MemoryChain
+from trainplan.solvers.chain.label_setting import label_setting as shortest_chain
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.switches.free_segments import free_segments
 
 
-def switches_exact(instance: Instance, search: Search) -> Outcome:
+def label_setting(instance: Instance, search: Search) -> Outcome:
     """The optimum with proof, or the best solution and the bound where time runs out. Option: none."""
     if not instance.forced:
-        from trainplan.solvers.switches.free_switches import free_exact
+        from trainplan.solvers.switches.free_switches import unsynchronised
 
-        return free_exact(instance, search)
+        return unsynchronised(instance, search)
     columns = undominated(segments(instance))
     chain = chain_of_columns(columns, instance.memory_bytes)
-
-    def objective(choice: Sequence[int]) -> int | None:
-        taken = np.array([choice])
-        return int(chain.times(taken)[0]) if int(chain.peaks(taken)[0]) <= chain.memory_bytes else None
 
     def report(_: object) -> None:
         search.report(None if inner.best is None else solution_of(instance, columns, inner.best), inner.bound)
 
-    inner = Search(objective, search.time_limit, gap=search.gap, started=search.started, progress=report)
-    return label_setting(chain, inner)
+    inner = Search(chain.objective, search.time_limit, gap=search.gap, started=search.started, progress=report)
+    return shortest_chain(chain, inner)
 
 
 def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> MemoryChain:
     """The chain whose options are columns; links between equal layers are one."""
-    links: dict[tuple[int, int], Agreement] = {}
-    keys = [(id(of_layer), id(following)) for of_layer, following in pairwise(columns)]
-    for l, key in enumerate(keys):
-        if key not in links:
-            links[key] = Agreement(columns[l].leaves, columns[l + 1].enters)
+    link = cache(lambda of_layer, following: Link(of_layer.leaves, following.enters))
     return MemoryChain(
         memory_bytes,
         tuple(of_layer.time_ns for of_layer in columns),
         tuple(of_layer.delta_bytes for of_layer in columns),
         tuple(of_layer.peak_bytes - of_layer.delta_bytes for of_layer in columns),
         tuple(of_layer.resident_bytes for of_layer in columns),
-        tuple(links[key] for key in keys),
+        tuple(starmap(link, pairwise(columns))),
     )
 
 
@@ -128,6 +121,5 @@ def _certainly_too_much(instance: Instance) -> bool:
     if _few(instance):
         return True  # by `least_switches`
     certain = free_segments(instance)
-    numbers = (certain.peak_bytes, certain.delta_bytes, certain.resident_bytes, certain.r, certain.lazy)
-    columns = undominated(Segments(certain.options, np.zeros_like(certain.peak_bytes), *numbers))
+    columns = certain.columns(np.zeros_like(certain.peak_bytes))
     return least_memory(chain_of_columns(columns, instance.memory_bytes))[0] > instance.memory_bytes

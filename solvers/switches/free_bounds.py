@@ -36,9 +36,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Integers
-from trainplan.formulations.memory_switches.columns import undominated
 from trainplan.formulations.memory_switches.problem import Instance
-from trainplan.formulations.memory_switches.segments import Segments
 from trainplan.solvers.chain.bounds import Completion, possible
 from trainplan.solvers.chain.chain import MemoryChain
 from trainplan.solvers.chain.label_setting import label_setting
@@ -164,8 +162,7 @@ class Relaxation:
         cost = segment_costs(certain, weights) + optimizer_costs(instance, certain.lazy, weights.steps)[:, None, :, None]
         least = cost.reshape(instance.layers, -1).min(axis=1)
         cost -= least[:, None, None, None]  # a cost may be negative, which label-setting does not expect
-        numbers = (certain.peak_bytes, certain.delta_bytes, certain.resident_bytes, certain.r, certain.lazy)
-        columns = undominated(Segments(certain.options, cost, *numbers))
+        columns = certain.columns(cost)
         chain = chain_of_columns(columns, instance.memory_bytes)
         places = possible(chain)
         if not all(map(len, places)):
@@ -189,12 +186,7 @@ class Relaxation:
         Raises NothingFits.
         """
         chain, options, least = self.chain(weights)
-
-        def cost(choice: Sequence[int]) -> int | None:
-            taken = np.array([choice])
-            return int(chain.times(taken)[0]) if int(chain.peaks(taken)[0]) <= chain.memory_bytes else None
-
-        inner = Search(cost, seconds, gap=gap)
+        inner = Search(chain.objective, seconds, gap=gap)
         outcome = label_setting(chain, inner)
         if outcome.infeasible:
             raise NothingFits
@@ -244,12 +236,6 @@ def free_bound(relaxation: Relaxation, search: Search, seconds: float | None, ca
         ascent.prove()
 
 
-def enough(search: Search) -> bool:
-    """Whether the bound is as good as asked for."""
-    best, bound = search.objective, search.bound
-    return best is not None and bound is not None and best - bound <= search.gap * best
-
-
 class _Ascent:
     """The best weights so far, on their way up. best: their Lagrangian bound."""
 
@@ -268,7 +254,7 @@ class _Ascent:
 
     def over(self) -> bool:
         """Whether time, or the number of bounds, is used up, or the bound is as good as asked for."""
-        return self.search.elapsed() >= self.until or self.looks <= 0 or enough(self.search)
+        return self.search.elapsed() >= self.until or self.looks <= 0 or self.search.closed()
 
     def rises(self, weights: Weights) -> tuple[bool, list[int] | None]:
         """Whether the Lagrangian bound of these weights is the best one so far, and a choice near it."""
@@ -285,7 +271,7 @@ class _Ascent:
     def prove(self) -> bool:
         """Report the bound of the best weights by label-setting; whether there is time for more."""
         left = min(LONGEST_SECONDS, self.until - self.search.elapsed())
-        if left <= 0 or enough(self.search):
+        if left <= 0 or self.search.closed():
             return False
         bound, options = self.relaxation.exact(self.weights, max(self.search.gap / 4, FINEST), left)
         self.candidate(options)

@@ -52,9 +52,9 @@ class CertainBytes:
             earliest_free = offload_first_ns + prefetch_ns + gather_ns
         most = np.zeros(np.broadcast_shapes(computing.shape, shard.shape), np.int64)
         for after in (0, latest_copy, latest_gather):
-            held = computing + gathered * (latest_gather <= after)
-            held = held + shard * ((latest_copy <= after) & (after < earliest_free))
-            most = np.maximum(most, held * (after < computing_ns))
+            size = computing + gathered * (latest_gather <= after)
+            size = size + shard * ((latest_copy <= after) & (after < earliest_free))
+            most = np.maximum(most, size * (after < computing_ns))
         # When the all-gather begins, at the latest: this layer's parameters stay until it has ended.
         left = number("output_bytes") + number("graph_bytes") * ~ckpt + number("gathered_parameter_bytes")
         left = (left + number("input_bytes") * (~offload | (not self.nvlink)))[..., None] + gathered + shard
@@ -102,12 +102,12 @@ class CertainBytes:
         hidden = number("input_bytes", -1) * offload_before
         most = np.zeros(np.broadcast_shapes(computing.shape, gathered.shape), np.int64)
         for after in (0, recompute_ns, latest_gather, latest_hidden, np.maximum(latest_gather, latest_hidden)):
-            held = np.where(after < recompute_ns, stays + number("forward_peak_bytes"), computing)
+            size = np.where(after < recompute_ns, stays + number("forward_peak_bytes"), computing)
             gradient = whole * (earliest_scattered > after) + part * ((late <= after) & (after < earliest_offloaded))
             either = np.minimum(whole, part) * (earliest_scattered + offload_gradient_ns > after)
-            held = held + np.maximum(gradient, either)
-            held = held + gathered * (latest_gather <= after) + hidden * (latest_hidden <= after)
-            most = np.maximum(most, held * (after < computing_ns))
+            size = size + np.maximum(gradient, either)
+            size = size + gathered * (latest_gather <= after) + hidden * (latest_hidden <= after)
+            most = np.maximum(most, size * (after < computing_ns))
         # When the all-gather begins, at the latest: this layer's parameters and gradient stay until it has ended.
         left = number("input_bytes") + number("gathered_gradient_bytes") + number("gathered_parameter_bytes") + gathered
         there = partition_before & (number("backward_ns") > 0) & (number("all_gather_ns", -1) > 0)

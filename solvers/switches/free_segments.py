@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
-from trainplan.formulations.memory_switches.segments import NEIGHBOURS, kept_bytes, shared_switches
+from trainplan.formulations.memory_switches.segments import NEIGHBOURS, Segments, kept_bytes, shared_switches
 from trainplan.formulations.memory_switches.simulation import Booleans, SimulatedStep
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, combinations
 from trainplan.solvers.switches.free_memory import COMMUNICATION, READY, CertainBytes
@@ -53,6 +54,11 @@ class FreeSegments:
     resident_bytes: Integers
     r: Integers
     lazy: Integers
+
+    def columns(self, time_ns: Integers) -> tuple[Columns, ...]:
+        """The undominated columns of every layer that take these times, (N, 8, S, 2), as in `Segments`."""
+        numbers = (self.peak_bytes, self.delta_bytes, self.resident_bytes, self.r, self.lazy)
+        return undominated(Segments(self.options, time_ns, *numbers))
 
 
 def different(options: Iterable[Switches]) -> tuple[Switches, ...]:

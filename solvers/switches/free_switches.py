@@ -19,7 +19,9 @@ A walk is repeatable by its seed, time limit apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
@@ -27,11 +29,11 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, m
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES
 from trainplan.solvers.core.brute_force import brute_force
-from trainplan.solvers.core.search import Outcome, Search
-from trainplan.solvers.switches.exact import switches_exact
-from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxation, enough, free_bound
+from trainplan.solvers.core.search import Method, Outcome, Search
+from trainplan.solvers.switches.exact import label_setting
+from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxation, free_bound
 from trainplan.solvers.switches.free_segments import different
-from trainplan.solvers.switches.h3t import greedy, manual
+from trainplan.solvers.switches.h3t import h3t_greedy, manual
 from trainplan.solvers.switches.h3t_dp import h3t_dp
 
 FORCED, BOUND, PLANNED = 0.2, 0.5, 0.6  # shares of the time limit, until these are done
@@ -47,60 +49,47 @@ RUN = 6  # layers of a run, in the mean
 Key = tuple[int, int, int]  # bytes too many, time in ns, peak in bytes
 
 
-@dataclass(frozen=True, eq=False)
-class _Place:
+class _Place(NamedTuple):
     """A choice, the place of every layer's option in `Walks.options`, and its key: the less the better."""
 
     key: Key
     choice: Integers
 
 
-def _key(place: _Place) -> Key:
-    return place.key
+_key = itemgetter(0)
 
 
-def free_exact(instance: Instance, search: Search) -> Outcome:
+def unsynchronised(instance: Instance, search: Search) -> Outcome:
     """The best choice found and the bound; optimal where they meet. Option: none."""
     walks = Walks(instance, search)
     forced = replace(instance, synchronisation="forced")
-    planned = Search(search.evaluate, _synchronised_seconds(search))
-    h3t_dp(forced, planned)
-    synchronised = Search(
-        search.evaluate,
-        _synchronised_seconds(search),
-        gap=search.gap,
-        progress=lambda _: search.report(synchronised.best),
-    )
-    switches_exact(forced, synchronised)
-    for solution in (Solution((ALL_ON,) * instance.layers), planned.best, synchronised.best):
-        if solution is not None:
-            search.report(solution)
-            walks.begin(solution)
+    share = FORCED if search.time_limit is None else max(FORCED, min(MOST_FORCED, FORCED_S / search.time_limit))
+    all_on = Solution((ALL_ON,) * instance.layers)
+    search.report(all_on)
+    walks.begin(all_on)
+    for planner in (h3t_dp, label_setting):
+        walks.begin(_planned(planner, forced, search, share))
     relaxation = Relaxation(instance)
     try:
         free_bound(relaxation, search, _seconds(search, BOUND), walks.candidate(relaxation))
     except NothingFits:
         return Outcome(infeasible=True, bound_source="least memory that is certain, over all choices")
-    if enough(search):
+    if search.closed():
         return Outcome(bound=search.bound, bound_source=SOURCE)
     if len(instance.options) ** instance.layers <= FEW:
         outcome = brute_force(instance, search)
         return outcome if outcome.bound is not None or outcome.infeasible else Outcome(bound=search.bound, bound_source=SOURCE)
-    for planner in (manual, greedy):
-        inner = Search(search.evaluate, _seconds(search, PLANNED))
-        planner(instance, inner)
-        if inner.best is not None:
-            search.report(inner.best)
-            walks.begin(inner.best)
+    for planner in (manual, h3t_greedy):
+        walks.begin(_planned(planner, instance, search, PLANNED))
     statistics = walks.run()
     return Outcome(bound=search.bound, bound_source=SOURCE, statistics=statistics)
 
 
-def _synchronised_seconds(search: Search) -> float | None:
-    if search.time_limit is None:
-        return None
-    share = max(FORCED, min(MOST_FORCED, FORCED_S / search.time_limit))
-    return _seconds(search, share)
+def _planned(planner: Method, instance: Instance, search: Search, share: float) -> Solution | None:
+    """What a planner finds until a share of the time limit is over; it is reported, too."""
+    inner = search.within(_seconds(search, share))
+    planner(instance, inner)
+    return inner.best
 
 
 def _seconds(search: Search, share: float) -> float | None:
@@ -124,8 +113,10 @@ class Walks:
         self.starts: dict[bytes, Integers] = {}
         self.simulated = 0
 
-    def begin(self, solution: Solution) -> None:
-        """Walk from there, and from there without synchronisation."""
+    def begin(self, solution: Solution | None) -> None:
+        """Walk from there, if there is one, and from there without synchronisation."""
+        if solution is None:
+            return
         for sync in (True, False):
             alike = [replace(s, eco_forward=s.eco_forward and s.offload_hidden) for s in solution.switches]
             self._start(np.array([self.place[replace(s, segment_sync=s.segment_sync and sync)] for s in alike]))
@@ -151,7 +142,7 @@ class Walks:
         return {"simulated": self.simulated}
 
     def _over(self) -> bool:
-        return self.search.out_of_time() or enough(self.search)
+        return self.search.out_of_time() or self.search.closed()
 
     def _walk(self, home: _Place, batches: int) -> _Place:
         """The best place on a walk; where it fits and is better than any before, it is reported."""
@@ -183,7 +174,7 @@ class Walks:
             places += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]
         self.simulated += len(choices)
         best = min(places, key=_key)
-        if not best.key[0] and (self.search.objective is None or best.key[1] < self.search.objective):
+        if not best.key[0] and self.search.betters(best.key[1]):
             self.search.report(Solution(tuple(self.options[option] for option in best.choice)))
         return places
 

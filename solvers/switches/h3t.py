@@ -31,7 +31,7 @@ ZERO_3 = replace(ZERO_2, partition=True)
 Choices = Callable[[Integers], Integers]
 
 
-def random_switches(instance: Instance, search: Search) -> Outcome:
+def random(instance: Instance, search: Search) -> Outcome:
     """Algorithm 1: the best of `samples` (T, 1000) choices, uniformly at random by the seed.
 
     Option answer: best, as printed; or last, the last one that fits, which is the answer of the published code.
@@ -45,7 +45,7 @@ def random_switches(instance: Instance, search: Search) -> Outcome:
     return _simulated(instance, search, count, drawn, last)
 
 
-def greedy(instance: Instance, search: Search) -> Outcome:
+def h3t_greedy(instance: Instance, search: Search) -> Outcome:
     """Algorithm 2: the best choice of all switches on, but one combination in n layers, floor(N / n) apart from the first on.
 
     All n and all combinations are simulated.
@@ -101,7 +101,7 @@ def _simulated(instance: Instance, search: Search, count: int, choices: Choices,
             continue
         place = fits[-1] if last else fits[times[fits].argmin()]
         solution = Solution(tuple(instance.options[option] for option in rows[place]))
-        if not last and (search.objective is None or times[place] < search.objective):
+        if not last and search.betters(times[place]):
             search.report(solution)
     if last and solution:
         search.report(solution)

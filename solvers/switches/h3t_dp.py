@@ -110,9 +110,9 @@ class MemoryGrid:
     @property
     def statistics(self) -> dict[str, Any]:
         """What a result tells of the table: its version and levels, and how many states there were."""
-        kept = [len(origin) for origin in self.origins]
+        states = [len(origin) for origin in self.origins]
         version = "basic" if self.basic else "pruned"
-        return {"version": version, "levels": self.levels, "states": sum(kept), "most_states": max(kept, default=0)}
+        return {"version": version, "levels": self.levels, "states": sum(states), "most_states": max(states, default=0)}
 
     def extend(self, layer: int) -> Iterator[None]:
         """Extend all states by one layer; yields now and then, to let the caller look at the clock."""
@@ -152,9 +152,9 @@ class MemoryGrid:
         high = np.maximum(peak[:, None, None], curr[:, None, None] + chain.peak_bytes[layer][beside]) + resident[:, None]
         fits: Booleans = high <= limit
         row, column, after = np.nonzero(fits)
-        held = (curr[:, None] + resident + delta)[row, column]
+        kept = (curr[:, None] + resident + delta)[row, column]
         time = (states.time_ns[rows][:, None, None] + chain.time_ns[layer][beside])[fits]
-        return rows[row], options[column], after, self._level(held), self._level(high[fits]), time
+        return rows[row], options[column], after, self._level(kept), self._level(high[fits]), time
 
     def _level(self, size: Integers) -> Integers:
         return -(-self.levels * size // self.memory_bytes)

@@ -40,7 +40,7 @@ from trainplan.profiling.estimate import estimate_shapes
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.solve import solve
-from trainplan.solvers.partition.slicer import least_sliced, slicing
+from trainplan.solvers.partition.slicer import least_sliced, sliced_timeline
 
 from tests.papers.autopipe import (
     DAPPLE_SECOND_STAGE,
@@ -365,15 +365,16 @@ def speedups(model: str, mbs: int, stages: int, micro_batches: int, reading: Rea
     """Over Megatron's even split, of the planner, of the slicer, of both; and the start-up as a share of the even split's."""
     given = replace(instance(model, mbs, stages, micro_batches, reading), memory=None)
     even, planner = (given.work(cuts_by(given, method)) for method in ("megatron", "autopipe"))
-    alone, both = (slicing(work, micro_batches, least_sliced(work, micro_batches)) for work in (even, planner))
-    start = alone.unsliced_startup_ns
+    counts = [least_sliced(work, micro_batches) for work in (even, planner)]
+    alone, both = (sliced_timeline(work, micro_batches, count) for work, count in zip((even, planner), counts, strict=True))
+    whole, planned = (sliced_timeline(work, micro_batches, 0) for work in (even, planner))
     return {
-        "megatron_ms": round(alone.unsliced_time_ns / 1e6, 3),
-        "planner": alone.unsliced_time_ns / both.unsliced_time_ns,
-        "slicer": alone.unsliced_time_ns / alone.time_ns,
-        "both": alone.unsliced_time_ns / both.time_ns,
-        "sliced": [alone.count, both.count],
-        "startup": {"slicer": alone.startup_ns / start, "both": both.startup_ns / start},
+        "megatron_ms": round(whole.time_ns / 1e6, 3),
+        "planner": whole.time_ns / planned.time_ns,
+        "slicer": whole.time_ns / alone.time_ns,
+        "both": whole.time_ns / both.time_ns,
+        "sliced": counts,
+        "startup": {"slicer": alone.startup_ns / whole.startup_ns, "both": both.startup_ns / whole.startup_ns},
     }
 
 

@@ -37,7 +37,7 @@ from trainplan.solvers.chain.galvatron_dp import DEFAULT_LEVELS
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.pipeline.galvatron_bmw import StageSearch, adjusted, adjustments
-from trainplan.solvers.pipeline.partitions import Partition, blocks, initial_partition, partition_of_blocks
+from trainplan.solvers.pipeline.partitions import Partition, blocks, initial_partition
 
 from tests.papers.tables import COLUMNS, PLANNERS, TABLE_IV, Column
 from tests.papers.test_galvatron_memory import GIB, OVERHEAD_BYTES
@@ -149,6 +149,13 @@ def cell(column: Column, planner: Planner, given: Sizes | None = None) -> dict[s
     except InputError:  # no batch size suits the space
         found = None
     return point(column, planner, found)
+
+
+def partition_of_blocks(given: Instance, stages: Sequence[int]) -> Partition:
+    """A solution's stages as the paper prints them: [14, 18] for the 32 blocks of a model of 34 layers."""
+    of_model = blocks(given, len(stages))
+    bounds = np.cumsum([0, *stages]).clip(of_model.lead, of_model.layers - of_model.tail)
+    return tuple(np.diff(bounds).tolist())
 
 
 def point(column: Column, planner: Planner, found: Point | None) -> dict[str, Any]:

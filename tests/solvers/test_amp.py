@@ -19,7 +19,7 @@ from trainplan.formulations.cluster_strategy.problem import (
     load_solution,
     violations,
 )
-from trainplan.solvers.cluster.amp import Candidate, amp, assigned, candidates
+from trainplan.solvers.cluster.amp import TOP, Candidate, amp, assigned, by_time, estimated
 from trainplan.solvers.cluster.annealing import Walk
 from trainplan.solvers.cluster.placements import Domino, Tilings, mesh_shape, node_order, smallest_node
 from trainplan.solvers.core.search import Search
@@ -40,6 +40,14 @@ def real(cluster: str = "amp-homogeneous-16", memory: str | None = None, **optio
 
 def solved(instance: Instance, method: str, **options: Any) -> tp.api.Result:
     return tp.solve(instance, method, explained=False, **options)
+
+
+def candidates(
+    instance: Instance, *, top: int | None = TOP, assignment: str = "exact", layer_times: str = "device"
+) -> list[Candidate]:
+    """The strategies of least cost by Algorithm 1, best first, those that do not fit among them. top: None for all."""
+    rules = node_order(instance), assignment, layer_times
+    return by_time(estimated(instance, assigned(instance, degrees, *rules)) for degrees in instance.degrees())[:top]
 
 
 def listed(result: tp.api.Result) -> list[dict[str, Any]]:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.solvers.chain.bounds import Cap
-from trainplan.solvers.chain.chain import Agreement, CostTable, Integers, Link, MemoryChain
-from trainplan.solvers.chain.label_setting import _staircase, label_setting
+from trainplan.solvers.chain.chain import Integers, Link, MemoryChain, cost_table
+from trainplan.solvers.chain.dominance import staircase
+from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -36,10 +37,10 @@ def random_chain(rng: np.random.Generator, layers: int, options: int, scale: int
     links: list[Link] = []
     for n, following in pairwise(counts):
         if rng.random() < tables:
-            links.append(CostTable(rng.integers(0, scale // 3 + 1, (n, following))))
+            links.append(cost_table(rng.integers(0, scale // 3 + 1, (n, following))))
             continue
         shared = rng.choice(states, min(n, following, states), replace=False)  # that both sides know
-        links.append(Agreement(*(rng.permutation(np.resize(shared, size)) for size in (n, following))))
+        links.append(Link(*(rng.permutation(np.resize(shared, size)) for size in (n, following))))
     chain = MemoryChain(0, *(tuple(columns) for columns in zip(*rows, strict=True)), links=tuple(links))
     peaks = chain.peaks(np.array([chain.fastest()[1], least_memory(chain)[1]]))
     return replace(chain, memory_bytes=int(rng.integers(peaks[1] - 5, max(peaks) + 5)))
@@ -137,7 +138,7 @@ def test_a_second_time_is_capped(seed: int, layers: int, tables: float) -> None:
     other = replace(
         chain,
         time_ns=tuple(rng.integers(0, 100, len(times)) for times in chain.time_ns),
-        links=tuple(CostTable(link.costs // 2) if isinstance(link, CostTable) else link for link in chain.links),
+        links=tuple(link if link.costs is None else cost_table(link.costs // 2) for link in chain.links),
     )
     choices = all_choices(chain)
     times, seconds = chain.times(choices), other.times(choices)
@@ -158,4 +159,4 @@ def test_a_staircase_is_what_no_earlier_point_is_below(seed: int, entries: int, 
     rng = np.random.default_rng(seed)
     given = rng.integers(0, rng.integers(2, 30), (entries, points))
     wanted = [i for i in range(points) if not any((given[:, j] <= given[:, i]).all() for j in range(i))]
-    assert sorted(_staircase(given, block)) == wanted
+    assert sorted(staircase(given, block)) == wanted

@@ -242,7 +242,7 @@ def test_what_a_move_costs_is_what_the_full_evaluation_says() -> None:
     for seed in range(2000, 2012):
         instance = random_cluster(seed, devices=8, layers=10)
         rng = np.random.default_rng(seed)
-        climbers = [Climber.at(Case(instance, given, reduced=True), tuple(range(8))) for given in instance.degrees()]
+        climbers = [Climber(Case(instance, given, reduced=True), tuple(range(8))) for given in instance.degrees()]
         for climber in climbers if len(instance.class_kinds) > 1 else ():
             for _ in range(8):
                 climber.move(rng)

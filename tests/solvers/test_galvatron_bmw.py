@@ -24,6 +24,7 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.obtain import shapes_needed
 from trainplan.solvers.chain.galvatron_dp import galvatron_dp
 from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.core.solve import solve
 from trainplan.solvers.pipeline.galvatron_bmw import (
     SearchedPartition,
     StageSearch,
@@ -32,7 +33,7 @@ from trainplan.solvers.pipeline.galvatron_bmw import (
     galvatron_base,
     galvatron_bmw,
 )
-from trainplan.solvers.pipeline.partitions import BALANCES, blocks, initial_partition, partition_of_blocks, uniform_choice
+from trainplan.solvers.pipeline.partitions import BALANCES, blocks, initial_partition, uniform_choice
 
 from tests.instances import random_dict, random_instance
 
@@ -227,20 +228,17 @@ def test_partitions_count_blocks() -> None:
     assert instance.layers == 34
     found = blocks(instance)
     assert (found.count, found.layers_of((14, 18)), found.layers_of((32,))) == (32, (15, 19), (34,))
-    assert partition_of_blocks(instance, (15, 19)) == (14, 18)
-    assert partition_of_blocks(instance, (1, 20, 12, 1)) == (0, 20, 12, 0)
     assert blocks(instance, 34).count == 34
     assert blocks(paper_pipeline("swin-huge-32", 16)).count == 32
 
 
 @given(SEEDS)
-def test_partitions_and_layers_convert_both_ways(seed: int) -> None:
+def test_stages_have_the_layers_of_their_blocks(seed: int) -> None:
     instance = random_pipeline(seed, 8)
     found = blocks(instance)
     for partition in partitions(found.count, min(3, found.count)):
         stages = found.layers_of(partition)
         assert sum(stages) == instance.layers
-        assert found.partition_of(stages) == partition
         assert list(np.cumsum([0, *stages])) == [found.edges()[at] for at in np.cumsum([0, *partition])]
 
 
@@ -361,9 +359,9 @@ def test_base_and_bmw_with_memory_to_spare() -> None:
 def test_options_and_limits() -> None:
     instance = random_pipeline(1, 4)
     with pytest.raises(InputError, match="layers, parameters, memory, time"):
-        run(galvatron_base, instance, partition="even")
+        solve(instance, "galvatron-base", partition="even")
     with pytest.raises(InputError, match="rule, all"):
-        run(galvatron_bmw, instance, micro_batches="some")
+        solve(instance, "galvatron-bmw", micro_batches="some")
     for method in (galvatron_base, galvatron_bmw):
         _, outcome = run(method, instance, time_limit=1e-9)
         assert outcome.message is not None

@@ -6,7 +6,7 @@ from math import ceil
 import pytest
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.step.timeline import Work
-from trainplan.solvers.partition.slicer import algorithm_2, least_sliced, sliced_timeline, slicing
+from trainplan.solvers.partition.slicer import algorithm_2, least_sliced, sliced_timeline
 
 from tests.partition_instances import random_work
 
@@ -45,15 +45,15 @@ def test_equal_stages(stages: int, ratio: int) -> None:
     work = Work((1000,) * stages, (1000 * ratio,) * stages, (0,) * (stages - 1))
     count = max(1, ceil((stages - 1) / (2 * ratio)))
     assert least_sliced(work, 2 * stages) == algorithm_2(work, 2 * stages) == count
-    found = slicing(work, 2 * stages, count)
-    assert found.unsliced_startup_ns == 1000 * (stages - 1) == 2 * found.startup_ns
-    assert found.unsliced_time_ns - found.time_ns == found.startup_ns
-    assert found.unsliced_time_ns == 1000 * (1 + ratio) * (3 * stages - 1)
+    sliced, whole = (sliced_timeline(work, 2 * stages, number) for number in (count, 0))
+    assert whole.startup_ns == 1000 * (stages - 1) == 2 * sliced.startup_ns
+    assert whole.time_ns - sliced.time_ns == sliced.startup_ns
+    assert whole.time_ns == 1000 * (1 + ratio) * (3 * stages - 1)
 
 
 def test_start_up_is_halved_with_transfers_and_unequal_stages() -> None:
     work = Work((40, 60, 20, 80), (90, 100, 70, 130), (10, 6, 8))
-    assert (slicing(work, 8, 1).startup_ns, slicing(work, 8, 1).unsliced_startup_ns) == (72, 144)
+    assert [sliced_timeline(work, 8, count).startup_ns for count in (1, 0)] == [72, 144]
 
 
 def test_four_stages_of_figure_8_need_one_slice() -> None:

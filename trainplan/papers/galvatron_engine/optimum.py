@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
-from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
-from trainplan.formulations.layer_strategies.problem import violations as stage_violations
 from trainplan.formulations.pipeline.problem import Solution, Tables, spans_of_sizes
 from trainplan.papers.galvatron_engine.problem import Configuration, Instance, evaluate, even_partition, iteration_ns
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility
-from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.core.search import Outcome, Search, judge
 from trainplan.solvers.pipeline.memory import reason
 
 
@@ -89,11 +87,7 @@ def _configuration_bound(instance: Instance, place: int, search: Search) -> int 
 
 def _exact(stage: StageInstance, search: Search) -> tuple[int, tuple[int, ...]] | None:
     """Least time of a stage, or a bound of it where time ran out, and a choice; None where none was found."""
-
-    def objective(choice: Sequence[int]) -> int | None:
-        return None if stage_violations(stage, choice) else evaluate_stage(stage, choice).objective
-
-    inner = Search(objective, None if search.time_limit is None else search.remaining())
+    inner = Search(judge(stage), search.seconds())
     label_setting(stage, inner)
     if inner.best is None or inner.objective is None:
         return None

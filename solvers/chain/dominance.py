@@ -1,0 +1,67 @@
+"""Of points in several entries, those that no other point equals or beats in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.solvers.chain.chain import Booleans, Places
+
+
+def undominated(kind: Integers, first: Integers, entries: Sequence[Integers]) -> Places:
+    """Places of points that no other point of their kind beats or equals in `first` and in all entries, of which there are one
+    or more; of equal points one."""
+    order = np.lexsort((*entries, first, kind))
+    starts = np.flatnonzero(np.diff(kind[order], prepend=-1))
+    places = [np.zeros(0, np.intp)]
+    for start, end in zip(starts, np.append(starts, len(order))[1:], strict=True):
+        group = order[start:end]
+        if len(entries) == 1:
+            values = entries[0][group]
+            places.append(group[values < _least_before(values)])
+        else:
+            places.append(group[staircase(np.stack([entry[group] for entry in entries]))])
+    return np.concatenate(places)
+
+
+def staircase(entries: Integers, block: int = 256) -> Places:
+    """Of points sorted by time, (entries, points), those with no earlier point at most as high in every entry."""
+    left = _unbeaten(entries) if len(entries) == 2 else np.arange(entries.shape[1])
+    front, lowest = np.zeros((len(entries), 0), np.int64), [np.zeros(0, np.intp)]
+    for start in range(0, len(left), block):
+        places = left[start : start + block]
+        places = places[~_below(front, entries[:, places]).any(axis=1)]
+        points = entries[:, places]
+        stay = ~np.tril(_below(points, points), -1).any(axis=1)
+        lowest.append(places[stay])
+        front = np.concatenate((front, points[:, stay]), axis=1)
+        if len(entries) == 2:  # few of the earlier points are lowest themselves, time aside
+            front = front[:, np.lexsort(front[::-1])]
+            front = front[:, front[1] < _least_before(front[1])]
+    return np.concatenate(lowest)
+
+
+def _unbeaten(entries: Integers) -> Places:
+    """Of points (2, points), those that neither the earlier one lowest in the first entry nor that in the second is below."""
+    places = np.arange(entries.shape[1])
+    for entry, other in ((0, 1), (1, 0)):
+        lower = entries[entry] < _least_before(entries[entry])
+        lowest = np.maximum.accumulate(np.where(lower, np.arange(len(places)), 0))
+        stay = lower
+        stay[1:] |= entries[other, lowest[:-1]] > entries[other, 1:]
+        places, entries = places[stay], entries[:, stay]
+    return places
+
+
+def _least_before(values: Integers) -> Integers:
+    """Of each value, the least of those before it."""
+    return np.minimum.accumulate(np.concatenate(([np.iinfo(np.int64).max], values[:-1])))
+
+
+def _below(a: Integers, b: Integers) -> Booleans:
+    """[j, i]: whether point i of `a` is at most as high as point j of `b` in every entry."""
+    below = a[0] <= b[0][:, None]
+    for x, y in zip(a[1:], b[1:], strict=True):
+        below &= x <= y[:, None]
+    return below
