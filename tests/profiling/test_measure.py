@@ -17,6 +17,7 @@ from trainplan.profiling.base.lines import fit_line
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.clusters.network import Island
 from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.measure.doubts import doubtful
 from trainplan.profiling.measure.measure import OPERATIONS, measure
 from trainplan.profiling.measure.timing import spread
 from trainplan.profiling.models.model import Model, load_model
@@ -234,6 +235,21 @@ def test_a_journal_cut_anywhere_goes_on(cut: int, tmp_path: Path) -> None:
     again = journal.read_text().splitlines()
     assert again[:-1] == whole.splitlines()[:-1]
     assert json.loads(again[-1])["task"] == json.loads(whole.splitlines()[-1])["task"]
+
+
+def test_times_that_others_contradict_are_doubted() -> None:
+    """Rows 2 take ten times what they should, rows 8 of another sub-layer twice; a linear cost with an offset is believed."""
+    rows = (1, 2, 4, 8)
+    milliseconds = {"attention": (3, 50, 9, 17), "feed-forward": (3, 5, 9, 40), "head": (3, 5, 9, 17)}
+    tasks, results = dict[int, Any](), dict[int, Any]()
+    for name, times in milliseconds.items():
+        for count, time_ms in zip(rows, times, strict=True):
+            tasks[len(tasks)] = {"kind": "sublayer", "sublayer": name, "tp": 1, "rows": count}
+            results[len(results)] = {"forward_ns": [time_ms * 4e5, 0.01], "backward_ns": [time_ms * 6e5, 0.01]}
+    assert doubtful(tasks, results) == [1, 7]
+    results[1] = {"out_of_memory": True}
+    tasks[12], results[12] = {"kind": "optimizer", "where": "host"}, {"ns_per_parameter": 1.0, "spread": 0.0}
+    assert doubtful(tasks, results) == [7]
 
 
 def test_spreads() -> None:
