@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,52 @@ def test_piper_costs_and_memory_are_those_of_the_graph() -> None:
     alone = unit_costs(profile, PAPER, layer, parse_strategy("tp8"), 8)
     assert alone.time_ns == 8 * 9_396_000
     assert profile.network.link((0, 7)).bandwidth_bytes_per_s == 25e9
+
+
+def test_a_published_graph_with_branches_is_a_chain_of_cuts() -> None:
+    path = real("piper/gnmt.json")[0]
+    profile = import_profile(path)
+    graph = json.loads(path.read_text())
+    ways = [node["TMPCs"]["1"][0] for node in graph["nodes"]]
+    entries = [profile.cost(unit.sublayer, 1, 1) for unit in profile.units]
+    total_ns = sum(entry.forward_ns.value + entry.backward_ns.value for entry in entries)
+    assert total_ns == pytest.approx(1e9 * sum(way["timePerSample"] for way in ways), abs=len(ways))
+    shapes = [profile.shapes[unit.sublayer] for unit in profile.units]
+    assert sum(shape.shard(1).parameters for shape in shapes) == sum(way["parameterSize"] for way in ways)
+    assert (len(profile.units), profile.units[-3].name) == (29, "node84-67")
+    # A decoder layer reads the layer before it, the residual stream, and the context, which the last of them reads last.
+    assert [shape.output_bytes for shape in shapes[-5:]] == [26_738_688, 26_738_688, 26_214_400, 13_107_200, 0]
+    assert solve(build(for_group(profile, 8, 8), 80 * 10**9, 8), "exact").status == "optimal"
+
+
+def branching(edges: list[tuple[int, int]], count: int) -> Json:
+    """A graph of Piper's, whose node i makes a tensor of 2^i bytes."""
+    graph: Json = copy.deepcopy(small()["piper"]["graph"])
+    graph["nodes"] = [copy.deepcopy(graph["nodes"][0]) | {"id": i} for i in range(count)]
+    graph["edges"] = [{"sourceId": a, "destId": b, "communicationCost": 2.0**a} for a, b in edges]
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_cuts_of_random_graphs_pass_what_is_read_behind_them(seed: int, tmp_path: pathlib.Path) -> None:
+    """At each cut, the tensors that pass it are those that the next unit reads: nobody pays for another's skip edge."""
+    random = Random(seed)
+    count = random.randint(2, 12)
+    edges = {(random.randrange(b), b) for b in range(1, count)}
+    edges |= {(a, b) for a in range(count) for b in range(a + 1, count) if random.random() < 0.15}
+    ids = random.sample(range(count), count) if seed % 2 else list(range(count))
+    graph = branching(sorted(edges), count)
+    graph["nodes"] = [graph["nodes"][i] for i in ids]
+    profile = import_profile(written(tmp_path, {"graph": graph}))
+    firsts = [int(unit.name.removeprefix("block-")) for unit in profile.units]
+    entries = [profile.cost(unit.sublayer, 1, 1) for unit in profile.units]
+    assert sum(entry.forward_ns.value for entry in entries) == count * 10_000_000
+    if seed % 2:
+        return  # the order is not the ids'
+    for first, end, before in zip(firsts[1:], [*firsts[2:], count], profile.units, strict=False):
+        read = {a for a, b in edges if a < first <= b < end}
+        assert profile.shapes[before.sublayer].output_bytes == sum(2**a for a in read)
+        assert read == {a for a, b in edges if a < first <= b}
 
 
 def test_h3t_rates_come_from_its_times() -> None:
@@ -569,8 +616,8 @@ BAD: dict[str, list[Callable[[Any], None]]] = {
         put("graph", "nodes", 1, "TMPCs", {"one": []}),
         put("graph", "nodes", 1, "id", 0),
         put("graph", "edges", 0, "destId", 9),
-        put("graph", "edges", 0, "destId", 2),
         put("graph", "edges", 2, "destId", 0),
+        put("graph", "edges", 2, "destId", 2),
         put("graph", "maxDevices", 10**12),
         put("graph", "maxMemoryPerDevice", 0),
         put("graph", "bandwidth", True),
