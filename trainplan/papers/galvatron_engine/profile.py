@@ -83,10 +83,12 @@ def read_engine_profile(
     layers: int | None = None,
     sequence: int | None = None,
     hidden_size: int | None = None,
+    sequence_parallel: bool = True,
 ) -> EngineProfile:
     """From the files of the model's times and memory, of all-reduces, of p2p, of overlap, and, to use them, of message times.
 
-    layers, sequence, hidden_size: what the files leave open. Raises InputError.
+    layers, sequence, hidden_size: what the files leave open. sequence_parallel: whether memory is that of the summaries `_sp`,
+    where there are both. Raises InputError.
     """
     files = files_by_kind([read_source(path) for path in paths])
     for kind, name in HARDWARE.items():
@@ -94,7 +96,7 @@ def read_engine_profile(
             raise files["computation"].fail("", f"comes without {name}", "give that file as well")
     options = Options(layers=layers, sequence=sequence, hidden_size=hidden_size)
     options.check("galvatron", ("layers", "sequence", "hidden_size"))
-    model = read_model(files, options)
+    model = read_model(files, options, sequence_parallel)
     if len(model.types) > 1:
         problem = f"has {len(model.types)} types of layers, and the engine is taken here with one"
         raise files["computation"].fail("", problem, "plan with `trainplan profile import` and its profile instead")
