@@ -1,10 +1,10 @@
-# `make demo`: one real plan, end to end. `make test`: the tests. Both make their own environment in .venv.
+# `make demo`: one real plan, end to end. `make test`: the tests, `make test-long`: those that are exhaustive. All make their own environment in .venv.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint benchmark study fuzz clean
+.PHONY: demo test test-long lint benchmark study fuzz clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/pytest -q --numprocesses auto --maxprocesses 8 --dist worksteal
+
+test-long: $(INSTALLED)
+	$(BIN)/pytest -q -m long --numprocesses auto --maxprocesses 8 --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lint]'

@@ -6,14 +6,16 @@ import nbclient
 import nbformat
 import pytest
 
+from tests.sizes import first_and_others
+
 FOLDER = Path(__file__).parent.parent / "notebooks"
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", first_and_others(sorted(FOLDER.glob("*.ipynb"))), ids=lambda path: path.stem)
 def test_notebook_runs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     )
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

@@ -1,4 +1,5 @@
-"""Profiles from other projects' files: Hetu-Galvatron, Piper and H3T. Every number of theirs has the origin `imported`."""
+"""Profiles from other projects' files, of Hetu-Galvatron, Piper and H3T, and plain tables of times. All their numbers
+have the origin `imported`."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from importlib import import_module
 
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.clusters.cluster import Cluster
-from trainplan.profiling.imports.source import Options, Source, read_source
+from trainplan.profiling.imports.source import ByType, Options, Source, read_source
 from trainplan.profiling.profiles import Profile
 
 Reader = Callable[[Sequence[Source], Options], Profile]
-FORMATS = {name: f"{__name__}.{name}" for name in ("galvatron", "piper", "h3t")}
+FORMATS = {name: f"{__name__}.{name}" for name in ("galvatron", "piper", "h3t", "table")}
 
 
 def import_profile(
@@ -20,18 +21,23 @@ def import_profile(
     *,
     format: str | None = None,
     cluster: Cluster | None = None,
-    layers: int | None = None,
-    sequence: int | None = None,
-    hidden_size: int | None = None,
+    layers: ByType | None = None,
+    sequence: ByType | None = None,
+    hidden_size: ByType | None = None,
     rows: int | None = None,
     memory_bytes: int | None = None,
+    tp: Sequence[int] | None = None,
+    communication: str | None = None,
     name: str | None = None,
 ) -> Profile:
     """One profile from all the files of one model. Each file's format is recognised by its content; `format` checks it.
 
     What files may leave open: cluster (links, memory and name of its device), memory_bytes of a device. Galvatron: layers,
-    hidden_size, and sequence (tokens of a sample) where several were profiled. H3T: rows, the samples of a device that its
-    times are for; left out, the profile's one sample is that whole batch. Raises InputError.
+    hidden_size, and sequence (tokens of a sample) where several were profiled; a list where the files have several types of
+    layers, such as the 24 of an encoder and the 24 of a decoder. H3T: rows, the samples of a device that its
+    times are for; left out, the profile's one sample is that whole batch. Tables (`.npy`, `.csv`): the cluster, rows, sequence
+    and hidden_size, tp (the degrees of the columns), and communication, `included` or `excluded`; see `table`.
+    Raises InputError.
     """
     paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not paths:
@@ -45,7 +51,7 @@ def import_profile(
             wanted = format or f"{formats[0]}, as {paths[0]} is"
             raise source.fail("", f"is a file of {recognised}, not of {wanted}", "give files of one format")
     module = import_module(FORMATS[formats[0]])
-    options = Options(cluster, layers, sequence, hidden_size, rows, memory_bytes, name)
+    options = Options(cluster, layers, sequence, hidden_size, rows, memory_bytes, name, tp, communication)
     options.check(formats[0], module.OPTIONS)
     read: Reader = module.read
     return read(sources, options)

@@ -12,8 +12,13 @@ Readings taken, with their places in the published code:
   (The code divides it by tp under sequence parallelism; trainplan has none.)
 - a layer all-reduces twice each way (tp_comm_num = 4).
 - `other`: embedding and head together. Time in halves (OtherTimeCostModel); states and activation of `other_memory_pp_off`,
-  by vocabulary tp, in the proportion of `other_memory_pp_on_first` and `_last`. The 1024 MiB of context that the code adds
-  to each device are not in the files and not here.
+  by vocabulary tp, in the proportion of `other_memory_pp_on_first` and `_last`. Older files have it whole: each tensor-parallel
+  rank has all of both, and works on all samples. The 1024 MiB of context that the code adds to each device are not in the
+  files and not here.
+- several types of layers stand in the order of their numbers, and each sends on hidden states of its own size: what a decoder
+  reads of its encoder is not in the files. A patch merging between types is in `other`.
+- these are differences of measurements. Embedding and head need not fall with tp; a layer may keep up to 10 % more on one rank
+  of several than alone; of several batches, one whose layer takes no time is left out, as the provenance says.
 - missing summaries come from the raw blocks (`galvatron_blocks`).
 - `overlap_coe` slows down computation and communication alike.
 """
@@ -23,14 +28,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.imports.galvatron_blocks import BLOCK, OFF, STATE_COPIES
 from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, P2P, TIMES, islands
-from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, SUMMARY, Memory, read_memory, sequences
-from trainplan.profiling.imports.galvatron_times import TIME, TOTAL, Times, read_times
+from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, SUMMARY, LayerMemory, Memory, read_memory, sequences
+from trainplan.profiling.imports.galvatron_times import TIME, TOTAL, Lengths, Times, TimeTable, lengths_text, read_times
 from trainplan.profiling.imports.source import Options, Source, cost, finished, number, rate, shape
 from trainplan.profiling.profiles import Profile
 
@@ -68,38 +74,58 @@ def _kind(data: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Model:
-    """What the files of a model's times and memory say of it. times: by sequence length and batch, as `read_times` has them."""
+class LayerType:
+    """Equal layers of a model: their number, tokens of a sample, hidden size and memory. hidden_bytes: of one sample."""
 
-    name: str
-    layers: int
+    count: int
     sequence: int
     hidden_size: int
+    hidden_bytes: int
+    memory: LayerMemory
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the files of a model's times and memory say of it: its types of layers, in their order, and its two ends.
+
+    times: of the model's own sequence lengths, by batch. table: those of all lengths.
+    """
+
+    name: str
     dtype: str
     element_bytes: int
-    times: dict[int, dict[int, Times]]
+    types: tuple[LayerType, ...]
+    times: dict[int, Times]
+    table: TimeTable
     memory: Memory
 
     @property
-    def hidden_bytes(self) -> int:
-        """The hidden states of one sample."""
-        return self.sequence * self.hidden_size * self.element_bytes
+    def layers(self) -> list[tuple[str, LayerType]]:
+        """Name of the sub-layer and type of each layer."""
+        return [(name, kind) for name, kind in zip(self.type_names, self.types, strict=True) for _ in range(kind.count)]
 
     @property
-    def times_by_batch(self) -> dict[int, Times]:
-        """Those of the model's own sequence length, or of files that name none."""
-        return self.times.get(self.sequence) or self.times[0]
+    def type_names(self) -> list[str]:
+        """Names of the types' sub-layers."""
+        return ["layer"] if len(self.types) == 1 else [f"layer-of-type-{i}" for i in range(len(self.types))]
 
 
-def read_model(files: Mapping[str, Source], options: Options) -> Model:
-    """The model of files by kind. Raises InputError."""
+def read_model(files: Mapping[str, Source], options: Options, sequence_parallel: bool = True) -> Model:
+    """The model of files by kind. sequence_parallel: as `read_memory` has it. Raises InputError."""
     source = files["computation"]
-    layers, hidden_size, times = options.needed(source, "layers", 24), _hidden_size(options, source), read_times(source)
-    sequence = _sequence(options, source, files["memory"], times)
+    table = read_times(source)
+    types = len(next(iter(next(iter(table.by_lengths.values())).values())).layers_ms)
+    counts, hidden_sizes = options.by_type(source, "layers", 24, types), _hidden_sizes(options, source, types)
+    lengths = _lengths(options, source, files["memory"], table.by_lengths, types)
     dtype, element_bytes = next((DTYPES[name] for name in DTYPES if f"_{name}_" in f"{source.stem}_"), DTYPES["bf16"])
+    memory = read_memory(files["memory"], lengths, sequence_parallel)
+    kinds = [
+        LayerType(count, length, hidden_size, length * hidden_size * element_bytes, layer)
+        for count, length, hidden_size, layer in zip(counts, lengths, hidden_sizes, memory.layers, strict=True)
+    ]
     name = re.sub(rf"computation_profiling_({'|'.join(DTYPES)})_", "", source.stem)
-    memory = read_memory(files["memory"], sequence)
-    return Model(name, layers, sequence, hidden_size, dtype, element_bytes, times, memory)
+    times = table.by_lengths.get(lengths) or table.by_lengths[()]
+    return Model(name, dtype, element_bytes, tuple(kinds), times, table, memory)
 
 
 def read(sources: Sequence[Source], options: Options) -> Profile:
@@ -107,7 +133,8 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
     files = files_by_kind(sources)
     model = read_model(files, options)
     network, devices = _links(files, options.cluster)
-    names = ["embedding", *(f"layer-{i}" for i in range(model.layers)), "head"]
+    inner = [(f"layer-{i}", sublayer) for i, (sublayer, _) in enumerate(model.layers)]
+    units = [("embedding", "embedding"), *inner, ("head", "head")]
     slowdowns = ("compute_slowdown", "communication_slowdown") if "overlap" in files else ()
     return finished(
         sources,
@@ -118,7 +145,7 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
             "dtype": model.dtype,
             "parameter_bytes": model.element_bytes,
             "state_bytes_per_parameter": STATE_BYTES_PER_PARAMETER,
-            "units": [{"name": name, "layer": i, "sublayer": name.partition("-")[0]} for i, name in enumerate(names)],
+            "units": [{"name": name, "layer": i, "sublayer": sublayer} for i, (name, sublayer) in enumerate(units)],
             "sublayers": _shapes(model),
             "devices": devices,
             "memory_bytes": options.memory(files["computation"]),
@@ -126,8 +153,9 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
             "costs": _costs(model, options.device),
             **{name: rate(overlap(files["overlap"])) for name in slowdowns},
         },
-        sequence=model.sequence,
-        layers=model.layers,
+        sequence=",".join(str(kind.sequence) for kind in model.types),
+        layers=",".join(str(kind.count) for kind in model.types),
+        **({"left_out": ", ".join(model.table.left_out)} if model.table.left_out else {}),
         memory=model.memory.origin,
         optimizer="not in the files, so 0",
     )
@@ -150,12 +178,12 @@ def files_by_kind(sources: Sequence[Source]) -> dict[str, Source]:
     return files
 
 
-def _hidden_size(options: Options, times: Source) -> int:
-    """The hidden size: as given, else as in the name of the file of times. Raises InputError."""
+def _hidden_sizes(options: Options, times: Source, types: int) -> tuple[int, ...]:
+    """The hidden size of each type of layers: as given, else as in the name of the file of times. Raises InputError."""
     named = re.search(r"hidden(\d{1,6})(?!\d)", times.stem)
     if options.hidden_size is None and named and int(named[1]):
-        return int(named[1])
-    return options.needed(times, "hidden_size", 1024)
+        return (int(named[1]),) * types
+    return options.by_type(times, "hidden_size", 1024, types)
 
 
 def _links(files: Mapping[str, Source], cluster: Cluster | None) -> tuple[Any, int]:
@@ -172,20 +200,28 @@ def _links(files: Mapping[str, Source], cluster: Cluster | None) -> tuple[Any, i
     return {"islands": measured}, devices
 
 
-def _sequence(options: Options, times: Source, memory: Source, table: Mapping[int, Any]) -> int:
-    """The sequence length that was asked for, or the only one that both files have. Raises InputError."""
+def _lengths(options: Options, times: Source, memory: Source, table: Mapping[Lengths, Any], types: int) -> Lengths:
+    """The sequence lengths that were asked for, the only ones that both files have, or that in the name of the file of times.
+
+    Raises InputError.
+    """
     timed, sized = set(table), sequences(memory)
-    both = sized if timed == {0} else timed if sized == {0} else timed & sized
-    lengths = ", ".join(map(str, sorted(both - {0})))
-    if options.sequence is not None and (options.sequence in both or both == {0}):
-        return options.sequence
+    both = sized if timed == {()} else timed if sized == {()} else timed & sized
+    named = re.search(r"seqlen(\d{1,6})(?!\d)", times.stem)
+    texts = ", ".join(lengths_text(lengths) for lengths in sorted(both - {()}))
     if options.sequence is not None:
-        raise InputError("command line", "--sequence", f"is {options.sequence}", f"give one of: {lengths or 'none is in both'}")
-    if len(both) == 1 and both != {0}:
-        return both.pop()
+        lengths = options.by_type(times, "sequence", 512, types)
+        if lengths in both or both == {()}:
+            return lengths
+        fix = f"give one of: {texts or 'none is in both'}"
+        raise InputError("command line", "--sequence", f"is {','.join(map(str, lengths))}", fix)
     if not both:
         raise memory.fail("", f"has no sequence length of {times.path}", "give files of one profile")
-    raise times.fail("", f"has the sequence lengths {lengths or '(not in the keys)'}", "say which one with --sequence")
+    if both == {()} and named and int(named[1]):
+        return (int(named[1]),) * types
+    if len(both) == 1 and both != {()}:
+        return both.pop()
+    raise times.fail("", f"has the sequence lengths {texts or '(not in the keys)'}", "say which one with --sequence")
 
 
 def overlap(source: Source) -> float:
@@ -194,37 +230,36 @@ def overlap(source: Source) -> float:
 
 
 def _shapes(model: Model) -> list[dict[str, Any]]:
-    """Embedding, layer and head."""
-    memory, sequence, hidden_bytes = model.memory, model.sequence, model.hidden_bytes
-    state_share, _ = memory.embedding_shares
-    ends = {tp: memory.ends[OFF].state_bytes[tp] / STATE_BYTES_PER_PARAMETER for tp in memory.degrees}
-    embedding = {tp: round(count * state_share) for tp, count in ends.items()}
-    head = {tp: round(count) - embedding[tp] for tp, count in ends.items()}
-    layer = {tp: round(memory.parameters / tp) for tp in memory.degrees}
-    parts = [
-        shape("embedding", sequence * TOKEN_BYTES, hidden_bytes, embedding, tokens=sequence),
-        shape("layer", hidden_bytes, hidden_bytes, layer, tokens=sequence, reductions=2),
-        shape("head", hidden_bytes, 0, head, tokens=sequence),
-    ]
-    return [{"name": part["kind"], **part} for part in parts]
+    """Embedding, a layer of each type, and head."""
+    memory, first, last = model.memory, model.types[0], model.types[-1]
+    whole, (share, _) = memory.whole_ends, memory.embedding_shares
+    counts = {tp: memory.ends[OFF].state_bytes[1 if whole else tp] / STATE_BYTES_PER_PARAMETER for tp in memory.degrees}
+    embedding = {tp: round(count * share) for tp, count in counts.items()}
+    head = {tp: round(count) - embedding[tp] for tp, count in counts.items()}
+    tokens = first.sequence
+    shapes = {"embedding": shape("embedding", tokens * TOKEN_BYTES, first.hidden_bytes, embedding, whole, tokens=tokens)}
+    for name, kind in zip(model.type_names, model.types, strict=True):
+        split = {tp: round(kind.memory.parameters / tp) for tp in memory.degrees}
+        shapes[name] = shape("layer", kind.hidden_bytes, kind.hidden_bytes, split, tokens=kind.sequence, reductions=2)
+    shapes["head"] = shape("head", last.hidden_bytes, 0, head, whole, tokens=last.sequence)
+    return [{"name": name} | content for name, content in shapes.items()]
 
 
 def _costs(model: Model, device: str) -> list[Any]:
     """Those of all profiled batches at all degrees. A time without a batch is that of one sample."""
-    memory, costs = model.memory, []
-    _, activation_share = memory.embedding_shares
-    for tp in memory.degrees:
-        activation_bytes = memory.ends[OFF].activation_bytes[tp]
-        kept_bytes = {
-            "embedding": activation_bytes * activation_share - model.sequence * TOKEN_BYTES,
-            "layer": memory.kept_bytes[tp] - model.hidden_bytes,
-            "head": activation_bytes * (1 - activation_share) - model.hidden_bytes,
-        }
-        for batch, time in model.times_by_batch.items():
-            samples = max(1, batch)
-            rows = samples * tp
-            for name, kept in kept_bytes.items():
-                ns = samples * 1e6 * (time.layer_ms if name == "layer" else time.other_ms / 2)
-                more = {"checkpoint_bytes": rows * memory.checkpoint_bytes} if name == "layer" else {}
-                costs.append(cost(name, device, tp, rows, ns, BACKWARD * ns, rows * max(0.0, kept), **more))
+    memory, (_, share), costs = model.memory, model.memory.embedding_shares, list[Any]()
+    starts_bytes, last = model.types[0].sequence * TOKEN_BYTES, model.types[-1]
+    for tp, (batch, times) in product(memory.degrees, model.times.items()):
+        samples = max(1, batch)
+        rows, ends_tp = samples * tp, 1 if memory.whole_ends else tp
+        ends_bytes, ends_ns = memory.ends[OFF].activation_bytes[ends_tp], 1e6 * times.ends_ms / 2 * rows / ends_tp
+        for name, kept in (
+            ("embedding", ends_bytes * share - starts_bytes),
+            ("head", ends_bytes * (1 - share) - last.hidden_bytes),
+        ):
+            costs.append(cost(name, device, tp, rows, ends_ns, BACKWARD * ends_ns, rows * max(0.0, kept)))
+        for name, kind, ms in zip(model.type_names, model.types, times.layers_ms, strict=True):
+            ns, kept = samples * 1e6 * ms, max(0.0, kind.memory.kept_bytes[tp] - kind.hidden_bytes)
+            checkpoint_bytes = rows * kind.memory.checkpoint_bytes
+            costs.append(cost(name, device, tp, rows, ns, BACKWARD * ns, rows * kept, checkpoint_bytes=checkpoint_bytes))
     return costs

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.imports.galvatron_blocks import BLOCK, DERIVED, FIRST, LAST, LAYER, MOST_MIB, OFF, RAW, SUMMARIES
-from trainplan.profiling.imports.source import AGREEMENT, LARGEST_COUNT, MIB, SMALLEST, Source, number
+from trainplan.profiling.imports.galvatron_times import LENGTHS, Lengths, lengths_of, lengths_text
+from trainplan.profiling.imports.source import LARGEST_COUNT, MIB, SMALLEST, Source, number
 
-SUMMARY = re.compile(r"layertype_\d+(_sp)?|other_memory_pp_(off|on_first|on_last)(_sp)?")
+SUMMARY = re.compile(r"layertype_\d{1,2}(_sp)?|other_memory_pp_(off|on_first|on_last)(_sp)?")
 FP32_BYTES = 4
+NOISE = 0.1  # by which a rank of several may keep more than one alone: small differences of large measurements
 
 
 class Ends(NamedTuple):
@@ -23,22 +26,35 @@ class Ends(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What one sample takes at one sequence length. kept_bytes: what a layer keeps, by degree.
-
-    ends: both ends without a pipeline, the embedding in a first stage, the head in a last one, as far as profiled.
-    """
+class LayerMemory:
+    """What a layer of one type takes for one sample. kept_bytes: what it keeps, by degree."""
 
     parameters: float
     checkpoint_bytes: float
     kept_bytes: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one sample takes at one sequence length. layers: by type.
+
+    ends: both ends without a pipeline, the embedding in a first stage, the head in a last one, as far as profiled.
+    """
+
+    layers: tuple[LayerMemory, ...]
     origin: str
     ends: dict[str, Ends]
 
     @property
+    def whole_ends(self) -> bool:
+        """Whether embedding and head were profiled whole only, as in older files: every tensor-parallel rank has all."""
+        return all(set(table) == {1} for table in self.ends[OFF])
+
+    @property
     def degrees(self) -> list[int]:
         """Tensor-parallel degrees for which layers as well as both ends were profiled, ascending."""
-        return sorted(set.intersection(*map(set, (self.kept_bytes, *self.ends[OFF]))))
+        ends = () if self.whole_ends else self.ends[OFF]
+        return sorted(set.intersection(*map(set, (*(layer.kept_bytes for layer in self.layers), *ends))))
 
     @property
     def embedding_shares(self) -> tuple[float, ...]:
@@ -49,41 +65,62 @@ class Memory:
         return tuple(first / (first + last) if first + last else 0.5 for first, last in sizes)
 
 
-def read_memory(source: Source, sequence: int) -> Memory:
-    """What one sample takes, from the file's summaries or, without them, its raw blocks. Raises InputError."""
-    if others := [key for key in source.data if key.startswith("layertype_") and not key.startswith(LAYER)]:
-        raise source.fail(others[0], "is of a second type of layers", "give a model of one type")
-    summaries = {name: table for name in SUMMARIES if (table := _summary(source, name, sequence))}
+def read_memory(source: Source, lengths: Lengths, sequence_parallel: bool = True) -> Memory:
+    """What one sample takes, from the file's summaries or, without them, its raw blocks.
+
+    lengths: tokens of a sample in each type of layers. sequence_parallel: take the summaries `_sp` where there are both.
+    Raises InputError.
+    """
+    names = [LAYER.replace("0", str(layer)) for layer in range(len(lengths))]
+    kinds = {key.removesuffix("_sp") for key in source.data if key.startswith("layertype_")}
+    if more := sorted(kinds - set(names)):
+        problem = f"is of a type of layers beyond the {len(names)} in the file of times"
+        raise source.fail(more[0], problem, "give files of one profile")
+    suffixes = ("_sp", "") if sequence_parallel else ("", "_sp")
+    places = [(name, lengths[i : i + 1]) for i, name in enumerate(names)] + [(name, lengths) for name in SUMMARIES[1:]]
+    summaries = {name: table for name, place in places if (table := _summary(source, name, suffixes, place))}
     origin = "summaries of the file"
-    if LAYER not in summaries or OFF not in summaries:
-        place = f"raw blocks of seq{sequence}"
-        summaries = {name: _Table(source, place, values) for name, values in attribute(DERIVED)(source, sequence).items()}
+    if missing := [name for name in (*names, OFF) if name not in summaries]:
+        if len(names) > 1:
+            raise source.fail(missing[0], f"has no summary of seq{lengths_text(lengths)}", "profile the memory whole")
+        place = f"raw blocks of seq{lengths[0]}"
+        summaries = {name: _Table(source, place, values) for name, values in attribute(DERIVED)(source, lengths[0]).items()}
         origin = "derived from raw blocks, as profiled with zero3"
-    parameter_bytes = summaries[LAYER].bytes("parameter_size")
-    table = summaries[LAYER].table("tp_activation_per_bsz_dict")
-    kept_bytes, checkpoint_bytes = table.by_degree(least=SMALLEST), table.bytes("checkpoint")
-    if checkpoint_bytes > kept_bytes[1]:
-        problem = f"is {checkpoint_bytes / MIB:g} MB, above the {kept_bytes[1] / MIB:g} MB kept without it"
-        raise source.fail(f"{table.field}.checkpoint", problem, "give what stays when a layer is recomputed")
     ends = {
         name: Ends(*(table.table(part).by_degree() for part in ("model_states", "activation")))
         for name, table in summaries.items()
-        if name != LAYER
+        if name not in names
     }
-    return Memory(parameter_bytes / FP32_BYTES, checkpoint_bytes, kept_bytes, origin, ends)
+    return Memory(tuple(_layer(summaries[name]) for name in names), origin, ends)
 
 
-def sequences(source: Source) -> set[int]:
-    """Sequence lengths with a summary or raw blocks; 0 for a summary that names none. Raises InputError."""
-    lengths: set[int] = set()
+def _layer(summary: _Table) -> LayerMemory:
+    table = summary.table("tp_activation_per_bsz_dict")
+    kept_bytes, checkpoint_bytes = table.by_degree(least=SMALLEST), table.bytes("checkpoint")
+    for tp, size in kept_bytes.items():
+        if size > kept_bytes[1] * (1 + NOISE):
+            problem = f"is above that of degree 1, {kept_bytes[1] / MIB:g}"
+            raise table.source.fail(f"{table.field}.{tp}", problem, "give what one of the ranks keeps")
+    if checkpoint_bytes > kept_bytes[1]:
+        problem = f"is {checkpoint_bytes / MIB:g} MB, above the {kept_bytes[1] / MIB:g} MB kept without it"
+        raise table.source.fail(f"{table.field}.checkpoint", problem, "give what stays when a layer is recomputed")
+    return LayerMemory(summary.bytes("parameter_size") / FP32_BYTES, checkpoint_bytes, kept_bytes)
+
+
+def sequences(source: Source) -> set[Lengths]:
+    """Sequence lengths with a summary or raw blocks; none for a summary that names none. Raises InputError."""
+    lengths: set[Lengths] = set()
+    types = {key.removesuffix("_sp") for key in source.data if key.startswith("layertype_")}
     for key, value in source.data.items():
         if not (block := BLOCK.fullmatch(key)) and not SUMMARY.fullmatch(key):
             raise source.fail(key, "is not a key of this file", "give keys such as layertype_0_sp or 1_1_8_sp")
         _object(source, key, value)
-        if block:
-            lengths |= {int(raw[3]) for raw in map(RAW.fullmatch, value) if raw}
-        elif key.startswith(LAYER):
-            lengths |= {0} if "parameter_size" in value else {int(name) for name in value if name.isdecimal()}
+        if block and len(types) < 2:
+            lengths |= {(int(raw[3]),) for raw in map(RAW.fullmatch, value) if raw}
+        elif key.startswith(OFF if len(types) > 1 else LAYER):
+            whole = "parameter_size" in value or "model_states" in value
+            names = [name for name in value if re.fullmatch(LENGTHS, name)]
+            lengths |= {()} if whole else {lengths_of(source, f"{key}.{name}", name) for name in names}
     return lengths
 
 
@@ -112,7 +149,7 @@ class _Table:
         return _Table(self.source, field, sizes)
 
     def by_degree(self, least: float = 0.0) -> dict[int, float]:
-        """Bytes by tensor-parallel degree, which fall as it grows. Raises InputError."""
+        """Bytes by tensor-parallel degree. Raises InputError."""
         sizes: dict[int, float] = {}
         for key in self.values:
             if key == "checkpoint":
@@ -122,22 +159,19 @@ class _Table:
             sizes[int(key)] = self.bytes(key, least)
         if 1 not in sizes:
             raise self.source.fail(f"{self.field}.1", "is missing", "give MB for tensor-parallel degree 1")
-        if larger := [tp for tp, size in sizes.items() if size > sizes[1] * (1 + AGREEMENT)]:
-            problem = f"is above that of degree 1, {sizes[1] / MIB:g}"
-            raise self.source.fail(f"{self.field}.{larger[0]}", problem, "give what one of the ranks keeps")
         return sizes
 
 
-def _summary(source: Source, name: str, sequence: int) -> _Table | None:
-    """The summary for this sequence length, or None."""
-    for field in (f"{name}_sp", name):
+def _summary(source: Source, name: str, suffixes: Sequence[str], lengths: Lengths) -> _Table | None:
+    """The summary for these sequence lengths, or None."""
+    for field in (f"{name}{suffix}" for suffix in suffixes):
         if field in source.data:
             value = _object(source, field, source.data[field])
             if "parameter_size" in value or "model_states" in value:
                 return _Table(source, field, value)
-            if str(sequence) in value:
-                place = f"{field}.{sequence}"
-                return _Table(source, place, _object(source, place, value[str(sequence)]))
+            if (text := lengths_text(lengths)) in value:
+                place = f"{field}.{text}"
+                return _Table(source, place, _object(source, place, value[text]))
     return None
 
 

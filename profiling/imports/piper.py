@@ -10,15 +10,19 @@ Each node has, by tensor-parallel degree, TMPCs: ways to run it. Readings taken:
   bert32a100.json it is the number of parameters, 12 h^2 + 13 h with h = 3840, and B twice that.)
 - `communicationCost` is the bytes of an edge; syncTimeFw and syncTimeBw add what a stage of several devices gathers at its
   ends, which the project's re-layouts cost instead. `bandwidth` is that of one device, in bytes a second;
-- nodes without time and parameters are tensors: their memoryUsageA goes to their first reader.
+- nodes without time and parameters, and without inputs, are tensors: their memoryUsageA goes to their first reader;
+- a graph with branches is the chain of its cuts (`_chain`).
 
 algo.cpp costs a synchronisation as 4 (d-1)/d w bytes (a parameter server), trainplan as a ring of 2 (d-1)/d w.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from math import ceil
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import ceil, fsum
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -66,6 +70,11 @@ class Node(Foreign):
     name: str = "node"
     ways: Annotated[dict[Degree, Annotated[list[Tmpc], Field(min_length=1)]], Field(min_length=1)] = Field(alias="TMPCs")
 
+    @property
+    def computes(self) -> bool:
+        """Whether it has time or parameters."""
+        return any(tmpc.seconds or tmpc.parameter_bytes for tmpcs in self.ways.values() for tmpc in tmpcs)
+
     def way(self, tp: int, id: str) -> Tmpc | None:
         """The TMPC of a degree by its id; None where there is none."""
         return next((tmpc for tmpc in self.ways.get(tp, []) if tmpc.id == id), None)
@@ -100,20 +109,18 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
     if len(sources) > 1:
         raise sources[1].fail("", "is a second Piper graph", "give one: it holds the whole profile")
     graph = parse(source.data, Graph, where=source.path)
-    nodes, tensors, after = _chain(source, graph)
+    parts = _chain(source, graph)
+    nodes = [node for part in parts for node in part.nodes]
     degrees = _degrees(source, nodes)
-    parts = []
-    for i, node in enumerate(nodes):
-        kind = "embedding" if i == 0 else "head" if i == len(nodes) - 1 else "layer"
-        content = _unit(source, node, degrees, kind, after[i - 1] if i else 0.0, after[i], tensors[i], options.device)
-        parts.append((f"{node.name}-{node.id}", *content))
+    kinds = ["embedding", *["layer"] * (len(parts) - 2), "head"] if len(parts) > 1 else ["layer"]
+    units = [(part.name, *_unit(source, part, degrees, kind, options.device)) for part, kind in zip(parts, kinds, strict=True)]
     island = {"devices": graph.devices, "bandwidth_bytes_per_s": graph.bandwidth_bytes_per_s, "origin": "imported"}
     return finished(
         sources,
         "Piper",
         options,
         {
-            **chain(parts),
+            **chain(units),
             "name": source.stem,
             "parameter_bytes": 1,
             "state_bytes_per_parameter": _states(nodes),
@@ -126,41 +133,115 @@ def read(sources: Sequence[Source], options: Options) -> Profile:
     )
 
 
-def _chain(source: Source, graph: Graph) -> tuple[list[Node], list[float], list[float]]:
-    """The nodes that compute, in order; the tensors' bytes that each of them reads first; the bytes that go on from each.
+@dataclass(frozen=True)
+class Part:
+    """Nodes that follow each other, between two cuts of the chain. Bytes of one sample: read_first, of tensors that no node
+    makes and that are read here first; before and after, what passes the two cuts."""
 
-    Raises InputError where they do not form one chain.
+    nodes: tuple[Node, ...]
+    read_first: float
+    before: float
+    after: float
+
+    @property
+    def name(self) -> str:
+        """The first node's name and id."""
+        return f"{self.nodes[0].name}-{self.nodes[0].id}"
+
+    def ways(self, tp: int, id: str) -> list[Tmpc] | None:
+        """The nodes' TMPCs of a degree by their id; None where one has none."""
+        ways = [way for node in self.nodes if (way := node.way(tp, id)) is not None]
+        return ways if len(ways) == len(self.nodes) else None
+
+
+def _chain(source: Source, graph: Graph) -> list[Part]:
+    """The chain of a graph: the nodes in a topological order, cut wherever each tensor that passes one cut and the next is read
+    between the two, so that those who read a tensor pay for it, and nobody else. Raises InputError.
+
+    Nodes without time and parameters that read nothing are tensors. A node's edges carry one tensor, as large as the largest of
+    them, and a cut passes it once; edges without bytes only order.
     """
     nodes = {node.id: node for node in graph.nodes}
     if len(nodes) < len(graph.nodes):
         raise source.fail("nodes", "have an id twice", "give each node its own id")
-    following: dict[int, Edge] = {}
-    readers: dict[int, list[int]] = {}  # of tensors: of nodes that compute nothing and have no parameters
-    for node in graph.nodes:
-        if not any(tmpc.seconds or tmpc.parameter_bytes for tmpcs in node.ways.values() for tmpc in tmpcs):
-            readers[node.id] = []
     for i, edge in enumerate(graph.edges):
         for name, end in (("sourceId", edge.source), ("destId", edge.target)):
             if end not in nodes:
                 raise source.fail(f"edges[{i}].{name}", f"is {end}", "give the id of a node")
-        if edge.source in readers:
-            readers[edge.source].append(edge.target)
-        elif edge.target in readers or following.setdefault(edge.source, edge) is not edge:
-            raise source.fail(f"edges[{i}]", "leaves a chain", "give a graph whose computing nodes form one chain")
-    computing = [node.id for node in graph.nodes if node.id not in readers]
-    targets = {edge.target for edge in following.values()}
-    order = [id for id in computing if id not in targets][:1]
-    while order and order[-1] in following and len(order) < len(nodes):
-        order.append(following[order[-1]].target)
-    if len(order) != len(computing) or set(order) != set(computing) or len(following) != len(computing) - 1:
-        problem = f"join only {len(set(order))} of the {len(computing)} computing nodes in one chain"
-        raise source.fail("edges", problem, "give a graph whose computing nodes form one chain")
-    place, read_first = {id: i for i, id in enumerate(order)}, [0.0] * len(order)
-    for tensor, targets_of in readers.items():
-        if first := [place[reader] for reader in targets_of if reader in place]:
-            tmpc = next(iter(nodes[tensor].ways.values()))[0]
-            read_first[min(first)] += tmpc.sample_bytes
-    return [nodes[id] for id in order], read_first, [following[id].bytes if id in following else 0.0 for id in order]
+    targets = {edge.target for edge in graph.edges}
+    computing = [node.id for node in graph.nodes if node.computes or node.id in targets]
+    if not computing:
+        raise source.fail("nodes", "have neither time nor parameters", "give what the nodes take")
+    _check_joined(source, graph)
+    place = {id: i for i, id in enumerate(_order(source, computing, graph.edges))}
+    tensor_bytes: dict[int, float] = defaultdict(float)  # by the node that makes it
+    reads: dict[int, set[int]] = defaultdict(set)  # tensors by the node that reads them
+    last: dict[int, int] = {}  # place of a tensor's last reader
+    read_first: dict[int, float] = defaultdict(float)
+    for edge in graph.edges:
+        if edge.source in place and edge.bytes:
+            tensor_bytes[edge.source] = max(tensor_bytes[edge.source], edge.bytes)
+            reads[edge.target].add(edge.source)
+            last[edge.source] = max(last.get(edge.source, 0), place[edge.target])
+    for id in nodes.keys() - place.keys():
+        if readers := [place[edge.target] for edge in graph.edges if edge.source == id]:
+            read_first[min(readers)] += next(iter(nodes[id].ways.values()))[0].sample_bytes
+    parts: list[Part] = []
+    unread: set[int] = set()
+    passing: set[int] = set()
+    first, before = 0, 0.0
+    order = list(place)
+    for i, id in enumerate(order):
+        unread -= reads[id]
+        passing = {tensor for tensor in passing | {id} if last.get(tensor, i) > i}
+        if unread and i + 1 < len(order):
+            continue
+        after = sum(tensor_bytes[tensor] for tensor in sorted(passing))
+        run = [nodes[id] for id in order[first : i + 1]]
+        parts.append(Part(tuple(run), sum(read_first[j] for j in range(first, i + 1)), before, after))
+        unread, first, before = set(passing), i + 1, after
+    return parts
+
+
+def _check_joined(source: Source, graph: Graph) -> None:
+    """Raises InputError where the graph is in several parts."""
+    beside: dict[int, list[int]] = defaultdict(list)
+    for edge in graph.edges:
+        beside[edge.source].append(edge.target)
+        beside[edge.target].append(edge.source)
+    met = {graph.nodes[0].id}
+    reached = list(met)
+    while reached:
+        new = set(beside[reached.pop()]) - met
+        met |= new
+        reached += new
+    if len(met) < len(graph.nodes):
+        problem = f"join only {len(met)} of the {len(graph.nodes)} nodes"
+        raise source.fail("edges", problem, "give the edges of one graph")
+
+
+def _order(source: Source, ids: Sequence[int], edges: Sequence[Edge]) -> list[int]:
+    """The nodes in a topological order, else in the file's. Raises InputError where edges form a circle."""
+    following: dict[int, list[int]] = defaultdict(list)
+    missing = dict.fromkeys(ids, 0)
+    for edge in edges:
+        if edge.source in missing:
+            following[edge.source].append(edge.target)
+            missing[edge.target] += 1
+    rank = {id: i for i, id in enumerate(ids)}
+    ready = [rank[id] for id in ids if not missing[id]]
+    order = []
+    while ready:
+        id = ids[heappop(ready)]
+        order.append(id)
+        for target in following[id]:
+            missing[target] -= 1
+            if not missing[target]:
+                heappush(ready, rank[target])
+    if len(order) < len(ids):
+        circle = next(i for i, edge in enumerate(edges) if missing.get(edge.source) and missing.get(edge.target))
+        raise source.fail(f"edges[{circle}]", "is of a circle", "give a graph without circles")
+    return order
 
 
 def _degrees(source: Source, nodes: Sequence[Node]) -> list[int]:
@@ -171,35 +252,32 @@ def _degrees(source: Source, nodes: Sequence[Node]) -> list[int]:
     return sorted(common)
 
 
-def _unit(
-    source: Source,
-    node: Node,
-    degrees: Sequence[int],
-    kind: str,
-    before: float,
-    after: float,
-    tensor_bytes: float,
-    device: str,
-) -> tuple[dict[str, Any], list[Any]]:
-    """A node's shape, without its name, and its costs. Raises InputError where its two TMPCs contradict each other."""
-    plain = {tp: way for tp in degrees if (way := node.way(tp, PLAIN)) is not None}
-    recomputed = {tp: node.way(tp, RECOMPUTED) for tp in degrees}
-    kept_always = max((way.sample_bytes for way in recomputed.values() if way is not None), default=before)
+def _unit(source: Source, part: Part, degrees: Sequence[int], kind: str, device: str) -> tuple[dict[str, Any], list[Any]]:
+    """A part's shape, without its name, and its costs. Raises InputError where its two TMPCs contradict each other."""
+    plain = {tp: ways for tp in degrees if (ways := part.ways(tp, PLAIN)) is not None}
+    recomputed = {tp: part.ways(tp, RECOMPUTED) for tp in degrees}
+    kept_always = max((_total(ways, "sample_bytes") for ways in recomputed.values() if ways is not None), default=part.before)
     costs = []
-    for tp, way in plain.items():
-        forward = again = way.seconds * FORWARD_SHARE * 1e9
-        other = recomputed[tp]
-        if other is not None:
-            again = (other.seconds - way.seconds) * 1e9
-            for field, wrong in (("timePerSample", again < 0), ("memoryUsageA", other.sample_bytes > way.sample_bytes)):
-                if wrong:
-                    problem = f"contradicts {PLAIN!r} of degree {tp}: slower and smaller is what it must be"
-                    raise source.fail(f"{field} of {RECOMPUTED!r} in node {node.id}", problem, "give each its own")
-        backward = round(way.seconds * 1e9) - round(forward)
-        kept_bytes = max(0.0, way.sample_bytes - kept_always)
+    for tp, ways in plain.items():
+        seconds, sample_bytes = _total(ways, "seconds"), _total(ways, "sample_bytes")
+        forward = again = seconds * FORWARD_SHARE * 1e9
+        if (others := recomputed[tp]) is not None:
+            again = (_total(others, "seconds") - seconds) * 1e9
+            for node, way, other in zip(part.nodes, ways, others, strict=True):
+                slower, smaller = other.seconds >= way.seconds, other.sample_bytes <= way.sample_bytes
+                for field, right in (("timePerSample", slower), ("memoryUsageA", smaller)):
+                    if not right:
+                        problem = f"contradicts {PLAIN!r} of degree {tp}: slower and smaller is what it must be"
+                        raise source.fail(f"{field} of {RECOMPUTED!r} in node {node.id}", problem, "give each its own")
+        backward = round(seconds * 1e9) - round(forward)
+        kept_bytes = max(0.0, sample_bytes - kept_always)
         costs.append(cost("", device, tp, 1, forward, backward, kept_bytes, forward_without_graph_ns=again))
-    parameters = {tp: round(way.parameter_bytes) for tp, way in plain.items()}
-    return shape(kind, round(kept_always + tensor_bytes), round(after), parameters, reductions=0), costs
+    parameters = {tp: round(_total(ways, "parameter_bytes")) for tp, ways in plain.items()}
+    return shape(kind, round(kept_always + part.read_first), round(part.after), parameters, reductions=0), costs
+
+
+def _total(ways: Sequence[Tmpc], field: str) -> float:
+    return fsum(getattr(way, field) for way in ways)
 
 
 def _states(nodes: Sequence[Node]) -> int:

@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import Record, parse, read_data
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.imports import table_files
 from trainplan.profiling.profiles import Profile
 
 LONGEST_S = 1e4
@@ -21,8 +22,12 @@ MOST_BYTES = 1e14
 LARGEST_COUNT = 2**20
 MOST_LAYERS = 10_000
 SMALLEST = 1e-6  # of numbers that may not be 0, in the file's own unit
+LISTS = ("layers", "sequence", "hidden_size", "tp")  # options of one number or several
 AGREEMENT = 0.01  # of numbers that should be equal
 MIB = 2**20
+
+
+ByType = int | Sequence[int]  # one number, or one for each type of layers
 
 
 def flag(option: str) -> str:
@@ -54,7 +59,9 @@ class Source:
 
 
 def read_source(path: str | os.PathLike[str]) -> Source:
-    """A file that holds an object. Raises InputError."""
+    """A file that holds an object, or a table. Raises InputError."""
+    if os.fspath(path).lower().endswith(table_files.SUFFIXES):
+        return Source(os.fspath(path), table_files.load(path))
     data = read_data(path)
     if not isinstance(data, dict):
         raise InputError(os.fspath(path), "", f"holds {shown(data)}", "give a JSON object")
@@ -66,12 +73,14 @@ class Options:
     """What the caller adds to the files; see `import_profile`."""
 
     cluster: Cluster | None = None
-    layers: int | None = None
-    sequence: int | None = None
-    hidden_size: int | None = None
+    layers: ByType | None = None
+    sequence: ByType | None = None
+    hidden_size: ByType | None = None
     rows: int | None = None
     memory_bytes: int | None = None
     name: str | None = None
+    tp: Sequence[int] | None = None
+    communication: str | None = None
 
     def check(self, format: str, usable: Sequence[str]) -> None:
         """Raises InputError for an option that this format has no use for, or that is no sensible number."""
@@ -82,26 +91,40 @@ class Options:
             if field.name not in usable:
                 problem = f"is {shown(value)}, but {format} files do not need it"
                 raise InputError("command line", flag(field.name), problem, "leave it out")
+            if field.name == "communication":
+                continue
             most = {"memory_bytes": 2**50, "layers": MOST_LAYERS}.get(field.name, LARGEST_COUNT)
-            if type(value) is not int or not 1 <= value <= most:
+            several = field.name in LISTS and isinstance(value, list | tuple) and value
+            if any(type(number) is not int or not 1 <= number <= most for number in (value if several else [value])):
                 fix = f"give a whole number, at least 1 and at most {most}"
                 raise InputError("command line", flag(field.name), f"is {shown(value)}", fix)
 
-    def needed(self, source: Source, option: str, example: int) -> int:
+    def needed(self, source: Source, option: str, example: int | str) -> Any:
         """The option's value. Raises InputError where it was left out."""
-        value: int | None = getattr(self, option)
+        value = getattr(self, option)
         if value is None:
             problem = f"does not say the {option.replace('_', ' ')}"
-            raise InputError(
-                source.path, "", problem, f"give {flag(option)}, such as {'24GiB' if option == 'memory_bytes' else example}"
-            )
+            raise InputError(source.path, "", problem, f"give {flag(option)}, such as {example}")
         return value
+
+    def by_type(self, source: Source, option: str, example: int, types: int) -> tuple[int, ...]:
+        """The option's value for each type of layers. One number stands for all, but of layers it would leave the order open.
+
+        Raises InputError.
+        """
+        examples = ",".join([str(example)] * types)
+        value = self.needed(source, option, examples)
+        values = (value,) * (1 if option == "layers" else types) if isinstance(value, int) else tuple(value)
+        if len(values) != types:
+            problem = f"is {','.join(map(str, values))}, but {source.path} has {types} type{'s' * (types > 1)} of layers"
+            raise InputError("command line", flag(option), problem, f"give {types}, such as {examples}")
+        return values
 
     def memory(self, source: Source) -> int:
         """Bytes of one device: as given, else the cluster's. Raises InputError."""
         if self.memory_bytes is None and self.cluster is not None:
             return self.cluster.memory_bytes
-        return self.needed(source, "memory_bytes", 24 * 2**30)
+        return int(self.needed(source, "memory_bytes", "24GiB"))
 
     @property
     def device(self) -> str:
@@ -124,9 +147,8 @@ def number(source: Source, field: str, value: Any, most: float, least: float = 0
 
 def counted(source: Source, field: str, text: str) -> int:
     """A number of things, as it stands in a key. Raises InputError."""
-    value = int(text)
-    if not 1 <= value <= LARGEST_COUNT:
-        raise source.fail(field, f"counts {value}", f"give 1 to {LARGEST_COUNT}")
+    if len(text) > len(str(LARGEST_COUNT)) or not 1 <= (value := int(text)) <= LARGEST_COUNT:
+        raise source.fail(field, f"counts {text[:20]}", f"give 1 to {LARGEST_COUNT}")
     return value
 
 
@@ -148,12 +170,15 @@ def cost(sublayer: str, device: str, tp: int, rows: int, forward: float, backwar
     return place | {name: imported(value) for name, value in numbers.items()}
 
 
-def shape(kind: str, input_bytes: int, output_bytes: int, parameters: Mapping[int, int], **more: int) -> dict[str, Any]:
-    """A sub-layer of a profile, without its name. parameters: of one rank, by tensor-parallel degree."""
+def shape(
+    kind: str, input_bytes: int, output_bytes: int, parameters: Mapping[int, int], whole: bool = False, **more: int
+) -> dict[str, Any]:
+    """A sub-layer of a profile, without its name. parameters: of one rank, by tensor-parallel degree; whole: of all alike."""
     shards = [
-        {"tp": tp, "parameters": count, "replicated_parameters": 0, "output_bytes": output_bytes}
+        {"tp": tp, "parameters": count, "replicated_parameters": count * whole, "output_bytes": output_bytes}
         for tp, count in parameters.items()
     ]
+    more |= {"reductions": 0} if whole else {}
     return {"kind": kind, "input_bytes": input_bytes, "output_bytes": output_bytes, **more, "shards": shards}
 
 

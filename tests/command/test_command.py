@@ -334,15 +334,15 @@ def test_corrupted_random_instances_never_trace_back(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_ends_all_its_processes(plan: Path) -> None:
     running = subprocess.Popen([*COMMAND, "run", str(plan)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while len(children := _workers_of(running.pid)) < 3 and time.monotonic() < deadline:
+    while len(children := _workers_of(running.pid)) < 3 and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate()
     assert (running.returncode, out, err) == (3, "", "trainplan: interrupted\n")
     assert len(children) >= 3
-    deadline = time.monotonic() + 30
-    while (left := [child for child in children if b"worker" in _command_of(child)]) and time.monotonic() < deadline:
+    for _ in range(6000):  # ten minutes: one that is left stays for ever
+        if not (left := [child for child in children if b"worker" in _command_of(child)]):
+            break
         time.sleep(0.1)
     assert not left
 

@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -157,13 +156,11 @@ def test_a_lane_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> No
             entered.wait()
             raise MemoryError
 
-    started = time.monotonic()
     with pytest.raises(MemoryError):
         threads.run_lanes([(), ()], ["communication", "compute"], run, here="compute")
     with pytest.raises(MemoryError):
         threads.run_lanes([(), ()], ["communication", "host"], run, here="compute")
-    assert time.monotonic() - started < 5
-    never.set()
+    never.set()  # it never ended, and both calls did
 
 
 def test_an_interrupt_is_an_error_too() -> None:

@@ -9,6 +9,7 @@ from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import BERT, GPT2, SCHEDULES, UNTIED, plan_of, random_plan
+from tests.sizes import some_and_all
 
 PLANS = 40
 
@@ -25,8 +26,9 @@ def _hold(reports: list[RunReport], plans: int) -> None:
         assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
 
 
+@pytest.mark.parametrize("count", some_and_all(8, PLANS))
 @pytest.mark.parametrize("backend", ["serial", "fused"])
-def test_gradients_of_40_random_plans_on_4_processes(backend: str) -> None:
+def test_gradients_of_random_plans_on_4_processes(backend: str, count: int) -> None:
     rng = random.Random(20)
     plans = [random_plan(rng) for _ in range(PLANS)]
     used = {unit.strategy.removesuffix("-ckpt") for plan in plans for unit in plan.units}
@@ -35,7 +37,7 @@ def test_gradients_of_40_random_plans_on_4_processes(backend: str) -> None:
     split = [plan for plan in plans if len(plan.stages) > 1]
     assert {plan.planned_model().tied for plan in split} == {True, False}
     assert {plan.batch.micro_batches for plan in split} == {1, 2, 3, 5, 8}
-    _hold(run_plans(plans, backend=backend), PLANS)  # type: ignore[arg-type]
+    _hold(run_plans(plans[:count], backend=backend), count)  # type: ignore[arg-type]
 
 
 def test_two_processes_and_one() -> None:
@@ -72,12 +74,13 @@ def test_the_comparison_can_fail() -> None:
     assert found["gradient_difference"] > 0.1
 
 
-def test_measured_memory_follows_the_walk() -> None:
+@pytest.mark.parametrize("count", some_and_all(1, 6))
+def test_measured_memory_follows_the_walk(count: int) -> None:
     """Against torch's own allocations, on plans of a size at which tensors outweigh bookkeeping."""
     rng = random.Random(3)
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
     model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
-    plans = [random_plan(rng, 4, model, stages) for stages in (1, 2, 4) for _ in range(6)]
+    plans = [random_plan(rng, 4, model, stages) for stages in (1, 2, 4) for _ in range(count)]
     errors = []
     for report in run_plans(plans, steps=1, compare=False, measure_memory=True):
         assert report.peak_bytes is not None

@@ -15,6 +15,7 @@ from trainplan.formulations.plan import load_plan
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, SCHEDULES, UNTIED, plan_of, random_uneven_plan, uneven_plan
+from tests.sizes import some_and_all
 
 UNITS = len(GPT2.units)
 
@@ -129,10 +130,11 @@ def test_reductions_in_another_order_are_seen() -> None:
     assert "meets" in _faults(programs)[0]
 
 
+@pytest.mark.parametrize("count", some_and_all(5, 24))
 @pytest.mark.parametrize("backend", ["serial", "fused"])
-def test_gradients_of_random_plans_on_4_processes(backend: str) -> None:
+def test_gradients_of_random_plans_on_4_processes(backend: str, count: int) -> None:
     rng = random.Random(11)
-    plans = [random_uneven_plan(rng) for _ in range(24)] + [uneven_plan(GPT2, [2, 2], 2), uneven_plan(UNTIED, [1, 4, 2, 1])]
+    plans = [random_uneven_plan(rng) for _ in range(24)]
     assert {(len(plan.stages), plan.units[0].strategy.removesuffix("-ckpt")) for plan in plans} == {
         (1, "dp4"),
         (1, "dp2-tp2"),
@@ -140,7 +142,7 @@ def test_gradients_of_random_plans_on_4_processes(backend: str) -> None:
     }
     assert {plan.schedule for plan in plans} == set(SCHEDULES)
     assert {plan.planned_model().tied for plan in plans} == {True, False}
-    _hold(plans, backend)
+    _hold([*plans[:count], uneven_plan(GPT2, [2, 2], 2), uneven_plan(UNTIED, [1, 4, 2, 1])], backend)
 
 
 def test_two_processes_and_as_many_replicas() -> None:
@@ -156,11 +158,12 @@ def _hold(plans: list[Any], backend: Any) -> None:
         assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
 
 
-def test_memory_of_uneven_replicas_follows_the_walk() -> None:
+@pytest.mark.parametrize("count", some_and_all(1, 4))
+def test_memory_of_uneven_replicas_follows_the_walk(count: int) -> None:
     rng = random.Random(13)
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
     model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
-    plans = [random_uneven_plan(rng, 4, model, stages) for stages in (1, 2) for _ in range(4)]
+    plans = [random_uneven_plan(rng, 4, model, stages) for stages in (1, 2) for _ in range(count)]
     errors = []
     for report in run_plans(plans, steps=1, compare=False, measure_memory=True):
         assert report.peak_bytes is not None

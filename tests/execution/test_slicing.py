@@ -28,6 +28,7 @@ from tests.execution.plans import (
     random_uneven_plan,
     uneven_plan,
 )
+from tests.sizes import some_and_all
 
 UNITS = len(GPT2.units)
 MIXED = ["dp2", "tp2", "sdp2", "dp2-ckpt", "dp2", "sdp2-ckpt", "tp2", "dp2"]
@@ -327,8 +328,9 @@ def _hold(plans: list[Plan], backend: Backend) -> None:
         assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
 
 
+@pytest.mark.parametrize("share", some_and_all(4, 1))
 @pytest.mark.parametrize(("backend", "plans"), [("serial", 14), ("fused", 12)])
-def test_gradients_on_4_processes(backend: Backend, plans: int) -> None:
+def test_gradients_on_4_processes(backend: Backend, plans: int, share: int) -> None:
     rng = random.Random(30)
     some = [random_sliced_plan(rng) for _ in range(plans)]
     assert {unit.strategy.removesuffix("-ckpt") for plan in some for unit in plan.units} == {"single", "dp2", "sdp2", "tp2"}
@@ -336,12 +338,13 @@ def test_gradients_on_4_processes(backend: Backend, plans: int) -> None:
     assert {plan.planned_model().tied for plan in some} == {True, False}
     assert {(len(plan.stages), plan.sliced) for plan in some} == {(2, 1), (4, 1), (4, 2), (4, 3)}
     uneven = [uneven_plan(model, shares, 2, rows=2, rng=rng, sliced=1) for model, shares in ((GPT2, [3, 1]), (BERT, [1, 2]))]
-    _hold([*some, *uneven, *(_cut_plans() if backend == "serial" else [])], backend)
+    _hold([*some[::share], *uneven, *(_cut_plans() if backend == "serial" else [])], backend)
 
 
-def test_gradients_on_2_processes() -> None:
+@pytest.mark.parametrize("count", some_and_all(4, 14))
+def test_gradients_on_2_processes(count: int) -> None:
     rng = random.Random(31)
-    _hold([random_sliced_plan(rng, 2) for _ in range(14)], "serial")
+    _hold([random_sliced_plan(rng, 2) for _ in range(count)], "serial")
 
 
 def test_measured_memory_follows_the_walk() -> None:

@@ -64,12 +64,24 @@ def test_plans_that_run_take_one_start(starts: list[int]) -> None:
     assert best.step_ns == min(trial.step_ns or 0 for trial in found)
 
 
+def test_a_plan_that_hangs_is_a_result(starts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(trials, "TARGET", "tests.execution.faulty:try_rank")
+    found = run_trials([_plan(HANGING), _plan(4)], steps=2, warmup=0, timeout=1000)
+    assert [(trial.status, trial.message) for trial in found] == [
+        ("timed-out", "2 steps took longer than 1000 s"),
+        ("ran", None),
+    ]
+    assert starts == [2, 1]
+
+
+@pytest.mark.long
 def test_what_goes_wrong_is_a_result_and_the_others_go_on(starts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes that are killed, raise, hang or lack memory, and one that would run if none had run there before."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(trials, "TARGET", "tests.execution.faulty:try_rank")
     plans = [_plan(samples) for samples in (4, KILLED, SPOILED, RAISING, FULL, 8, HANGING, 4)]
-    found = run_trials(plans, steps=2, warmup=0, timeout=40)
+    found = run_trials(plans, steps=2, warmup=0, timeout=1000)
     expected = ["ran", "out-of-memory", "ran", "failed", "out-of-memory", "ran", "timed-out", "ran"]
     assert [trial.status for trial in found] == expected
     assert [trial.place for trial in found] == list(range(8))
@@ -79,7 +91,7 @@ def test_what_goes_wrong_is_a_result_and_the_others_go_on(starts: list[int], mon
     assert "-9" in str(told[1])
     assert told[3] == "process 1 of 2: ValueError: no such luck"
     assert "MemoryError" in str(told[4])
-    assert told[6] == "2 steps took longer than 40 s"
+    assert told[6] == "2 steps took longer than 1000 s"
     for trial in found:
         ran = trial.status == "ran"
         assert (trial.message is None) == (trial.step_ns is not None) == (trial.spread is not None) == ran

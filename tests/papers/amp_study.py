@@ -2,7 +2,7 @@
 
 The chains are the paper's: our units in order on its layers, lambdas of no time between them. Readings, and their sources:
 - no recomputation: the published launch scripts ask for none;
-- attention writes its scores to memory: Megatron 1.1.5 has no other;
+- attention writes its scores to memory, as the shipped models say: Megatron 1.1.5 has no other;
 - gradients are synchronised in 4 bytes: the published configuration has fp32_allreduce, and AMP's own model counts so;
 - TransGAN is that of the model file, its windows as in the published script; its upsampling is not split over tmp ranks, and so
   has no all-reduces;
@@ -110,8 +110,8 @@ def layer_of(setting: Setting, unit: str) -> int:
 
 
 def model_of(setting: Setting, eager: bool) -> Model:
-    attention: dict[str, Any] = {"attn_implementation": "eager"} if eager else {}
-    return load_model(setting.model, dtype="float16").with_fields(**attention)
+    model = load_model(setting.model, dtype="float16")
+    return model if eager else model.with_fields(attn_implementation="sdpa")
 
 
 @cache

@@ -5,8 +5,10 @@ import json
 import os
 import pathlib
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from trainplan.formulations.layer_strategies.costs import build
 from trainplan.formulations.strategies import parse_strategy
@@ -180,6 +182,52 @@ def test_piper_costs_and_memory_are_those_of_the_graph() -> None:
     assert profile.network.link((0, 7)).bandwidth_bytes_per_s == 25e9
 
 
+def test_a_published_graph_with_branches_is_a_chain_of_cuts() -> None:
+    path = real("piper/gnmt.json")[0]
+    profile = import_profile(path)
+    graph = json.loads(path.read_text())
+    ways = [node["TMPCs"]["1"][0] for node in graph["nodes"]]
+    entries = [profile.cost(unit.sublayer, 1, 1) for unit in profile.units]
+    total_ns = sum(entry.forward_ns.value + entry.backward_ns.value for entry in entries)
+    assert total_ns == pytest.approx(1e9 * sum(way["timePerSample"] for way in ways), abs=len(ways))
+    shapes = [profile.shapes[unit.sublayer] for unit in profile.units]
+    assert sum(shape.shard(1).parameters for shape in shapes) == sum(way["parameterSize"] for way in ways)
+    assert (len(profile.units), profile.units[-3].name) == (29, "node84-67")
+    # A decoder layer reads the layer before it, the residual stream, and the context, which the last of them reads last.
+    assert [shape.output_bytes for shape in shapes[-5:]] == [26_738_688, 26_738_688, 26_214_400, 13_107_200, 0]
+    assert solve(build(for_group(profile, 8, 8), 80 * 10**9, 8), "exact").status == "optimal"
+
+
+def branching(edges: list[tuple[int, int]], count: int) -> Json:
+    """A graph of Piper's, whose node i makes a tensor of 2^i bytes."""
+    graph: Json = copy.deepcopy(small()["piper"]["graph"])
+    graph["nodes"] = [copy.deepcopy(graph["nodes"][0]) | {"id": i} for i in range(count)]
+    graph["edges"] = [{"sourceId": a, "destId": b, "communicationCost": 2.0**a} for a, b in edges]
+    return graph
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_cuts_of_random_graphs_pass_what_is_read_behind_them(seed: int, tmp_path: pathlib.Path) -> None:
+    """At each cut, the tensors that pass it are those that the next unit reads: nobody pays for another's skip edge."""
+    random = Random(seed)
+    count = random.randint(2, 12)
+    edges = {(random.randrange(b), b) for b in range(1, count)}
+    edges |= {(a, b) for a in range(count) for b in range(a + 1, count) if random.random() < 0.15}
+    ids = random.sample(range(count), count) if seed % 2 else list(range(count))
+    graph = branching(sorted(edges), count)
+    graph["nodes"] = [graph["nodes"][i] for i in ids]
+    profile = import_profile(written(tmp_path, {"graph": graph}))
+    firsts = [int(unit.name.removeprefix("block-")) for unit in profile.units]
+    entries = [profile.cost(unit.sublayer, 1, 1) for unit in profile.units]
+    assert sum(entry.forward_ns.value for entry in entries) == count * 10_000_000
+    if seed % 2:
+        return  # the order is not the ids'
+    for first, end, before in zip(firsts[1:], [*firsts[2:], count], profile.units, strict=False):
+        read = {a for a, b in edges if a < first <= b < end}
+        assert profile.shapes[before.sublayer].output_bytes == sum(2**a for a in read)
+        assert read == {a for a, b in edges if a < first <= b}
+
+
 def test_h3t_rates_come_from_its_times() -> None:
     profile = h3t("bert1.8b_n12_8x2080ti_bs128")
     assert (profile.devices, len(profile.units), profile.kinds) == (8, 12, ("device",))
@@ -216,6 +264,33 @@ def test_imported_profiles_plan(name: str, memory_bytes: int, batch: int) -> Non
     result = solve(instance, "exact", time_limit=60)
     assert result.status == "optimal" and result.objective is not None and result.bound == result.objective
     assert result.evaluation is not None and result.evaluation["peak_bytes"] <= memory_bytes
+
+
+def test_older_published_files() -> None:
+    model = "galvatron/gpt-1.5b/{}_profiling_bf16_hidden1600_head32_seqlen1024.json"
+    files = real(model.format("computation"), model.format("memory")) + hardware(1, "allreduce_bandwidth")
+    profile = import_profile(files, layers=48, memory_bytes=24 * GIB)
+    layer = profile.cost("layer", 1, 4)
+    assert layer.forward_ns.value == pytest.approx(4 * 598_116.93, abs=1)
+    assert profile.cost("head", 1, 4).forward_ns.value == pytest.approx((41_484_313.58 - 12 * 4 * 598_116.93) / 2, abs=1)
+    assert profile.shapes["layer"].input_bytes == 1024 * 1600 * 2
+    assert profile.shapes["layer"].input_bytes + layer.kept_bytes.value / 4 == pytest.approx(58.20361328125 * MIB, abs=1)
+    assert profile.tp_degrees(8) == (1, 2, 4, 8)
+    assert solve(build(for_group(profile, 8, 32), 24 * GIB, 32), "exact").status == "optimal"
+
+
+def test_published_files_of_two_types_of_layers() -> None:
+    files = real(*(f"galvatron/t5-3b/{kind}_profiling_bf16_t5-3B.json" for kind in ("computation", "memory")))
+    profile = import_profile(
+        files + hardware(1, "allreduce_bandwidth"), layers=(24, 24), hidden_size=1024, memory_bytes=24 * GIB
+    )
+    assert len(profile.units) == 50
+    costs = [profile.cost(name, 1, 8) for name in ("layer-of-type-0", "layer-of-type-1", "head")]
+    wanted = [8 * 447_639.0243, 8 * 627_794.4456, 4 * 801_060.6050]
+    assert [cost.forward_ns.value for cost in costs] == pytest.approx(wanted, abs=1)
+    sizes = [profile.shapes[f"layer-of-type-{i}"].shard(1).parameters * 4 / MIB for i in range(2)]
+    assert sizes == pytest.approx([192.107421875, 258.19140625])
+    assert solve(build(for_group(profile, 8, 32), 24 * GIB, 32), "exact").status == "optimal"
 
 
 def test_partial_files_and_plans_are_refused_for_what_they_are() -> None:
@@ -339,7 +414,105 @@ def test_older_files_without_batch_and_sequence(tmp_path: pathlib.Path) -> None:
         import_profile(paths, **OPTIONS["galvatron"])
     profile = import_profile(paths, sequence=64, **OPTIONS["galvatron"])
     assert profile.cost("layer", 1, 1).forward_ns.value == 2_000_000
-    assert profile.tp_degrees(4) == (1,)
+    assert profile.tp_degrees(4) == (1, 2, 4)  # the layers' own: of embedding and head every rank has all
+    head = profile.shapes["head"]
+    assert head.shard(4) == head.shard(1).changed(tp=4) and head.shard(4).replicated_parameters == head.shard(4).parameters
+    assert (head.reductions, profile.cost("head", 4, 4).forward_ns.value) == (0, 4 * 500_000)
+
+
+def test_older_totals_name_a_batch_and_no_sequence(tmp_path: pathlib.Path) -> None:
+    """The layertype_0 beside them is of a batch that is not named; the name of a file says what its keys do not."""
+    files = small()["galvatron"]
+    memory = files["memory_profiling_bf16_tiny"]
+    files = {
+        "computation_profiling_bf16_hidden8_seqlen64": {
+            "layernum[1]_bsz2": 6.0,
+            "layernum[2]_bsz2": 10.0,
+            "layernum[3]_bsz2": 13.0,
+            "layertype_0_bsz2": 1.5,  # of the last two totals
+            "layertype_0": 7.0,
+        },
+        "memory": {
+            "layertype_0": memory["layertype_0_sp"]["64"],
+            "other_memory_pp_off": memory["other_memory_pp_off_sp"]["64"],
+        },
+        "links": files["allreduce_bandwidth_1nodes_4gpus_per_node"],
+    }
+    profile = import_profile(written(tmp_path, files), layers=2, memory_bytes=GIB)
+    assert profile.cost("layer", 1, 2).forward_ns.value == 2 * 1_500_000
+    assert profile.cost("head", 1, 2).forward_ns.value == 2 * (6.0 / 2 - 1.5) / 2 * 1e6
+    assert (profile.shapes["layer"].input_bytes, profile.provenance["sequence"]) == (64 * 8 * 2, "64")
+
+
+def several() -> dict[str, Json]:
+    """Two types of layers: one and a half, and three milliseconds, at 64 and 16 tokens."""
+    files = small()["galvatron"]
+    layer, ends = (next(iter(table.values())) for table in files[SIZES].values())
+    wide = {"parameter_size": 64.0, "tp_activation_per_bsz_dict": {"1": 4.0, "2": 4.2, "4": 1.0, "checkpoint": 0.5}}
+    files[TIMES] = {
+        "layernum[1,1]_bsz2_seq[64,16]": 13.0,
+        "layernum[3,1]_bsz2_seq[64,16]": 19.0,
+        "layernum[1,3]_bsz2_seq[64,16]": 25.0,
+        "layertype_0_bsz2_seq64": 1.5,
+        "layertype_1_bsz2_seq16": 3.0,
+        "layertype_other_bsz2_seq[64,16]": 2.0,
+    }
+    files[SIZES] = {
+        "1_1_4_sp": {"layernum[1,1]_bsz8_seq[64,16]_rank0_ms": 434.7},
+        "layertype_0_sp": {"64": layer},
+        "layertype_1_sp": {"16": wide},
+        "other_memory_pp_off_sp": {"[64,16]": ends | {"activation": {"1": 1.0, "2": 9.0, "4": 0.5}}},
+    }
+    return files
+
+
+SEVERAL: Json = {"layers": [2, 3], "hidden_size": [8, 16], "memory_bytes": GIB}
+
+
+def test_several_types_of_layers_follow_each_other(tmp_path: pathlib.Path) -> None:
+    """As T5's and Swin's files have them, noise and all."""
+    paths = written(tmp_path, several())
+    profile = import_profile(paths, **SEVERAL)
+    names = ["layer-of-type-0"] * 2 + ["layer-of-type-1"] * 3
+    assert [unit.sublayer for unit in profile.units] == ["embedding", *names, "head"]
+    assert [profile.cost(names[i], 2, 4).forward_ns.value for i in (0, -1)] == [3_000_000, 6_000_000]
+    assert [profile.shapes[names[i]].output_bytes for i in (0, -1)] == [64 * 8 * 2, 16 * 16 * 2]
+    assert [profile.shapes[names[i]].shard(2).parameters * 2 * 4 for i in (0, -1)] == [16 * MIB, 64 * MIB]
+    assert profile.provenance["layers"] == "2,3"
+    assert solve(build(for_group(profile, 4, 8), GIB, 8), "exact").status == "optimal"
+    derived_only = several()
+    for key in ("layertype_0_bsz2_seq64", "layertype_1_bsz2_seq16", "layertype_other_bsz2_seq[64,16]"):
+        del derived_only[TIMES][key]
+    assert import_profile(written(tmp_path, derived_only), **SEVERAL).costs == profile.costs
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"layers": 5}, "--layers is 5, but .* has 2 types of layers; give 2, such as 24,24"),
+        ({"layers": [1, 2, 3]}, "--layers is 1,2,3"),
+        ({"layers": [1, 0]}, "give a whole number, at least 1"),
+        ({"layers": []}, "give a whole number, at least 1"),
+        ({"sequence": 64}, "--sequence is 64,64; give one of: \\[64,16\\]"),
+        ({"hidden_size": None}, "does not say the hidden size; give --hidden-size, such as 1024,1024"),
+    ],
+)
+def test_options_of_several_types(options: Json, problem: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(InputError, match=problem):
+        import_profile(written(tmp_path, several()), **{**SEVERAL, **options})
+
+
+def test_a_batch_whose_layer_takes_no_time_is_left_out(tmp_path: pathlib.Path) -> None:
+    files = small()["galvatron"]
+    files[TIMES] |= {"layernum[1]_bsz4_seq64": 14.0, "layernum[2]_bsz4_seq64": 13.5}
+    profile = import_profile(written(tmp_path, files), **OPTIONS["galvatron"])
+    assert {entry.rows for entry in profile.costs if entry.tp == 1} == {2}
+    assert profile.provenance["left_out"] == "layertype_0_bsz4_seq64"
+    for key in list(files[TIMES]):
+        if "bsz2" in key:
+            del files[TIMES][key]
+    with pytest.raises(InputError, match="layertype_0_bsz4_seq64 takes no time"):
+        import_profile(written(tmp_path, files), **OPTIONS["galvatron"])
 
 
 def test_links_and_memory_may_come_from_a_cluster(tmp_path: pathlib.Path) -> None:
@@ -443,8 +616,8 @@ BAD: dict[str, list[Callable[[Any], None]]] = {
         put("graph", "nodes", 1, "TMPCs", {"one": []}),
         put("graph", "nodes", 1, "id", 0),
         put("graph", "edges", 0, "destId", 9),
-        put("graph", "edges", 0, "destId", 2),
         put("graph", "edges", 2, "destId", 0),
+        put("graph", "edges", 2, "destId", 2),
         put("graph", "maxDevices", 10**12),
         put("graph", "maxMemoryPerDevice", 0),
         put("graph", "bandwidth", True),
@@ -507,3 +680,99 @@ def test_options_are_checked(tmp_path: pathlib.Path) -> None:
     for paths, options, problem in cases:
         with pytest.raises(InputError, match=problem):
             import_profile(paths, **options)
+
+
+# Plain tables of times.
+
+HEADED = """layer,tp1,TP=2,parameters,output_bytes,kept_bytes
+embedding,0.003,0.0015,1e6,2048,100
+2,0.03,0.018,12e6,2048,2e6
+3,0.03,0.018,12e6,2048,2e6
+"""
+
+
+def table(folder: pathlib.Path, content: str | list[Any], **options: Any) -> Profile:
+    if isinstance(content, str):
+        path = folder / "times.csv"
+        path.write_text(content)
+    else:
+        path = folder / "times.npy"
+        np.save(path, np.array(content))
+    return import_profile(path, **{"cluster": load_cluster("rtx-titan-8"), "communication": "included", **options})
+
+
+def test_a_headed_table_has_times_and_sizes(tmp_path: pathlib.Path) -> None:
+    profile = table(tmp_path, HEADED, rows=2)
+    assert [(unit.name, unit.sublayer) for unit in profile.units] == [
+        ("embedding", "embedding"),
+        ("layer-2", "layer-2"),
+        ("layer-3", "layer-2"),
+    ]
+    entry = profile.cost("layer-2", 2, 2)
+    assert (entry.forward_ns.value, entry.backward_ns.value, entry.kept_bytes.value) == (6_000_000, 12_000_000, 2_000_000)
+    shape = profile.shapes["layer-2"]
+    assert (shape.shard(2).parameters, shape.output_bytes, shape.reductions) == (6_000_000, 2048, 0)
+    assert "sizes" not in profile.provenance
+    assert table(tmp_path, HEADED, communication="excluded").shapes["layer-2"].reductions == 2
+    profile = table(tmp_path, HEADED)
+    assert solve(build(for_group(profile, 8, 16), GIB, 16), "exact").status == "optimal"
+
+
+def test_tables_of_all_shapes_say_the_same(tmp_path: pathlib.Path) -> None:
+    times = [[0.003, 0.0015], [0.03, 0.018], [0.03, 0.018]]
+    by_time = "layer,tp,seconds\n" + "".join(f"{i},{1 << j},{s}\n" for i, row in enumerate(times, 1) for j, s in enumerate(row))
+    profiles = [table(tmp_path, text) for text in (times, by_time, "\n".join(",".join(map(str, row)) for row in times))]
+    assert profiles[0].costs == profiles[1].costs == profiles[2].costs
+    assert profiles[0].provenance["sizes"] == "parameters, output_bytes, kept_bytes: not known, counted as nothing"
+    assert table(tmp_path, times, tp=[2, 8]).tp_degrees(8) == (2, 8)
+    assert table(tmp_path, [0.1, 0.2], communication=None).tp_degrees(8) == (1,)
+    assert table(tmp_path, times, sequence=64, hidden_size=8).shapes["layer-1"].output_bytes == 64 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "problem"),
+    [
+        ([[0.1, 0.2]], {"communication": None}, "does not say whether its times contain"),
+        ([[0.1, 0.2]], {"communication": "yes"}, "give included or excluded"),
+        ([[0.1, 0.2]], {"communication": "excluded"}, "give --sequence and --hidden-size, or a column output_bytes"),
+        ([[0.1, 0.2]], {"cluster": None}, "says nothing of links"),
+        ([[0.1, 0.2]], {"tp": [1]}, "give 2 degrees, one for each column"),
+        ([[0.1, 0.2]], {"tp": [0, 1]}, "give a whole number"),
+        ([[0.1, 0.2]], {"layers": 1}, "leave it out"),
+        (HEADED, {"tp": [1, 2]}, "names its degrees"),
+        ([], {}, "has no layers"),
+        ([[[0.1]]], {}, "holds float64 in the shape"),
+        ([[0.1, -0.2]], {}, "layer 1 tp2 is -0.2"),
+        ([[0.1, float("nan")]], {}, "give a finite number"),
+        ([["a", "b"]], {}, "holds <U1"),
+        ([{"a": 1}], {}, "is no array of numbers"),
+        ("", {}, "has no layers"),
+        ("layer,tp1\na,0.1\na,0.2\n", {}, "layer a stands there twice"),
+        ("layer,tp1\na,0.1,0.2\n", {}, "row 2 has 3 cells; give 2"),
+        ("layer,tp1\na,fast\n", {}, "layer a tp1 is 'fast'; give a number"),
+        ("layer,time\na,0.1\n", {}, "columns are layer, time; give layer,tp1,tp2 or layer,tp,seconds"),
+        ("tp1,tp1,layer\n1,0.1,a\n", {}, "columns are tp1, tp1"),
+        ("layer,tp,seconds\na,1,0.1\nb,2,0.1\n", {}, r"layer b has the degrees \[2\], but layer a \[1\]"),
+        ("layer,tp,seconds\na,0.5,0.1\n", {}, "layer a tp is 0.5; give at least 1"),
+        ("layer,seconds\na,0.1\n", {}, "columns are layer, seconds"),
+        ("layer\na\n", {}, "columns are layer"),
+        ("\0\x01,2\n1,2\n", {}, "columns are|is no CSV text"),
+    ],
+)
+def test_tables_that_are_none_get_one_line(
+    content: str | list[Any], options: Json, problem: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=problem) as caught:
+        table(tmp_path, content, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_array_gets_one_line(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "cut.npy"
+    np.save(path, np.ones((4, 2)))
+    for content in (path.read_bytes()[:150], b""):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="is no array of numbers"):
+            import_profile(path, cluster=load_cluster("rtx-titan-8"))
+    with pytest.raises(InputError, match="does not exist"):
+        import_profile(tmp_path / "absent.csv")

@@ -32,7 +32,9 @@ from trainplan.solvers.cluster.one_pipeline import Box, PipelineSearch, box_boun
 from trainplan.solvers.core.search import Search, Unsuited
 from trainplan.solvers.core.solve import solve
 
+from tests.clock import count_the_clock
 from tests.cluster_instances import random_cluster, random_cluster_dict
+from tests.sizes import first_and_others
 
 
 def never() -> bool:
@@ -85,7 +87,7 @@ def test_an_explanation_has_the_least_excess_of_all_strategies(seed: int) -> Non
             assert reason.least_memory_bytes - reason.memory_bytes == excess > 0
 
 
-@pytest.mark.parametrize("first", range(0, 360, 30))
+@pytest.mark.parametrize("first", first_and_others([*range(0, 360, 30)], 2))
 def test_exact_finds_the_optimum(first: int) -> None:
     for seed in range(first, first + 30):
         instance = random_cluster(seed)
@@ -109,7 +111,10 @@ def test_exact_finds_the_optimum_on_two_nodes_of_four(seed: int) -> None:
     assert_agrees(solve(instance), solve(instance, "brute-force"), seed)
 
 
-@pytest.mark.parametrize(("method", "first"), [("cpsat", 0), ("cpsat", 25), ("cpsat", 50), ("milp", 0), ("milp", 20)])
+MODELS = [("cpsat", 0), ("milp", 0), ("cpsat", 25), ("cpsat", 50), ("milp", 20)]
+
+
+@pytest.mark.parametrize(("method", "first"), first_and_others(MODELS, 2))
 def test_models_have_the_same_optimum(method: str, first: int) -> None:
     """HiGHS's bound is a float, so that it may stay a nanosecond below."""
     gap = 1e-7 if method == "milp" else 0.0
@@ -293,8 +298,9 @@ def scattered(devices: int) -> Instance:
     return replace(instance, device_kinds=(0,) * devices, network=network, within_memory=False)
 
 
-def test_too_many_makes_leave_a_bound() -> None:
+def test_too_many_makes_leave_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = scattered(64)
+    count_the_clock(monkeypatch)
     result = solve(instance, time_limit=20)
     assert result.status == "feasible" and result.bound is not None
     with pytest.raises(Unsuited, match="too many kinds"):

@@ -38,12 +38,12 @@ def _numbers(text: str, option: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= 2**20 for part in parts):
         raise InputError("command line", option, f"is {text!r}", "give whole numbers from 1 with commas, such as 1,2,4")
-    return sorted({int(part) for part in parts})
+    return [int(part) for part in parts]
 
 
 def _shapes(rows: str, tp: str | None) -> dict[str, Any]:
     """The options of `api.profile`."""
-    return {"rows": _numbers(rows, "--rows"), "tp": None if tp is None else _numbers(tp, "--tp")}
+    return {"rows": sorted({*_numbers(rows, "--rows")}), "tp": None if tp is None else sorted({*_numbers(tp, "--tp")})}
 
 
 def _outcome(profile: Profile) -> Outcome:
@@ -83,23 +83,37 @@ def measure(rows: str, tp: str | None, budget: float, resume: Path | None, **val
 @app.command("import", epilog="Example: trainplan profile import bert32a100.json -o profile.json")
 @takes(
     [
-        word("files", list[Path], "All files of one model: Hetu-Galvatron's, Piper's or H3T's."),
+        word("files", list[Path], "All files of one model: Hetu-Galvatron's, Piper's or H3T's, or a .npy or .csv table."),
         flag("cluster", str | None, "The cluster they are of, where the files leave it open."),
         flag("memory", str | None, "Memory of one device, such as 24GiB, where left open."),
-        flag("layers", int | None, "Transformer layers, where left open."),
-        flag("sequence", int | None, "Tokens of a sample, where several were profiled."),
-        flag("hidden_size", int | None, "Hidden size, where left open."),
-        flag("rows", int | None, "Samples on a device that H3T's times are for."),
+        flag("layers", str | None, "Transformer layers, where left open; 24,24 where the files have two types of them."),
+        flag("sequence", str | None, "Tokens of a sample, where several were profiled; of each type of layers."),
+        flag("hidden_size", str | None, "Hidden size, where left open; of each type of layers."),
+        flag("rows", int | None, "Samples that the times of H3T, or of a table, are for."),
+        flag("tp", str | None, "Tensor-parallel degrees of a table's columns. [default: 1,2,4,...]"),
+        flag("communication", str | None, "included in a table's times, or excluded from them."),
     ],
     OUTPUTS,
 )
-def import_(files: list[Path], cluster: str | None, memory: str | None, **values: Any) -> Outcome:
+def import_(
+    files: list[Path],
+    cluster: str | None,
+    memory: str | None,
+    rows: int | None,
+    communication: str | None,
+    tp: str | None,
+    **values: str | None,
+) -> Outcome:
     """Read another project's measurements as a profile."""
+    by_type = {name: None if text is None else _numbers(text, f"--{name.replace('_', '-')}") for name, text in values.items()}
     profile = api.import_profile(
         files,
         cluster=None if cluster is None else load_cluster(cluster),
         memory_bytes=None if memory is None else parse_bytes(memory),
-        **values,
+        rows=rows,
+        communication=communication,
+        tp=None if tp is None else _numbers(tp, "--tp"),
+        **{name: numbers[0] if numbers and len(numbers) == 1 else numbers for name, numbers in by_type.items()},
     )
     return _outcome(profile)
 

@@ -141,6 +141,8 @@ def profile(profile: Profile) -> None:
         ("shapes", "; ".join(by_degree)),
         ("optimizer", stepping),
     ]
+    if sizes := profile.provenance.get("sizes"):
+        rows.append(("sizes", sizes))
     if (host := profile.host) is not None:
         to, back, step = host.to_device_bytes_per_s, host.to_host_bytes_per_s, host.optimizer_ns_per_parameter
         rows += [

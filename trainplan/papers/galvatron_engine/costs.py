@@ -1,7 +1,7 @@
 """The `code` cost model: what a layer, and embedding and head, cost in Galvatron's published engine (Hetu-Galvatron v2.4.0).
 
-core/search_engine/cost_model.py, for 1F1B (`pipedream_flush`), sequence-parallel activations, 16-bit training with asynchronous
-gradient reduction, ring all-reduces. b samples of a micro-batch on g devices, tp x dp = g; ms, MiB and ms for each MiB inside.
+core/search_engine/cost_model.py, for 1F1B (`pipedream_flush`), 16-bit training, ring all-reduces. b samples of a micro-batch on
+g devices, tp x dp = g; ms, MiB and ms for each MiB inside.
 
 Layer (TimeCostModel): forward = f(b / dp / tp) of the profiled line, backward = 2 forward, with CKPT 3; tensor parallelism
 adds 4 all-reduces, with CKPT 6; gradient all-reduce of dp and sdp overlaps all of the backward pass, or half of it where
@@ -38,12 +38,20 @@ BIAS = 0.003  # zero2_ratio, zero3_ratio
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the engine is told. measured_messages: sp_space tp+sp, which also tries vocabulary sp; zero2: default_dp_type zero2;
-    both_orders: tensor-parallel ranks that are not consecutive as well (disable_tp_consec 0)."""
+    """The engine's own switches. measured_messages: sp_space tp+sp, which also tries vocabulary sp; zero2: default_dp_type
+    zero2; both_orders: tensor-parallel ranks that are not consecutive as well (disable_tp_consec 0); micro_batches:
+    settle_chunk; most_tp, most_stages: max_tp_deg, max_pp_deg; async_grad_reduce, sequence_parallel: of the same names;
+    uniform: one strategy for all layers (fine_grained_mode 0)."""
 
     measured_messages: bool = False
     zero2: bool = True
     both_orders: bool = False
+    micro_batches: int | None = None
+    most_tp: int | None = None
+    most_stages: int | None = None
+    async_grad_reduce: bool = True
+    sequence_parallel: bool = True
+    uniform: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class EngineCosts:
     def strategies(self, stages: int) -> list[Strategy]:
         """The engine's, in its order (generate_dp_tp_pp_sdp); sdp is its fsdp."""
         group = self.profile.devices // stages
-        degrees = [1 << i for i in range(group.bit_length()) if 1 << i in self.profile.kept_mib]
+        degrees = [tp for tp in powers(group, self.options.most_tp) if tp in self.profile.kept_mib]
         strategies = [strategy for tp in degrees for strategy in self._orders(tp, group // tp)]
         return strategies + [Strategy(s.levels, True) for s in strategies]
 
@@ -130,10 +138,11 @@ class EngineCosts:
         profile, tp = self.profile, strategy.degree("tp")
         states = STATE_COPIES * profile.parameter_mib / tp
         if strategy.degree("sdp") > 1:
-            states *= _zero3(strategy.degree("sdp"), micro_batches)
+            states *= self._zero3(strategy.degree("sdp"), micro_batches)
         elif strategy.degree("dp") > 1 and self.options.zero2:
-            states *= _zero2(strategy.degree("dp"), micro_batches)
-        kept = profile.checkpoint_mib / tp if strategy.ckpt else profile.kept_mib[tp]
+            states *= self._zero2(strategy.degree("dp"), micro_batches)
+        checkpoint = profile.checkpoint_mib / (tp if self.options.sequence_parallel else 1)
+        kept = checkpoint if strategy.ckpt else profile.kept_mib[tp]
         return round(states * MIB), round(kept * self.batch / micro_batches / strategy.data_degree * MIB)
 
     def ends_ns(self, choice: LoopPass) -> tuple[int, int]:
@@ -176,9 +185,9 @@ class EngineCosts:
         parameters = 1 if choice.vocabulary_sp else tp
         ratio = 1.0
         if choice.sharded:
-            ratio = _zero3(group // parameters, m)
+            ratio = self._zero3(group // parameters, m)
         elif self.options.zero2:
-            ratio = _zero2(group // parameters, m)
+            ratio = self._zero2(group // parameters, m)
         samples = self.batch * tp / group / m
 
         def whole(name: str, in_flight: int) -> int:
@@ -188,9 +197,23 @@ class EngineCosts:
         return (whole(OFF, 1), 0) if stages == 1 else (whole(FIRST, stages), whole(LAST, 1))
 
     def reserve_mib(self, choice: LoopPass) -> int:
-        """Whole MiB that every stage holds besides: context and the buffer of all-gathers."""
+        """Whole MiB that every stage holds besides: context and the buffer of sequence parallelism's all-gathers."""
+        if not (choice.buffer and self.options.sequence_parallel):
+            return CONTEXT_MIB
         tokens = self._samples(choice.stages, choice.micro_batches) * choice.most_tp * self.profile.sequence
-        return CONTEXT_MIB + (int(tokens * self.profile.hidden_size * 2 / MIB) if choice.buffer else 0)
+        return CONTEXT_MIB + int(tokens * self.profile.hidden_size * 2 / MIB)
+
+    def _zero2(self, degree: int, micro_batches: int) -> float:
+        """What of the model states stays on a rank; without async_grad_reduce fp32 gradients come on top (MemoryCostModel)."""
+        share = 6 / 8 if micro_batches > 1 and self.options.async_grad_reduce else 7 / 8
+        return (share * (1 / degree + BIAS) + 1 - share) * self._fp32_gradients(micro_batches)
+
+    def _zero3(self, degree: int, micro_batches: int) -> float:
+        share = 7 / 8 if micro_batches > 1 and self.options.async_grad_reduce else 1.0
+        return (share * (1 / degree + BIAS) + 1 - share) * self._fp32_gradients(micro_batches)
+
+    def _fp32_gradients(self, micro_batches: int) -> float:
+        return 1.0 if micro_batches == 1 or self.options.async_grad_reduce else 5 / 4
 
     def transition_ns(self, before: Strategy, after: Strategy, stages: int, micro_batches: int) -> int:
         """R of the search, in no final cost."""
@@ -198,7 +221,10 @@ class EngineCosts:
             return 0
         here, there = before.degree("tp"), after.degree("tp")
         tp, group = max(here, there), self.profile.devices // stages
-        if here != there or consecutive(before) != consecutive(after):
+        other_order = consecutive(before) != consecutive(after)
+        if here > there and not self.options.sequence_parallel and not (other_order and (group, here, there) == (8, 4, 2)):
+            return 0
+        if here != there or other_order:
             leading = after if there > here else before
             near = tp == group or consecutive(leading)
             gathered = (tp - 1) * self._samples(stages, micro_batches) * self.hidden_bytes
@@ -213,6 +239,11 @@ class EngineCosts:
         return 1 if before.degree("sdp") > 1 else 2
 
 
+def powers(most: int, limit: int | None = None) -> list[int]:
+    """The powers of two up to both, ascending."""
+    return [1 << i for i in range(most.bit_length()) if limit is None or 1 << i <= limit]
+
+
 def consecutive(strategy: Strategy) -> bool:
     """Whether tensor-parallel ranks are neighbours."""
     return strategy.degree("tp") == 1 or strategy.levels[-1][0] == "tp"
@@ -225,13 +256,3 @@ def _at(line: Line, x: float) -> float:
 def _hidden(communication: float, computation: float, slowdown: float) -> float:
     """get_overlap_time: computation alone slows down while communication runs."""
     return max(communication, computation + communication * (1 - 1 / slowdown))
-
-
-def _zero2(degree: int, micro_batches: int) -> float:
-    share = 7 / 8 if micro_batches == 1 else 6 / 8
-    return share * (1 / degree + BIAS) + 1 - share
-
-
-def _zero3(degree: int, micro_batches: int) -> float:
-    share = 1.0 if micro_batches == 1 else 7 / 8
-    return share * (1 / degree + BIAS) + 1 - share

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from trainplan.papers.galvatron_engine.profile import read_engine_profile
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source, read_data
 from trainplan.profiling.base.plugins import attribute
+from trainplan.profiling.imports.galvatron_blocks import MOST_MIB
+from trainplan.profiling.imports.source import SMALLEST
 
 LARGEST_BATCH = 2**16
+SWITCHES = ("both_orders", "micro_batches", "most_tp", "most_stages", "async_grad_reduce", "sequence_parallel", "uniform")
 
 
 class GalvatronEngine(StagedProblem):
@@ -40,6 +44,13 @@ class GalvatronEngine(StagedProblem):
         Parameter("hidden_size", int, "hidden size, where the files leave it open", least=1),
         Parameter("default_dp_type", str, "what plain dp is", "zero2", ("zero2", "ddp")),
         Parameter("both_orders", bool, "also tensor parallelism over ranks that are apart", False),
+        Parameter("micro_batches", int, "their number, as settle_chunk; else all divisors of the batch", least=1),
+        Parameter("most_tp", int, "the largest tensor-parallel degree, as max_tp_deg", least=1),
+        Parameter("most_stages", int, "the largest number of stages, as max_pp_deg", least=1),
+        Parameter("async_grad_reduce", bool, "gradients are reduced once a step, not with every micro-batch", True),
+        Parameter("sequence_parallel", bool, "tensor-parallel ranks share the rest of a layer too", True),
+        Parameter("uniform", bool, "one strategy for all layers, as fine_grained_mode 0", False),
+        Parameter("parameter_mib", float, "MiB of a layer's parameters in fp32, in place of the files'"),
     )
     needs = ()
 
@@ -75,8 +86,16 @@ class GalvatronEngine(StagedProblem):
             fix = "give at least 1MiB: the engine counts in MiB"
             raise InputError("command line", "--memory", f"is {memory_bytes} bytes", fix)
         shape = {name: options[name] for name in ("layers", "sequence", "hidden_size")}
-        profile = read_engine_profile(_paths(options["engine_files"]), **shape)
-        engine_options = EngineOptions(bool(profile.measured), options["default_dp_type"] == "zero2", options["both_orders"])
+        switches = {name: options[name] for name in SWITCHES}
+        sequence_parallel, parameter_mib = options["sequence_parallel"], options["parameter_mib"]
+        profile = read_engine_profile(_paths(options["engine_files"]), **shape, sequence_parallel=sequence_parallel)
+        if parameter_mib is not None:
+            if not SMALLEST <= parameter_mib <= MOST_MIB:
+                fix = f"give MiB from {SMALLEST:g} to {MOST_MIB:g}"
+                raise InputError("command line", "--parameter-mib", f"is {parameter_mib:g}", fix)
+            profile = replace(profile, parameter_mib=float(parameter_mib))
+        zero2 = options["default_dp_type"] == "zero2"
+        engine_options = EngineOptions(measured_messages=bool(profile.measured), zero2=zero2, **switches)
         return instances.build(profile, memory_bytes, request.samples, engine_options)
 
     def count(self, instance: Instance) -> int:

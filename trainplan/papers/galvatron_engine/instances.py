@@ -3,9 +3,9 @@
 One configuration for every pass of the engine's loops, in their order (GalvatronSearchEngine.parallelism_optimization,
 DpOnModel.fit): m, least and most tp of a layer, vocabulary sp, embedding sharded, P, vocabulary tp. `choices` tells them.
 
-Taken: PP, DP as DDP or ZeRO-2, SDP (ZeRO-3), TP, its order (optional), CKPT; 1F1B; vocabulary tp and sp; costs of
-`published_costs`; layers in whole MiB rounded up; 1024 MiB of context and the all-gather buffer in every stage, here as
-`backward_bytes`; a fifth of the memory held back above 20 GiB; R in the tables, though not in the final cost.
+Taken: PP, DP as DDP or ZeRO-2, SDP (ZeRO-3), TP, its order (optional), CKPT; 1F1B; vocabulary tp and sp; the switches of
+`EngineOptions`; costs of `published_costs`; layers in whole MiB rounded up; 1024 MiB of context and the all-gather buffer in every
+stage, here as `backward_bytes`; a fifth of the memory held back above 20 GiB; R in the tables, though not in the final cost.
 
 Left out: layers under Ulysses sp; GPipe; several types of layers; micro-batches of unequal size, which the engine allows where
 the devices of a stage do not divide a micro-batch. Not carried exactly: of a layer that different stages could hold for
@@ -24,8 +24,8 @@ import numpy as np
 
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline.problem import Tables
-from trainplan.formulations.strategies import Strategy
-from trainplan.papers.galvatron_engine.costs import EngineCosts, EngineOptions, LoopPass
+from trainplan.formulations.strategies import Strategy, parse_strategy
+from trainplan.papers.galvatron_engine.costs import EngineCosts, EngineOptions, LoopPass, powers
 from trainplan.papers.galvatron_engine.problem import Configuration, Instance
 from trainplan.papers.galvatron_engine.profile import EngineProfile
 from trainplan.profiling.base.errors import InputError
@@ -35,12 +35,16 @@ from trainplan.profiling.imports.source import MIB
 COST_MODEL = "code"
 RESERVED, RESERVED_ABOVE_GIB = 0.2, 20
 FIRST, MIDDLE, LAST = range(3)
+COLUMNS = ("time_ns", "sync_ns", "forward_bytes", "backward_bytes", "state_bytes", "entries_ns")  # by strategy
 
 
 def build(profile: EngineProfile, memory_bytes: int, batch: int, options: EngineOptions | None = None) -> Instance:
     """The instance of one profile on its devices of `memory_bytes`, for `batch` samples a step. Raises InputError."""
     options = options or EngineOptions()
     costs = EngineCosts(profile, batch, options)
+    if options.micro_batches is not None and batch % options.micro_batches:
+        fix = f"give a divisor of --batch {batch}"
+        raise InputError("command line", "--micro-batches", f"is {options.micro_batches}", fix)
     choices = list(_choices(costs))
     if not choices:
         raise InputError("command line", "--batch", f"is {batch}", f"give a multiple of {profile.devices}")
@@ -50,6 +54,7 @@ def build(profile: EngineProfile, memory_bytes: int, batch: int, options: Engine
         most_tp = choice.most_tp if choice.buffer else 1
         return _configuration(costs, choice, layer(choice.stages, choice.micro_batches, choice.least_tp, most_tp))
 
+    places = [(choice, part) for choice in choices for part in _parts(configuration(choice), choice, options)]
     return Instance(
         devices=profile.devices,
         memory_bytes=usable_bytes(memory_bytes),
@@ -57,16 +62,29 @@ def build(profile: EngineProfile, memory_bytes: int, batch: int, options: Engine
         layer_names=tuple(f"layer-{l}" for l in range(profile.layers)),
         layer_kinds=(FIRST, *[MIDDLE] * (profile.layers - 2), LAST)[: profile.layers],
         boundary_kinds=(0,) * (profile.layers - 1),
-        configurations=tuple(map(configuration, choices)),
+        configurations=tuple(part for _, part in places),
         name=f"{profile.name} on {profile.devices} devices, published cost model",
         provenance={
             "cost_model": COST_MODEL,
             "profile": profile.name,
             "sequence": profile.sequence,
             "options": asdict(options),
-            "choices": [asdict(choice) for choice in choices],
+            "choices": [asdict(choice) for choice, _ in places],
         },
     )
+
+
+def _parts(configuration: Configuration, choice: LoopPass, options: EngineOptions) -> Iterator[Configuration]:
+    """The configuration, or, where all layers have one strategy, one for each with the tp of embedding and head (DPAlg.fit)."""
+    if not options.uniform:
+        yield configuration
+        return
+    tables = configuration.tables
+    for s, name in enumerate(tables.strategies):
+        if parse_strategy(name).degree("tp") == choice.vocabulary_tp:
+            columns = {field: getattr(tables, field)[..., s : s + 1] for field in COLUMNS}
+            moves = tables.transitions_ns[..., s : s + 1, s : s + 1]
+            yield replace(configuration, tables=Tables(strategies=(name,), transitions_ns=moves, **columns))
 
 
 def usable_bytes(memory_bytes: int) -> int:
@@ -78,19 +96,20 @@ def usable_bytes(memory_bytes: int) -> int:
 
 def _choices(costs: EngineCosts) -> Iterator[LoopPass]:
     """The passes of the engine's loops. Unbuffered ones are its sp-only search, of which layers without tp remain."""
-    world, batch, layers = costs.profile.devices, costs.batch, costs.profile.layers
-    powers = [1 << i for i in range(world.bit_length())]
+    world, batch, layers, options = costs.profile.devices, costs.batch, costs.profile.layers, costs.options
+    degrees, depths = powers(world, options.most_tp), powers(world, options.most_stages)
+    counts = divisors(batch) if options.micro_batches is None else [options.micro_batches]
     profiled = set.intersection(*(set(end.state_bytes) & set(end.activation_bytes) for end in costs.profile.ends.values()))
     vocabulary_sp = (False, True) if costs.options.measured_messages else (False,)
-    for m, least, most, spread, sharded in product(divisors(batch), powers, powers, vocabulary_sp, (False, True)):
+    for m, least, most, spread, sharded in product(counts, degrees, degrees, vocabulary_sp, (False, True)):
         if least > most:
             continue
-        for buffer in (False, True) if spread and least == 1 else (True,):
-            for stages in powers:
+        for buffer in (False, True) if spread and least == 1 and not options.uniform else (True,):
+            for stages in depths:
                 group = world // stages
                 if stages > layers or least > group or batch * least % (m * group):
                     continue
-                for tp in powers:
+                for tp in degrees:
                     if least <= tp <= min(most, group) and tp in profiled:
                         yield LoopPass(stages, m, least, most, tp, spread, sharded, buffer)
 

@@ -83,10 +83,12 @@ def read_engine_profile(
     layers: int | None = None,
     sequence: int | None = None,
     hidden_size: int | None = None,
+    sequence_parallel: bool = True,
 ) -> EngineProfile:
     """From the files of the model's times and memory, of all-reduces, of p2p, of overlap, and, to use them, of message times.
 
-    layers, sequence, hidden_size: what the files leave open. Raises InputError.
+    layers, sequence, hidden_size: what the files leave open. sequence_parallel: whether memory is that of the summaries `_sp`,
+    where there are both. Raises InputError.
     """
     files = files_by_kind([read_source(path) for path in paths])
     for kind, name in HARDWARE.items():
@@ -94,8 +96,11 @@ def read_engine_profile(
             raise files["computation"].fail("", f"comes without {name}", "give that file as well")
     options = Options(layers=layers, sequence=sequence, hidden_size=hidden_size)
     options.check("galvatron", ("layers", "sequence", "hidden_size"))
-    model = read_model(files, options)
-    memory = model.memory
+    model = read_model(files, options, sequence_parallel)
+    if len(model.types) > 1:
+        problem = f"has {len(model.types)} types of layers, and the engine is taken here with one"
+        raise files["computation"].fail("", problem, "plan with `trainplan profile import` and its profile instead")
+    (kind,), memory = model.types, model.memory
     if missing := [name for name in (OFF, FIRST, LAST) if name not in memory.ends]:
         raise InputError(files["memory"].path, missing[0], "is missing", "profile the memory whole")
     layer_ms, ends_ms = _lines(files["computation"], model)
@@ -103,16 +108,16 @@ def read_engine_profile(
     all_reduce = {(ranks, match["consecutive"] == "1"): 1 / bandwidth for ranks, match, bandwidth in all_reduces}
     return EngineProfile(
         name=model.name,
-        layers=model.layers,
-        sequence=model.sequence,
-        hidden_size=model.hidden_size,
+        layers=kind.count,
+        sequence=kind.sequence,
+        hidden_size=kind.hidden_size,
         element_bytes=model.element_bytes,
         devices=max(ranks for ranks, _ in all_reduce),
         layer_ms=layer_ms,
         ends_ms=ends_ms,
-        parameter_mib=memory.parameters * FP32_BYTES / MIB,
-        kept_mib={tp: size / MIB for tp, size in memory.kept_bytes.items()},
-        checkpoint_mib=memory.checkpoint_bytes / MIB,
+        parameter_mib=kind.memory.parameters * FP32_BYTES / MIB,
+        kept_mib={tp: size / MIB for tp, size in kind.memory.kept_bytes.items()},
+        checkpoint_mib=kind.memory.checkpoint_bytes / MIB,
         ends=memory.ends,
         all_reduce=all_reduce,
         p2p={stages: 1 / bandwidth for stages, _, bandwidth in entries(files["p2p"], P2P, MOST_GB_PER_S)},
@@ -123,20 +128,21 @@ def read_engine_profile(
 
 def _lines(source: Source, model: Model) -> tuple[Line, Line]:
     """Of a layer and of both ends. Raises InputError."""
-    by_batch = model.times_by_batch
+    by_batch = {batch: (times.layers_ms[0], times.ends_ms) for batch, times in model.times.items()}
     if len(by_batch) >= LEAST_BATCHES:
         batches = np.array(list(by_batch))
         layer, ends = (np.polyfit(batches, batches * np.array(ms), 1) for ms in zip(*by_batch.values(), strict=True))
         return (float(layer[0]), float(layer[1])), (float(ends[0]), float(ends[1]))
-    single = {length: times[1] for length, times in model.times.items() if 1 in times}
+    tables = {lengths[0]: times for lengths, times in model.table.by_lengths.items() if lengths}
+    single = {length: (times[1].layers_ms[0], times[1].ends_ms) for length, times in tables.items() if 1 in times}
     if len(single) >= LEAST_SEQUENCES:
         layer, ends = (
-            np.polyval(np.polyfit(list(single), ms, degree), model.sequence)
+            np.polyval(np.polyfit(list(single), ms, degree), model.types[0].sequence)
             for ms, degree in zip(zip(*single.values(), strict=True), (2, 1), strict=True)
         )
         return (float(layer), 0.0), (float(ends), 0.0)
     if len(by_batch) > 1:
-        problem = f"has {len(by_batch)} batches at sequence length {model.sequence}"
+        problem = f"has {len(by_batch)} batches at sequence length {model.types[0].sequence}"
         raise source.fail("", problem, f"profile one, or {LEAST_BATCHES} or more")
     ((layer_ms, ends_ms),) = by_batch.values()
     return (layer_ms, 0.0), (ends_ms, 0.0)

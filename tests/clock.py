@@ -1,0 +1,20 @@
+"""A clock that counts how often searches look at it, so that what a time limit leaves does not depend on the machine."""
+
+import pytest
+from trainplan.solvers.core.search import Search
+
+TICK_S = 0.1
+
+
+def count_the_clock(monkeypatch: pytest.MonkeyPatch, tick_s: float = TICK_S) -> None:
+    """Every look of a search at the time elapsed takes `tick_s`, and nothing else takes any. Solvers keep their own clocks."""
+    looks = 0
+    begins: dict[int, tuple[Search, int]] = {}
+
+    def elapsed(search: Search) -> float:
+        nonlocal looks
+        looks += 1
+        _, began = begins.setdefault(id(search), (search, looks))
+        return (looks - began) * tick_s
+
+    monkeypatch.setattr(Search, "elapsed", elapsed)
