@@ -98,9 +98,9 @@ class Options:
         return value
 
     def memory(self, source: Source) -> int:
-        """Bytes of one device: as given, else the cluster's. Raises InputError."""
+        """Usable bytes of one device: as given, else the cluster's. Raises InputError."""
         if self.memory_bytes is None and self.cluster is not None:
-            return self.cluster.memory_bytes
+            return self.cluster.usable_bytes
         return self.needed(source, "memory_bytes", 24 * 2**30)
 
     @property
