@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from typing import Any
 
@@ -38,8 +39,11 @@ class InputWarning(UserWarning):
 
 
 def caution(where: str, field: str, problem: str, fix: str) -> None:
-    """Warn of input, in the words of an InputError: once for each text, and as a line of its own where the command runs."""
-    warnings.warn(InputWarning(InputError(where, field, problem, fix)), stacklevel=2)
+    """Warn of input, in the words of an InputError: once for each text, at the line that called trainplan."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trainplan."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(InputWarning(InputError(where, field, problem, fix)), stacklevel=level)
 
 
 class MissingExtra(ImportError):

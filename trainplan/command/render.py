@@ -150,7 +150,7 @@ def planned(answer: Planned) -> None:
     model, described = request.model.name if request.model else request.origin.name, request.described_model
     rows = [("like", answer.preset.name), ("model", model)]
     rows += [] if described is None else [("sequence", _sequence(described)), ("dtype", described.dtype)]
-    rows.append(("cluster", f"{request.cluster_name}, {plural(request.origin.devices, 'device')} of {_memory(request)} each"))
+    rows.append(("cluster", f"{request.cluster_name}, {plural(request.origin.devices, 'device')} of {_memory(request)}"))
     rows += [("profile", profile.origin) for profile in request.obtained[:1]]
     pairs(rows)
     alternatives(answer)
@@ -172,10 +172,10 @@ def _sequence(model: Model) -> str:
 
 
 def _memory(request: Request) -> str:
-    """The memory of a device that is planned with, beside all of it where some is in reserve."""
+    """The memory of each device that is planned with, beside all of it where some is in reserve."""
     limit, whole = request.with_reserve(0).limit_bytes, request.origin.memory_bytes
     reserved = request.memory_bytes is None and limit < whole
-    return format_bytes(limit) + (f" ({format_bytes(whole)} less a reserve)" if reserved else "")
+    return f"{format_bytes(whole)}, {format_bytes(limit)} usable each" if reserved else f"{format_bytes(limit)} each"
 
 
 def _prediction(answer: Planned) -> list[tuple[str, str]]:
