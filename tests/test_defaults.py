@@ -126,6 +126,24 @@ def test_every_verb_plans_with_what_is_usable(name: str) -> None:
         assert planned.problem.memory_bytes(planned.instance) in (None, limit)
 
 
+def test_the_command_says_what_is_usable() -> None:
+    words = ["plan", "--model", "gpt2", "--sequence", "64", "--cluster", "h100-8", "--batch", "8"]
+    for more, told in (
+        ([], "h100-8, 8 devices of 80 GiB, 74 GiB usable each"),
+        (["--reserve", "10GiB"], "h100-8, 8 devices of 80 GiB, 70 GiB usable each"),
+        (["--memory", "60GiB"], "h100-8, 8 devices of 60 GiB each"),
+    ):
+        done = call(*words, *more)
+        assert done.returncode == 0 and f"cluster   {told}\n" in done.stdout
+
+
+def test_throughput_is_of_what_is_usable() -> None:
+    asked: dict[str, Any] = {"model": small(), "cluster": "cpu-4", "planners": ["ddp"], "largest_batch": 8}
+    assert tp.throughput(**asked)[0].best is not None
+    assert tp.throughput(**asked, reserve=4 * GIB - 1000)[0].best is None
+    assert tp.throughput(**asked, memory="1GiB", reserve=GIB - 1000)[0].best is None
+
+
 def test_profiles_carry_the_reserve() -> None:
     profile = tp.profile(model=small(), cluster="h100-8", rows=[1], tp=[1])
     assert (profile.memory_bytes, profile.usable_bytes) == (80 * GIB, 74 * GIB)

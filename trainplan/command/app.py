@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
@@ -83,15 +83,22 @@ def _uncalled() -> None:
 _UsageError: Any = typer.BadParameter.__base__  # typer has a parser of its own, and does not name its errors
 
 
-def _warn(message: Warning | str, category: type[Warning], *place: Any) -> None:
-    """Shows a warning as a line of its own on standard error; of input without the place in our code that it comes from."""
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Shows a warning as one line on standard error, without the place in our code that it comes from."""
     text = message.error if isinstance(message, InputWarning) else f"{category.__name__}: {message}"
     print(f"trainplan: warning: {text}", file=sys.stderr)
 
 
 def _usage(error: Any) -> str:
     """What is wrong with the words of a command line, and, where a value is of another type, the value."""
-    refused = getattr(error.__cause__, "errors", list)()
+    refused: list[Any] = getattr(error.__cause__, "errors", list)()
     if not refused or error.param is None:
         return str(error.format_message())
     return f"{error.param.opts[0]} is {refused[0]['input']!r}; {refused[0]['msg'].replace('Input should be', 'give')}."

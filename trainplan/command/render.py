@@ -147,10 +147,7 @@ def _strategy(unit: PlannedUnit) -> str:
 def planned(answer: Planned) -> None:
     """A planned request: what was asked for, the alternatives, the plan, what the walks predict, and what is claimed."""
     request, plan, result = answer.request, answer.plan, answer.result
-    model, described = request.model.name if request.model else request.origin.name, request.described_model
-    rows = [("like", answer.preset.name), ("model", model)]
-    rows += [] if described is None else [("sequence", _sequence(described)), ("dtype", described.dtype)]
-    rows.append(("cluster", f"{request.cluster_name}, {plural(request.origin.devices, 'device')} of {_memory(request)}"))
+    rows = [("like", answer.preset.name), *_asked(request)]
     rows += [("profile", profile.origin) for profile in request.obtained[:1]]
     pairs(rows)
     alternatives(answer)
@@ -161,6 +158,14 @@ def planned(answer: Planned) -> None:
     tables(answer.problem.tables(answer.instance, answer.answer.solution))
     plan_table(plan)
     pairs([*_prediction(answer), *_claim(answer)])
+
+
+def _asked(request: Request) -> list[tuple[str, str]]:
+    """What is planned, and for which devices; what the request leaves unsaid, as it was taken."""
+    model, described = request.model.name if request.model else request.origin.name, request.described_model
+    taken = [] if described is None else [("sequence", _sequence(described)), ("dtype", described.dtype)]
+    devices = f"{plural(request.origin.devices, 'device')} of {_memory(request)}"
+    return [("model", model), *taken, ("cluster", f"{request.cluster_name}, {devices}")]
 
 
 def _sequence(model: Model) -> str:
@@ -236,6 +241,7 @@ def _cell(name: str, value: Any) -> str:
 def plans(answers: Sequence[Any]) -> None:
     """The plans of several presets side by side, and why others have none."""
     made = [answer for answer in answers if isinstance(answer, Planned)]
+    pairs([row for answer in made[:1] for row in _asked(answer.request)])
     plan_rows([plan_row(answer.preset.name, answer.plan) for answer in made if answer.plan is not None])
     rows = [
         (answer.preset.name, str(answer.result.reason or answer.result.message or "")) for answer in made if not answer.plan
