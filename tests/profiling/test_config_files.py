@@ -155,6 +155,12 @@ def test_rotations_are_read(says: dict[str, Any], theta: float, noted: bool) -> 
     assert model_from_shape(json.loads(json.dumps(model.shape())), "plan.json") == model
 
 
+def test_interleaved_rotations_are_noted() -> None:
+    """As in the files of SmolLM2, where they are off: no shape depends on them, and programs do not have them."""
+    assert "rope_interleaved" not in model_from_config(small("llama", rope_interleaved=False, is_llama_config=True), "c").config
+    assert model_from_config(small("llama", rope_interleaved=True), "c").config["rope_interleaved"] is True
+
+
 @pytest.mark.parametrize(
     ("says", "told"),
     [
@@ -195,6 +201,7 @@ def test_the_language_model_of_a_multimodal_file_is_planned_alone() -> None:
     [
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; give 'absolute'"),
         ("gpt2", {"pruned_heads": {"0": [1]}}, "pruned_heads is "),
+        ("t5", {"is_gated_act": True, "dense_act_fn": "gelu_new"}, "is_gated_act is true, but feed_forward_proj 'relu'"),
     ],
 )
 def test_other_architectures_are_refused(kind: str, says: dict[str, Any], told: str) -> None:

@@ -24,6 +24,7 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
     vocabulary, inner = fields.size("vocab_size", 32000), fields.size("intermediate_size", 11008)
     activation = fields.activation("hidden_act", "silu")
     theta = _rotary_base(fields)
+    fields.note("rope_interleaved")
     bias, inner_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     tied = fields.flag("tie_word_embeddings", False)
     common = fields.common(fields.dropout("attention_dropout", default=0.0), fields.share("rms_norm_eps", 1e-6))
@@ -58,12 +59,12 @@ def _rotary_base(fields: Fields) -> float:
 
 
 ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
-# As of transformers' LlamaConfig; the last ones are of its earlier versions.
+# As of transformers' LlamaConfig; the last ones are of its earlier versions, and of the files of SmolLM2.
 FIELDS = names(
     """
     vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act
     max_position_embeddings rms_norm_eps pretraining_tp rope_parameters attention_bias attention_dropout mlp_bias head_dim
-    rope_theta rope_scaling
+    rope_theta rope_scaling rope_interleaved is_llama_config
     """
 )
 FAMILY = Family(llama, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)

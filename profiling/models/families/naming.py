@@ -16,17 +16,17 @@ READ = names("model_type dtype torch_dtype tie_word_embeddings attn_implementati
 COMMON = READ | names(
     """
     architectures transformers_version name_or_path _name_or_path _commit_hash _attn_implementation
-    _attn_implementation_autoset _attn_implementation_internal _num_labels _out_features _out_indices auto_map
-    return_dict output_hidden_states output_attentions torchscript use_bfloat16 tf_legacy_loss chunk_size_feed_forward
-    is_encoder_decoder is_decoder cross_attention_hidden_size add_cross_attention tie_encoder_decoder pruned_heads
-    finetuning_task id2label label2id num_labels problem_type task_specific_params tokenizer_class prefix vocab_file
-    per_layer_config tie_last_hidden_states initializer_range initializer_factor use_cache gradient_checkpointing
-    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id decoder_start_token_id
-    max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k
-    top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-    unsloth_fixed unsloth_version transformers.js_config
+    _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled _from_model_config _num_labels
+    _out_features _out_indices auto_map return_dict output_hidden_states output_attentions torchscript use_bfloat16
+    tf_legacy_loss chunk_size_feed_forward is_encoder_decoder is_decoder cross_attention_hidden_size add_cross_attention
+    tie_encoder_decoder pruned_heads finetuning_task id2label label2id num_labels problem_type task_specific_params
+    tokenizer_class prefix vocab_file per_layer_config tie_last_hidden_states initializer_range initializer_factor use_cache
+    gradient_checkpointing bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id
+    decoder_start_token_id max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups
+    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+    begin_suppress_tokens unsloth_fixed unsloth_version transformers.js_config
     """
 )
 

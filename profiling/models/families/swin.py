@@ -55,7 +55,7 @@ FIELDS = names(
     """
     image_size patch_size num_channels embed_dim depths num_heads window_size mlp_ratio qkv_bias hidden_dropout_prob
     attention_probs_dropout_prob drop_path_rate hidden_act use_absolute_embeddings layer_norm_eps encoder_stride
-    num_layers hidden_size stage_names out_features out_indices path_norm
+    num_layers hidden_size hidden_sizes stage_names out_features out_indices path_norm
     """
 )
 ALIASES = {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainplan.profiling.base.errors import shown
 from trainplan.profiling.models.families.fields import ACTIVATIONS, LARGEST, Family, Fields, Unit, names
 from trainplan.profiling.models.sublayers import Activation, Attention, FeedForward, LanguageHead, Norm, TokenEmbedding
 
@@ -34,6 +35,9 @@ def t5(fields: Fields) -> tuple[list[Unit], bool]:
     projected |= {"bias": False, "out_bias": False}
     inside: dict[str, Any] = {"inner": inner, "activation": activation, "bias": False, "inner_dropout": True}
     inside["gated"] = fields.read["feed_forward_proj"].startswith("gated-")
+    if fields.config.get("is_gated_act") not in (None, inside["gated"]):
+        problem = f"is {shown(fields.config['is_gated_act'])}, but feed_forward_proj {shown(fields.read['feed_forward_proj'])}"
+        raise fields.fail("is_gated_act", problem, "leave it out, or give feed_forward_proj, such as 'gated-gelu' or 'relu'")
     chain = [Unit("embedding", 0, TokenEmbedding(**common, tokens=long + short, vocabulary=vocabulary))]
     for i in range(encoders):
         biased: dict[str, Any] = {"relative": "t5", "buckets": buckets, "holds_table": i == 0}
