@@ -43,6 +43,6 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
         raise fields.fail("model_type", f"is {shown(name)}", f"give a config of one of: {', '.join(family_names())}")
     check_names(fields, str(name), chosen)
     fields.config = without_aliases(fields, chosen.aliases)
-    fields.absent("pruned_heads")
+    fields.absent("pruned_heads", "per_layer_config")
     fields.read["model_type"] = name
     return chosen.build(fields)
