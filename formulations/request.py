@@ -19,11 +19,11 @@ class Request:
     """One request, which any problem can turn into instances.
 
     model, cluster: either may be None where `profile` stands in for it. batch: samples of one step over all devices; None only
-    for problems whose source has its own. memory_bytes: of one device (default: the cluster's, or the profile's);
-    reserve_bytes: how much less of it the solver gets, so that the compiled programs fit. profile: numbers made earlier; else
-    they are measured on this machine where `measured`, else estimated from shapes. options: values of the problem's
-    parameters, checked and complete. report: called with the progress of measuring. obtained: the first profile that was made
-    for the request; what is measured is measured once.
+    for problems whose source has its own. memory_bytes: of one device (default: what is usable of the cluster's, or of the
+    profile's); reserve_bytes: how much less of it the solver gets, so that the compiled programs fit. profile: numbers made
+    earlier; else they are measured on this machine where `measured`, else estimated from shapes. options: values of the
+    problem's parameters, checked and complete. report: called with the progress of measuring. obtained: the first profile that
+    was made for the request; what is measured is measured once.
     """
 
     model: Model | None
@@ -70,7 +70,7 @@ class Request:
     @property
     def limit_bytes(self) -> int:
         """The memory of one device that a solver may use."""
-        whole = self.origin.memory_bytes if self.memory_bytes is None else self.memory_bytes
+        whole = self.origin.usable_bytes if self.memory_bytes is None else self.memory_bytes
         return max(1, whole - self.reserve_bytes)
 
     @property

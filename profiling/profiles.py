@@ -135,9 +135,10 @@ class HostCosts(Record):
 class Profile(Record):
     """All numbers of a model on a cluster, or on a group of its devices.
 
-    parameter_bytes: of an element as collectives carry it. state_bytes_per_parameter: parameter, gradient and optimizer
-    states. device_kinds: data sheets, where known, whose proportions estimate what was not profiled. slowdowns: how much slower
-    compute and communication get while they overlap. out_of_memory: where nothing fitted. provenance: free text by name.
+    parameter_bytes: of an element as collectives carry it. state_bytes_per_parameter: parameter, gradient and optimizer states.
+    memory_bytes: of one device, of which reserve_bytes are not for plans. device_kinds: data sheets, where known, whose
+    proportions estimate what was not profiled. slowdowns: how much slower compute and communication get while they overlap.
+    out_of_memory: where nothing fitted. provenance: free text by name.
     """
 
     format: Literal["trainplan-profile"] = "trainplan-profile"
@@ -153,6 +154,7 @@ class Profile(Record):
     cluster: str
     devices: Degree
     memory_bytes: Annotated[int, Field(gt=0, le=2**50)]
+    reserve_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
     device_kinds: list[DeviceKind] = Field(default_factory=list)
     network: Network
     optimizer_ns_per_parameter: Rate
@@ -166,6 +168,9 @@ class Profile(Record):
     @model_validator(mode="after")
     def _consistent(self) -> Profile:
         _ = self.described_model  # to read it is to check it
+        if self.reserve_bytes >= self.memory_bytes:
+            fix = f"give less than memory_bytes = {self.memory_bytes}"
+            raise InputError("", "reserve_bytes", f"is {self.reserve_bytes}", fix)
         if not self.network.reaches(self.devices):
             raise InputError("", "network", f"does not reach all {self.devices} devices", "give an island that holds them")
         layer = 0
@@ -186,6 +191,11 @@ class Profile(Record):
     def described_model(self) -> Model | None:
         """The model that the profile is of; None where it was imported. Raises InputError when the profile is made."""
         return None if self.model is None else model_from_shape(self.model, "")
+
+    @property
+    def usable_bytes(self) -> int:
+        """The memory of one device that plans may use: all but the reserve."""
+        return self.memory_bytes - self.reserve_bytes
 
     @cached_property
     def shapes(self) -> dict[str, SublayerShape]:

@@ -112,7 +112,7 @@ def test_models_that_do_not_run_are_planned_without_what_programs_say() -> None:
     assert (found.plan.predicted, found.walk_bytes) == (None, ())
     half = tp.partition(model=PAPER["model"], dtype="float16", **options).plan
     assert half is not None and half.predicted is not None
-    for plan, told in ((found.plan, "is 't5', which does not run yet"), (half, "--dtype is 'float16'; give one of: float32")):
+    for plan, told in ((found.plan, "is 't5', which does not run yet"), (half, "model.dtype is 'float16', which is planned")):
         with pytest.raises(InputError, match=told):
             tp.run(plan)
 

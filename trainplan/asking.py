@@ -9,44 +9,68 @@ from typing import Any
 from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter, chosen
 from trainplan.formulations.request import Request
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, caution
 from trainplan.profiling.base.processes import Report
-from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.base.quantities import format_bytes, parse_bytes
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile, load_profile
 
 FilePath = str | os.PathLike[str]
 LARGEST_MEMORY = 2**48
+LONG = 2**14  # tokens of a sample beyond which plans are of a long context, which is rarely meant unsaid
 
 
 def model_of(model: FilePath | Model, sequence: int | None, dtype: str | None, profile: Profile | None = None) -> Model:
-    """A model by name or config.json; sequence and dtype left out are those of the profile, where there is one."""
+    """A model by name or config.json; sequence and dtype left out are those of the profile, where there is one.
+
+    Warns where the longest sequence that the model allows is taken unasked, and is longer than LONG tokens.
+    """
     if isinstance(model, Model):
         return model
     if profile is not None:
         dtype = dtype or profile.dtype
         sequence = (profile.model or {}).get("sequence") if sequence is None else sequence
-    return load_model(model, sequence, dtype or "float32")
+    loaded = load_model(model, sequence, dtype)
+    if sequence is None and loaded.vocabulary and loaded.sequence_tokens > LONG:
+        problem = f"is not given, and the longest that {loaded.name} allows is {loaded.sequence_tokens} tokens"
+        caution("command line", "--sequence", problem, "all of these are planned; give what a sample has, such as 4096")
+    return loaded
 
 
-def cluster_of(cluster: FilePath | Cluster) -> Cluster:
-    """A cluster by name or file. Raises InputError."""
-    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+def cluster_of(cluster: FilePath | Cluster, reserve: str | int | None = None) -> Cluster:
+    """A cluster by name or file. reserve: memory that stays free on every device, in place of its kind's. Raises InputError."""
+    loaded = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    return loaded if reserve is None else loaded.with_reserve(reserve_of(reserve, loaded.memory_bytes))
 
 
-def profile_of(profile: FilePath | Profile | None) -> Profile | None:
-    """A profile by file. Raises InputError."""
-    return load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+def profile_of(profile: FilePath | Profile | None, reserve: str | int | None = None) -> Profile | None:
+    """A profile by file. reserve: memory that stays free on every device, in place of the profile's. Raises InputError."""
+    loaded = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    if loaded is None or reserve is None:
+        return loaded
+    return loaded.changed(reserve_bytes=reserve_of(reserve, loaded.memory_bytes))
 
 
-def memory_of(memory: str | int | None) -> int | None:
-    """Bytes of one device, such as "8GiB" or a number; None as it is. Raises InputError."""
+def memory_of(memory: str | int | None, reserve: str | int | None = None) -> int | None:
+    """Bytes of one device that plans may use, such as "8GiB" or a number; None as it is. Raises InputError.
+
+    reserve: what stays free of them.
+    """
     if memory is None:
         return None
     size = parse_bytes(memory) if isinstance(memory, str) else memory
     if not 0 < size <= LARGEST_MEMORY:
         raise InputError("command line", "--memory", f"is {size} bytes", "give more than 0 and at most 256TiB, such as 8GiB")
+    return size if reserve is None else size - reserve_of(reserve, size)
+
+
+def reserve_of(reserve: str | int, memory_bytes: int) -> int:
+    """Bytes that stay free on a device of that memory, such as "4GiB" or a number. Raises InputError."""
+    size = parse_bytes(reserve, "--reserve") if isinstance(reserve, str) else reserve
+    if not 0 <= size < memory_bytes:
+        fix = f"give less than the device's {format_bytes(memory_bytes)}, such as {format_bytes(memory_bytes // 16)}"
+        raise InputError("command line", "--reserve", f"is {size} bytes", fix)
     return size
 
 
@@ -68,6 +92,7 @@ def request_of(
     cluster: FilePath | Cluster | None = None,
     batch: int | None = None,
     memory: str | int | None = None,
+    reserve: str | int | None = None,
     sequence: int | None = None,
     dtype: str | None = None,
     profile: FilePath | Profile | None = None,
@@ -81,10 +106,12 @@ def request_of(
     """A request from what users give, with the value of every parameter of a problem.
 
     A model that runs is taken as it runs (fused attention, no dropout), but for an instance that is not `planned` and has the
-    paper's costs. owner: whose the parameters are, for errors. fixed: values that are not up to the user. needs: what has to be
-    there without a profile. A parameter called `sequence` is the problem's, not the model's. Raises InputError.
+    paper's costs. memory: of each device, for plans (default: what is usable of it, its memory less its reserve). reserve: what
+    stays free of the memory, in place of the cluster's or the profile's own. owner: whose the parameters are, for errors.
+    fixed: values that are not up to the user. needs: what has to be there without a profile. A parameter called `sequence` is
+    the problem's, not the model's. Raises InputError.
     """
-    earlier, parameters = profile_of(profile), tuple(parameters)
+    earlier, parameters = profile_of(profile, reserve), tuple(parameters)
     for name, value in (("model", model), ("cluster", cluster)):
         if value is None and earlier is None and name in needs:
             raise InputError("command line", f"--{name}", "is missing", "give it, or a --profile")
@@ -100,11 +127,16 @@ def request_of(
     values = {**chosen(parameters, options, owner), **(fixed or {})}
     if the_model is not None and runs(the_model) and (planned or values.get("cost_model") != "paper"):
         the_model = the_model.fused()
+    the_cluster, memory_bytes = None if cluster is None else cluster_of(cluster, reserve), memory_of(memory, reserve)
+    if the_cluster is not None and memory_bytes is not None and memory_bytes > the_cluster.usable_bytes:
+        usable = format_bytes(the_cluster.usable_bytes)
+        problem = f"is {format_bytes(memory_bytes)}, of which a device of {the_cluster.name} has {usable} usable"
+        caution("command line", "--memory", problem, "leave it out to plan with what is usable")
     return Request(
         the_model,
-        None if cluster is None else cluster_of(cluster),
+        the_cluster,
         batch,
-        memory_of(memory),
+        memory_bytes,
         profile=earlier,
         measured=measure,
         options=values,

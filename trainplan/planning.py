@@ -259,10 +259,10 @@ def plan_answer(first: Planned, answer: Answer) -> Planned:
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:
-    """The memory of every rank's device: the one asked for, else that of the kind of its device."""
+    """The memory of every rank's device: the one asked for, else what is usable of its kind."""
     if request.memory_bytes is not None or request.cluster is None:
         return [request.with_reserve(0).limit_bytes] * plan.world
-    kinds = {kind.name: kind.memory_bytes for kind in request.cluster.used_kinds}
+    kinds = {kind.name: kind.usable_bytes for kind in request.cluster.used_kinds}
     devices = plan.placement or range(plan.world)
     return [kinds[request.cluster.device_kinds[device]] for device in devices]
 

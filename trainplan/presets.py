@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainplan.asking import runs
-from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.asking import compiles
+from trainplan.execution.run.processes import EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.problem import Problem, problem, problem_names
 from trainplan.formulations.request import Request
@@ -25,8 +25,8 @@ class Preset:
 
     verb: the command that plans so, beside `plan --like`. about: what it decides, in a sentence. fixed: parameters of the
     problem that are not up to the user. searcher: what solves the instances of a request, as `package.module:function`;
-    search_options: parameters of the problem that it takes, too. only_running: it plans models that run, no others: its plans
-    fit by their programs alone.
+    search_options: parameters of the problem that it takes, too. only_compiled: it plans models whose plans become programs, no
+    others: its plans fit by their programs alone.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Preset:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     searcher: str = "trainplan.solvers.core.answer:best_answer"
     search_options: tuple[str, ...] = ()
-    only_running: bool = False
+    only_compiled: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -51,12 +51,9 @@ class Preset:
     def check(self, request: Request) -> None:
         """Raises InputError for a model that the preset does not plan."""
         model = request.described_model
-        if self.only_running and model and not runs(model):
-            fix = (
-                f"give a model of {', '.join(EXECUTED_FAMILIES)} in {' or '.join(EXECUTED_DTYPES)}; "
-                f"`build {self.problem_name}` and `solve` take any"
-            )
-            problem = f"is {model.name!r} ({model.family}, {model.dtype}), which does not run"
+        if self.only_compiled and model and not compiles(model):
+            fix = f"give a model of {', '.join(EXECUTED_FAMILIES)}; `build {self.problem_name}` and `solve` take any"
+            problem = f"is {model.name!r} ({model.family}), whose plans do not become programs yet"
             raise InputError("command line", "--model", problem, fix)
 
 
@@ -90,7 +87,7 @@ PRESETS = {
             "What every sub-layer recomputes, offloads, partitions and prefetches, states on the host (H3T).",
             verb="switch",
             fixed={"paper_combinations": False, "by_unit": True},
-            only_running=True,
+            only_compiled=True,
         ),
     )
 }

@@ -62,7 +62,7 @@ def try_plans(
     for plan in ordered[1:]:
         if (plan.model_digest, plan.world) != (ordered[0].model_digest, ordered[0].world):
             raise InputError("plan", "model_digest", "differs from another plan's", "try plans of one model and world")
-    model = runnable(ordered[0].planned_model(), dtype, "model").scaled(scale_down)
+    model = runnable(ordered[0].planned_model(), dtype, "model", "--run-dtype").scaled(scale_down)
     return Trials(tuple(ordered), tuple(run_trials(ordered, model=model, **options)), planned)
 
 
@@ -82,10 +82,17 @@ def best_plans(first: Planned, top: int, seed: int) -> list[Plan]:
     return plans[:top]
 
 
-def runnable(model: Model, dtype: str | None, where: str) -> Model:
-    """The model as its plans run, in this dtype (default: its own). Raises InputError where they do not."""
+def runnable(model: Model, dtype: str | None, where: str, option: str = "--dtype") -> Model:
+    """The model as its plans run, in this dtype (default: its own). option: what the dtype is given by, for errors.
+
+    Raises InputError where they do not run.
+    """
     if (wanted := dtype or model.dtype) not in EXECUTED_DTYPES:
-        raise InputError("command line", "--dtype", f"is {wanted!r}", f"give one of: {', '.join(EXECUTED_DTYPES)}")
+        choices = " or ".join(EXECUTED_DTYPES)
+        if dtype is None:
+            fix = f"give {option} {choices}: the plan is run in that in its place"
+            raise InputError(where, "model.dtype", f"is {wanted!r}, which is planned, but does not run yet", fix)
+        raise InputError("command line", option, f"is {wanted!r}, which does not run yet", f"give {choices}")
     if not compiles(model):
         fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"
         raise InputError(where, "model.config.model_type", f"is {model.family!r}, which does not run yet", fix)

@@ -25,7 +25,13 @@ BACKENDS_ON: dict[Device, tuple[Backend, ...]] = {"cpu": ("serial", "fused", "th
 MEASURED_BACKENDS: tuple[Backend, ...] = ("serial", "streams")  # what torch allocates on the CPU is seen of one thread
 EXECUTED_DTYPES = ("float32", "float64")
 # Fields of a configuration that change results, and that torch_units does not follow.
-UNEXECUTED = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "rope_scaling")
+UNEXECUTED = (
+    "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+    "reorder_and_upcast_attn",
+    "rope_scaling",
+    "rope_interleaved",
+)
 RELEASE_S = 0.004  # gloo's thread lets go of a collective's tensors well within it
 EXECUTED_FAMILIES = ("gpt2", "bert", "llama")  # one stream of tokens, and a language head
 

@@ -9,7 +9,7 @@ from typing import Any
 from trainplan.formulations.cluster_strategy import costs, enumeration, problem, rows
 from trainplan.formulations.cluster_strategy.problem import NAME, Instance, InstanceRecord, Solution, SolutionRecord, shares_of
 from trainplan.formulations.parameters import BY_UNIT, IGNORE_MEMORY, RECOMPUTE, Parameter
-from trainplan.formulations.pipeline.spaces import stage_powers
+from trainplan.formulations.pipeline.spaces import stage_sizes
 from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
@@ -93,7 +93,7 @@ def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance
         raise InputError("command line", "--cluster", "is missing", "give it: devices are placed on its nodes")
     if request.model is None and request.profile is None:
         raise InputError("command line", "--model", "is missing", "give it, or a --profile")
-    profile = request.profile_for(divisors(request.samples), stage_powers(request.cluster.devices))
+    profile = request.profile_for(divisors(request.samples), stage_sizes(request.cluster.devices))
     return costs.build(
         profile,
         request.cluster,

@@ -10,6 +10,7 @@ from trainplan.formulations.layer_strategies import problem
 from trainplan.formulations.layer_strategies.costs import EvenStage, build
 from trainplan.formulations.layer_strategies.problem import Instance, InstanceRecord, SolutionRecord
 from trainplan.formulations.parameters import BY_UNIT, MICRO_BATCHES, PIPELINE, Parameter
+from trainplan.formulations.pipeline.spaces import stage_counts
 from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Problem, Table
 from trainplan.formulations.request import Request
@@ -52,9 +53,7 @@ class LayerStrategies(Problem):
     def instance(self, request: Request) -> Instance:
         """One stage of a pipeline of even stages, by default of one stage. Raises InputError."""
         options, devices = request.options, request.origin.devices
-        count, index = options["pipeline"] or 1, options["stage"]
-        if devices % count:
-            raise InputError("command line", "--pipeline", f"is {count}", f"give a power of two up to {devices}")
+        [count], index = stage_counts(devices, options["pipeline"] or 1), options["stage"]
         stage = EvenStage(count, index, options["micro_batches"] or 1)
         group = devices // count
         profile = request.profile_for([stage.samples(request.samples)], [group], devices=group)

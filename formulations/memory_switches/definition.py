@@ -57,7 +57,8 @@ class MemorySwitches(Problem):
             raise InputError("command line", "--cluster", f"is {cluster.name!r}, of {kinds}", fix)
         devices = request.origin.devices
         if devices & (devices - 1):
-            fix = f"give one of {1 << devices.bit_length() - 1}: plans have powers of two"
+            near = 1 << devices.bit_length() - 1
+            fix = f"give one of {near}, for these plans have powers of two, or use `plan` or `place`"
             raise InputError("command line", "--cluster", f"has {devices} devices", fix)
         return [_built(request, by_unit=True)]
 

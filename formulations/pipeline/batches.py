@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from trainplan.formulations.pipeline.costs import PipelineCosts
 from trainplan.formulations.pipeline.problem import Instance, Schedule
-from trainplan.formulations.pipeline.spaces import space, stage_powers
+from trainplan.formulations.pipeline.spaces import space, stage_sizes
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.estimate import estimate_shapes
@@ -90,6 +90,6 @@ class BatchInstances:
             batches = [batch for batch in range(self.step, last + 1, self.step) if batch >= first]
             sizes = sorted({batch // m for batch in batches for m in self.micro_batches(batch)})
             devices = self.cluster.devices
-            shapes = shapes_needed(self.model.tp_degrees(devices), stage_powers(devices), sizes)
+            shapes = shapes_needed(self.model.tp_degrees(devices), stage_sizes(devices), sizes)
             self._profiles[chunk] = estimate_shapes(self.model, self.cluster, shapes, devices)
         return self._profiles[chunk]

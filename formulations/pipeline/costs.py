@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.pipeline.problem import COLUMNS, Configuration, Instance, Schedule, Tables
-from trainplan.formulations.pipeline.spaces import SPACES, Space
+from trainplan.formulations.pipeline.spaces import SPACES, Space, stage_depths
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.models import COST_MODELS, CostModel, layer_costs, transition_ns, unit_costs
 from trainplan.formulations.work.moves import moved_bytes
@@ -38,9 +38,6 @@ class PipelineCosts:
     ) -> None:
         """profile: of all devices, with the costs of every shape that will be asked for. by_unit: every sub-layer is a layer
         of its own."""
-        if profile.devices & (profile.devices - 1):
-            near = 1 << profile.devices.bit_length() - 1
-            raise InputError("profile", "devices", f"is {profile.devices}", f"give a power of two, such as {near}")
         self.profile, self.costs, self.space = profile, costs, space
         layers = grouped_units(profile, by_unit)
         self.layer_names = tuple(map(layer_name, layers))
@@ -56,8 +53,9 @@ class PipelineCosts:
 
     @cached_property
     def stages(self) -> list[int]:
-        """Numbers of stages that the space and the model allow."""
-        return [count for count in self.space.stages(self.profile.devices) if count <= len(self.layer_kinds)]
+        """Numbers of stages that the space, the devices and the model allow."""
+        possible = [count for count in stage_depths(self.profile.devices) if count <= len(self.layer_kinds)]
+        return [count for count in self.space.stages(self.profile.devices) if count in possible]
 
     def strategies(self, group: int, samples: int) -> list[Strategy]:
         """Strategies of the space by which the model can be split, and which divide the samples of a micro-batch."""
@@ -123,6 +121,9 @@ class PipelineCosts:
         InputError.
         """
         profile, configurations = self.profile, []
+        if not self.stages:
+            problem = f"is {self.space.name!r}, which has no stages of a power of two of the {profile.devices} devices"
+            raise InputError("command line", "--space", problem, "give full, a cluster of a power of two, or use `place`")
         counts = [count for count in self.stages if stages is None or count in stages]
         if not counts:
             possible = f"{', '.join(map(str, self.stages)) or 'none'} for {len(self.layer_kinds)} layers"

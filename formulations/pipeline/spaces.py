@@ -21,7 +21,8 @@ from trainplan.profiling.base.quantities import divisors
 
 @dataclass(frozen=True)
 class Space:
-    """name; about: one line; stages: pipeline degrees on n devices; strategies: of one layer on a group of g devices."""
+    """name; about: one line; stages: pipeline degrees on n devices, of which those count whose stages have a power of two of
+    devices; strategies: of one layer on a group of g devices."""
 
     name: str
     about: str
@@ -29,14 +30,19 @@ class Space:
     strategies: Callable[[int], list[Strategy]]
 
 
-def stage_powers(devices: int) -> list[int]:
-    """Powers of two that divide the devices: numbers of stages, and of devices in one."""
+def stage_sizes(devices: int) -> list[int]:
+    """Numbers of devices that a stage may have, ascending: the powers of two that divide all devices."""
     return [1 << i for i in range(devices.bit_length()) if devices % (1 << i) == 0]
 
 
+def stage_depths(devices: int) -> list[int]:
+    """Numbers of stages of such a size, ascending: of 48 devices 3, 6, 12, 24 and 48."""
+    return [devices // size for size in reversed(stage_sizes(devices))]
+
+
 def stage_counts(devices: int, pipeline: int | None) -> list[int]:
-    """Numbers of stages to try: all powers of two that divide the devices, or the one asked for. Raises InputError."""
-    possible = stage_powers(devices)
+    """Numbers of stages to try: all that `stage_depths` allows, or the one asked for. Raises InputError."""
+    possible = stage_depths(devices)
     if pipeline is None:
         return possible
     if pipeline not in possible:
@@ -77,12 +83,12 @@ def _three(group: int) -> list[Strategy]:
 SPACES = {
     space.name: space
     for space in (
-        Space("full", "PP, DP, SDP, TP and CKPT", stage_powers, decision_tree),
-        Space("full-dp-sdp", "full, with DP and SDP mixed (without Takeaway 3)", stage_powers,
+        Space("full", "PP, DP, SDP, TP and CKPT", stage_depths, decision_tree),
+        Space("full-dp-sdp", "full, with DP and SDP mixed (without Takeaway 3)", stage_depths,
               lambda group: decision_tree(group, takeaway3=False)),
-        Space("no-ckpt", "PP, DP, SDP and TP", stage_powers, _without_ckpt),
+        Space("no-ckpt", "PP, DP, SDP and TP", stage_depths, _without_ckpt),
         Space("dp+tp", "DP and TP, one stage", _one, _dp_tp),
-        Space("dp+pp", "DP and PP", stage_powers, _pure("dp")),
+        Space("dp+pp", "DP and PP", stage_depths, _pure("dp")),
         Space("dp", "data parallelism", _one, _pure("dp")),
         Space("tp", "tensor parallelism", _one, _pure("tp")),
         Space("sdp", "sharded data parallelism", _one, _pure("sdp")),

@@ -21,17 +21,32 @@ DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
 class DeviceKind(Record):
     """One kind of device.
 
-    flops_per_s: peak rate of matrix products by dtype. A product of m x k by k x n reaches `efficiency` of it times
-    d / (d + half_size) for each of its three sizes d. kernel_ns: least time of one operator.
+    memory_bytes: all that it has. reserve_bytes: how much of that is not for plans: what the driver keeps from programs, their
+    context, buffers of communication, and what fragmentation loses. flops_per_s: peak rate of matrix products by dtype. A
+    product of m x k by k x n reaches `efficiency` of it times d / (d + half_size) for each of its three sizes d. kernel_ns:
+    least time of one operator.
     """
 
     name: Annotated[str, Field(min_length=1)]
     memory_bytes: Bytes
+    reserve_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
     flops_per_s: Annotated[dict[DtypeName, Positive], Field(min_length=1)]
     memory_bytes_per_s: Positive
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
     half_size: Annotated[int, Field(ge=0, le=2**20)] = 64
     kernel_ns: Annotated[int, Field(ge=0, le=10**9)] = 5_000
+
+    @model_validator(mode="after")
+    def _leaves_memory(self) -> DeviceKind:
+        if self.reserve_bytes >= self.memory_bytes:
+            fix = f"give less than memory_bytes = {self.memory_bytes}"
+            raise InputError("", "reserve_bytes", f"is {self.reserve_bytes}", fix)
+        return self
+
+    @property
+    def usable_bytes(self) -> int:
+        """The memory that plans may use: all but the reserve."""
+        return self.memory_bytes - self.reserve_bytes
 
 
 class Host(Record):
@@ -118,9 +133,23 @@ class Cluster(Record):
         return [node.kind for node in self.nodes for _ in range(node.count * node.devices)]
 
     @property
+    def smallest_kind(self) -> DeviceKind:
+        """The kind of device that has the least usable memory."""
+        return min(self.used_kinds, key=lambda kind: kind.usable_bytes)
+
+    @property
     def memory_bytes(self) -> int:
-        """Memory of the smallest device."""
+        """Memory of the smallest device, its reserve included."""
         return min(kind.memory_bytes for kind in self.used_kinds)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of the smallest device that plans may use."""
+        return self.smallest_kind.usable_bytes
+
+    def with_reserve(self, reserve_bytes: int) -> Cluster:
+        """The same cluster with this reserve on every kind of device. Raises InputError where one has no more memory."""
+        return self.changed(kinds=[kind.changed(reserve_bytes=reserve_bytes) for kind in self.kinds])
 
     @cached_property
     def network(self) -> Network:

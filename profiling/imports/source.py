@@ -121,9 +121,9 @@ class Options:
         return values
 
     def memory(self, source: Source) -> int:
-        """Bytes of one device: as given, else the cluster's. Raises InputError."""
+        """Usable bytes of one device: as given, else the cluster's. Raises InputError."""
         if self.memory_bytes is None and self.cluster is not None:
-            return self.cluster.memory_bytes
+            return self.cluster.usable_bytes
         return int(self.needed(source, "memory_bytes", "24GiB"))
 
     @property

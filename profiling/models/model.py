@@ -13,6 +13,7 @@ from typing import Any
 
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
+from trainplan.profiling.models.config_files import dtype_of, language_part
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names
 from trainplan.profiling.models.sublayers import DTYPE_BYTES, Sublayer
 from trainplan.profiling.shipped import locate
@@ -26,7 +27,7 @@ class Model:
     """A chain of sub-layers at one sequence length and dtype. tied: the head's matrix is the embedding's.
 
     config: the configuration's fields that the chain was built from, defaults filled in. sequence: as asked for (None: the
-    configuration's own).
+    configuration's longest).
     """
 
     name: str
@@ -55,6 +56,11 @@ class Model:
     def tokens(self) -> int:
         """Tokens of one sample that the last layer works on: a decoder's, where there are two stacks."""
         return self.units[-1].sublayer.tokens
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of one sample as `sequence` counts them: an encoder's, where there are two stacks; an image's patches."""
+        return self.units[1].sublayer.tokens
 
     @property
     def vocabulary(self) -> int:
@@ -172,24 +178,28 @@ def model_from_shape(shape: Any, where: str) -> Model:
         raise InputError(where, field, error.problem, error.fix) from None
 
 
-def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtype: str = "float32") -> Model:
+def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtype: str | None = None) -> Model:
     """A shipped model by name, or any Hugging Face `config.json` of a known family (`models.families`); no weights are read.
 
-    Raises InputError naming file, field and a value that would work.
+    sequence: tokens of a sample (default: the most that the configuration allows). dtype: default the configuration's, else
+    float32. Warns of fields that nobody knows. Raises InputError naming file, field and a value that would work.
     """
     name = os.fspath(source)
     return model_from_config(read_data(locate("models", name, "--model", "a config.json")), name, sequence, dtype)
 
 
 def model_from_config(
-    config: Any, where: str, sequence: int | None = None, dtype: str = "float32", name: str | None = None
+    config: Any, where: str, sequence: int | None = None, dtype: str | None = None, name: str | None = None
 ) -> Model:
-    """A Hugging Face configuration, already read, as a Model. Raises InputError."""
+    """A Hugging Face configuration, already read, as a Model; sequence and dtype as of `load_model`. Raises InputError."""
     if not isinstance(config, Mapping):
         raise InputError(where, "", "is not an object", "give a Hugging Face config.json")
+    part, place = language_part(config, where)
+    if dtype is None:
+        dtype = dtype_of(part, config, where=where)
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise InputError("command line", "--dtype", f"is {dtype!r}", f"give one of {', '.join(DTYPE_BYTES)}")
-    fields = Fields(config, where, sequence, dtype)
+    fields = Fields(part, where, sequence, dtype, place)
     units, tied = build_chain(fields)
     if name is None:
         stem = os.path.basename(where).removesuffix(".json")

@@ -198,7 +198,6 @@ def test_help_has_an_example() -> None:
         (["--backend", "cuda"], ("--backend is 'cuda'", "streams")),
         (["--batch", "6"], ("--batch is 6", "multiple of the 4 devices")),
         (["--cluster", "amp-heterogeneous-16", "--batch", "16"], ("--cluster is 'amp-heterogeneous-16'", "place")),
-        (["--dtype", "float16"], ("does not run", "float32")),
         (["--picture", "p.gif"], ("--picture is 'p.gif'", ".png")),
         (["-o", "/nowhere/p.json"], ("/nowhere/p.json", "cannot be written")),
         (["--memory", "0"], ("--memory is 0 bytes",)),

@@ -62,6 +62,7 @@ def test_nvlink_switches_make_one_island() -> None:
     cluster = detected([H100] * 8, "topo-h100-8.txt")
     assert (cluster.name, cluster.devices, cluster.memory_bytes) == ("h100-80gb-hbm3-8", 8, H100.memory_bytes)
     assert [(island.devices, island.bandwidth_bytes_per_s) for island in cluster.network.islands] == [(8, 0.8 * 450e9)]
+    assert cluster.usable_bytes == H100.memory_bytes - H100.memory_bytes // 16, "some of it is not for plans"
     host = cluster.nodes[0].host
     assert host is not None and not host.shares_bus
     assert host.memory_bytes == 528279824 * 1024

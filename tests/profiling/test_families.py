@@ -10,7 +10,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.plugins import plugins
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.families import GROUP, Family, Fields, Unit, family_names, uniform_chain
-from trainplan.profiling.models.model import model_from_config, model_from_shape
+from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
 from trainplan.profiling.models.sublayers import FeedForward, LanguageHead, TokenEmbedding
 
 from tests.profiling.made import estimate
@@ -54,7 +54,7 @@ def test_an_entry_point_adds_a_family() -> None:
 
 @pytest.mark.usefixtures("plugged_in")
 def test_built_in_families_go_before_plug_ins_of_their_name() -> None:
-    assert model_from_config({"model_type": "gpt2"}, "config.json").layers == 12
+    assert load_model("gpt2").layers == 12
 
 
 def test_a_family_that_no_package_has_is_refused() -> None:
@@ -68,4 +68,4 @@ def test_only_the_family_in_use_is_imported() -> None:
         "print(*(name for name in sys.modules if name.startswith('trainplan.profiling.models.families.')))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert {name.rpartition(".")[2] for name in printed.split()} == {"fields", "gpt2"}
+    assert {name.rpartition(".")[2] for name in printed.split()} == {"fields", "gpt2", "naming"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from importlib import resources
 from typing import Any
 
 import pytest
+from trainplan.profiling.base.errors import InputWarning
 from trainplan.profiling.models.model import Model, load_model, model_from_config
 from trainplan.profiling.models.sublayers import Attention, Sublayer, TokenEmbedding
 
@@ -341,9 +343,11 @@ def test_small_models_have_their_parameters(variant: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configurations_load(name: str) -> None:
-    """Fields that we do not know are in nobody's way; the count is the known one, and transformers' of the same dictionary."""
+    """No field is unknown; the count is the published one, and transformers' of the same dictionary."""
     known, config = PUBLISHED[name]
-    model = model_from_config(config, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InputWarning)
+        model = model_from_config(config, name)
     assert model.total_parameters == known
     assert _count(replace(model, config=config)) == known
     assert {part.rotary for part in model.sublayers.values() if isinstance(part, Attention)} <= {0.0, 500000.0}

@@ -40,7 +40,7 @@ __all__ = [
     "trial",
 ]
 
-REQUEST = {"model", "cluster", "batch", "memory", "sequence", "dtype", "profile", "measure", "measuring"}
+REQUEST = {"model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "measure", "measuring"}
 
 
 def plan(
@@ -157,7 +157,7 @@ def trial(
         first = plan(like=like, seed=seed, **request)
         if first.plan is None:
             return Trials((), (), first)
-        runnable(first.plan.planned_model(), run_dtype, "model")
+        runnable(first.plan.planned_model(), run_dtype, "model", "--run-dtype")
         chosen = best_plans(first, top, seed)
     return try_plans(chosen, scale_down=scale_down, dtype=run_dtype, planned=first, progress=running, **settings)
 
@@ -167,6 +167,7 @@ def throughput(
     model: FilePath | Model,
     cluster: FilePath | Cluster,
     memory: str | int | None = None,
+    reserve: str | int | None = None,
     planners: Sequence[str] | None = None,
     space: str = "full",
     schedule: Schedule = "1f1b",
@@ -179,10 +180,11 @@ def throughput(
 ) -> list[Throughput]:
     """Throughput over batch sizes of planners by name (default: all), under the paper's cost model, from estimates.
 
-    space, schedule: of the planner `optimum`. progress: called with (planner, point). Raises InputError.
+    memory, reserve: of every device, as of `build`. space, schedule: of the planner `optimum`. progress: called with (planner,
+    point). Raises InputError.
     """
-    the_model, the_cluster = model_of(model, sequence, dtype), cluster_of(cluster)
-    memory_bytes = memory_of(memory) or the_cluster.memory_bytes
+    the_model, the_cluster = model_of(model, sequence, dtype), cluster_of(cluster, reserve)
+    memory_bytes = memory_of(memory, reserve) or the_cluster.usable_bytes
     for option, value in (("--step", step), ("--largest-batch", largest_batch), ("--most-micro-batches", most_micro_batches)):
         if not 1 <= value <= 2**20:
             raise InputError("command line", option, f"is {value}", "give 1 to 1048576")

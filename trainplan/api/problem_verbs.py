@@ -28,10 +28,11 @@ __all__ = ["InputError", "build", "check", "compare", "frontier", "load", "metho
 def build(problem_name: str = "layer-strategies", **request: Any) -> Any:
     """An instance of a problem from a model and a cluster, or from a profile alone. Raises InputError.
 
-    request: model (name, config.json or Model), cluster (name, file or Cluster), batch (samples of one step, over all
-    devices), memory (of one device, such as "8GiB" or bytes; default: the cluster's), sequence, dtype, profile (numbers made
-    earlier; it may stand in for model and cluster), measure (the model, on this machine), and the problem's parameters, which
-    `trainplan build PROBLEM --help` lists.
+    request: model (name, config.json or Model), cluster (name, file or Cluster), batch (samples of one step, over all devices),
+    memory (of one device, such as "8GiB" or bytes; default: what is usable of the cluster's), reserve (what stays free of it,
+    in place of the cluster's own), sequence (default: the longest that the model allows), dtype (default: the config's),
+    profile (numbers made earlier; it may stand in for model and cluster), measure (the model, on this machine), and the
+    problem's parameters, which `trainplan build PROBLEM --help` lists.
     """
     stated = problem(problem_name)
     if stated.name in FILES and (instance := attribute(FILES[stated.name])(**{"profile": None, **request})) is not None:

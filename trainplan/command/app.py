@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
-from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.errors import InputError, InputWarning, MissingExtra
 
 FINE, BAD_INPUT, STOPPED = 0, 2, 3
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -82,6 +83,27 @@ def _uncalled() -> None:
 _UsageError: Any = typer.BadParameter.__base__  # typer has a parser of its own, and does not name its errors
 
 
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Shows a warning as one line on standard error, without the place in our code that it comes from."""
+    text = message.error if isinstance(message, InputWarning) else f"{category.__name__}: {message}"
+    print(f"trainplan: warning: {text}", file=sys.stderr)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the words of a command line, and, where a value is of another type, the value."""
+    refused: list[Any] = getattr(error.__cause__, "errors", list)()
+    if not refused or error.param is None:
+        return str(error.format_message())
+    return f"{error.param.opts[0]} is {refused[0]['input']!r}; {refused[0]['msg'].replace('Input should be', 'give')}."
+
+
 def _stop(text: str, code: int) -> NoReturn:
     print(f"trainplan: {text}", file=sys.stderr)
     raise SystemExit(code)
@@ -89,11 +111,12 @@ def _stop(text: str, code: int) -> NoReturn:
 
 def main() -> None:
     """Entry point of the `trainplan` command."""
+    warnings.showwarning = _warn
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its processes as Ctrl-C does
     try:
         raise SystemExit(application(sys.argv[1:])(standalone_mode=False) or FINE)
     except _UsageError as error:
-        message = error.format_message()
+        message = _usage(error)
         helping = error.ctx.command_path if error.ctx else "trainplan"
         # Without any argument the message is the whole help.
         _stop(message if "\n" in message else f"{message} See `{helping} --help`.", BAD_INPUT)

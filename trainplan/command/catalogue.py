@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from trainplan import api
+from trainplan.asking import model_of
 from trainplan.command import tables
 from trainplan.command.options import DTYPE, SEQUENCE, Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
@@ -48,7 +49,7 @@ def show_model(model: str, rows: int, tp: int, sequence: int | None, dtype: str 
     for option, value in (("--rows", rows), ("--tp", tp)):
         if not 1 <= value <= 2**20:
             raise InputError("command line", option, f"is {value}", "give a whole number from 1 to 1048576")
-    loaded = load_model(model, sequence, dtype or "float32")
+    loaded = model_of(model, sequence, dtype)
     parts = tables.sublayer_rows(loaded, rows, tp)
     content = {**loaded.shape(), "parameters": loaded.total_parameters, "sublayers": parts}
     return Outcome(content, partial(tables.model, loaded, rows, tp))

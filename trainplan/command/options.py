@@ -110,14 +110,20 @@ REQUIRED = Argument.empty
 MODEL_HELP = "A Hugging Face config.json, or a name from `trainplan model list`."
 CLUSTER_HELP = "A YAML or JSON file, or a name from `trainplan cluster list`."
 OR_PROFILE = " A --profile may stand in for it."
-MEMORY = flag("memory", str | None, "Memory of one device, such as 8GiB. [default: the cluster's]")
-SEQUENCE = flag("sequence", int | None, "Sequence length. [default: the model's largest]")
-DTYPE = flag("dtype", str | None, "float32, float64, bfloat16 or float16. [default: float32, or the profile's]")
+MEMORY = flag(
+    "memory", str | None, "Memory of each device to plan with, such as 8GiB. [default: the device's less its reserve]"
+)
+RESERVE = flag(
+    "reserve", str | None, "What stays free of each device's memory, such as 4GiB. [default: the cluster's; of --memory 0]"
+)
+SEQUENCE = flag("sequence", int | None, "Tokens of a sample. [default: the most that the model allows]")
+DTYPE = flag("dtype", str | None, "float32, float64, bfloat16 or float16. [default: the profile's; the config's, else float32]")
 REQUEST = [
     flag("model", str | None, MODEL_HELP + OR_PROFILE),
     flag("cluster", str | None, CLUSTER_HELP + OR_PROFILE),
     flag("batch", int | None, "Samples of one step, over all devices."),
     MEMORY,
+    RESERVE,
     SEQUENCE,
     DTYPE,
     flag("profile", Path | None, "A profile made earlier. [default: estimate]"),

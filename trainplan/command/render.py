@@ -18,9 +18,11 @@ from trainplan.execution.walk.time import LANE_OF
 from trainplan.formulations.plan import Plan, PlannedUnit
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
+from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.planning import Planned, plan_row
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.profiling.models.model import Model
 from trainplan.simulating import Simulation
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.result import Point, Result, peak_text
@@ -145,10 +147,7 @@ def _strategy(unit: PlannedUnit) -> str:
 def planned(answer: Planned) -> None:
     """A planned request: what was asked for, the alternatives, the plan, what the walks predict, and what is claimed."""
     request, plan, result = answer.request, answer.plan, answer.result
-    model = request.model.name if request.model else request.origin.name
-    memory = format_bytes(request.with_reserve(0).limit_bytes)
-    rows = [("like", answer.preset.name), ("model", model)]
-    rows.append(("cluster", f"{request.cluster_name}, {plural(request.origin.devices, 'device')} of {memory} each"))
+    rows = [("like", answer.preset.name), *_asked(request)]
     rows += [("profile", profile.origin) for profile in request.obtained[:1]]
     pairs(rows)
     alternatives(answer)
@@ -159,6 +158,29 @@ def planned(answer: Planned) -> None:
     tables(answer.problem.tables(answer.instance, answer.answer.solution))
     plan_table(plan)
     pairs([*_prediction(answer), *_claim(answer)])
+
+
+def _asked(request: Request) -> list[tuple[str, str]]:
+    """What is planned, and for which devices; what the request leaves unsaid, as it was taken."""
+    model, described = request.model.name if request.model else request.origin.name, request.described_model
+    taken = [] if described is None else [("sequence", _sequence(described)), ("dtype", described.dtype)]
+    devices = f"{plural(request.origin.devices, 'device')} of {_memory(request)}"
+    return [("model", model), *taken, ("cluster", f"{request.cluster_name}, {devices}")]
+
+
+def _sequence(model: Model) -> str:
+    """The tokens of a sample, and where their number comes from."""
+    tokens = plural(model.sequence_tokens, "token")
+    if not model.vocabulary:
+        return f"{tokens} of an image"
+    return tokens if model.sequence else f"{tokens}, the most that the model allows (--sequence changes it)"
+
+
+def _memory(request: Request) -> str:
+    """The memory of each device that is planned with, beside all of it where some is in reserve."""
+    limit, whole = request.with_reserve(0).limit_bytes, request.origin.memory_bytes
+    reserved = request.memory_bytes is None and limit < whole
+    return f"{format_bytes(whole)}, {format_bytes(limit)} usable each" if reserved else f"{format_bytes(limit)} each"
 
 
 def _prediction(answer: Planned) -> list[tuple[str, str]]:
@@ -219,6 +241,7 @@ def _cell(name: str, value: Any) -> str:
 def plans(answers: Sequence[Any]) -> None:
     """The plans of several presets side by side, and why others have none."""
     made = [answer for answer in answers if isinstance(answer, Planned)]
+    pairs([row for answer in made[:1] for row in _asked(answer.request)])
     plan_rows([plan_row(answer.preset.name, answer.plan) for answer in made if answer.plan is not None])
     rows = [
         (answer.preset.name, str(answer.result.reason or answer.result.message or "")) for answer in made if not answer.plan

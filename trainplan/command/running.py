@@ -178,6 +178,7 @@ PLANNER_HELP = f"{', '.join([*PLANNERS, OPTIMUM])}; may be repeated. [default: a
         word("plans", list[Path] | None, "Plan files: their predicted throughput. [default: search batch sizes]", None),
         *options.REQUEST[:2],
         options.MEMORY,
+        options.RESERVE,
         options.SEQUENCE,
         options.DTYPE,
         flag("planner", list[str] | None, PLANNER_HELP),

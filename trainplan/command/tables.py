@@ -78,8 +78,9 @@ def clusters(listed: Sequence[Cluster]) -> None:
     for item in listed:
         kinds = ", ".join(kind.name for kind in item.used_kinds)
         nodes = sum(node.count for node in item.nodes)
-        rows.append([item.name, str(item.devices), str(nodes), kinds, format_bytes(item.memory_bytes)])
-    table(("cluster", "devices", "nodes", "kinds", "memory"), rows, left=("cluster", "kinds"))
+        sizes = map(format_bytes, (item.memory_bytes, item.usable_bytes))
+        rows.append([item.name, str(item.devices), str(nodes), kinds, *sizes])
+    table(("cluster", "devices", "nodes", "kinds", "memory", "usable"), rows, left=("cluster", "kinds"))
 
 
 def cluster(cluster: Cluster) -> None:
@@ -89,9 +90,11 @@ def cluster(cluster: Cluster) -> None:
     for node in cluster.nodes:
         kind = kinds[node.kind]
         peaks = ", ".join(f"{dtype} {format_count(rate)}" for dtype, rate in kind.flops_per_s.items())
-        memory, rate = format_bytes(kind.memory_bytes), format_rate(kind.memory_bytes_per_s)
-        rows.append([str(node.count), str(node.devices), kind.name, memory, peaks, rate])
-    table(("nodes", "devices each", "kind", "memory", "peak flops/s", "memory/s"), rows, left=("kind", "peak flops/s"))
+        memory, usable = format_bytes(kind.memory_bytes), format_bytes(kind.usable_bytes)
+        rate = format_rate(kind.memory_bytes_per_s)
+        rows.append([str(node.count), str(node.devices), kind.name, memory, usable, peaks, rate])
+    names = ("nodes", "devices each", "kind", "memory", "usable", "peak flops/s", "memory/s")
+    table(names, rows, left=("kind", "peak flops/s"))
     if cluster.matrix is not None:
         pairs([("links", f"a full matrix of {cluster.devices} x {cluster.devices}")])
     else:
@@ -135,7 +138,10 @@ def profile(profile: Profile) -> None:
         stepping = with_origin(optimizer, f"{optimizer.value:.3g} ns a parameter on the device")
     rows = [
         ("profile", f"{profile.name}, {profile.dtype}, {format_count(profile.total_parameters)} parameters"),
-        ("cluster", f"{profile.cluster}, {plural(profile.devices, 'device')} of {format_bytes(profile.memory_bytes)}"),
+        (
+            "cluster",
+            f"{profile.cluster}, {plural(profile.devices, 'device')}, {format_bytes(profile.usable_bytes)} usable of each",
+        ),
         ("devices", ", ".join(profile.kinds)),
         ("times", profile.origin),
         ("shapes", "; ".join(by_degree)),

@@ -52,6 +52,9 @@ DEVICES = (
 )
 
 
+RESERVED = 16  # one part in so many of a GPU's memory: what context, buffers and fragmentation take of an H100, see h100-8
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU as the driver tells it; None where it does not."""
@@ -82,6 +85,7 @@ class Gpu:
             {
                 "name": self.name,
                 "memory_bytes": self.memory_bytes,
+                "reserve_bytes": self.memory_bytes // RESERVED,
                 "flops_per_s": {dtype: round(rate * 1e12) for dtype, rate in teraflops.items()},
                 "memory_bytes_per_s": memory_bytes_per_s,
                 "half_size": half_size,

@@ -5,7 +5,8 @@ package adds one by an entry point of the group `trainplan.families`, named as `
 such an object (`package.module:FAMILY`). Its chain may consist of any sub-layers (`models.sublayers`), its own included.
 
 A builder reads its fields through `Fields`, which checks them and notes what was read: that, with its defaults filled in, is
-the architecture which a plan or a profile carries, and from which the same chain can be built again.
+the architecture which a plan or a profile carries, and from which the same chain can be built again. Sizes have no defaults;
+what transformers itself assumes of files that are older than a field is assumed here, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from trainplan.profiling.base.errors import shown
 from trainplan.profiling.base.plugins import load_named, names
 from trainplan.profiling.models.families.fields import Family, Fields, Role, Unit, uniform_chain
+from trainplan.profiling.models.families.naming import check_names, without_aliases
 
 __all__ = ["BUILT_IN", "GROUP", "Family", "Fields", "Role", "Unit", "build_chain", "family", "family_names", "uniform_chain"]
 
@@ -39,5 +41,8 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
     chosen = family(name) if isinstance(name, str) else None
     if chosen is None:
         raise fields.fail("model_type", f"is {shown(name)}", f"give a config of one of: {', '.join(family_names())}")
+    check_names(fields, str(name), chosen)
+    fields.config = without_aliases(fields, chosen.aliases)
+    fields.absent("pruned_heads", "per_layer_config")
     fields.read["model_type"] = name
     return chosen.build(fields)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, uniform_chain
+from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names, uniform_chain
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
 
 
 def bert(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a BERT configuration: post-norm blocks, and a head with a transform."""
-    hidden, heads = fields.count("hidden_size", 768), fields.count("num_attention_heads", 12)
-    layers, positions = fields.layers("num_hidden_layers", 12), fields.count("max_position_embeddings", 512)
+    hidden, heads = fields.size("hidden_size", 768), fields.size("num_attention_heads", 12)
+    layers, positions = fields.layers("num_hidden_layers", such_as=12), fields.size("max_position_embeddings", 512)
     fields.divisor("num_attention_heads", heads, "hidden_size", hidden)
-    vocabulary, inner = fields.count("vocab_size", 30522), fields.count("intermediate_size", 3072)
+    vocabulary, inner = fields.size("vocab_size", 30522), fields.size("intermediate_size", 3072)
     activation = fields.activation("hidden_act", "gelu")
     fields.absent("add_cross_attention")
+    fields.only("position_embedding_type", "absolute")
     causal = fields.flag("is_decoder", False)
     types = fields.count("type_vocab_size", 2, least=0)
     tied = fields.flag("tie_word_embeddings", True)
@@ -27,4 +28,14 @@ def bert(fields: Fields) -> tuple[list[Unit], bool]:
     return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
 
 
-FAMILY = Family(bert, USUAL_SIZES)
+# As of transformers' BertConfig; the last ones are of its earlier versions, and of the first release's files.
+FIELDS = names(
+    """
+    vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob
+    attention_probs_dropout_prob max_position_embeddings type_vocab_size layer_norm_eps classifier_dropout is_decoder
+    add_cross_attention
+    position_embedding_type directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type output_past
+    """
+)
+FAMILY = Family(bert, USUAL_SIZES, FIELDS)

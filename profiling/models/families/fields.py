@@ -48,24 +48,30 @@ class Unit:
 
 @dataclass
 class Fields:
-    """A configuration under reading. `read` collects what was used. Every fault is an InputError naming the field."""
+    """A configuration under reading. Every fault is an InputError naming the field.
+
+    sequence: the length asked for (None: the configuration's largest). part: where in its file the configuration lies, such as
+    `text_config.`, for errors. read: collects what was used.
+    """
 
     config: Mapping[str, Any]
     where: str
     sequence: int | None = None
     dtype: str = "float32"
+    part: str = ""
     read: dict[str, Any] = field(default_factory=dict)
 
     def fail(self, name: str, problem: str, fix: str) -> InputError:
         """The error, to be raised, about one field of this configuration."""
-        return InputError(self.where, name, problem, fix)
+        return InputError(self.where, self.part + name, problem, fix)
 
-    def _value(self, name: str, default: Any) -> Any:
+    def _value(self, name: str, default: Any, such_as: Any = None) -> Any:
         value = self.config.get(name)
         if value is None:
             value = default
         if value is None:
-            raise self.fail(name, "is missing", "give a Hugging Face config.json with it")
+            example = "" if such_as is None else f", such as {such_as}"
+            raise self.fail(name, "is missing", f"give it{example}: sizes are not assumed")
         self.read[name] = value
         return value
 
@@ -73,26 +79,32 @@ class Fields:
         if not right:
             raise self.fail(name, f"is {shown(value)}", fix)
 
-    def count(self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """A whole number from `least` to `most`."""
-        value = self._value(name, default)
+    def count(
+        self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST, such_as: int | None = None
+    ) -> int:
+        """A whole number from `least` to `most`. such_as: an example for the error where it is missing without a default."""
+        value = self._value(name, default, such_as)
         self._check(name, value, type(value) is int and least <= value <= most, f"give a whole number from {least} to {most}")
         return int(value)
 
-    def layers(self, name: str, default: int | None = None) -> int:
-        """A number of layers: at least one, at most `MOST_LAYERS`."""
-        return self.count(name, default, most=MOST_LAYERS)
+    def size(self, name: str, such_as: int) -> int:
+        """A size of the architecture, which has no default: a file that lacks it would be another model in silence."""
+        return self.count(name, such_as=such_as)
 
-    def side(self, name: str, default: int) -> int:
-        """The side of a square, given as one number or as a list of two equal ones."""
+    def layers(self, name: str, default: int | None = None, such_as: int | None = None) -> int:
+        """A number of layers: at least one, at most `MOST_LAYERS`."""
+        return self.count(name, default, most=MOST_LAYERS, such_as=such_as)
+
+    def side(self, name: str, such_as: int) -> int:
+        """The side of a square, which has no default, given as one number or as a list of two equal ones."""
         value = self.config.get(name)
         if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
             self.config = {**self.config, name: value[0]}
-        return self.count(name, default)
+        return self.size(name, such_as)
 
-    def counts(self, name: str, default: list[int] | None = None, least: int = 1, length: int | None = None) -> list[int]:
-        """A list of whole numbers from `least` on: of `length`, or of any length up to 16."""
-        value = self._value(name, default)
+    def counts(self, name: str, such_as: list[int], least: int = 1, length: int | None = None) -> list[int]:
+        """A list of whole numbers from `least` on, which has no default: of `length`, or of any length up to 16."""
+        value = self._value(name, None, such_as)
         right = isinstance(value, list) and 1 <= len(value) <= 16 and length in (None, len(value))
         self._check(name, value, right, f"give a list of {length or 'up to 16'} whole numbers")
         for i, item in enumerate(value):
@@ -141,14 +153,19 @@ class Fields:
             if (value := self.config.get(name)) is not None and value != usual:
                 self.read[name] = value
 
+    def only(self, name: str, value: Any) -> None:
+        """Refuse any other value of a field that trainplan's models have no choice of."""
+        given = self.config.get(name, value)
+        self._check(name, given, given in (None, value), f"give {shown(value)}: trainplan's models have no other")
+
     def divisor(self, name: str, value: int, of: str, size: int) -> None:
         """Refuse a value that does not divide `size`, which errors call `of`."""
         if size % value:
             raise self.fail(name, f"is {value}", f"give a divisor of {of} = {size}")
 
-    def length(self, name: str, most: int) -> int:
-        """The sequence length asked for, at most what the model's positions allow."""
-        length = most if self.sequence is None else self.sequence
+    def length(self, name: str, usual: int, most: int | None = None) -> int:
+        """The sequence length asked for, else the usual one, at most what the model's positions allow (default: the usual)."""
+        length, most = usual if self.sequence is None else self.sequence, usual if most is None else most
         if not 1 <= length <= most:
             raise InputError("command line", "--sequence", f"is {length}", f"give 1 to {most} ({name} of {self.where})")
         return length
@@ -184,7 +201,17 @@ class Family:
 
     build: reads a configuration and returns its chain, and whether the head's matrix is the embedding's; raises InputError.
     sizes: the configuration's fields by what they stand for, which `Model.scaled` makes smaller; empty where it cannot.
+    fields: all that configurations of the family may have, beside what those of every family may (`naming.COMMON`); a field
+    that is none of them is refused or warned of; None where the family does not say, and its builder alone judges. aliases:
+    other names of some of them, by which they may be given as well.
     """
 
     build: Callable[[Fields], tuple[list[Unit], bool]]
     sizes: Mapping[Role, str] = field(default_factory=dict)
+    fields: frozenset[str] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def names(text: str) -> frozenset[str]:
+    """The names in a text, apart by blanks."""
+    return frozenset(text.split())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.fields import Family, Fields, Unit, uniform_chain
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
 
 
 def gpt2(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a GPT-2 configuration."""
-    hidden, heads, layers = fields.count("n_embd", 768), fields.count("n_head", 12), fields.layers("n_layer", 12)
-    positions = fields.count("n_positions", fields.config.get("n_ctx") or 1024)
-    vocabulary = fields.count("vocab_size", 50257)
+    hidden, heads, layers = fields.size("n_embd", 768), fields.size("n_head", 12), fields.layers("n_layer", such_as=12)
+    positions = fields.count("n_positions", fields.config.get("n_ctx"), such_as=1024)
+    vocabulary = fields.size("vocab_size", 50257)
     fields.divisor("n_head", heads, "n_embd", hidden)
     inner = fields.count("n_inner", 4 * hidden)
     activation = fields.activation("activation_function", "gelu_new")
@@ -28,7 +28,24 @@ def gpt2(fields: Fields) -> tuple[list[Unit], bool]:
     return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
 
 
+# As of transformers' GPT2Config; the last ones are of its earlier versions.
+FIELDS = names(
+    """
+    vocab_size n_positions n_embd n_layer n_head n_inner activation_function resid_pdrop embd_pdrop attn_pdrop
+    layer_norm_epsilon summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+    scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn add_cross_attention
+    n_ctx n_special predict_special_tokens
+    """
+)
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
 FAMILY = Family(
     gpt2,
     {"hidden": "n_embd", "heads": "n_head", "inner": "n_inner", "vocabulary": "vocab_size", "positions": "n_positions"},
+    FIELDS,
+    ALIASES,
 )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, uniform_chain
+from trainplan.profiling.base.errors import shown
+from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names, uniform_chain
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
 
 
 def llama(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a Llama configuration, with the rotary base at `rope_theta` or within `rope_parameters`."""
-    hidden, heads = fields.count("hidden_size", 4096), fields.count("num_attention_heads", 32)
-    layers, positions = fields.layers("num_hidden_layers", 32), fields.count("max_position_embeddings", 2048)
+    hidden, heads = fields.size("hidden_size", 4096), fields.size("num_attention_heads", 32)
+    layers, positions = fields.layers("num_hidden_layers", such_as=32), fields.size("max_position_embeddings", 4096)
     kv_heads = fields.count("num_key_value_heads", heads)
     fields.divisor("num_key_value_heads", kv_heads, "num_attention_heads", heads)
     if fields.config.get("head_dim") is None:
@@ -19,14 +21,10 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
     width = fields.count("head_dim", max(1, hidden // heads))
     if width % 2:
         raise fields.fail("head_dim", f"is {width}", "give an even number: rotary positions turn pairs")
-    vocabulary, inner = fields.count("vocab_size", 32000), fields.count("intermediate_size", 11008)
+    vocabulary, inner = fields.size("vocab_size", 32000), fields.size("intermediate_size", 11008)
     activation = fields.activation("hidden_act", "silu")
-    rope = fields.config.get("rope_parameters")
-    rope = rope if isinstance(rope, Mapping) else {}
-    theta = fields.share("rope_theta", rope.get("rope_theta") or 10000.0, most=1e12)
-    fields.note("rope_scaling")
-    if rope.get("rope_type", "default") != "default":
-        fields.read["rope_scaling"] = dict(rope)
+    theta = _rotary_base(fields)
+    fields.note("rope_interleaved")
     bias, inner_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     tied = fields.flag("tie_word_embeddings", False)
     common = fields.common(fields.dropout("attention_dropout", default=0.0), fields.share("rms_norm_eps", 1e-6))
@@ -39,4 +37,34 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
     return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
 
 
-FAMILY = Family(llama, {**USUAL_SIZES, "width": "head_dim"})
+def _rotary_base(fields: Fields) -> float:
+    """The base of the rotary angles, from `rope_theta` or within `rope_parameters` (transformers 5) or `rope_scaling` (before).
+
+    A stretched rotation changes no shape: it is noted as `rope_scaling`, and refused where a plan runs. Raises InputError.
+    """
+    rope: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        value = fields.config.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise fields.fail(name, f"is {shown(value)}", 'give null, or an object such as {"rope_type": "default"}')
+        rope |= value or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ROTATIONS:
+        raise fields.fail("rope_parameters.rope_type", f"is {shown(kind)}", f"give one of: {', '.join(ROTATIONS)}")
+    if kind != "default" or rope.get("partial_rotary_factor", 1) != 1:
+        fields.read["rope_scaling"] = rope
+    if rope.get("rope_theta") is not None:
+        fields.config = {**fields.config, "rope_theta": rope["rope_theta"]}
+    return fields.share("rope_theta", 10000.0, most=1e12)
+
+
+ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+# As of transformers' LlamaConfig; the last ones are of its earlier versions, and of the files of SmolLM2.
+FIELDS = names(
+    """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act
+    max_position_embeddings rms_norm_eps pretraining_tp rope_parameters attention_bias attention_dropout mlp_bias head_dim
+    rope_theta rope_scaling rope_interleaved is_llama_config
+    """
+)
+FAMILY = Family(llama, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)

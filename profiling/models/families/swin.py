@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainplan.profiling.models.families.fields import MOST_LAYERS, Family, Fields, Unit
+from trainplan.profiling.models.families.fields import MOST_LAYERS, Family, Fields, Unit, names
 from trainplan.profiling.models.sublayers import Attention, FeedForward, InputProjection, PatchMerging, Sublayer, ValueHead
 
 
@@ -14,9 +14,9 @@ def swin(fields: Fields) -> tuple[list[Unit], bool]:
     Every second block shifts its windows by half of their side, unless one window covers all.
     """
     fields.no_length()
-    width, depths = fields.count("embed_dim", 96), fields.counts("depths", [2, 2, 6, 2])
+    width, depths = fields.size("embed_dim", 96), fields.counts("depths", [2, 2, 6, 2])
     heads = fields.counts("num_heads", [3, 6, 12, 24], length=len(depths))
-    image, patch, window = fields.side("image_size", 224), fields.side("patch_size", 4), fields.count("window_size", 7)
+    image, patch, window = fields.side("image_size", 224), fields.side("patch_size", 4), fields.size("window_size", 7)
     channels, labels, bias = fields.count("num_channels", 3), fields.labels(), fields.flag("qkv_bias", True)
     ratio, activation = fields.share("mlp_ratio", 4.0, most=64), fields.activation("hidden_act", "gelu")
     fields.absent("use_absolute_embeddings")
@@ -50,4 +50,13 @@ def swin(fields: Fields) -> tuple[list[Unit], bool]:
     return [*chain, Unit("head", sum(depths) + 1, ValueHead(**last, values=labels, pool="mean"))], False
 
 
-FAMILY = Family(swin)
+# As of transformers' SwinConfig; the last ones are what it derives, and of its earlier versions.
+FIELDS = names(
+    """
+    image_size patch_size num_channels embed_dim depths num_heads window_size mlp_ratio qkv_bias hidden_dropout_prob
+    attention_probs_dropout_prob drop_path_rate hidden_act use_absolute_embeddings layer_norm_eps encoder_stride
+    num_layers hidden_size hidden_sizes stage_names out_features out_indices path_norm
+    """
+)
+ALIASES = {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
+FAMILY = Family(swin, fields=FIELDS, aliases=ALIASES)

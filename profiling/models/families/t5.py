@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.models.families.fields import ACTIVATIONS, LARGEST, Family, Fields, Unit
+from trainplan.profiling.base.errors import shown
+from trainplan.profiling.models.families.fields import ACTIVATIONS, LARGEST, Family, Fields, Unit, names
 from trainplan.profiling.models.sublayers import Activation, Attention, FeedForward, LanguageHead, Norm, TokenEmbedding
 
 GATED_GELU: Activation = "gelu_tanh"  # as published with T5 1.1
@@ -18,17 +18,15 @@ def t5(fields: Fields) -> tuple[list[Unit], bool]:
 
     decoder_positions: our own field, the decoder's length where it is not the encoder's (T5-512/4).
     """
-    hidden, heads, width = fields.count("d_model", 512), fields.count("num_heads", 8), fields.count("d_kv", 64)
-    encoders = fields.layers("num_layers", 6)
-    decoders, vocabulary = fields.layers("num_decoder_layers", encoders), fields.count("vocab_size", 32128)
+    hidden, heads, width = fields.size("d_model", 512), fields.size("num_heads", 8), fields.size("d_kv", 64)
+    encoders = fields.layers("num_layers", such_as=6)
+    decoders, vocabulary = fields.layers("num_decoder_layers", encoders), fields.size("vocab_size", 32128)
     positions, buckets = fields.count("n_positions", 512), fields.count("relative_attention_num_buckets", 32)
-    inner, tied = fields.count("d_ff", 2048), fields.flag("tie_word_embeddings", True)
+    inner, tied = fields.size("d_ff", 2048), fields.flag("tie_word_embeddings", True)
     spellings = {**ACTIVATIONS, **{f"gated-{name}": kind for name, kind in ACTIVATIONS.items()}, "gated-gelu": GATED_GELU}
     activation = fields.activation("feed_forward_proj", "relu", spellings)
     common = fields.common(fields.dropout("dropout_rate"), fields.share("layer_norm_epsilon", 1e-6))
-    long = positions if fields.sequence is None else fields.sequence
-    if not 1 <= long <= LARGEST:
-        raise InputError("command line", "--sequence", f"is {long}", f"give 1 to {LARGEST}")
+    long = fields.length("relative positions", positions, LARGEST)
     short = fields.count("decoder_positions", long) if "decoder_positions" in fields.config else long
     common |= {"hidden": hidden, "norm": "rms"}
     encoder = common | {"tokens": long, "carried_tokens": short}
@@ -37,6 +35,9 @@ def t5(fields: Fields) -> tuple[list[Unit], bool]:
     projected |= {"bias": False, "out_bias": False}
     inside: dict[str, Any] = {"inner": inner, "activation": activation, "bias": False, "inner_dropout": True}
     inside["gated"] = fields.read["feed_forward_proj"].startswith("gated-")
+    if fields.config.get("is_gated_act") not in (None, inside["gated"]):
+        problem = f"is {shown(fields.config['is_gated_act'])}, but feed_forward_proj {shown(fields.read['feed_forward_proj'])}"
+        raise fields.fail("is_gated_act", problem, "leave it out, or give feed_forward_proj, such as 'gated-gelu' or 'relu'")
     chain = [Unit("embedding", 0, TokenEmbedding(**common, tokens=long + short, vocabulary=vocabulary))]
     for i in range(encoders):
         biased: dict[str, Any] = {"relative": "t5", "buckets": buckets, "holds_table": i == 0}
@@ -55,4 +56,18 @@ def t5(fields: Fields) -> tuple[list[Unit], bool]:
     return [*chain, Unit("head", encoders + decoders + 1, head)], tied
 
 
-FAMILY = Family(t5)
+# As of transformers' T5Config; the last ones are of its earlier versions, what it derives, and our own.
+FIELDS = names(
+    """
+    vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets
+    relative_attention_max_distance dropout_rate layer_norm_epsilon feed_forward_proj classifier_dropout is_decoder
+    n_positions output_past dense_act_fn is_gated_act scale_decoder_outputs decoder_positions
+    """
+)
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
+FAMILY = Family(t5, fields=FIELDS, aliases=ALIASES)

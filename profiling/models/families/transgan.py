@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainplan.profiling.models.families.fields import MOST_LAYERS, Family, Fields, Unit
+from trainplan.profiling.models.families.fields import MOST_LAYERS, Family, Fields, Unit, names
 from trainplan.profiling.models.sublayers import Attention, FeedForward, InputProjection, Upsample, ValueHead
 
 
@@ -15,12 +15,12 @@ def transgan(fields: Fields) -> tuple[list[Unit], bool]:
     size falls to a quarter, by interpolation where it stays. Where a side exceeds window_size, attention is in windows of it.
     """
     fields.no_length()
-    sizes = fields.counts("hidden_sizes")
-    depths = fields.counts("depths", least=0, length=len(sizes))
+    sizes = fields.counts("hidden_sizes", [1024, 256, 64])
+    depths = fields.counts("depths", [5, 4, 2], least=0, length=len(sizes))
     heads, bottom, latent = (
         fields.count("num_attention_heads", 4),
-        fields.count("bottom_width", 8),
-        fields.count("latent_size", 512),
+        fields.size("bottom_width", 8),
+        fields.size("latent_size", 512),
     )
     window, channels = fields.count("window_size", 16), fields.count("num_channels", 3)
     if not 0 < sum(depths) <= MOST_LAYERS:
@@ -51,4 +51,5 @@ def transgan(fields: Fields) -> tuple[list[Unit], bool]:
     return [*chain, Unit("head", layer, ValueHead(**shape, values=channels, pool="none"))], False
 
 
-FAMILY = Family(transgan)
+FIELDS = names("hidden_sizes depths num_attention_heads bottom_width latent_size window_size num_channels layer_norm_eps")
+FAMILY = Family(transgan, fields=FIELDS)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.fields import Family, Fields, Unit, uniform_chain
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
 from trainplan.profiling.models.sublayers import Attention, FeedForward, InputProjection, ValueHead
 
 
 def vit(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a ViT configuration: a class token before the patches, and a head on that token."""
     fields.no_length()
-    hidden, heads = fields.count("hidden_size", 768), fields.count("num_attention_heads", 12)
-    layers, inner = fields.layers("num_hidden_layers", 12), fields.count("intermediate_size", 3072)
+    hidden, heads = fields.size("hidden_size", 768), fields.size("num_attention_heads", 12)
+    layers, inner = fields.layers("num_hidden_layers", such_as=12), fields.size("intermediate_size", 3072)
     fields.divisor("num_attention_heads", heads, "hidden_size", hidden)
     image, patch = fields.side("image_size", 224), fields.side("patch_size", 16)
     channels, labels = fields.count("num_channels", 3), fields.labels()
@@ -27,4 +27,12 @@ def vit(fields: Fields) -> tuple[list[Unit], bool]:
     return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), False
 
 
-FAMILY = Family(vit)
+# As of transformers' ViTConfig.
+FIELDS = names(
+    """
+    hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob
+    attention_probs_dropout_prob layer_norm_eps image_size patch_size num_channels qkv_bias encoder_stride
+    pooler_output_size pooler_act
+    """
+)
+FAMILY = Family(vit, fields=FIELDS)

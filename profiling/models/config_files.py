@@ -1,0 +1,41 @@
+"""What a `config.json` says beside its family's fields: which part of it is a language model, and in which dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError, caution, shown
+from trainplan.profiling.models.families import family_names
+from trainplan.profiling.models.sublayers import DTYPE_BYTES
+
+TEXT = "text_config"
+DTYPE_FIELDS = ("dtype", "torch_dtype")  # as transformers 5 writes it, and as it did before
+UNSAID = (None, "auto")
+
+
+def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str]:
+    """The configuration that a chain is built from, and where in its file it lies: `text_config.` of multimodal files, else "".
+
+    Warns that the other parts of a multimodal model are not planned.
+    """
+    text, kind = config.get(TEXT), config.get("model_type")
+    if not isinstance(text, Mapping) or kind in family_names():
+        return config, ""
+    others = ", ".join(name for name in config if name.endswith("_config") and name != TEXT)
+    problem = f"is the language model of a {shown(kind)}"
+    caution(where, TEXT, problem, f"it is planned alone, without {others or 'what else there is'}")
+    return text, f"{TEXT}."
+
+
+def dtype_of(*configs: Mapping[str, Any], where: str) -> str:
+    """The dtype that the first of these configurations that has one says; float32 where none does. Raises InputError."""
+    for config in configs:
+        for name in DTYPE_FIELDS:
+            if (value := config.get(name)) in UNSAID:
+                continue
+            dtype = value.removeprefix("torch.") if isinstance(value, str) else value
+            if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+                raise InputError(where, name, f"is {shown(value)}", f"give --dtype of {', '.join(DTYPE_BYTES)}")
+            return dtype
+    return "float32"

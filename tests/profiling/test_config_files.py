@@ -1,0 +1,217 @@
+"""What a config.json says, and what it fails to say: unknown and missing fields, other names, dtype, rotations, parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.models.families import BUILT_IN, family
+from trainplan.profiling.models.families.naming import COMMON
+from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
+from trainplan.profiling.shipped import shipped
+
+from tests.profiling.made import SMALL
+
+# The fields that make a model another one, of each family.
+SIZES = {
+    "gpt2": "n_embd n_head n_layer n_positions vocab_size",
+    "bert": "hidden_size num_attention_heads num_hidden_layers max_position_embeddings intermediate_size vocab_size",
+    "llama": "hidden_size num_attention_heads num_hidden_layers max_position_embeddings intermediate_size vocab_size",
+    "t5": "d_model d_kv num_heads num_layers d_ff vocab_size",
+    "vit": "hidden_size num_attention_heads num_hidden_layers intermediate_size image_size patch_size",
+    "swin": "embed_dim depths num_heads image_size patch_size window_size",
+    "transgan": "hidden_sizes depths bottom_width latent_size",
+}
+
+
+def small(kind: str, **changes: Any) -> dict[str, Any]:
+    """A small configuration of a family; a field that is changed to None is left out."""
+    config = {"model_type": kind, **SMALL[kind], **changes}
+    return {name: value for name, value in config.items() if value is not None}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, fields in SIZES.items() for name in fields.split()])
+def test_a_size_that_is_missing_is_refused(kind: str, name: str) -> None:
+    with pytest.raises(InputError, match=rf"^c\.json: {name} is missing; give it, such as .*: sizes are not assumed$"):
+        model_from_config(small(kind, **{name: None}), "c.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        ("llama", "hiden_size", "hidden_size"),
+        ("llama", "num_hidden_layer", "num_hidden_layers"),
+        ("llama", "num_keyvalue_heads", "num_key_value_heads"),
+        ("llama", "rope_scalling", "rope_scaling"),
+        ("llama", "torch_dtypes", "torch_dtype"),
+        ("llama", "tie_word_embedding", "tie_word_embeddings"),
+        ("gpt2", "n_layers", "n_layer"),
+        ("gpt2", "hidden_sizes", "hidden_size"),
+        ("bert", "intermediate_sise", "intermediate_size"),
+        ("t5", "num_decoder_layer", "num_decoder_layers"),
+        ("vit", "imagesize", "image_size"),
+        ("swin", "window_sizes", "window_size"),
+        ("transgan", "latent_sizes", "latent_size"),
+    ],
+)
+def test_a_field_near_a_known_name_is_refused(kind: str, name: str, meant: str) -> None:
+    """Whether or not the field that was meant is there too."""
+    with pytest.raises(InputError, match=rf"^c\.json: {name} is 7, but a {kind} has no such field; did you mean {meant}\?$"):
+        model_from_config(small(kind, **{name: 7}), "c.json")
+
+
+def test_fields_that_nobody_knows_are_warned_of_in_one_line() -> None:
+    config = small("llama", num_local_experts=8, router_jitter=0.1, use_cache=True, architectures=["LlamaForCausalLM"])
+    with pytest.warns(InputWarning) as caught:
+        model = model_from_config(config, "c.json")
+    assert [str(each.message) for each in caught] == [
+        "c.json: num_local_experts, router_jitter are no fields of a llama that trainplan knows; they are left out of account"
+    ]
+    assert "num_local_experts" not in model.config
+
+
+def test_shipped_models_have_no_unknown_fields() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InputWarning)
+        assert all(load_model(name) for name in shipped("models"))
+
+
+@pytest.mark.parametrize("kind", [name for name in BUILT_IN if name != "transgan"])
+def test_the_fields_of_a_family_are_those_of_transformers(kind: str) -> None:
+    """All that the configuration class has, its aliases, and nothing that it lacks but names of earlier versions."""
+    transformers = pytest.importorskip("transformers")
+    described = family(kind)
+    assert described is not None and described.fields is not None
+    theirs = transformers.CONFIG_MAPPING[kind]
+    known = described.fields | COMMON
+    assert {field.name for field in dataclasses.fields(theirs)} <= known, "a newer transformers has more fields"
+    assert set(theirs().to_dict()) <= known
+    assert dict(described.aliases) == theirs.attribute_map
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_other_names_of_fields_are_read(kind: str) -> None:
+    described = family(kind)
+    assert described is not None
+    config = small(kind)
+    other = {alias: config.pop(name) for alias, name in described.aliases.items()}
+    assert model_from_config({**config, **other}, "c.json") == model_from_config(small(kind), "c.json")
+    wider = small(kind, hidden_size=512)
+    with pytest.raises(InputError, match=r"hidden_size is 512; give 256, as (n_embd|d_model) has it, or leave it out"):
+        model_from_config(wider, "c.json")
+
+
+@pytest.mark.parametrize(
+    ("says", "dtype"),
+    [
+        ({}, "float32"),
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float16"}, "float16"),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
+        ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "auto"}, "float32"),
+    ],
+)
+def test_the_dtype_is_that_of_the_config(says: dict[str, str], dtype: str) -> None:
+    model = model_from_config(small("llama", **says), "c.json")
+    assert model.dtype == dtype == model.units[0].sublayer.dtype
+    assert model_from_config(small("llama", **says), "c.json", dtype="float64").dtype == "float64"
+    assert model_from_shape(json.loads(json.dumps(model.shape())), "plan.json") == model
+
+
+def test_a_dtype_that_is_not_planned_needs_another() -> None:
+    config = small("llama", torch_dtype="float8_e4m3fn")
+    with pytest.raises(InputError, match=r"c\.json: torch_dtype is 'float8_e4m3fn'; give .*dtype of float32, float64, bf"):
+        model_from_config(config, "c.json")
+    assert model_from_config(config, "c.json", dtype="bfloat16").dtype == "bfloat16"
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("says", "theta", "noted"),
+    [
+        ({"rope_theta": 5e5}, 5e5, False),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, False),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}}, 5e5, True),
+        ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 5e5, True),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4, True),
+        ({"rope_scaling": None}, 1e4, False),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, 1e4, True),
+    ],
+)
+def test_rotations_are_read(says: dict[str, Any], theta: float, noted: bool) -> None:
+    """The base, wherever it is; that angles are stretched is noted, and changes neither shapes nor parameters."""
+    model = model_from_config(small("llama", **says), "c.json")
+    assert model.sublayers["attention"].rotary == theta  # type: ignore[attr-defined]
+    assert ("rope_scaling" in model.config) == noted
+    assert model.total_parameters == model_from_config(small("llama"), "c.json").total_parameters
+    assert model_from_shape(json.loads(json.dumps(model.shape())), "plan.json") == model
+
+
+def test_interleaved_rotations_are_noted() -> None:
+    """As in the files of SmolLM2, where they are off: no shape depends on them, and programs do not have them."""
+    assert "rope_interleaved" not in model_from_config(small("llama", rope_interleaved=False, is_llama_config=True), "c").config
+    assert model_from_config(small("llama", rope_interleaved=True), "c").config["rope_interleaved"] is True
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ({"rope_scaling": 2}, "rope_scaling is 2; give null, or an object"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type is 'spiral'; give one of: default, linear"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta is 'big'"),
+    ],
+)
+def test_rotations_that_are_none_are_refused(says: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        model_from_config(small("llama", **says), "c.json")
+
+
+def multimodal(**text: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llava",
+        "torch_dtype": "bfloat16",
+        "text_config": small("llama", **text),
+        "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024},
+        "image_token_index": 32000,
+    }
+
+
+def test_the_language_model_of_a_multimodal_file_is_planned_alone() -> None:
+    with pytest.warns(InputWarning, match="text_config is the language model of a 'llava'; .* without vision_config"):
+        model = model_from_config(multimodal(), "c.json")
+    assert model == model_from_config(small("llama"), "c.json", dtype="bfloat16", name=model.name)
+    with pytest.warns(InputWarning):
+        assert model_from_config(multimodal(dtype="float16"), "c.json").dtype == "float16"
+    with pytest.warns(InputWarning), pytest.raises(InputError, match=r"^c\.json: text_config\.hidden_size is missing"):
+        model_from_config(multimodal(hidden_size=None), "c.json")
+    with pytest.warns(InputWarning), pytest.raises(InputError, match=r"^c\.json: text_config\.model_type is 'gemma'"):
+        model_from_config(multimodal(model_type="gemma"), "c.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "told"),
+    [
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; give 'absolute'"),
+        ("gpt2", {"pruned_heads": {"0": [1]}}, "pruned_heads is "),
+        ("t5", {"is_gated_act": True, "dense_act_fn": "gelu_new"}, "is_gated_act is true, but feed_forward_proj 'relu'"),
+    ],
+)
+def test_other_architectures_are_refused(kind: str, says: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        model_from_config(small(kind, **says), "c.json")
+
+
+def test_a_file_is_named_in_every_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(small("llama", hiden_size=8192)))
+    with pytest.raises(InputError) as caught:
+        load_model(path)
+    assert str(caught.value) == f"{path}: hiden_size is 8192, but a llama has no such field; did you mean hidden_size?"
