@@ -23,6 +23,7 @@ class Search:
 
     time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
     options: the method's own parameters, by name. clock: what seconds are told by; started: its time at the start.
+    around: a search among the same solutions that this one is a part of.
     """
 
     evaluate: Callable[[Any], int | None]
@@ -33,6 +34,7 @@ class Search:
     progress: Progress | None = None
     clock: Callable[[], float] = time.perf_counter
     started: float = math.nan
+    around: Search | None = None
     history: list[Point] = field(default_factory=list)
     best: Any = None
     objective: int | None = None
@@ -61,7 +63,7 @@ class Search:
             if inner.best is not None:
                 self.report(inner.best)
 
-        inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on)
+        inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on, around=self)
         return inner
 
     def inner(self, evaluate: Callable[[Any], int | None], seconds: float | None = None, **fields: Any) -> Search:
