@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ class Search:
     What a solution is, the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
 
     time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
-    options: the method's own parameters, by name.
+    options: the method's own parameters, by name. clock: what seconds are told by; started: its time at the start.
+    around: a search among the same solutions that this one is a part of.
     """
 
     evaluate: Callable[[Any], int | None]
@@ -30,15 +32,21 @@ class Search:
     gap: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
-    started: float = field(default_factory=time.perf_counter)
+    clock: Callable[[], float] = time.perf_counter
+    started: float = math.nan
+    around: Search | None = None
     history: list[Point] = field(default_factory=list)
     best: Any = None
     objective: int | None = None
     bound: int | None = None
 
+    def __post_init__(self) -> None:
+        if math.isnan(self.started):
+            self.started = self.clock()
+
     def elapsed(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self.started
+        return self.clock() - self.started
 
     def remaining(self) -> float:
         """Seconds left; infinite without a limit."""
@@ -55,12 +63,23 @@ class Search:
             if inner.best is not None:
                 self.report(inner.best)
 
-        inner = Search(self.evaluate, seconds, self.seed, self.gap, progress=pass_on)
+        inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on, around=self)
         return inner
+
+    def inner(self, evaluate: Callable[[Any], int | None], seconds: float | None = None, **fields: Any) -> Search:
+        """A search among other solutions, by the same clock, that ends with this one, or after so many seconds."""
+        left = self.remaining()
+        limit = left if seconds is None else min(seconds, left)
+        return Search(evaluate, None if math.isinf(limit) else limit, clock=self.clock, **fields)
 
     def out_of_time(self) -> bool:
         """Whether the time limit is reached."""
         return self.remaining() <= 0
+
+    def check_time(self) -> None:
+        """For stages that have nothing to give before they end. Raises TimeoutError where the time limit is reached."""
+        if self.out_of_time():
+            raise TimeoutError
 
     def closed(self, bound: float | None = None) -> bool:
         """Whether no solution above a bound, by default the best bound, is better than the best one by more than the gap."""
