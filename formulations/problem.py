@@ -48,12 +48,14 @@ class Table:
 class Part:
     """A part of an instance that MILP and CP-SAT state by itself.
 
-    bound: no solution of it is below (infinite where nothing fits); lifted: its solution as one of the whole instance.
+    bound: no solution of it is below (infinite where nothing fits); lifted: its solution as one of the whole instance;
+    lowered: a solution of the whole instance as one of the part, None where it lies in another.
     """
 
     instance: Any
     bound: float
     lifted: Callable[[Any], Any] = lambda solution: solution
+    lowered: Callable[[Any], Any | None] = lambda solution: None
 
 
 class Problem(ABC):
@@ -61,7 +63,8 @@ class Problem(ABC):
     (but `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
 
     home: the module whose functions `load`, `load_solution`, `solution_dict`, `evaluate`, `violations` and `describe` the
-    methods of these names call. explained_by: the function that `explain` calls, as `module:name`. name: as users write it.
+    methods of these names call. explained_by, bounded_by: the functions that `explain` and `bound` call, as `module:name`, the
+    second if there is one. name: as users write it.
     record, solution_record: the file formats. parameters: what `instance` reads from `request.options`. needs: what a request
     has to name where it has no profile. largest: the most solutions that brute force takes. solution_field: of the solution's
     file format, the list that a bare sequence of numbers stands for. picture: the function that draws a solution,
@@ -70,6 +73,7 @@ class Problem(ABC):
 
     home: ModuleType  # no ClassVar, which mypy takes no assigned module for
     explained_by: ClassVar[str]
+    bounded_by: ClassVar[str | None] = None
     name: ClassVar[str]
     record: ClassVar[type[Record]]
     solution_record: ClassVar[type[Record]]
@@ -114,6 +118,10 @@ class Problem(ABC):
     def explain(self, instance: Any) -> Any:
         """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, or where that is not certain."""
         return attribute(self.explained_by)(instance)
+
+    def bound(self, instance: Any) -> tuple[int, str] | None:
+        """A time in ns that no solution beats, found in milliseconds, and what says so; None where there is none."""
+        return None if self.bounded_by is None else attribute(self.bounded_by)(instance)
 
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
@@ -180,6 +188,13 @@ class Problem(ABC):
         Raises `profiling.base.errors.Unsuited` where they cannot state it.
         """
         return None
+
+    def start(self, instance: Any, solution: Any) -> set[str]:
+        """The whole variables of an instance's models, by name, that are 1 in a solution; others of the same letters are 0.
+
+        What models start from: all letters of the MILP's whole variables are among them, unless none is.
+        """
+        return set()
 
     # For people
 

@@ -34,6 +34,7 @@ class LayerStrategies(Problem):
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
     explained_by = "trainplan.solvers.chain.least_memory:explain"
+    bounded_by = "trainplan.solvers.bounds:layer_strategies"
     parameters = (
         COST_MODEL,
         PIPELINE,
@@ -48,6 +49,10 @@ class LayerStrategies(Problem):
         index, count = instance.provenance.get("stage", (0, 1))
         objective = "Eq. 8" if count == 1 else f"a micro-batch in stage {index} of {count}"
         return f"{super().cost_model(instance)}, {objective}"
+
+    def start(self, instance: Instance, solution: Choice) -> set[str]:
+        """x, by layer and option."""
+        return {f"x[{l},{s}]" for l, s in enumerate(solution)}
 
     def instance(self, request: Request) -> Instance:
         """One stage of a pipeline of even stages, by default of one stage. Raises InputError."""

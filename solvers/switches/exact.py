@@ -38,7 +38,9 @@ def label_setting(instance: Instance, search: Search) -> Outcome:
     def report(_: object) -> None:
         search.report(None if inner.best is None else solution_of(instance, columns, inner.best), inner.bound)
 
-    inner = Search(chain.objective, search.time_limit, gap=search.gap, started=search.started, progress=report)
+    inner = Search(
+        chain.objective, search.time_limit, gap=search.gap, progress=report, clock=search.clock, started=search.started
+    )
     return shortest_chain(chain, inner)
 
 
