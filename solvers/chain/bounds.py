@@ -54,19 +54,20 @@ def possible(chain: MemoryChain) -> list[Places]:
 class Completion:
     """Prices, multipliers and the costs V of each; what labels cost at least when completed."""
 
-    def __init__(self, chain: MemoryChain, cap: Cap | None) -> None:
+    def __init__(self, chain: MemoryChain, cap: Cap | None, prices: Floats | None = None) -> None:
+        """prices: of a byte, in nanoseconds (default: around the best one for each multiplier of the cap)."""
         self.chain, self.cap = chain, cap
         self.added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
         self.kinds = [np.zeros(chain.options[0], np.int64), *(link.kinds for link in chain.links)]
         if cap is not None:
             self.kinds[1:] = map(cache(Link.joined), chain.links, cap.chain.links)  # equal layers share their links
-        prices, multipliers = [], []
-        for multiplier in cap.multipliers if cap else (0.0,):
-            best = self._best_price(multiplier)
-            factors = PRICE_FACTORS if cap is None else CAPPED_FACTORS
-            prices += [best * factor for factor in factors]
-            multipliers += [multiplier] * len(factors)
-        self.prices, self.multipliers = np.array(prices), np.array(multipliers)
+        if prices is None:
+            factors = np.array(PRICE_FACTORS if cap is None else CAPPED_FACTORS)
+            multipliers = cap.multipliers if cap else (0.0,)
+            self.prices = np.concatenate([self._best_price(multiplier) * factors for multiplier in multipliers])
+            self.multipliers = np.repeat(multipliers, len(factors))
+        else:
+            self.prices, self.multipliers = prices, np.zeros(len(prices))
         self.links, self.values = self._priced(self.prices, self.multipliers)
         self.sums = sums_before(self.links, self.values)
         bounds = self._whole(self.sums[-1] + self.values[-1], self.prices, self.multipliers)

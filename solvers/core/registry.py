@@ -144,6 +144,19 @@ METHODS: dict[str, tuple[Entry, ...]] = {
     ),
 }
 
+# The room of each problem, whose module `quick` has what methods may begin or end with: a bound in whole nanoseconds with its
+# source, `cheap_bound(instance)`, and a plan that fits, or None, `first_plan(instance)`.
+ROOMS = {
+    "layer-strategies": "chain",
+    "pipeline": "pipeline",
+    "stage-assignment": "assignment",
+    "pipeline-partition": "partition",
+    "memory-switches": "switches",
+    "cluster-strategy": "cluster",
+}
+CHEAP_BOUNDS = {name: f"trainplan.solvers.{room}.quick:cheap_bound" for name, room in ROOMS.items()}
+FIRST_PLANS = {name: f"trainplan.solvers.{room}.quick:first_plan" for name, room in ROOMS.items()}
+
 
 @cache
 def methods(problem_name: str) -> tuple[Entry, ...]:

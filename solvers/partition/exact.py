@@ -26,6 +26,7 @@ from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.partition.prefixes import Prefixes
+from trainplan.solvers.partition.quick import cheap_bound
 from trainplan.solvers.partition.spans import FAR, Spans
 from trainplan.solvers.partition.suffixes import Suffixes, in_order, longer, longest_bound_ns, no_suffix, undominated
 from trainplan.solvers.partition.times import SublayerChain
@@ -84,21 +85,9 @@ def _coarse(instance: Instance, search: Search) -> Outcome:
     assigned = assign(times, moves, instance.micro_batches, chain.windows)
     if assigned is None:
         return Outcome(infeasible=True, bound_source=MEMORY)
-    search.report(Solution(tuple(map(int, assigned[1]))), even_bound_ns(instance))
-    return Outcome(bound=search.bound, bound_source="sub-layers cut anywhere", statistics={"moves": _moved(chain, search)})
-
-
-def even_bound_ns(instance: Instance) -> int:
-    """No partition is below A + (m - 1) A / p where m > p, with A the way of one micro-batch; else A + (m - 1) A / 2p.
-
-    Proof: were T less, then by the first of the paths of `spans`, with S twice, the sums of t over the last stages would be
-    less than their shares of A, one after the other, and so would A. For m <= p, T >= A + (m - 1) max(f_x, b_x) of the largest
-    stage, whose t is at least A / p.
-    """
-    p, m = instance.stages, instance.micro_batches
-    moves = 2 * (p - 1) * int(instance.transfer_ns.min()) if p > 1 else 0
-    way = int(instance.forward_ns.sum() + instance.backward_ns.sum()) + moves
-    return way - (1 - m) * way // (p if m > p else 2 * p)
+    bound, source = cheap_bound(instance)
+    search.report(Solution(tuple(map(int, assigned[1]))), bound)
+    return Outcome(bound=search.bound, bound_source=source, statistics={"moves": _moved(chain, search)})
 
 
 def _limit(search: Search) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, violations
 from trainplan.solvers.partition import prefixes as partition_prefixes
-from trainplan.solvers.partition.exact import even_bound_ns
 from trainplan.solvers.partition.prefixes import Prefixes, crossing_ns, front_of, stay_ns
+from trainplan.solvers.partition.quick import even_bound_ns, slowest_bound_ns
 from trainplan.solvers.partition.spans import FAR, Spans
 from trainplan.solvers.partition.suffixes import (
     Suffixes,
@@ -183,3 +183,9 @@ def test_even_bound_ns() -> None:
     for seed in range(60):
         instance = random_partition(seed, 8, 5)
         assert even_bound_ns(instance) <= min(one.time_ns for one in partitions(instance))
+
+
+def test_slowest_bound_ns() -> None:
+    for seed in range(60):
+        instance = random_partition(seed, 8, 5)
+        assert slowest_bound_ns(instance) <= min(one.time_ns for one in partitions(instance))

@@ -1,0 +1,49 @@
+"""layer-strategies in milliseconds: a bound by a few prices of memory, and the best of their choices that fits."""
+
+from __future__ import annotations
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Instance
+from trainplan.solvers.chain.bounds import Completion
+from trainplan.solvers.chain.chain import Floats, MemoryChain, chain_of, cheapest_paths, sums_before
+from trainplan.solvers.chain.least_memory import least_memory
+
+SPREAD, COUNT = 64.0, 12  # prices lie around the mean one, up to this factor away, so many of them
+SOURCE = "time and priced memory of all layers, at a few prices"
+
+
+def cheap_bound(instance: Instance | MemoryChain) -> tuple[int, str]:
+    """No choice within the memory is faster than these nanoseconds; and why.
+
+    Proof: a choice that fits takes no less than its time and, at any price of a byte, what it needs beyond the limit (see
+    `Completion`), and all choices take no less than the fastest one.
+    """
+    chain = chain_of(instance)
+    return max(chain.fastest()[0], Completion(chain, None, _prices(chain)).bound), SOURCE
+
+
+def first_plan(instance: Instance | MemoryChain) -> tuple[int, ...] | None:
+    """A choice within the memory, the best of those that are cheapest at some price, or else the one of least memory; None
+    where nothing fits."""
+    chain = chain_of(instance)
+    priced = Completion(chain, None, _prices(chain))
+    choices = cheapest_paths(priced.links, priced.values, priced.sums)
+    choices = np.concatenate((choices, [chain.fastest()[1]]))
+    fits = np.flatnonzero(chain.peaks(choices) <= chain.memory_bytes)
+    if len(fits):
+        return tuple(choices[fits[chain.times(choices[fits]).argmin()]].tolist())
+    least, choice = least_memory(chain)
+    return choice if least <= chain.memory_bytes else None
+
+
+def _prices(chain: MemoryChain) -> Floats:
+    """Around what a byte costs in the mean, from the fastest choice to the one that keeps least."""
+    kept = [(f + ms)[None] for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
+    free = [link.free for link in chain.links]
+    (least,) = cheapest_paths(free, kept, sums_before(free, kept))
+    time, fastest = chain.fastest()
+    choices = np.array([least, fastest])
+    longest = int(chain.times(choices)[0])
+    bytes_of = np.sum([column[0][choices[:, l]] for l, column in enumerate(kept)], axis=0)
+    mean = (longest - time) / max(1, int(bytes_of[1] - bytes_of[0]))
+    return mean * np.geomspace(1 / SPREAD, SPREAD, COUNT)

@@ -1,0 +1,53 @@
+"""cluster-strategy in milliseconds: a bound in closed form, and strategies on devices in their order."""
+
+from __future__ import annotations
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.makes import Case
+from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
+from trainplan.solvers.cluster.bounds import even_stages_ns
+from trainplan.solvers.cluster.placements import node_order
+
+SOURCE = "every layer at its fastest, stages and shares as even as they can be"
+TRIED = 4  # strategies that fit
+
+
+def cheap_bound(instance: Instance) -> tuple[int, str]:
+    """No strategy is faster than these nanoseconds, whatever the memory; and why.
+
+    Proof: see `even_stages_ns`, of each degrees; a strategy has one of them.
+    """
+    return min((even_stages_ns(Case(instance, degrees)) for degrees in instance.degrees()), default=0), SOURCE
+
+
+def first_plan(instance: Instance) -> Solution | None:
+    """The best of the first few strategies that fit, by the bounds of their degrees: devices in order, stages of even time.
+
+    None where none fits.
+    """
+    bounded = sorted((even_stages_ns(Case(instance, degrees)), degrees) for degrees in instance.degrees())
+    best: tuple[int, Solution] | None = None
+    tried = 0
+    for bound, degrees in bounded:
+        if tried == TRIED or (best is not None and bound >= best[0]):
+            break
+        solution = _even(instance, degrees)
+        placed = instance.placed(degrees, solution.placement)
+        if instance.within_memory and (placed.peak_bytes(solution.cuts, solution.shares) > placed.limits_bytes).any():
+            continue
+        tried += 1
+        time = placed.time_ns(solution.cuts, solution.shares)
+        if best is None or time < best[0]:
+            best = time, solution
+    return best[1] if best is not None else None
+
+
+def _even(instance: Instance, degrees: Degrees) -> Solution:
+    """Stages of even time on the fastest devices."""
+    sums = np.cumsum(instance.tables[degrees.tmp, degrees.mbs].layer_ns[instance.class_kinds].min(axis=0))
+    places = np.arange(1, degrees.pp)
+    cuts = np.searchsorted(sums, sums[-1] * places / degrees.pp) + 1
+    cuts = np.minimum(np.maximum.accumulate(np.maximum(cuts, places) - places) + places, instance.layers - degrees.pp + places)
+    shares = instance.even_shares(degrees.dp, degrees.mbs)
+    assert shares is not None
+    return Solution(degrees, node_order(instance), tuple(cuts.tolist()), shares)

@@ -1,0 +1,88 @@
+"""pipeline in milliseconds: a bound in closed form, and the best of plans whose stages have one strategy by kind of layer.
+
+Plans are tried on stages that are even in layers, and even in time. Whatever a stage's layers choose, other stages cost and
+need the same: so each stage takes the best for it of a few choices that fit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from trainplan.formulations.layer_strategies.problem import Integers
+from trainplan.formulations.pipeline.layouts import least_ns, parts
+from trainplan.formulations.pipeline.problem import Configuration, Instance, Solution
+
+SOURCE = "every layer at its fastest, stages as even as they can be"
+PRICES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean
+
+
+def cheap_bound(instance: Instance) -> tuple[int, str]:
+    """No plan is faster than these nanoseconds, whatever the memory; and why.
+
+    Proof: see `least_ns`, of each configuration; a plan has one of them.
+    """
+    return min(least_ns(part) for part in parts(instance)), SOURCE
+
+
+def first_plan(instance: Instance) -> Solution | None:
+    """The best plan of those described above; None where none of them fits."""
+    best, plan = np.inf, None
+    for bound, place in sorted((least_ns(part), place) for place, part in enumerate(parts(instance))):
+        if bound >= best:
+            break
+        for sizes in _partitions(instance, instance.configurations[place]):
+            planned = _planned(instance, instance.configurations[place], sizes)
+            if planned is not None and planned[0] < best:
+                best, plan = planned[0], Solution(place, tuple(sizes.tolist()), planned[1])
+    return plan
+
+
+def _partitions(instance: Instance, configuration: Configuration) -> list[Integers]:
+    """Numbers of layers of all stages: even, and of even time with every layer at its fastest."""
+    layers, stages = instance.layers, configuration.stages
+    fastest = (configuration.tables.time_ns - configuration.tables.sync_ns).min(axis=1)[list(instance.layer_kinds)]
+    places, partitions = np.arange(1, stages), []
+    for load in (np.ones(layers, np.int64), fastest):
+        sums = np.cumsum(load)
+        cuts = np.searchsorted(sums, sums[-1] * places / stages) + 1
+        cuts = np.maximum.accumulate(np.maximum(cuts, places) - places) + places  # each stage has a layer
+        partitions.append(np.diff([0, *np.minimum(cuts, layers - stages + places), layers]))
+    return partitions
+
+
+def _planned(instance: Instance, configuration: Configuration, sizes: Integers) -> tuple[int, tuple[int, ...]] | None:
+    """Eq. 8 and the options of all layers on these stages, each with the best choice that fits it; None where one has none."""
+    tables, m = configuration.tables, configuration.micro_batches
+    starts = np.cumsum(sizes) - sizes
+    choices = _choices(configuration)[:, list(instance.layer_kinds)]
+    kinds, boundaries = np.array(instance.layer_kinds), np.array(instance.boundary_kinds, np.int64)
+    time, sync = tables.time_ns[kinds, choices], tables.sync_ns[kinds, choices]
+    moves = tables.transitions_ns[boundaries, choices[:, :-1], choices[:, 1:]]
+    cuts = starts[1:] - 1
+    moves[:, cuts] = tables.entries_ns[boundaries[cuts], choices[:, starts[1:]]]
+    time[:, 1:] += moves
+    forward, backward, states = (
+        column[kinds, choices] for column in (tables.forward_bytes, tables.backward_bytes, tables.state_bytes)
+    )
+    kept = np.add.reduceat(forward, starts, axis=1)
+    turns = np.maximum.reduceat(np.cumsum(forward, axis=1) + backward, starts, axis=1) - (np.cumsum(kept, axis=1) - kept)
+    ahead = np.array([configuration.in_flight(stage) - 1 for stage in range(configuration.stages)])
+    peaks = turns + ahead * kept + np.add.reduceat(states, starts, axis=1)
+    times, syncs = np.add.reduceat(time, starts, axis=1), np.add.reduceat(sync, starts, axis=1)
+    fits = peaks <= instance.memory_bytes
+    if not fits.any(axis=0).all():
+        return None
+    chosen = np.where(fits, m * (times - syncs) + syncs, np.iinfo(np.int64).max).argmin(axis=0)
+    stages = np.arange(configuration.stages)
+    taken, paid = times[chosen, stages], syncs[chosen, stages]
+    options = choices[np.repeat(chosen, sizes), np.arange(instance.layers)]
+    return (m - 1) * int((taken - paid).max()) + int(taken.sum()), tuple(options.tolist())
+
+
+def _choices(configuration: Configuration) -> Integers:
+    """(choices, kinds of layers): every strategy for all kinds, and the cheapest of each kind at a few prices of memory."""
+    tables = configuration.tables
+    everywhere = np.repeat(np.arange(len(tables.strategies))[:, None], len(tables.time_ns), axis=1)
+    memory = (tables.state_bytes + configuration.in_flight(0) * tables.forward_bytes).astype(np.float64)
+    mean = np.ptp(tables.time_ns, axis=1).sum() / max(1.0, float(np.ptp(memory, axis=1).sum()))
+    priced = [(tables.time_ns + price * mean * memory).argmin(axis=1) for price in PRICES]
+    return np.unique(np.concatenate((everywhere, priced)), axis=0)

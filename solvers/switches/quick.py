@@ -1,0 +1,53 @@
+"""memory-switches in a fraction of a second: a bound by the lanes, and the best of a few settings of all layers alike."""
+
+from __future__ import annotations
+
+import numpy as np
+from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
+from trainplan.formulations.memory_switches.simulation import simulate
+from trainplan.formulations.memory_switches.switches import ALL_ON, Switches, SwitchName
+
+SOURCE = "the lanes' least work, one after the other"
+SETTINGS: tuple[tuple[SwitchName, ...], ...] = (
+    (),
+    ("partition",),
+    ("ckpt",),
+    ("ckpt", "eco_backward"),
+    ("ckpt", "eco_backward", "partition"),
+    ("ckpt", "eco_backward", "partition", "lazy_prefetch"),
+    ("ckpt", "eco_forward", "eco_backward", "partition", "offload_hidden"),
+    ALL_ON.names,
+)
+
+
+def cheap_bound(instance: Instance) -> tuple[int, str]:
+    """No choice is faster than these nanoseconds, whatever the memory; and why.
+
+    Proof: the step begins with the first layer's all-gather, ends with its reduce-scatter, the copy of its gradient and then
+    all optimizer steps, and runs between them on each lane what no switch leaves out. Where segments synchronise, each of them
+    takes as long as the busiest lane in it.
+    """
+    number = instance.columns
+    forward, backward = number["forward_ns"], number["backward_ns"]
+    gather, scatter, offload = (number[name] for name in ("all_gather_ns", "reduce_scatter_ns", "offload_gradient_ns"))
+    ends = int(gather[0] + scatter[0] + offload[0] + number["optimizer_ns"].sum())
+    # Beside layer i's forward pass the next layer's parameters are gathered; beside its backward pass that one's gradient is
+    # scattered and then offloaded.
+    gathered, scattered = np.append(gather[1:], 0), np.append((scatter + offload)[1:], 0)
+    if instance.forced:
+        kept = np.maximum(forward, gathered) + np.maximum(backward, scattered)
+        recomputed = np.maximum(number["forward_without_graph_ns"], gathered) + np.maximum(forward + backward, scattered)
+        return ends + int(np.minimum(kept, recomputed).sum()), SOURCE
+    copies = 0 if instance.nvlink else int(offload[1:].sum())
+    computing, communicating = int((forward + backward).sum()), int(gathered.sum() + scatter[1:].sum()) + copies
+    return ends + max(computing, communicating), SOURCE
+
+
+def first_plan(instance: Instance) -> Solution | None:
+    """The fastest of a few settings of all layers alike that fits; None where none does."""
+    legal = set(instance.options)
+    settings = [s for names in SETTINGS if (s := Switches.of({*names, *(["segment_sync"] * instance.forced)})) in legal]
+    plans = [Solution((switches,) * instance.layers) for switches in settings]
+    times, peaks = simulate(instance.columns, instance.nvlink, matrix(plans))
+    fits = np.flatnonzero(peaks <= instance.memory_bytes)
+    return plans[fits[times[fits].argmin()]] if len(fits) else None

@@ -1,0 +1,38 @@
+"""What methods may begin or end with: bounds in closed form, and first plans, held against all solutions of tiny instances."""
+
+import pytest
+from trainplan.formulations.problem import problem
+from trainplan.solvers.core.quick import cheap_bound, first_plan
+from trainplan.solvers.core.registry import ROOMS
+
+from tests.formulations.test_conformance import TINY
+from trainplan.testing import optimum
+
+SEEDS = {"memory-switches": 8, "cluster-strategy": 15}  # whose solutions are many
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_no_solution_is_below_the_cheap_bound_and_first_plans_fit(name: str) -> None:
+    checked, solvable, planned, tight = problem(name), 0, 0, 0
+    for seed in range(SEEDS.get(name, 40)):
+        instance = TINY[name](seed)
+        bound, source = cheap_bound(instance)
+        assert type(bound) is int and bound >= 0 and source
+        plan, best = first_plan(instance), optimum(checked, instance)
+        if best is None:
+            assert plan is None
+            continue
+        solvable += 1
+        assert bound <= best
+        if plan is not None:
+            assert not checked.violations(instance, plan)
+            planned += 1
+            tight += checked.evaluate(instance, plan).objective <= 2 * best
+    assert solvable and planned >= 0.6 * solvable and tight >= 0.5 * planned
+
+
+def test_problems_of_plug_ins_have_neither() -> None:
+    class Unknown:
+        problem = "unknown"
+
+    assert cheap_bound(Unknown()) is None and first_plan(Unknown()) is None
