@@ -63,8 +63,7 @@ class Problem(ABC):
     (but `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
 
     home: the module whose functions `load`, `load_solution`, `solution_dict`, `evaluate`, `violations` and `describe` the
-    methods of these names call. explained_by, bounded_by: the functions that `explain` and `bound` call, as `module:name`, the
-    second if there is one. name: as users write it.
+    methods of these names call. explained_by: the function that `explain` calls, as `module:name`. name: as users write it.
     record, solution_record: the file formats. parameters: what `instance` reads from `request.options`. needs: what a request
     has to name where it has no profile. largest: the most solutions that brute force takes. solution_field: of the solution's
     file format, the list that a bare sequence of numbers stands for. picture: the function that draws a solution,
@@ -73,7 +72,6 @@ class Problem(ABC):
 
     home: ModuleType  # no ClassVar, which mypy takes no assigned module for
     explained_by: ClassVar[str]
-    bounded_by: ClassVar[str | None] = None
     name: ClassVar[str]
     record: ClassVar[type[Record]]
     solution_record: ClassVar[type[Record]]
@@ -118,10 +116,6 @@ class Problem(ABC):
     def explain(self, instance: Any) -> Any:
         """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, or where that is not certain."""
         return attribute(self.explained_by)(instance)
-
-    def bound(self, instance: Any) -> tuple[int, str] | None:
-        """A time in ns that no solution beats, found in milliseconds, and what says so; None where there is none."""
-        return None if self.bounded_by is None else attribute(self.bounded_by)(instance)
 
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""

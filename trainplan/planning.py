@@ -144,7 +144,7 @@ class _Way:
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "started", self.clock.now())
+        object.__setattr__(self, "started", self.clock())
 
     @property
     def late(self) -> bool:
@@ -153,7 +153,7 @@ class _Way:
 
     def remaining(self) -> float:
         """Seconds left; infinite without a limit."""
-        return inf if self.time_limit is None else self.time_limit - (self.clock.now() - self.started)
+        return inf if self.time_limit is None else self.time_limit - (self.clock() - self.started)
 
     def walk(self, reserve: int, bound_ns: int | None = None) -> Planned:
         """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps."""

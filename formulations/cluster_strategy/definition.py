@@ -29,7 +29,6 @@ class ClusterStrategy(Problem):
     record = InstanceRecord
     solution_record = SolutionRecord
     explained_by = "trainplan.solvers.cluster.memory:explain"
-    bounded_by = "trainplan.solvers.bounds:cluster_strategy"
     picture = "trainplan.pictures.placement:draw_placement"
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
 

@@ -34,7 +34,6 @@ class LayerStrategies(Problem):
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
     explained_by = "trainplan.solvers.chain.least_memory:explain"
-    bounded_by = "trainplan.solvers.bounds:layer_strategies"
     parameters = (
         COST_MODEL,
         PIPELINE,

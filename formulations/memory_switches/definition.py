@@ -34,7 +34,6 @@ class MemorySwitches(Problem):
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
     explained_by = "trainplan.solvers.switches.exact:explain"
-    bounded_by = "trainplan.solvers.bounds:memory_switches"
     picture = "trainplan.pictures.lanes:draw_switches"
     parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
 

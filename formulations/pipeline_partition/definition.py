@@ -40,7 +40,6 @@ class PipelinePartition(Cutting):
     picture = "trainplan.pictures.timeline:draw_partition"
     parameters = (PIPELINE, MICRO_BATCHES, DP, TP, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, SLICED, OBJECTIVE)
     sizes = ("sublayers", "stages", "micro_batches")
-    bounded_by = "trainplan.solvers.bounds:pipeline_partition"
 
     # Judging
 

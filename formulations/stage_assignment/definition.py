@@ -29,7 +29,6 @@ class StageAssignment(Cutting):
     degrees = tuple(replace(degree, default=1) for degree in (PIPELINE, MICRO_BATCHES, TP))
     parameters = (*degrees, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
     sizes = ("layers", "stages")
-    bounded_by = "trainplan.solvers.bounds:stage_assignment"
 
     def cost_model(self, instance: Instance) -> str:
         """AMP's costs and Eq. 5."""

@@ -75,8 +75,9 @@ def _solve(method: Method, part: Part, parts: list[Part], search: Search, share:
     def evaluate(solution: Any) -> int | None:
         return search.evaluate(part.lifted(solution))
 
-    inner = Search(evaluate, search.seconds(share), search.seed, search.gap, search.options, passed_on, search.clock)
-    inner.source, inner.memory_bytes, inner.objective = search.source, search.memory_bytes, search.objective
+    fields = {"seed": search.seed, "gap": search.gap, "options": search.options, "progress": passed_on}
+    inner = search.inner(evaluate, search.seconds(share), **fields)
+    inner.objective = search.objective
     inner.start = None if search.best is None else part.lowered(search.best)
     outcome = method(part.instance, inner)
     if outcome.choice is not None:

@@ -30,7 +30,7 @@ class Clock:
         self.read, self.seconds_apart = read, 0.0
         self._paused_at: float | None = None
 
-    def now(self) -> float:
+    def __call__(self) -> float:
         """Seconds since some moment in the past, without those that do not count."""
         return (self.read() if self._paused_at is None else self._paused_at) - self.seconds_apart
 

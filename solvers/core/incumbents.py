@@ -1,48 +1,33 @@
-"""The fast methods whose plans MILP and CP-SAT begin from: of each problem one or more, tried until one has a plan."""
+"""What MILP and CP-SAT begin from: the first plan of the problem, in milliseconds, or else the one of its exact method."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.clock import Overrun, ended_after
-from trainplan.solvers.core.registry import method as method_named
+from trainplan.solvers.core.quick import first_plan
+from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.search import Search
 
-# The proving ones end at the gap below, or with their share of the time.
-FAST: dict[str, tuple[str, ...]] = {
-    "layer-strategies": ("label-setting",),
-    "pipeline": ("branch-and-bound", "galvatron-base"),
-    "stage-assignment": ("sweep",),
-    "pipeline-partition": ("algorithm-1", "branch-and-bound"),
-    "memory-switches": ("label-setting", "manual"),
-    "cluster-strategy": ("megatron", "branch-and-bound"),
-}
-GAP = 0.01
-SHARE, MOST_SECONDS = 0.2, 1.0  # of the time left, and at most, for each method
-LATE = 0.5  # of its time, by which it may overrun
+FIRST_PLAN = "first plan that fits"
+# Where there is no first plan, the exact method may run to this gap, for this share of the time left, and no longer than this.
+GAP, SHARE, MOST_SECONDS = 0.1, 0.3, 2.0
+LATE = 0.2  # of its time, by which it may overrun
 
 
-@dataclass(frozen=True)
-class Bound:
-    """No solution is below; source: who says so."""
-
-    ns: int
-    source: str | None
-
-
-def fast_incumbent(instance: Any, search: Search) -> Bound | None:
-    """Report a plan of a fast method, if it has one soon; its bound is kept apart from those of the search itself."""
-    for name in FAST.get(instance.problem, ()):
-        with search.clock.paused():
-            method = method_named(instance.problem, name).method()
-        share = search.seconds(SHARE)
-        inner = search.within(MOST_SECONDS if share is None else min(share, MOST_SECONDS), name)
-        inner.gap = max(search.gap, GAP)
-        with suppress(Unsuited, Overrun), ended_after(lambda inner=inner: inner.remaining() + LATE * inner.time_limit):
-            method(instance, inner)
-        if search.objective is not None:
-            return None if inner.bound is None else Bound(inner.bound, inner.bound_source)
-    return None
+def begin(instance: Any, search: Search) -> None:
+    """Report a plan that is there soon, if there is one."""
+    search.report(first_plan(instance), source=FIRST_PLAN)
+    exact = methods(instance.problem)[0]
+    if search.objective is not None or exact.starts:
+        return
+    with search.clock.paused():
+        method = exact.method()
+    share = search.seconds(SHARE)
+    limit = MOST_SECONDS if share is None else min(share, MOST_SECONDS)
+    inner = search.within(limit, exact.name)
+    inner.gap = max(search.gap, GAP)
+    with suppress(Unsuited, Overrun), ended_after(lambda: inner.remaining() + LATE * limit):
+        method(instance, inner)

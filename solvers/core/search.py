@@ -46,12 +46,14 @@ class Search:
     bound_source: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.clock, Clock):
+            self.clock = Clock(self.clock)
         if math.isnan(self.started):
-            self.started = self.clock.now()
+            self.started = self.clock()
 
     def elapsed(self) -> float:
         """Seconds since the start, but for those that do not count."""
-        return self.clock.now() - self.started
+        return self.clock() - self.started
 
     def remaining(self) -> float:
         """Seconds left; infinite without a limit."""
@@ -71,13 +73,26 @@ class Search:
             if inner.best is not None:
                 self.report(inner.best, source=inner.source)
 
-        inner = Search(self.evaluate, seconds, self.seed, self.gap, progress=pass_on, clock=self.clock)
-        inner.source, inner.memory_bytes = source or self.source, self.memory_bytes
+        inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on)
+        inner.source = source or self.source
+        return inner
+
+    def inner(self, evaluate: Callable[[Any], int | None], seconds: float | None = None, **fields: Any) -> Search:
+        """A search among other solutions, by the same clock, that ends with this one, or after so many seconds."""
+        left = self.remaining()
+        limit = left if seconds is None else min(seconds, left)
+        inner = Search(evaluate, None if math.isinf(limit) else limit, clock=self.clock, **fields)
+        inner.source, inner.memory_bytes = self.source, self.memory_bytes
         return inner
 
     def out_of_time(self) -> bool:
         """Whether the time limit is reached."""
         return self.remaining() <= 0
+
+    def check_time(self) -> None:
+        """For stages that have nothing to give before they end. Raises TimeoutError where the time limit is reached."""
+        if self.out_of_time():
+            raise TimeoutError
 
     def closed(self, bound: float | None = None) -> bool:
         """Whether no solution above a bound, by default the best bound, is better than the best one by more than the gap."""

@@ -14,8 +14,9 @@ from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.incumbents import Bound, fast_incumbent
+from trainplan.solvers.core.incumbents import begin
 from trainplan.solvers.core.memory_limit import memory_limited
+from trainplan.solvers.core.quick import cheap_bound
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
@@ -116,7 +117,6 @@ class _Run:
         self.problem = problem_of(instance)
         self.grace, self.seconds_apart = grace_seconds(search.time_limit), search.clock.seconds_apart
         self.outcome = Outcome()
-        self.fast: Bound | None = None
 
     def solve(self, cold: bool) -> None:
         """Run the method; whatever ends it, what it has until then is its outcome. Raises InputError, KeyboardInterrupt."""
@@ -126,7 +126,7 @@ class _Run:
                 method = self.entry.method()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
                 if self.entry.starts and not cold:
-                    self.fast = fast_incumbent(self.instance, search)
+                    begin(self.instance, search)
                 self.outcome = method(self.instance, search)
         except InputError:
             raise
@@ -149,20 +149,17 @@ class _Run:
         except Overrun:
             return None, "there was no time left to find out whether anything fits"
 
-    def bound(self) -> Bound | None:
-        """The largest of the bounds that any stage proved; without one, a cheap one of the problem, if there is time for it."""
+    def bound(self) -> tuple[int, str | None] | None:
+        """The largest of the bounds that any stage has proved, or, unless that proves the solution, of the problem's cheap one;
+        with its source."""
         outcome, search = self.outcome, self.search
-        bounds = [
-            Bound(ns, by)
-            for ns, by in ((outcome.bound, outcome.bound_source), (search.bound, search.bound_source))
-            if ns is not None
-        ]
-        if self.fast is not None:
-            bounds.append(self.fast)
-        with suppress(Overrun), ended_after(lambda: search.remaining() + self.grace * EXPLAINING):
-            if not bounds and (cheap := self.problem.bound(self.instance)) is not None:
-                bounds.append(Bound(*cheap))
-        return max(bounds, key=lambda bound: bound.ns, default=None)
+        claims = (outcome.bound, outcome.bound_source), (search.bound, search.bound_source)
+        bounds = [(ns, source) for ns, source in claims if ns is not None]
+        if not any(search.closed(ns) for ns, _ in bounds):
+            with suppress(Overrun), ended_after(lambda: search.remaining() + self.grace * EXPLAINING):
+                cheap = cheap_bound(self.instance)
+                bounds += [] if cheap is None else [cheap]
+        return max(bounds, key=lambda bound: bound[0], default=None)
 
     def result(self, explained: bool) -> Result:
         """What is proven, from the method's claims and our own checks of them."""
@@ -174,7 +171,7 @@ class _Run:
         unexplained: str | None = None
         if objective is None and not outcome.failed and (outcome.infeasible or broken or explained):
             reason, unexplained = self.explanation()
-        bound = None if outcome.failed or reason is not None else self.bound()
+        bound, source = (None if outcome.failed or reason is not None else self.bound()) or (None, None)
 
         status: Status
         if outcome.failed:
@@ -190,12 +187,11 @@ class _Run:
         elif objective is None:
             status = "unknown"
             message = "; ".join(text for text in (message, unexplained) if text) or None
-        elif bound is not None and bound.ns > objective:
-            status, message = "failed", f"{bound.source} claims a bound of {bound.ns} above the objective {objective} of {name}"
+        elif bound is not None and bound > objective:
+            status, message = "failed", f"{source} claims a bound of {bound} above the objective {objective} of {name}"
         else:
-            status = "optimal" if bound is not None and search.closed(bound.ns) else "feasible"
-        bound = None if status == "failed" else bound
-        source = None if bound is None else bound.source
+            status = "optimal" if bound is not None and search.closed(bound) else "feasible"
+        bound, source = (None, None) if status == "failed" else (bound, source)
         if status == "infeasible":
             source = outcome.bound_source if outcome.infeasible else "least memory over all choices"
         proven = status in ("optimal", "infeasible")
@@ -204,8 +200,8 @@ class _Run:
             method=name,
             status=status,
             objective=objective,
-            bound=None if bound is None else bound.ns,
-            gap=relative_gap(objective, None if bound is None else bound.ns),
+            bound=bound,
+            gap=relative_gap(objective, bound),
             solution=None if choice is None else problem.solution_dict(choice),
             build_seconds=round(outcome.build_seconds, 6),
             solve_seconds=round(max(0.0, search.elapsed() - outcome.build_seconds), 6),

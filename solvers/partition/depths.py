@@ -94,7 +94,7 @@ def search(
     candidates, exact_step = list[DepthCandidate](), method == "exact" and objective == "step"
     for instance, seconds in in_turn(instances, time_limit, clock):
         shortest = min((candidate.step_ns for candidate in candidates if candidate.step_ns is not None), default=FAR)
-        deadline = float("inf") if seconds is None else clock.now() + seconds
+        deadline = float("inf") if seconds is None else clock() + seconds
         try:
             limits = {"time_limit": seconds, "clock": clock, "gap": gap}
             result = solve(instance, method, seed=seed, progress=progress, **limits, **options)
@@ -102,7 +102,7 @@ def search(
             if len(instances) == 1:
                 raise
             continue
-        candidates.append(_candidate(instance, result, sliced, exact_step, shortest, lambda late=deadline: clock.now() > late))
+        candidates.append(_candidate(instance, result, sliced, exact_step, shortest, lambda late=deadline: clock() > late))
         if interrupted := result.stopped == "interrupt":
             break
     if not candidates:
