@@ -116,7 +116,8 @@ class _Run:
         self.instance, self.entry, self.search = instance, entry, search
         self.problem = problem_of(instance)
         self.grace, self.seconds_apart = grace_seconds(search.time_limit), search.clock.seconds_apart
-        self.outcome = Outcome()
+        self.cheap: tuple[int, str] | None = None
+        self.outcome, self.digest = Outcome(), instance.digest  # which takes its time for large instances, within the limit
 
     def solve(self, cold: bool) -> None:
         """Run the method; whatever ends it, what it has until then is its outcome. Raises InputError, KeyboardInterrupt."""
@@ -125,6 +126,8 @@ class _Run:
             with search.clock.paused():
                 method = self.entry.method()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
+                if self.entry.starts:
+                    self.cheap = cheap_bound(self.instance)
                 if self.entry.starts and not cold:
                     begin(self.instance, search)
                 self.outcome = method(self.instance, search)
@@ -157,7 +160,7 @@ class _Run:
         bounds = [(ns, source) for ns, source in claims if ns is not None]
         if not any(search.closed(ns) for ns, _ in bounds):
             with suppress(Overrun), ended_after(lambda: search.remaining() + self.grace * EXPLAINING):
-                cheap = cheap_bound(self.instance)
+                cheap = self.cheap or cheap_bound(self.instance)
                 bounds += [] if cheap is None else [cheap]
         return max(bounds, key=lambda bound: bound[0], default=None)
 
@@ -208,7 +211,7 @@ class _Run:
             history=tuple(search.history),
             seed=search.seed,
             versions=versions(),
-            instance_hash=instance.digest,
+            instance_hash=self.digest,
             bound_source=source,
             tolerance=search.gap,
             evaluation=None if choice is None else problem.describe(instance, choice),

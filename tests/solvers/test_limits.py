@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +211,14 @@ def stubborn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent.parent))
     worker = Worker("tests.solvers.stubborn_worker")
     yield worker
-    worker.end()
+    worker.close()
+
+
+def wait_for_end_of(process: int) -> None:
+    """Until a process that was killed has ended, if only for its server to take note of it."""
+    with suppress(FileNotFoundError):
+        while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            time.sleep(0.01)
 
 
 def test_a_process_that_does_not_stop_is_ended_and_what_it_sent_is_kept(stubborn: Worker) -> None:
@@ -220,20 +229,35 @@ def test_a_process_that_does_not_stop_is_ended_and_what_it_sent_is_kept(stubborn
         hand.seconds = 2e6
 
     with pytest.raises(Late):
-        stubborn.answer({"solution": 7}, Search(lambda choice: choice, 1e6, clock=Clock(hand)), receive)
-    assert received == [("solution", 7)]
-    assert stubborn.child is None
+        stubborn.answer({}, Search(lambda choice: choice, 1e6, clock=Clock(hand)), receive)
+    assert [kind for kind, _ in received] == ["process"]
+    wait_for_end_of(received[0][1])
     assert stubborn.answer({"ends": "again"}, Search(lambda choice: choice), receive) == {"echo": "again"}
 
 
 def test_an_interrupt_ends_the_process(stubborn: Worker) -> None:
 
+    received = []
+
     def receive(kind: str, content: Any) -> None:
+        received.append(content)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stubborn.answer({"solution": 7}, Search(lambda choice: choice), receive)
-    assert stubborn.child is None
+        stubborn.answer({}, Search(lambda choice: choice), receive)
+    wait_for_end_of(received[0])
+
+
+def test_a_server_that_is_closed_ends_its_process(stubborn: Worker) -> None:
+    received = []
+
+    def receive(kind: str, content: Any) -> None:
+        received.append(content)
+        stubborn.close()
+
+    assert stubborn.answer({}, Search(lambda choice: choice), receive) == {"error": "its process broke off"}
+    wait_for_end_of(received[0])
+    assert stubborn.answer({"ends": "again"}, Search(lambda choice: choice), receive) == {"echo": "again"}
 
 
 def test_a_process_that_takes_too_much_memory_says_so(stubborn: Worker) -> None:
