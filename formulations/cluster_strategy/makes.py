@@ -7,10 +7,10 @@ what layers take in a tmp group, with the memory of its smallest device; several
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import groupby, islice
+from itertools import groupby
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.classes import first_alike, matrix_tables, unchanged
@@ -19,7 +19,7 @@ from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Insta
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.step.schedules import most_in_flight
 from trainplan.formulations.step.stage_memory import Memory
-from trainplan.profiling.clusters.network import Island, Link, Network
+from trainplan.profiling.clusters.network import Island, Link, Network, Operation
 
 Make = tuple[int, ...]
 MOST_MAKES = 20_000
@@ -31,12 +31,13 @@ class Case:
     """An instance with its degrees given. P stages, d pipelines, tmp devices a group.
 
     reduced: of makes that differ by an exchange of whole classes only (see `orbits`), `groups` and `replicas` have one.
-    windows: what `first_layers` has given, by limits.
+    windows: what `first_layers` has given, by limits. check_time: called often by what takes long; what it raises is passed on.
     """
 
     instance: Instance
     degrees: Degrees
     reduced: bool = False
+    check_time: Callable[[], None] = lambda: None
     windows: dict[tuple[int, ...], Integers] = field(default_factory=dict, init=False, repr=False)
 
     problem = NAME
@@ -101,6 +102,7 @@ class Case:
         numbers: list[int] = []
         times: dict[tuple[object, ...], Integers] = {}
         for make in self.groups:
+            self.check_time()
             devices = self.devices(make)
             kinds = frozenset(self.instance.device_kinds[device] for device in devices)
             key = (kinds, _link(self.instance, devices))
@@ -135,13 +137,18 @@ class Case:
         count = len(self.instance.members)
         number = np.full((count, count), -1, np.int64)
         links: dict[bytes, tuple[int, Integers]] = {}
+        numbers: dict[object, int] = {}  # by what decides the time of a message
         for a in range(count):
             for b in range(a, count):
                 pair = (self.instance.members[a][0], self.instance.members[b][-1])
                 if pair[0] == pair[1]:
                     continue
-                row = pair_transfer_ns(self.instance, self.degrees, pair)
-                number[a, b] = number[b, a] = links.setdefault(row.tobytes(), (len(links), row))[0]
+                link = _link(self.instance, pair, "p2p")
+                if link not in numbers:
+                    self.check_time()
+                    row = pair_transfer_ns(self.instance, self.degrees, pair)
+                    numbers[link] = links.setdefault(row.tobytes(), (len(links), row))[0]
+                number[a, b] = number[b, a] = numbers[link]
         rows = [row for _, row in links.values()] or [np.zeros(self.instance.layers - 1, np.int64)]
         return number, np.stack(rows)
 
@@ -177,6 +184,7 @@ class Case:
         numbers: list[int] = []
         examples: list[tuple[Instance, tuple[int, ...]]] = []
         for make in self.replicas:
+            self.check_time()
             whole = sum(make) == size
             devices = self.devices(make) if whole else tuple(range(size))
             key = _link(self.instance, devices) if whole else "between classes"
@@ -254,24 +262,53 @@ def cases(instance: Instance) -> list[Case]:
 @lru_cache(maxsize=256)
 def makes(counts: Make, alike: Make, size: int, most: int) -> tuple[Make, ...] | None:
     """All ways to take `size` devices of classes that have so many, of an orbit no more of one class than of one before; None
-    where there are more than `most` ways."""
-    listed = tuple(islice(_continued(counts, alike, (), size), most + 1))
-    return None if len(listed) > most else listed
+    where there are more than `most` ways, which are counted before any is listed."""
+    members = [[c for c, other in enumerate(alike) if other == orbit] for orbit in dict.fromkeys(alike)]
+    alone = [(len(those), counts[those[0]]) for those in members]  # classes of one orbit have equally many devices
+    if _ways(alone, size, most + 1) > most:
+        return None
+    room = [sum(parts * devices for parts, devices in alone[number:]) for number in range(len(alone) + 1)]
+
+    place = np.argsort([c for those in members for c in those]).tolist()
+    listed: list[Make] = []
+    waiting = [(0, (), size)] if size <= room[0] else list[tuple[int, Make, int]]()  # orbits, what is taken of them, and left
+    while waiting:
+        number, taken, left = waiting.pop()
+        if number == len(alone) or not left:
+            shares = taken + (0,) * (len(counts) - len(taken))
+            listed.append(tuple(shares[at] for at in place))
+            continue
+        parts, devices = alone[number]
+        for whole in range(max(0, left - room[number + 1]), min(left, parts * devices) + 1):
+            waiting += [(number + 1, taken + shares, left - whole) for shares in _partitions(whole, parts, devices)]
+    return tuple(sorted(listed, reverse=True))
 
 
-def _continued(counts: Make, alike: Make, taken: Make, left: int) -> Iterator[Make]:
-    place = len(taken)
-    if place == len(counts):
-        yield taken
-        return
-    earlier = [share for share, orbit in zip(taken, alike, strict=False) if orbit == alike[place]]
-    most = min(left, counts[place], *earlier[-1:])
-    following = sum(1 for orbit in alike[place + 1 :] if orbit == alike[place])
-    others = sum(count for count, orbit in zip(counts[place + 1 :], alike[place + 1 :], strict=True) if orbit != alike[place])
-    for share in range(most, -1, -1):
-        if left > share * (1 + following) + others:
-            break
-        yield from _continued(counts, alike, (*taken, share), left - share)
+def _ways(alone: Sequence[tuple[int, int]], size: int, enough: int) -> int:
+    """How many ways there are to take `size` devices of orbits of so many classes with so many devices; at most `enough`."""
+    ways = np.eye(1, size + 1, dtype=np.int64)[0]  # by devices taken
+    for parts, devices in alone:
+        of_orbit = np.zeros((parts + 1, size + 1), np.int64)  # by classes that something is taken of, too
+        of_orbit[0, 0] = 1
+        for share in range(1, min(devices, size) + 1):
+            for taken in range(parts):
+                of_orbit[taken + 1, share:] += of_orbit[taken, : size + 1 - share]
+            np.minimum(of_orbit, enough, out=of_orbit)
+        ways = np.minimum(np.convolve(ways, np.minimum(of_orbit.sum(axis=0), enough))[: size + 1], enough)
+    return int(ways[size])
+
+
+def _partitions(whole: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Into so many parts of at most `most`, none larger than the one before; 0 is one, too."""
+    waiting: list[tuple[tuple[int, ...], int]] = [((), whole)]
+    while waiting:
+        begun, left = waiting.pop()
+        more = parts - len(begun)
+        if not left:
+            yield begun + (0,) * more
+            continue
+        largest = min(left, begun[-1] if begun else most)
+        waiting += [((*begun, share), left - share) for share in range(-(-left // more), largest + 1)]
 
 
 @lru_cache(maxsize=16)
@@ -335,9 +372,9 @@ def _best_between_classes(instance: Instance) -> Instance:
     return replace(instance, network=Network(islands=[best], algorithm=network.algorithm))
 
 
-def _link(instance: Instance, devices: Sequence[int]) -> object:
-    """What decides the time of a group's all-reduces beside their size."""
+def _link(instance: Instance, devices: Sequence[int], operation: Operation = "all-reduce") -> object:
+    """What decides the time of a group's operation beside its size."""
     if len(devices) < 2:
         return None
-    link = instance.network.link(devices, "all-reduce")
+    link = instance.network.link(devices, operation)
     return link.bandwidth_bytes_per_s, link.latency_ns

@@ -9,7 +9,7 @@ only the undominated ones are given: some 192 of 768 where layers are as in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,8 +46,9 @@ class Columns:
         return self if which.all() else Columns(*(values[which] for values in vars(self).values()))
 
 
-def undominated(chain: Segments) -> tuple[Columns, ...]:
-    """Of every layer, the columns that no other can replace; equal layers share theirs."""
+def undominated(chain: Segments, check_time: Callable[[], None] = lambda: None) -> tuple[Columns, ...]:
+    """Of every layer, the columns that no other can replace; equal layers share theirs. check_time: called often; what it
+    raises is passed on."""
     count = len(chain.time_ns)
     distinct: dict[bytes, Columns] = {}
     columns = []
@@ -55,6 +56,7 @@ def undominated(chain: Segments) -> tuple[Columns, ...]:
         numbers = (chain.time_ns[i], chain.peak_bytes[i], chain.delta_bytes[i], chain.resident_bytes[i])
         key = bytes([i == 0, i == count - 1]) + b"".join(values.tobytes() for values in numbers)
         if key not in distinct:
+            check_time()
             distinct[key] = _of_layer(chain, i, i == 0, i == count - 1)
         columns.append(distinct[key])
     return tuple(columns)

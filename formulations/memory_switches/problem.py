@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -211,6 +211,12 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     """The step, simulated. Raises ValueError where the solution is none of the instance."""
     if wrong := _malformed(instance, solution):
         raise ValueError(wrong[0])
+    return _simulated(instance, solution)
+
+
+@lru_cache(maxsize=4)
+def _simulated(instance: Instance, solution: Solution) -> Evaluation:
+    """The step of a solution; those asked for last are kept, since a solution is judged and described one after the other."""
     return simulate_one(instance.columns, instance.nvlink, matrix([solution]))
 
 

@@ -26,7 +26,7 @@ from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, 
 
 # r, as a number of three bits in this order.
 SHARED: tuple[SwitchName, ...] = ("offload_hidden", "partition", "lazy_prefetch")
-BLOCK = 128
+BLOCK = 16
 NEIGHBOURS = tuple(Switches(segment_sync=True, **dict(zip(SHARED, r, strict=True))) for r in product((False, True), repeat=3))
 
 
@@ -48,18 +48,20 @@ class Segments:
     lazy: Integers
 
 
-def segments(instance: Instance) -> Segments:
-    """The chain of an instance whose synchronisation is forced."""
+def segments(instance: Instance, check_time: Callable[[], None] = lambda: None) -> Segments:
+    """The chain of an instance whose synchronisation is forced. check_time: called often; what it raises is passed on."""
     assert instance.forced
     options, count = instance.options, instance.layers
     on = matrix([Solution(options)])[0]  # (S, 7)
     time = np.zeros((count, 8, len(options), 2), np.int64)
     peak = np.zeros((count, 8, len(options), 2), np.int64)
-    for layers in _alike(count):
+    first_alike = alike_layers(instance)
+    for layers in _blocks(np.unique(first_alike), count):
+        check_time()
         forward, backward = _forward(instance, layers, on), _backward(instance, layers, on)
         time[layers] = forward[0][:, None] + backward[0][..., None]
         peak[layers] = np.maximum(forward[1][:, None], backward[1][..., None])
-
+    time, peak = time[first_alike], peak[first_alike]
     return Segments(options, time, peak, *kept_bytes(instance, on), *shared_switches(on))
 
 
@@ -80,12 +82,20 @@ def shared_switches(on: Booleans) -> tuple[Integers, Integers]:
     return r, r % 2
 
 
-def _alike(count: int) -> list[Integers]:
-    """Layers by what stands beside them: first, inner ones (in blocks, for their arrays to stay small) and last."""
-    if count == 1:
-        return [np.array([0])]
-    inner = [np.arange(first, min(first + BLOCK, count - 1)) for first in range(1, count - 1, BLOCK)]
-    return [np.array([0]), *inner, np.array([count - 1])]
+def alike_layers(instance: Instance) -> Integers:
+    """(N,): of each layer the first one that it equals in all its numbers and in those of the layers beside it."""
+    numbers = np.stack([*instance.columns.values()])
+    beside = np.pad(numbers, ((0, 0), (1, 1)), constant_values=-1)  # before the first layer and after the last one
+    numbers = np.concatenate((beside[:, :-2], beside[:, 1:-1], beside[:, 2:]))
+    _, firsts, alike = np.unique(numbers, axis=1, return_index=True, return_inverse=True)
+    return firsts[alike.reshape(-1)]
+
+
+def _blocks(layers: Integers, count: int) -> list[Integers]:
+    """Layers by what stands beside them: the first, inner ones (in blocks, for their arrays to stay small), the last."""
+    inner = layers[(layers > 0) & (layers < count - 1)]
+    blocks = [inner[start : start + BLOCK] for start in range(0, len(inner), BLOCK)]
+    return [np.array([0]), *blocks, *([np.array([count - 1])] if count > 1 else [])]
 
 
 def _simulate(

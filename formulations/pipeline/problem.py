@@ -439,8 +439,8 @@ def evaluate_stage(
     time = int(tables.time_ns[places].sum())
     if first:
         time += int(tables.entries_ns[instance.boundary_kinds[first - 1], choice[0]])
-    for place in range(len(choice) - 1):
-        time += int(tables.transitions_ns[instance.boundary_kinds[first + place], choice[place], choice[place + 1]])
+    inside = list(instance.boundary_kinds[first : first + len(choice) - 1])
+    time += int(tables.transitions_ns[inside, list(choice[:-1]), list(choice[1:])].sum())
     forward, states = tables.forward_bytes[places], int(tables.state_bytes[places].sum())
     peaks = np.cumsum(forward) + tables.backward_bytes[places] + ahead * int(forward.sum()) + states
     place = int(peaks.argmax())

@@ -10,7 +10,7 @@ second time is capped, each comes with several multipliers of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -54,8 +54,16 @@ def possible(chain: MemoryChain) -> list[Places]:
 class Completion:
     """Prices, multipliers and the costs V of each; what labels cost at least when completed."""
 
-    def __init__(self, chain: MemoryChain, cap: Cap | None, prices: Floats | None = None) -> None:
-        """prices: of a byte, in nanoseconds (default: around the best one for each multiplier of the cap)."""
+    def __init__(
+        self,
+        chain: MemoryChain,
+        cap: Cap | None,
+        prices: Floats | None = None,
+        check_time: Callable[[], None] = lambda: None,
+    ) -> None:
+        """prices: of a byte, in nanoseconds (default: around the best one for each multiplier of the cap). check_time: what it
+        raises is passed on."""
+        self._check_time = check_time
         self.chain, self.cap = chain, cap
         self.added = [f + ms for f, ms in zip(chain.forward_bytes, chain.state_bytes, strict=True)]
         self.kinds = [np.zeros(chain.options[0], np.int64), *(link.kinds for link in chain.links)]
@@ -95,6 +103,7 @@ class Completion:
         for _ in range(5):
             grid = np.geomspace(low, high, 12)
             same = np.full(12, multiplier)
+            self._check_time()
             links, values = self._priced(grid, same)
             place = int(self._whole(sums_before(links, values)[-1] + values[-1], grid, same).argmax())
             low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]

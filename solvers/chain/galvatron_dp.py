@@ -21,6 +21,7 @@ from functools import cached_property
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
+from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search
 
 DEFAULT_LEVELS = 1000
@@ -39,7 +40,7 @@ def galvatron_dp(instance: Instance, search: Search) -> Outcome:
     columns = (instance.time_ns, instance.forward_bytes, instance.backward_bytes, instance.state_bytes)
     for l, (time, forward, backward, states) in enumerate(zip(*columns, strict=True)):
         if search.out_of_time():
-            return Outcome(message="time ran out before the table was filled")
+            return timed_out(instance, search, "time ran out before the table was filled")
         layer, moves = LayerOptions(time, forward, backward, states, step), None
         if chain:
             moves = LayoutMoves(instance.transitions_ns[l - 1])

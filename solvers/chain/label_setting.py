@@ -33,13 +33,15 @@ from trainplan.formulations.layer_strategies.problem import Instance, Integers
 from trainplan.solvers.chain.bounds import Cap, Completion, possible
 from trainplan.solvers.chain.chain import LOWEST, Booleans, Floats, MemoryChain, Places, chain_of, traced
 from trainplan.solvers.chain.dominance import undominated
-from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.chain.least_memory import least_memory, little_memory
 from trainplan.solvers.core.search import Outcome, Search
 
 # Width, and a gap that dominance may take half of.
 SWEEPS = ((400, 0.0), (20_000, 0.0), (20_000, 5e-4), (1_000_000, 0.0), (5_000_000, 0.0))
 BLOCK = 2_000_000
 SOURCE = "completion bounds of label-setting"
+FASTEST = "fastest choice without a memory limit"
+STOPPED = "time ran out before the labels were set"
 Pairs = tuple[Places, Places]
 
 
@@ -68,22 +70,27 @@ def label_setting(instance: Instance | MemoryChain, search: Search, cap: Cap | N
     With a cap, `search` must know a solution that keeps it: without one nothing is cut.
     """
     chain = chain_of(instance)
-    if cap is None:
-        time, choice = chain.fastest()
-        search.report(bound=time)
-        if int(chain.peaks(np.array([choice]))[0]) <= chain.memory_bytes:
-            search.report(choice)
-            return Outcome(bound=time, bound_source="fastest choice without a memory limit")
-    least, choice = least_memory(chain)
-    if least > chain.memory_bytes:
-        return Outcome(infeasible=True, bound_source="least memory over all choices")
-    search.report(choice)
-    remaining = possible(chain)
-    chain, cap = chain.restricted(remaining), cap and replace(cap, chain=cap.chain.restricted(remaining))
-    problem = Completion(chain, cap)
-    search.report(bound=problem.bound)
-    if (path := problem.best_mixed_path()) is not None:
-        search.report([int(options[s]) for options, s in zip(remaining, path, strict=True)])
+    time, choice = chain.fastest()
+    search.report(bound=time)
+    if cap is None and int(chain.peaks(np.array([choice]))[0]) <= chain.memory_bytes:
+        search.report(choice)
+        return Outcome(bound=time, bound_source=FASTEST)
+    try:
+        least, choice = little_memory(chain)
+        if least > chain.memory_bytes:
+            least, choice = least_memory(chain, search.check_time)
+        if least > chain.memory_bytes:
+            return Outcome(infeasible=True, bound_source="least memory over all choices")
+        search.report(choice)
+        search.check_time()
+        remaining = possible(chain)
+        chain, cap = chain.restricted(remaining), cap and replace(cap, chain=cap.chain.restricted(remaining))
+        problem = Completion(chain, cap, check_time=search.check_time)
+        search.report(bound=problem.bound)
+        if (path := problem.best_mixed_path()) is not None:
+            search.report([int(options[s]) for options, s in zip(remaining, path, strict=True)])
+    except TimeoutError:
+        return Outcome(bound=search.bound, bound_source=FASTEST, message=STOPPED)
     statistics = {"labels": 0, "sweeps": 0}
     for width, coarse in SWEEPS:
         if _enough(search):

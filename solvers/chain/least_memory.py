@@ -7,6 +7,7 @@ smaller H and M is as good; where M + b cannot exceed H for any earlier layer, M
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,16 @@ from trainplan.solvers.chain.dominance import undominated
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 
 
-def least_memory(instance: Instance | MemoryChain) -> tuple[int, tuple[int, ...]]:
-    """Smallest peak over all choices, in bytes, and a choice that has it."""
+def least_memory(
+    instance: Instance | MemoryChain, check_time: Callable[[], None] = lambda: None
+) -> tuple[int, tuple[int, ...]]:
+    """Smallest peak over all choices, in bytes, and a choice that has it. check_time: what it raises is passed on."""
     chain = chain_of(instance)
-    upper, best = _greedy(chain)
+    upper, best = little_memory(chain)
     peak, states, option = np.full(1, LOWEST), np.zeros(1, np.int64), np.zeros(1, np.intp)
     trail: list[tuple[Places, Places]] = []
     for l in range(chain.layers - 1, -1, -1):
+        check_time()
         f, b, ms = chain.forward_bytes[l], chain.backward_bytes[l], chain.state_bytes[l]
         parts = []
         for options, places in chain.pairs(l, option):
@@ -41,8 +45,8 @@ def least_memory(instance: Instance | MemoryChain) -> tuple[int, tuple[int, ...]
     return int(peak.min()), traced(trail, int(peak.argmin()))
 
 
-def _greedy(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
-    """The least peak of choices that keep little, and one that has it."""
+def little_memory(chain: MemoryChain) -> tuple[int, tuple[int, ...]]:
+    """The least peak of a few choices that keep little, in bytes, and one that has it: at best the least of all."""
     weights, links = np.array([[0], [1], [1 / chain.layers]]), [link.free for link in chain.links]
     columns = zip(chain.forward_bytes, chain.state_bytes, chain.backward_bytes, strict=True)
     values = [f + ms + weights * b for f, ms, b in columns]

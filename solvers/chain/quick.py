@@ -6,7 +6,7 @@ import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance
 from trainplan.solvers.chain.bounds import Completion
 from trainplan.solvers.chain.chain import Floats, MemoryChain, chain_of, cheapest_paths, sums_before
-from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.chain.least_memory import little_memory
 
 SPREAD, COUNT = 64.0, 12  # prices lie around the mean one, up to this factor away, so many of them
 SOURCE = "time and priced memory of all layers, at a few prices"
@@ -23,8 +23,8 @@ def cheap_bound(instance: Instance | MemoryChain) -> tuple[int, str]:
 
 
 def first_plan(instance: Instance | MemoryChain) -> tuple[int, ...] | None:
-    """A choice within the memory, the best of those that are cheapest at some price, or else the one of least memory; None
-    where nothing fits."""
+    """A choice within the memory: the best of those that are cheapest at some price, or else one that keeps little memory; None
+    where none of these fits."""
     chain = chain_of(instance)
     priced = Completion(chain, None, _prices(chain))
     choices = cheapest_paths(priced.links, priced.values, priced.sums)
@@ -32,8 +32,8 @@ def first_plan(instance: Instance | MemoryChain) -> tuple[int, ...] | None:
     fits = np.flatnonzero(chain.peaks(choices) <= chain.memory_bytes)
     if len(fits):
         return tuple(choices[fits[chain.times(choices[fits]).argmin()]].tolist())
-    least, choice = least_memory(chain)
-    return choice if least <= chain.memory_bytes else None
+    peak, choice = little_memory(chain)
+    return choice if peak <= chain.memory_bytes else None
 
 
 def _prices(chain: MemoryChain) -> Floats:

@@ -31,6 +31,7 @@ from trainplan.solvers.assignment.amp_dp import amp_cuts
 from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.cluster.placements import node_order
+from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -69,7 +70,7 @@ def amp(instance: Instance, search: Search) -> Outcome:
         planned.append(estimated(instance, assigned(instance, degrees, node_order(instance), *names)))
         report(instance, search, planned[-1])
     ranked = by_time(planned)[: search.options.get("top") or TOP]
-    return outcome(search, ranked, len(planned))
+    return outcome(instance, search, ranked, len(planned))
 
 
 def assigned(
@@ -137,14 +138,14 @@ def report(instance: Instance, search: Search, candidate: Candidate) -> None:
         search.report(candidate.solution)
 
 
-def outcome(search: Search, listed: Sequence[Candidate], count: int, **statistics: Any) -> Outcome:
+def outcome(instance: Instance, search: Search, listed: Sequence[Candidate], count: int, **statistics: Any) -> Outcome:
     """What a planner says in the end; its answer is the best strategy reported. count: of all strategies estimated."""
-    message = None
+    facts = {"estimated": count, "candidates": [candidate.to_dict() for candidate in listed], **statistics}
     if search.out_of_time():
-        message = f"time ran out after {count} strategies"
-    elif not count:
+        return timed_out(instance, search, f"time ran out after {count} strategies", statistics=facts)
+    message = None
+    if not count:
         message = "no degrees share out the devices and the batch"
     elif search.objective is None:
         message = f"none of {count} strategies fits; the planner is blind to memory, so that proves nothing"
-    facts = {"estimated": count, "candidates": [candidate.to_dict() for candidate in listed], **statistics}
     return Outcome(message=message, statistics=facts)

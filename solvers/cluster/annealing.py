@@ -54,7 +54,7 @@ def simulated_annealing(instance: Instance, search: Search) -> Outcome:
             report(instance, search, current)
             accepted += 1
     listed = by_time(record.values())[: search.options.get("top") or TOP]
-    return outcome(search, listed, count + 1, accepted=accepted, start_ns=start.time_ns, mesh=mesh_shape(instance))
+    return outcome(instance, search, listed, count + 1, accepted=accepted, start_ns=start.time_ns, mesh=mesh_shape(instance))
 
 
 class Walk:

@@ -33,7 +33,10 @@ def megatron(instance: Instance, search: Search) -> Outcome:
         for _, equal in groupby(group, key=lambda degrees: degrees.tmp * degrees.pp):
             if search.out_of_time():
                 break
-            tied = [estimated(instance, assigned(instance, degrees, node_order(instance), rule)) for degrees in equal]
+            tied = []
+            for degrees in equal:
+                if not search.out_of_time():
+                    tied.append(estimated(instance, assigned(instance, degrees, node_order(instance), rule)))
             count += len(tied)
             usable = [candidate for candidate in tied if candidate.fits or not instance.within_memory]
             for candidate in usable:
@@ -43,7 +46,7 @@ def megatron(instance: Instance, search: Search) -> Outcome:
             place += bool(usable)
     ranked.sort(key=lambda item: item[0])
     listed = [candidate for _, candidate in ranked][: search.options.get("top") or TOP]
-    return outcome(search, listed, count)
+    return outcome(instance, search, listed, count)
 
 
 def random(instance: Instance, search: Search) -> Outcome:
@@ -58,7 +61,7 @@ def random(instance: Instance, search: Search) -> Outcome:
             break
         drawn.append(estimated(instance, _drawn(instance, population[generator.integers(len(population))], generator)))
         report(instance, search, drawn[-1])
-    return outcome(search, drawn, len(drawn))
+    return outcome(instance, search, drawn, len(drawn))
 
 
 def _drawn(instance: Instance, degrees: Degrees, generator: np.random.Generator) -> Solution:

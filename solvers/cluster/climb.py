@@ -67,10 +67,10 @@ def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
     generator = np.random.default_rng(search.seed)
     climbers = []
     for degrees in instance.degrees():
-        climbers.append(Climber(Case(instance, degrees, reduced=True), node_order(instance)))
-        _report(climbers[-1], search)
         if stop():
             return
+        climbers.append(Climber(Case(instance, degrees, reduced=True), node_order(instance)))
+        _report(climbers[-1], search)
     if search.best is not None:
         climbers.append(Climber(Case(instance, search.best.degrees, reduced=True), search.best.placement))
         _report(climbers[-1], search)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -28,6 +29,7 @@ from trainplan.solvers.adapters.parts import Part, by_parts
 from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, uneven_shares_leave_none
 from trainplan.solvers.cluster.climb import climb
 from trainplan.solvers.cluster.one_pipeline import FAR, PipelineSearch, followed
+from trainplan.solvers.cluster.quick import first_plan
 from trainplan.solvers.cluster.starts import starts
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -52,10 +54,12 @@ class _Open:
 
 def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best strategy and the least bound of all degrees."""
+    if search.time_limit is not None:
+        search.report(first_plan(instance))
     if instance.uneven_shares:
         # The best strategy with even shares: far fewer, and often hard to better.
         branch_and_bound(replace(instance, uneven_shares=False), search.within(search.seconds(EVEN_TIME)))
-    cases = [Case(instance, degrees, reduced=True) for degrees in instance.degrees()]
+    cases = [Case(instance, degrees, reduced=True, check_time=search.check_time) for degrees in instance.degrees()]
     items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
     waiting, left = list(items), []
     heapify(waiting)
@@ -73,10 +77,11 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
             left.append(item)
         else:
             steps[item.step] += 1
-            _step(item, search)
+            with suppress(TimeoutError):
+                _step(item, search)
             if item.bound < inf:
                 heappush(waiting, item)
-    if not climbed and instance.devices > FEW and not all(search.closed(item.bound) for item in left):
+    if not climbed and instance.devices > FEW and not (search.out_of_time() or all(search.closed(item.bound) for item in left)):
         _climb(instance, search)
     left = [item for item in left if not search.closed(item.bound)]
     source, statistics = SOURCE, {**steps, "models": [str(item.case.degrees) for item in left]}

@@ -130,7 +130,10 @@ class PipelineSearch:
             upper = min(upper, int(np.searchsorted(syncs, best - box.once - rounds * slow[low])) - 1)
             if high < low or upper < lower:
                 continue
-            cheapest = self._path(micro_batches, int(slow[high]), int(syncs[upper]), weight)
+            try:
+                cheapest = self._path(micro_batches, int(slow[high]), int(syncs[upper]), weight)
+            except TimeoutError:
+                return int(bound), None
             if cheapest is None:
                 continue
             if cheapest.time_ns(micro_batches) < best:
@@ -154,7 +157,7 @@ class PipelineSearch:
         return int(best), path
 
     def _path(self, micro_batches: int, cap: int, sync_cap: int, weight: int) -> Path | None:
-        """The least S of a pipeline whose stages keep within the caps and which has the weight."""
+        """The least S of a pipeline whose stages keep within the caps and which has the weight. Raises TimeoutError."""
         layers = self.layers
         allowed = np.where(self.costs <= cap, self.costs, FAR)
         synced = self.graph.syncs <= sync_cap
@@ -164,6 +167,7 @@ class PipelineSearch:
                 sums[node, min(weight, self.graph.types[node].weight), 0] = 0
         trail: list[Stage] = []
         for stage in range(self.stages):
+            self.case.check_time()
             if stage:
                 sums = self._entered(trail[-1][2], weight)
             step = self._allowed(allowed, synced, most_in_flight("1f1b", self.stages, micro_batches, stage))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, permutations
 
@@ -62,19 +63,21 @@ def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[i
     return shares
 
 
-def _nested(case: Case, path: Path | None) -> list[tuple[int, ...]]:
+def _nested(case: Case, path: Path | None) -> Iterator[tuple[int, ...]]:
     """Devices in the order of their classes, these as on the path or in any order, on ranks in any nesting of stages,
     pipelines and tmp ranks; placements that differ by devices of one class are given once."""
     instance, degrees = case.instance, case.degrees
     sizes = (degrees.pp, degrees.dp, degrees.tmp)
-    placements: dict[bytes, tuple[int, ...]] = {}
+    given: set[bytes] = set()
     for order in [_along(instance, path), *_orders(instance)]:
         devices = np.array([device for c in order for device in case.instance.members[c]])
         for nesting in permutations(range(3)):
             grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
             placement = grid.reshape(-1)
-            placements.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
-    return list(placements.values())
+            classes = instance.classes[placement].tobytes()
+            if classes not in given:
+                given.add(classes)
+                yield tuple(placement.tolist())
 
 
 def _along(instance: Instance, path: Path | None) -> list[int]:
@@ -92,7 +95,7 @@ def _along(instance: Instance, path: Path | None) -> list[int]:
 def _orders(instance: Instance) -> list[tuple[int, ...]]:
     """Classes in any order, up to exchanges of whole classes: those of one orbit together first, anywhere among the others."""
     alike = orbits(instance)
-    return list(dict.fromkeys(islice(chain(_together(alike), _continued(alike, ())), 2 * MOST_ORDERS)))[:MOST_ORDERS]
+    return list(dict.fromkeys(islice(chain(_together(alike), _every(alike)), 2 * MOST_ORDERS)))[:MOST_ORDERS]
 
 
 def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -104,12 +107,15 @@ def _together(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield from ((*others[:place], *members, *others[place:]) for place in places)
 
 
-def _continued(alike: Sequence[int], taken: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """All orders that begin so."""
-    if len(taken) == len(alike):
-        yield taken
-    tried = set()
-    for c, orbit in enumerate(alike):
-        if c not in taken and orbit not in tried:
-            tried.add(orbit)
-            yield from _continued(alike, (*taken, c))
+def _every(alike: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All orders of classes, of which those of one orbit keep theirs."""
+    members = {orbit: [c for c, other in enumerate(alike) if other == orbit] for orbit in dict.fromkeys(alike)}
+    waiting: list[tuple[int, ...]] = [()]
+    while waiting:
+        taken = waiting.pop()
+        if len(taken) == len(alike):
+            yield taken
+            continue
+        used = Counter(alike[c] for c in taken)
+        following = [those[used[orbit]] for orbit, those in members.items() if used[orbit] < len(those)]
+        waiting += [(*taken, c) for c in sorted(following, reverse=True)]

@@ -23,6 +23,7 @@ import numpy as np
 from trainplan.formulations.pipeline.layouts import least_ns, most_ns, parts
 from trainplan.formulations.pipeline.problem import Instance, Solution
 from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.pipeline.quick import first_plan
 from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, Weight
 from trainplan.solvers.pipeline.spans import Floats, Path
 
@@ -47,6 +48,8 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     heapq.heapify(waiting)
     sweeps: dict[int, _Sweep] = {}
     bounds: list[float] = [np.inf]
+    if search.time_limit is not None and "cutoff_ns" not in search.options:
+        search.report(first_plan(instance), int(waiting[0][0]))
     while waiting and waiting[0][0] <= _target(search) and not search.out_of_time():
         bound, place = heapq.heappop(waiting)
         if place not in sweeps:
@@ -54,7 +57,10 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
             heapq.heappush(waiting, (max(bound, sweeps[place].quick_bound()), place))
         elif bound < np.inf:
             statistics["opened"] += 1
-            bounds.append(sweeps[place].run())
+            bounds.append(max(bound, sweeps[place].run()))
+        least = min([*bounds, *(bound for bound, _ in waiting[:1])])
+        if search.objective is not None and least < np.inf:
+            search.report(bound=min(search.objective, int(np.ceil(least))))
     bounds += [bound for bound, _ in waiting]
     bound = min(bounds)
     if search.objective is None:
@@ -107,7 +113,7 @@ class _Sweep:
     """Branch and bound of one configuration."""
 
     def __init__(self, instance: Instance, place: int, search: Search, statistics: dict[str, int]) -> None:
-        self.costs = SpanCosts(instance, place)
+        self.costs = SpanCosts(instance, place, search)
         self.instance, self.place, self.search, self.statistics = instance, place, search, statistics
         configuration = instance.configurations[place]
         self.stages, self.m = configuration.stages, configuration.micro_batches
@@ -120,47 +126,66 @@ class _Sweep:
         self.steepest = min(STEEPEST, 2**62 // (LARGEST_WEIGHT * max(1, most)))
 
     def quick_bound(self) -> float:
-        """Without prices of memory; infinite where some stage can never fit. Batches that share tables share it, too."""
+        """Without prices of memory; infinite where some stage can never fit, and none where time runs out. Batches that share
+        tables share it, too."""
         shared = self.costs.shared
         key = ("quick", self.costs.spans, tuple(self.costs.in_flight), self.instance.memory_bytes)
         if key not in shared:
-            u, times = self.costs.bounds([(1, 0), (1, 1)], prices=np.zeros(1))
-            shared[key] = self.costs.cheapest(u, np.maximum)[0], self.costs.cheapest(np.maximum(0, times), np.add)[0]
+            try:
+                u, times = self.costs.bounds([(1, 0), (1, 1)], prices=np.zeros(1))
+                shared[key] = self.costs.cheapest(u, np.maximum)[0], self.costs.cheapest(np.maximum(0, times), np.add)[0]
+            except TimeoutError:
+                return 0.0
         slowest, total = shared[key]
         return (self.m - 1) * slowest + total if total < np.inf else np.inf
 
     def run(self) -> float:
         """Search the configuration; the bound proven for it, infinite where all of it is proven to be worse."""
-        if self.stages == 1:
-            return self._single()
-        bounds = self.costs.bounds([*self.weights, (1, 0)])
-        self.values, self.u = bounds[:-1], bounds[-1]
-        nodes = self._first_nodes()
-        while nodes:
-            bound, low, high, path = heapq.heappop(nodes)
-            if bound > _target(self.search) or self.search.out_of_time():
-                return min(bound, self.unresolved)
-            self.statistics["nodes"] += 1
-            narrow = high - low <= max(1.0, NARROW * low)
-            plan, exact = self._solve_used(path, high, narrow)
-            # Bounds have risen where stages were solved: another partition may now be the cheapest.
-            total, again = self._partition(high)
-            bound = max(bound, (self.m - 1) * low + total)
-            if exact and plan and sum(stage.time_ns for stage in plan) - total < 1:
-                high = max(stage.u_ns for stage in plan) - 1
-            elif total == np.inf:
-                continue
-            elif (exact and again != path) or not self._walked(again, high, narrow):
-                heapq.heappush(nodes, (bound, low, high, again))
-                continue
-            elif high - low < 1:
-                self.unresolved = min(self.unresolved, bound)
-                continue
-            for start, end in _halves(low, high):
-                total, path = self._partition(end)
-                if total < np.inf:
-                    heapq.heappush(nodes, (max(bound, (self.m - 1) * start + total), start, end, path))
-        return self.unresolved
+        bound = 0.0
+        try:
+            if self.stages == 1:
+                return self._single()
+            bounds = self.costs.bounds([*self.weights, (1, 0)])
+            self.values, self.u = bounds[:-1], bounds[-1]
+            nodes, hope = self._first_nodes()
+            if hope is not None:
+                bound = nodes[0][0]
+                self._solve_used(*hope)
+            while nodes:
+                bound = min(nodes[0][0], self.unresolved)
+                if nodes[0][0] > _target(self.search) or self.search.out_of_time():
+                    return bound
+                self._branch(nodes)
+            return self.unresolved
+        except TimeoutError:
+            return bound
+
+    def _branch(self, nodes: list[Node]) -> None:
+        """Solve the stages that the node of the least bound uses, and put parts of its range in its place.
+
+        Raises TimeoutError.
+        """
+        bound, low, high, path = heapq.heappop(nodes)
+        self.statistics["nodes"] += 1
+        narrow = high - low <= max(1.0, NARROW * low)
+        plan, exact = self._solve_used(path, high, narrow)
+        # Bounds have risen where stages were solved: another partition may now be the cheapest.
+        total, again = self._partition(high)
+        bound = max(bound, (self.m - 1) * low + total)
+        if exact and plan and sum(stage.time_ns for stage in plan) - total < 1:
+            high = max(stage.u_ns for stage in plan) - 1
+        elif total == np.inf:
+            return
+        elif (exact and again != path) or not self._walked(again, high, narrow):
+            heapq.heappush(nodes, (bound, low, high, again))
+            return
+        elif high - low < 1:
+            self.unresolved = min(self.unresolved, bound)
+            return
+        for start, end in _halves(low, high):
+            total, path = self._partition(end)
+            if total < np.inf:
+                heapq.heappush(nodes, (max(bound, (self.m - 1) * start + total), start, end, path))
 
     def _single(self) -> float:
         """One stage over all layers: its optimum at weight (m, 1)."""
@@ -174,11 +199,11 @@ class _Sweep:
             self.search.report(Solution(self.place, (self.instance.layers,), solved.choice))
         return solved.bound
 
-    def _first_nodes(self) -> list[Node]:
-        """Ranges of the slowest stage's time, by bound; the plan of the most promising time is found on the way."""
+    def _first_nodes(self) -> tuple[list[Node], tuple[Path, float] | None]:
+        """Ranges of the slowest stage's time, a heap by bound; and the most promising partition, with its limit on u."""
         lowest = self.costs.cheapest(self.u, np.maximum)[0]
         if lowest == np.inf:
-            return []
+            return [], None
         lowest = np.ceil(lowest)
         edges = [lowest, *sorted({np.floor(lowest * GROWTH**i) for i in range(1, RANGES)} - {lowest}), np.inf]
         nodes, hopes = [], []
@@ -187,11 +212,9 @@ class _Sweep:
             if total < np.inf:
                 nodes.append(((self.m - 1) * low + total, low, high, path))
                 hopes.append(((self.m - 1) * high + total, high, path))
-        if hopes:
-            _, high, path = min(hopes)
-            self._solve_used(path, high)
         heapq.heapify(nodes)
-        return nodes
+        _, high, path = min(hopes, default=(0, 0, ()))
+        return nodes, (path, high) if hopes else None
 
     def _solve_used(self, path: Path, limit: float, narrow: bool = False) -> tuple[list[SolvedSpan], bool]:
         """Solve the stages of a partition under u <= limit and report the plan: its stages, none where one has no choice; and

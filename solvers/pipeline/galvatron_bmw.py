@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.formulations.pipeline.batches import ruled_micro_batches
 from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
 from trainplan.solvers.chain.galvatron_dp import LayerOptions, LayoutMoves, PrefixTable, granularity
+from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.partitions import BALANCES, Balance, Partition, blocks, initial_partition, uniform_choice
 
@@ -36,7 +38,7 @@ def galvatron_base(instance: Instance, search: Search) -> Outcome:
     balance: Balance = search.options.get("partition") or BALANCES[0]
 
     def alone(stages: StageSearch) -> Iterator[SearchedPartition]:
-        yield _searched(stages, initial_partition(instance, stages.configuration, balance))
+        yield _searched(stages, initial_partition(instance, stages.configuration, balance, check_time=stages.check_time))
 
     return _run(instance, search, alone)
 
@@ -58,28 +60,32 @@ def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iter
         times: list[int | None] = []
         partitions: list[list[int]] = []
         searched.append({"configuration": str(configuration), "partitions": partitions, "times_ns": times})
-        for step in steps(StageSearch(instance, place, step_bytes, configuration.micro_batches if whole else 1)):
-            time_ns = None if step.evaluation is None else step.evaluation.time_ns
-            partitions.append(list(step.partition))
-            times.append(time_ns)
-            if time_ns is not None and search.betters(time_ns):
-                search.report(step.solution)
-            if search.out_of_time():
-                break
-    message = None
+        weight = configuration.micro_batches if whole else 1
+        with suppress(TimeoutError):
+            for step in steps(StageSearch(instance, place, step_bytes, weight, search.check_time)):
+                time_ns = None if step.evaluation is None else step.evaluation.time_ns
+                partitions.append(list(step.partition))
+                times.append(time_ns)
+                if time_ns is not None and search.betters(time_ns):
+                    search.report(step.solution)
+                search.check_time()
+    statistics = {"granularity_bytes": step_bytes, "searched": searched}
     if search.out_of_time():
-        message = "time ran out before every partition was searched"
-    elif search.objective is None:
-        message = f"Algorithm 3 found nothing at a granularity of {step_bytes} bytes; that proves nothing"
-    return Outcome(message=message, statistics={"granularity_bytes": step_bytes, "searched": searched})
+        return timed_out(instance, search, "time ran out before every partition was searched", statistics=statistics)
+    message = f"Algorithm 3 found nothing at a granularity of {step_bytes} bytes; that proves nothing"
+    return Outcome(message=message if search.objective is None else None, statistics=statistics)
 
 
 class StageSearch:
     """Galvatron_Search (Algorithm 1, line 17) in one configuration. Equal stages, and what they begin with, are solved once."""
 
-    def __init__(self, instance: Instance, configuration: int, step: int, weight: int = 1) -> None:
-        """step: granularity of Algorithm 3 in bytes. weight: micro-batches that the time is counted for."""
+    def __init__(
+        self, instance: Instance, configuration: int, step: int, weight: int = 1, check_time: Callable[[], None] = lambda: None
+    ) -> None:
+        """step: granularity of Algorithm 3 in bytes. weight: micro-batches that the time is counted for. check_time: called
+        often; what it raises is passed on."""
         self.instance, self.configuration, self.step, self.weight = instance, configuration, step, weight
+        self.check_time = check_time
         self.chosen = instance.configurations[configuration]
         self.blocks = blocks(instance, self.chosen.stages)
         self._moves = [LayoutMoves(weight * table) for table in self.chosen.tables.transitions_ns]
@@ -105,6 +111,7 @@ class StageSearch:
             boundary, kind = instance.boundary_kinds[l - 1] if l else None, instance.layer_kinds[l]
             key = (chain or in_flight, boundary, kind)
             if key not in self._chains:
+                self.check_time()
                 moves = self._moves[boundary] if chain and boundary is not None else None
                 layer = self._layer(in_flight, None if chain else boundary, kind)
                 self._chains[key] = PrefixTable(layer, instance.memory_bytes, chain, moves)
@@ -148,9 +155,9 @@ class SearchedPartition:
 def adjustments(stages: StageSearch) -> Iterator[SearchedPartition]:
     """Lines 6 to 17 of Algorithm 2: partitions in the order in which they are searched, each once."""
     instance, place = stages.instance, stages.configuration
-    start = uniform_choice(instance, place)
-    first = initial_partition(instance, place, "memory", start)
-    time_balanced = stages.blocks.layers_of(initial_partition(instance, place, "time", start))
+    start = uniform_choice(instance, place, stages.check_time)
+    first = initial_partition(instance, place, "memory", start, stages.check_time)
+    time_balanced = stages.blocks.layers_of(initial_partition(instance, place, "time", start, stages.check_time))
     queue = deque([_searched(stages, first)])
     seen = {first}
     while queue:

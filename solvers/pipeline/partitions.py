@@ -8,7 +8,7 @@ with fewer blocks in earlier stages, which hold more micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -57,24 +57,32 @@ def blocks(instance: Instance, stages: int = 1) -> Blocks:
 
 
 def initial_partition(
-    instance: Instance, configuration: int, balance: Balance, choice: Sequence[int] | None = None
+    instance: Instance,
+    configuration: int,
+    balance: Balance,
+    choice: Sequence[int] | None = None,
+    check_time: Callable[[], None] = lambda: None,
 ) -> Partition:
     """PP_Partition_Init: the partition whose largest stage is smallest. Parameters are counted in bytes of model states.
 
-    choice: an option for each layer, to weigh with (default: that of `uniform_choice`).
+    choice: an option for each layer, to weigh with (default: `uniform_choice`). check_time: what it raises is passed on.
     """
     if balance != "layers" and choice is None:
-        choice = uniform_choice(instance, configuration)
-    return balanced(_loads(instance, configuration, balance, choice or ()))
+        choice = uniform_choice(instance, configuration, check_time)
+    stages = instance.configurations[configuration].stages
+    return balanced(_loads(instance, configuration, balance, choice or ()), stages, check_time)
 
 
-def uniform_choice(instance: Instance, configuration: int) -> tuple[int, ...]:
+def uniform_choice(instance: Instance, configuration: int, check_time: Callable[[], None] = lambda: None) -> tuple[int, ...]:
     """Strategy_Init, where the paper is silent: one strategy for all layers, the fastest of those that fit the memory under
     the partition that is even in layers, or else the one of least memory there."""
     chosen = instance.configurations[configuration]
-    stages = blocks(instance, chosen.stages).layers_of(initial_partition(instance, configuration, "layers"))
+    stages = blocks(instance, chosen.stages).layers_of(
+        initial_partition(instance, configuration, "layers", check_time=check_time)
+    )
 
     def rank(option: int) -> tuple[int, int]:
+        check_time()
         evaluation = evaluate(instance, Solution(configuration, stages, (option,) * instance.layers))
         over = max(0, evaluation.peak_bytes - instance.memory_bytes)
         return over, evaluation.time_ns
@@ -82,19 +90,23 @@ def uniform_choice(instance: Instance, configuration: int) -> tuple[int, ...]:
     return (min(range(len(chosen.tables.strategies)), key=rank),) * instance.layers
 
 
-def balanced(loads: Sequence[Integers]) -> Partition:
-    """The partition with the least largest load. loads[i][a, b]: load of blocks a to b - 1 as stage i; only a < b is read."""
-    count = len(loads[0]) - 1
+def balanced(load: Callable[[int], Integers], stages: int, check_time: Callable[[], None] = lambda: None) -> Partition:
+    """The partition with the least largest load. load(i)[a, b]: of blocks a to b - 1 as stage i; only a < b is read."""
+    count = len(load(0)) - 1
     first, end = np.arange(count + 1)[:, None], np.arange(count + 1)
-    stage_loads = [np.where(first < end, of_stage, IMPOSSIBLE) for of_stage in loads]
+
+    def of_stage(stage: int) -> Integers:
+        check_time()
+        return np.where(first < end, load(stage), IMPOSSIBLE)
+
     largest = np.where(end == count, 0, IMPOSSIBLE)
-    for table in reversed(stage_loads):
-        largest = np.maximum(table, largest).min(axis=1)
+    for stage in reversed(range(stages)):
+        largest = np.maximum(of_stage(stage), largest).min(axis=1)
     bottleneck = largest[0]
     rest = np.where(end == count, 0, IMPOSSIBLE)
     ends = []
-    for table in reversed(stage_loads):
-        squares = np.where(table <= bottleneck, (end - first) ** 2, IMPOSSIBLE) + rest
+    for stage in reversed(range(stages)):
+        squares = np.where(of_stage(stage) <= bottleneck, (end - first) ** 2, IMPOSSIBLE) + rest
         ends.append(squares.argmin(axis=1))
         rest = np.minimum(squares.min(axis=1), IMPOSSIBLE)
     bounds = [0]
@@ -103,12 +115,14 @@ def balanced(loads: Sequence[Integers]) -> Partition:
     return tuple(np.diff(bounds).tolist())
 
 
-def _loads(instance: Instance, configuration: int, balance: Balance, choice: Sequence[int]) -> list[Integers]:
+def _loads(instance: Instance, configuration: int, balance: Balance, choice: Sequence[int]) -> Callable[[int], Integers]:
+    """The load of blocks a to b - 1, [a, b], as each stage."""
     chosen = instance.configurations[configuration]
     edges = np.array(blocks(instance, chosen.stages).edges())
     count = len(edges)
     if balance == "layers":
-        return [np.arange(count) - np.arange(count)[:, None]] * chosen.stages
+        lengths = np.arange(count) - np.arange(count)[:, None]
+        return lambda stage: lengths
     tables, places = chosen.tables, (list(instance.layer_kinds), list(choice))
 
     def until(values: Integers) -> Integers:
@@ -121,17 +135,17 @@ def _loads(instance: Instance, configuration: int, balance: Balance, choice: Seq
 
     states = between(until(tables.state_bytes[places]))
     if balance == "parameters":
-        return [states] * chosen.stages
+        return lambda stage: states
     if balance == "time":
         cuts = list(instance.boundary_kinds)
         moves = until(tables.transitions_ns[cuts, list(choice[:-1]), list(choice[1:])])
         entries = np.concatenate([[0], tables.entries_ns[cuts, list(choice[1:])], [0]])[edges]
         inside = moves[edges - 1] - moves[np.minimum(edges, len(cuts))][:, None]
         times = between(until(tables.time_ns[places])) + inside + entries[:, None]
-        return [times] * chosen.stages
+        return lambda stage: times
     forward = until(tables.forward_bytes[places])
     peaks = forward[1:] + tables.backward_bytes[places]
     within = np.where(np.arange(instance.layers) >= edges[:, None], peaks, 0)
     highest = np.maximum.accumulate(within, axis=1)[:, edges - 1] - forward[edges][:, None]
     kept = between(forward)
-    return [highest + (chosen.in_flight(stage) - 1) * kept + states for stage in range(chosen.stages)]
+    return lambda stage: highest + (chosen.in_flight(stage) - 1) * kept + states

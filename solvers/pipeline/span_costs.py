@@ -76,10 +76,12 @@ def undominated(tables: Tables) -> tuple[list[int], Tables]:
 
 class SpanCosts:
     """Bounds and optima of all spans of one configuration. in_flight: by stage; depths: its distinct values; depth_of: the
-    place of each stage's among them."""
+    place of each stage's among them. All but `solve_capped` raise TimeoutError where the time of the search is over."""
 
-    def __init__(self, instance: Instance, place: int) -> None:
+    def __init__(self, instance: Instance, place: int, search: Search | None = None) -> None:
+        """search: the one whose time limit counts; none by default."""
         self.instance, self.place = instance, place
+        self.search = search or Search(lambda _: None)
         self.configuration: Configuration = instance.configurations[place]
         self.options, self.tables = undominated(self.configuration.tables)
         self.spans: SpanClasses = spans_of(instance.layer_kinds, instance.boundary_kinds)
@@ -106,7 +108,7 @@ class SpanCosts:
 
     def cheapest(self, costs: Floats, joined: np.ufunc) -> tuple[float, Path]:
         """The cheapest partition and its cost, as of `SpanClasses.cheapest`. costs: (depths, classes)."""
-        return self.spans.cheapest(costs[self.depth_of], joined)
+        return self.spans.cheapest(costs[self.depth_of], joined, self.search.check_time)
 
     def least_bytes(self) -> Floats:
         """Lower bounds on the memory that a stage needs: (depths, classes)."""
@@ -134,6 +136,7 @@ class SpanCosts:
         least = np.full((len(spans), len(self.depths), len(rates)), np.inf)
         chain, at, before = np.empty(0), 0, 0
         for length, level in enumerate(spans.levels):
+            self.search.check_time()
             count = len(level.kind)
             entered = np.zeros((count, len(self.depths), len(rates), entries.shape[-1]))
             for boundary in np.unique(level.boundary[level.boundary >= 0]):
@@ -197,8 +200,9 @@ class SpanCosts:
 
     def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> SolvedSpan:
         stage = self.stage_instance(first, last, depth, weight)
-        search = Search(judge(stage), options=options or {})
+        search = self.search.inner(judge(stage), options=options or {})
         label_setting(stage, search)
+        self.search.check_time()
         return self._as_solved(first, last, search)
 
     def solve_capped(
@@ -224,7 +228,7 @@ class SpanCosts:
         def objective(choice: Sequence[int]) -> int | None:
             return judged(choice) if evaluate_stage(capped, choice).objective <= limit_ns else None
 
-        search = Search(objective, time_limit)
+        search = self.search.inner(objective, time_limit)
         search.report([self.options.index(s) for s in start.choice or ()])
         label_setting(stage, search, cap)
         return self._as_solved(first, last, search)

@@ -6,6 +6,7 @@ a first layer and the boundary at which the stage is entered (none for the model
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -38,10 +39,10 @@ class SpanClasses:
     def __len__(self) -> int:
         return len(self.span)
 
-    def cheapest(self, costs: Floats, joined: np.ufunc) -> tuple[float, Path]:
+    def cheapest(self, costs: Floats, joined: np.ufunc, check_time: Callable[[], None] = lambda: None) -> tuple[float, Path]:
         """The partition into stages with the least cost, and this cost; infinite and no stage where there is none.
 
-        costs: (stages, classes). joined: how they go together, np.add or np.maximum.
+        costs: (stages, classes). joined: how they go together, np.add or np.maximum. check_time: what it raises is passed on.
         """
         layers = len(self.number)
         longest = int(self._lengths[np.isfinite(costs).any(axis=0)].max(initial=1))  # of a span that some stage can hold
@@ -52,6 +53,7 @@ class SpanClasses:
         reach = np.full(layers + 1, np.inf)
         reach[0], origins = 0.0, []
         for of_stage in costs:
+            check_time()
             through = joined(reach[before], of_stage[classes])
             through[blocked] = np.inf
             origins.append(through.argmin(axis=1))
@@ -75,18 +77,17 @@ def spans_of(layer_kinds: tuple[int, ...], boundary_kinds: tuple[int, ...]) -> S
     """The classes of all spans of a chain."""
     layers = len(layer_kinds)
     number = np.full((layers, layers), -1, np.intp)
+    kinds, boundaries = np.array(layer_kinds, np.intp), np.array((-1, *boundary_kinds), np.intp)  # of and before each layer
+    _, added = np.unique(np.stack((boundaries, kinds)), axis=1, return_inverse=True)  # a number for each such pair
+    added, parent = added.reshape(-1), np.full(layers, -1, np.intp)  # parent: by first layer
     levels, span = [], list[tuple[int, int]]()
     for length in range(layers):
-        classes: dict[tuple[int, int, int], int] = {}
-        for first in range(layers - length):
-            last = first + length
-            parent = int(number[first, last - 1]) if length else -1
-            boundary = boundary_kinds[last - 1] if last else -1
-            key = (parent, boundary, layer_kinds[last])
-            if key not in classes:
-                classes[key] = len(span)
-                span.append((first, last))
-            number[first, last] = classes[key]
-        keys = np.array(list(classes), np.intp)
-        levels.append(SpanLevel(keys[:, 0], keys[:, 1], keys[:, 2]))
+        parent = parent[: layers - length]
+        _, firsts, classes = np.unique(parent * layers + added[length:], return_index=True, return_inverse=True)
+        order = np.argsort(firsts)  # classes are numbered in the order of their first spans
+        firsts = firsts[order]
+        levels.append(SpanLevel(parent[firsts], boundaries[firsts + length], kinds[firsts + length]))
+        parent = np.argsort(order)[classes.reshape(-1)] + len(span)
+        number[np.arange(len(parent)), np.arange(length, layers)] = parent
+        span += [(first, first + length) for first in firsts.tolist()]
     return SpanClasses(number, tuple(levels), tuple(span))

@@ -24,6 +24,7 @@ from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.switches.free_segments import free_segments
+from trainplan.solvers.switches.quick import SOURCE, cheap_bound, first_plan
 
 
 def label_setting(instance: Instance, search: Search) -> Outcome:
@@ -32,16 +33,25 @@ def label_setting(instance: Instance, search: Search) -> Outcome:
         from trainplan.solvers.switches.free_switches import unsynchronised
 
         return unsynchronised(instance, search)
-    columns = undominated(segments(instance))
+    if search.time_limit is not None:
+        search.report(first_plan(instance), cheap_bound(instance)[0])
+    try:
+        return synchronised(instance, search)
+    except TimeoutError:
+        return Outcome(bound=search.bound, bound_source=SOURCE, message="time ran out before every segment was simulated")
+
+
+def synchronised(instance: Instance, search: Search) -> Outcome:
+    """As `label_setting`, where synchronisation is forced. Raises TimeoutError where time runs out before it has a solution."""
+    columns = undominated(segments(instance, search.check_time), search.check_time)
     chain = chain_of_columns(columns, instance.memory_bytes)
 
     def report(_: object) -> None:
         search.report(None if inner.best is None else solution_of(instance, columns, inner.best), inner.bound)
 
-    inner = Search(
-        chain.objective, search.time_limit, gap=search.gap, progress=report, clock=search.clock, started=search.started
-    )
-    return shortest_chain(chain, inner)
+    inner = search.inner(chain.objective, gap=search.gap, progress=report)
+    outcome = shortest_chain(chain, inner)
+    return outcome if outcome.infeasible else replace(outcome, choice=None, bound=search.bound)
 
 
 def chain_of_columns(columns: Sequence[Columns], memory_bytes: int) -> MemoryChain:

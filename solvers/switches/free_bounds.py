@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance
+from trainplan.formulations.memory_switches.segments import BLOCK, alike_layers
 from trainplan.solvers.chain.bounds import Completion, possible
 from trainplan.solvers.chain.chain import MemoryChain
 from trainplan.solvers.chain.label_setting import label_setting
@@ -88,13 +89,15 @@ class Weights:
         return self.moments[self.layers : -1][::-1], self.moments[self.layers + 1 :][::-1]
 
 
-def segment_costs(segments: FreeSegments, weights: Weights) -> Integers:
-    """(N, 8, S, 2): what forward and backward segment of each layer cost at least, in 1 / SHARES ns.
+def segment_costs(segments: FreeSegments, weights: Weights, layers: Integers) -> Integers:
+    """(layers, 8, S, 2): what forward and backward segment of these layers cost at least, in 1 / SHARES ns.
 
     For a feasible flow of the dual, with these weights, adds up over the segments to at most T.
     """
-    forward = transported(segments.forward_ns, *weights.forward)
-    return forward[:, None] + transported(segments.backward_ns, *weights.backward)[..., None]
+    before, after = (moments[layers] for moments in weights.forward)
+    forward = transported(segments.forward_ns[layers], before, after)
+    before, after = (moments[layers] for moments in weights.backward)
+    return forward[:, None] + transported(segments.backward_ns[layers], before, after)[..., None]
 
 
 def optimizer_costs(instance: Instance, lazy: Integers, steps: int) -> Integers:
@@ -148,10 +151,12 @@ def _corner_plans(before: Integers, after: Integers) -> Iterator[Integers]:
 class Relaxation:
     """bound(w) of an instance, for any weights."""
 
-    def __init__(self, instance: Instance) -> None:
-        self.instance = instance
-        self.segments: FreeSegments = free_segments(instance)
+    def __init__(self, instance: Instance, check_time: Callable[[], None] = lambda: None) -> None:
+        """check_time: called often, by all that is computed here; what it raises is passed on."""
+        self.instance, self.check_time = instance, check_time
+        self.segments: FreeSegments = free_segments(instance, check_time)
         self.moments = self.segments.lag_ns.shape[1]
+        self._alike = alike_layers(instance)
 
     def chain(self, weights: Weights) -> tuple[MemoryChain, list[Integers], int]:
         """The chain of the layers' costs, the options that its places stand for, and the cost that it leaves out.
@@ -159,10 +164,11 @@ class Relaxation:
         Raises NothingFits.
         """
         certain, instance = self.segments, self.instance
-        cost = segment_costs(certain, weights) + optimizer_costs(instance, certain.lazy, weights.steps)[:, None, :, None]
+        cost = self._segment_costs(weights) + optimizer_costs(instance, certain.lazy, weights.steps)[:, None, :, None]
         least = cost.reshape(instance.layers, -1).min(axis=1)
         cost -= least[:, None, None, None]  # a cost may be negative, which label-setting does not expect
-        columns = certain.columns(cost)
+        self.check_time()
+        columns = certain.columns(cost, self.check_time)
         chain = chain_of_columns(columns, instance.memory_bytes)
         places = possible(chain)
         if not all(map(len, places)):
@@ -170,28 +176,43 @@ class Relaxation:
         options = [column.option[fitting] for column, fitting in zip(columns, places, strict=True)]
         return chain.restricted(places), options, sum(least.tolist())
 
+    def _segment_costs(self, weights: Weights) -> Integers:
+        """As of `segment_costs`; equal layers beside equal ones, under equal weights and lags, share theirs."""
+        certain, count = self.segments, self.instance.layers
+        around = (certain.lag_ns[:count], certain.lag_ns[count:][::-1], *weights.forward, *weights.backward)
+        rows = np.column_stack([self._alike, *(values.reshape(count, -1) for values in around)])
+        _, firsts, alike = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        return np.concatenate(
+            [self._checked_costs(weights, layers) for layers in np.array_split(firsts, 1 + len(firsts) // BLOCK)]
+        )[alike.reshape(-1)]
+
+    def _checked_costs(self, weights: Weights, layers: Integers) -> Integers:
+        self.check_time()
+        return segment_costs(self.segments, weights, layers)
+
     def lagrangian(self, weights: Weights) -> tuple[int, list[int] | None]:
         """A bound on bound(w), in 1 / SHARES ns, and the options of a choice near it whose certain bytes fit.
 
         For it is the Lagrangian dual of the chain, with a price on memory in place of its limit. Raises NothingFits.
         """
         chain, options, least = self.chain(weights)
-        completion = Completion(chain, None)
+        completion = Completion(chain, None, check_time=self.check_time)
         path = completion.best_mixed_path()
         return completion.bound + least, None if path is None else _options_of(options, path)
 
-    def exact(self, weights: Weights, gap: float, seconds: float) -> tuple[int, list[int]]:
-        """bound(w), in 1 / SHARES ns, as far as label-setting proves it in these seconds, and a choice near it.
+    def exact(self, weights: Weights, gap: float, search: Search, seconds: float) -> tuple[int, list[int] | None]:
+        """bound(w), in 1 / SHARES ns, as far as label-setting proves it within the search in these seconds, and a choice near
+        it, if there was time for one.
 
         Raises NothingFits.
         """
         chain, options, least = self.chain(weights)
-        inner = Search(chain.objective, seconds, gap=gap)
+        inner = search.inner(chain.objective, seconds, gap=gap)
         outcome = label_setting(chain, inner)
         if outcome.infeasible:
             raise NothingFits
         assert outcome.bound is not None
-        return outcome.bound + least, _options_of(options, inner.best)
+        return outcome.bound + least, None if inner.best is None else _options_of(options, inner.best)
 
     def longest_path(self, options: Sequence[int]) -> Integers:
         """(2 N + 1,): the moments on the longest path of a choice, that is, its best weights."""
@@ -273,8 +294,9 @@ class _Ascent:
         left = min(LONGEST_SECONDS, self.until - self.search.elapsed())
         if left <= 0 or self.search.closed():
             return False
-        bound, options = self.relaxation.exact(self.weights, max(self.search.gap / 4, FINEST), left)
-        self.candidate(options)
+        bound, options = self.relaxation.exact(self.weights, max(self.search.gap / 4, FINEST), self.search, left)
+        if options is not None:
+            self.candidate(options)
         self.search.report(bound=_whole(bound))
         return True
 

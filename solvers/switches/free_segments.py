@@ -20,14 +20,14 @@ Memory is that of `free_memory`, within these lags.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.columns import Columns, undominated
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
-from trainplan.formulations.memory_switches.segments import NEIGHBOURS, Segments, kept_bytes, shared_switches
+from trainplan.formulations.memory_switches.segments import NEIGHBOURS, Segments, alike_layers, kept_bytes, shared_switches
 from trainplan.formulations.memory_switches.simulation import Booleans, SimulatedStep
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches, combinations
 from trainplan.solvers.switches.free_memory import COMMUNICATION, READY, CertainBytes
@@ -55,10 +55,11 @@ class FreeSegments:
     r: Integers
     lazy: Integers
 
-    def columns(self, time_ns: Integers) -> tuple[Columns, ...]:
-        """The undominated columns of every layer that take these times, (N, 8, S, 2), as in `Segments`."""
+    def columns(self, time_ns: Integers, check_time: Callable[[], None] = lambda: None) -> tuple[Columns, ...]:
+        """The undominated columns of every layer that take these times, (N, 8, S, 2), as in `Segments`. check_time: called
+        often; what it raises is passed on."""
         numbers = (self.peak_bytes, self.delta_bytes, self.resident_bytes, self.r, self.lazy)
-        return undominated(Segments(self.options, time_ns, *numbers))
+        return undominated(Segments(self.options, time_ns, *numbers), check_time)
 
 
 def different(options: Iterable[Switches]) -> tuple[Switches, ...]:
@@ -66,30 +67,29 @@ def different(options: Iterable[Switches]) -> tuple[Switches, ...]:
     return tuple(switches for switches in options if switches.offload_hidden or not switches.eco_forward)
 
 
-def free_segments(instance: Instance) -> FreeSegments:
-    """What is certain of the segments of any choice, all synchronisation left out."""
+def free_segments(instance: Instance, check_time: Callable[[], None] = lambda: None) -> FreeSegments:
+    """What is certain of the segments of any choice, all synchronisation left out. check_time: called often; what it raises is
+    passed on."""
     options = different(s for s in combinations(False, instance.offload_needs_ckpt) if not s.segment_sync)
     on = matrix([Solution(options)])[0]
-    forward, backward, lags = _with_lags(instance, on)
+    forward, backward, lags = _with_lags(instance, on, check_time)
+    check_time()
     certain = CertainBytes(instance, on, lags)
     peak = np.maximum(certain.forward_bytes()[:, None], certain.backward_bytes()[..., None])
     return FreeSegments(options, forward, backward, lags, peak, *kept_bytes(instance, on), *shared_switches(on))
 
 
-def _paths(instance: Instance, on: Booleans) -> tuple[Integers, Integers]:
-    """Longest paths of all segments, as in `FreeSegments`, before lags; equal layers beside equal ones share theirs."""
-    moments, last, choices = 3 if instance.nvlink else 2, instance.layers - 1, len(on)
+def _paths(instance: Instance, on: Booleans, alike: Integers, check_time: Callable[[], None]) -> tuple[Integers, Integers]:
+    """Longest paths of all segments, as in `FreeSegments`, before lags. alike: as of `alike_layers`; these share theirs."""
+    moments, choices = 3 if instance.nvlink else 2, len(on)
     ahead, back = _neighbourhoods(on)
-    shared: dict[bytes, tuple[Integers, ...]] = {}
     forward = np.empty((instance.layers, moments, moments, choices, 2), np.int64)
     backward = np.empty((instance.layers, moments, moments, 8, choices), np.int64)
-    for i in range(instance.layers):
-        rows = slice(max(i - 1, 0), i + 2)
-        key = bytes([i == 0, i == last]) + b"".join(column[rows].tobytes() for column in instance.columns.values())
-        if key not in shared:
-            shared[key] = tuple(_of_segment(instance, i, switches, moments, switches is ahead) for switches in (ahead, back))
-        forward[i], backward[i] = shared[key][0].reshape(forward[i].shape), shared[key][1].reshape(backward[i].shape)
-    return forward, backward
+    for i in np.unique(alike).tolist():
+        check_time()
+        forward[i] = _of_segment(instance, i, ahead, moments, True).reshape(forward[i].shape)
+        backward[i] = _of_segment(instance, i, back, moments, False).reshape(backward[i].shape)
+    return forward[alike], backward[alike]
 
 
 def _synchronised_paths(instance: Instance, on: Booleans) -> dict[int, Integers]:
@@ -154,17 +154,23 @@ def _moments(step: SimulatedStep, i: int) -> Integers:
     return np.maximum(step.clocks["compute"], np.stack([ready, step.clocks["communication"], step.clocks["copy"]]))
 
 
-def _with_lags(instance: Instance, on: Booleans) -> tuple[Integers, Integers, Integers]:
+def _with_lags(instance: Instance, on: Booleans, check_time: Callable[[], None]) -> tuple[Integers, Integers, Integers]:
     """Forward and backward paths raised, and the lags at the beginning of all 2 N segments."""
-    forward, backward = _paths(instance, on)
+    alike = alike_layers(instance)
+    forward, backward = _paths(instance, on, alike, check_time)
     within = _synchronised_paths(instance, on)
     moments = forward.shape[1]
     none = lag = np.zeros((moments, moments), np.int64)  # the step begins with all moments at 0
     lags = []
+    raised: dict[tuple[int, bool, bytes], tuple[Integers, Integers]] = {}  # by layer, pass and lag before
     for number, of_layer in enumerate((*forward, *backward[::-1])):
         lags.append(lag)
-        paths = of_layer.reshape(moments, moments, -1)
-        paths[:], lag = _raised(paths, lag)
+        paths, ahead = of_layer.reshape(moments, moments, -1), number < instance.layers
+        key = (int(alike[number if ahead else 2 * instance.layers - 1 - number]), ahead, lag.tobytes())
+        if key not in raised:
+            check_time()
+            raised[key] = _raised(paths, lag)
+        paths[:], lag = raised[key]
         if number in within:
             lag = np.maximum(lag, _raised(within[number], none)[1])
     return forward, backward, np.stack(lags)

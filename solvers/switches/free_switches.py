@@ -19,6 +19,7 @@ A walk is repeatable by its seed, time limit apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -30,11 +31,12 @@ from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES
 from trainplan.solvers.core.brute_force import brute_force
 from trainplan.solvers.core.search import Method, Outcome, Search
-from trainplan.solvers.switches.exact import label_setting
+from trainplan.solvers.switches.exact import synchronised
 from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxation, free_bound
 from trainplan.solvers.switches.free_segments import different
 from trainplan.solvers.switches.h3t import h3t_greedy, manual
-from trainplan.solvers.switches.h3t_dp import h3t_dp
+from trainplan.solvers.switches.h3t_dp import LEVELS, filled_grid
+from trainplan.solvers.switches.quick import cheap_bound, first_plan
 
 FORCED, BOUND, PLANNED = 0.2, 0.5, 0.6  # shares of the time limit, until these are done
 FORCED_S, MOST_FORCED = 2.0, 0.7  # planning the synchronised step gets these seconds, up to that share, where its own is less
@@ -61,34 +63,47 @@ _key = itemgetter(0)
 
 def unsynchronised(instance: Instance, search: Search) -> Outcome:
     """The best choice found and the bound; optimal where they meet. Option: none."""
+    quick, source = cheap_bound(instance)
+    search.report(None if search.time_limit is None else first_plan(instance), quick)
     walks = Walks(instance, search)
     forced = replace(instance, synchronisation="forced")
     share = FORCED if search.time_limit is None else max(FORCED, min(MOST_FORCED, FORCED_S / search.time_limit))
     all_on = Solution((ALL_ON,) * instance.layers)
     search.report(all_on)
     walks.begin(all_on)
-    for planner in (h3t_dp, label_setting):
+    for planner in (_paper, synchronised):
         walks.begin(_planned(planner, forced, search, share))
-    relaxation = Relaxation(instance)
     try:
+        relaxation = Relaxation(instance, search.check_time)
         free_bound(relaxation, search, _seconds(search, BOUND), walks.candidate(relaxation))
     except NothingFits:
         return Outcome(infeasible=True, bound_source="least memory that is certain, over all choices")
-    if search.closed():
-        return Outcome(bound=search.bound, bound_source=SOURCE)
-    if len(instance.options) ** instance.layers <= FEW:
+    except TimeoutError:
+        pass  # what is reported by then stays
+    if search.bound is not None and search.bound > quick:
+        source = SOURCE
+    if not search.closed() and len(instance.options) ** instance.layers <= FEW:
         outcome = brute_force(instance, search)
-        return outcome if outcome.bound is not None or outcome.infeasible else Outcome(bound=search.bound, bound_source=SOURCE)
-    for planner in (manual, h3t_greedy):
-        walks.begin(_planned(planner, instance, search, PLANNED))
-    statistics = walks.run()
-    return Outcome(bound=search.bound, bound_source=SOURCE, statistics=statistics)
+        if outcome.bound is not None or outcome.infeasible:
+            return outcome
+    elif not search.closed():
+        for planner in (manual, h3t_greedy):
+            walks.begin(_planned(planner, instance, search, PLANNED))
+        return Outcome(bound=search.bound, bound_source=source, statistics=walks.run())
+    return Outcome(bound=search.bound, bound_source=source)
+
+
+def _paper(forced: Instance, search: Search) -> Outcome:
+    """What the paper's dynamic program finds."""
+    search.report(filled_grid(forced, LEVELS, False, search.check_time).solution(forced))
+    return Outcome()
 
 
 def _planned(planner: Method, instance: Instance, search: Search, share: float) -> Solution | None:
     """What a planner finds until a share of the time limit is over; it is reported, too."""
     inner = search.within(_seconds(search, share))
-    planner(instance, inner)
+    with suppress(TimeoutError):
+        planner(instance, inner)
     return inner.best
 
 
@@ -131,6 +146,8 @@ class Walks:
 
     def run(self) -> dict[str, int]:
         """Walk until the budget or the time is over, or the bound is met. The number of simulated steps, as statistics."""
+        if self._over():
+            return {"simulated": self.simulated}
         unlimited = self.search.time_limit is None
         batches = max(2 * WALKS, BATCHES * LAYERS // max(LAYERS, self.instance.layers))
         starts = sorted(self._at(np.array(list(self.starts.values()))), key=_key)[:WALKS]
@@ -167,12 +184,14 @@ class Walks:
         """Many places, simulated; the best that fits is reported where it is better than any before."""
         places = list[_Place]()
         for first in range(0, len(choices), self.at_once):
+            if places and self.search.out_of_time():
+                break
             rows = choices[first : first + self.at_once]
             times, peaks = simulate(self.instance.columns, self.instance.nvlink, self.on[rows])
             over = np.maximum(0, peaks - self.instance.memory_bytes)
             keys = zip(over.tolist(), times.tolist(), peaks.tolist(), strict=True)
             places += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]
-        self.simulated += len(choices)
+        self.simulated += len(places)
         best = min(places, key=_key)
         if not best.key[0] and self.search.betters(best.key[1]):
             self.search.report(Solution(tuple(self.options[option] for option in best.choice)))

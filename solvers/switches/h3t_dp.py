@@ -26,7 +26,7 @@ All states of a layer are extended at once; the least time of every cell, and wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import Booleans
+from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search, Unsuited
 
 LEVELS = 128
@@ -52,20 +53,27 @@ def h3t_dp(instance: Instance, search: Search) -> Outcome:
     basic, levels = search.options.get("version") == "basic", search.options.get("levels") or LEVELS
     forced = replace(instance, synchronisation="forced")
     _check_size(forced, levels, basic)
-    grid = MemoryGrid(segments(forced), forced.memory_bytes, levels, basic)
+    try:
+        grid = filled_grid(forced, levels, basic, search.check_time)
+    except TimeoutError:
+        return timed_out(instance, search, "time ran out before the table was filled")
+    solution = grid.solution(forced)
+    message = None
+    if solution is None:
+        message = f"Algorithm {3 if basic else 4} found nothing on {levels} levels of memory; that proves nothing"
+    search.report(solution)
+    return Outcome(message=message, statistics=grid.statistics)
+
+
+def filled_grid(forced: Instance, levels: int, basic: bool, check_time: Callable[[], None]) -> MemoryGrid:
+    """The table of all layers. check_time: called often; what it raises is passed on."""
+    grid = MemoryGrid(segments(forced, check_time), forced.memory_bytes, levels, basic)
     for layer in range(forced.layers):
         for _ in grid.extend(layer):
-            if search.out_of_time():
-                return Outcome(message="time ran out before the table was filled", statistics=grid.statistics)
+            check_time()
         if not len(grid.states.time_ns):
             break
-    choice = grid.choice()
-    message = None
-    if choice is None:
-        message = f"Algorithm {3 if basic else 4} found nothing on {levels} levels of memory; that proves nothing"
-    else:
-        search.report(Solution(tuple(forced.options[option] for option in choice)))
-    return Outcome(message=message, statistics=grid.statistics)
+    return grid
 
 
 def _check_size(instance: Instance, levels: int, basic: bool) -> None:
@@ -159,15 +167,15 @@ class MemoryGrid:
     def _level(self, size: Integers) -> Integers:
         return -(-self.levels * size // self.memory_bytes)
 
-    def choice(self) -> list[int] | None:
-        """The option of every layer in the fastest state of all layers; None where there is none."""
+    def solution(self, forced: Instance) -> Solution | None:
+        """The switches of every layer in the fastest state of all layers; None where there is none."""
         if not len(self.states.time_ns):
             return None
         options, place = [], int(self.states.time_ns.argmin())
         for origin in reversed(self.origins):
             place, option = divmod(int(origin[place]), len(self.chain.options))
             options.append(option)
-        return options[::-1]
+        return Solution(tuple(forced.options[option] for option in reversed(options)))
 
 
 def _undominated(cells: Sequence[Integers], time_ns: Integers) -> Booleans:

@@ -1,4 +1,4 @@
-"""A solver that tells what it has and never ends: a process for `Worker`, see test_limits."""
+"""A solver that tells what it has and never ends: a process for `Worker`, see test_stopping."""
 
 import os
 import time

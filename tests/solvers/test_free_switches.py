@@ -79,7 +79,7 @@ def test_segment_costs_optimizer_costs_and_certain_bytes_are_below_every_step() 
         w = np.array([rng.multinomial(SHARES, rng.dirichlet([0.5] * relaxation.moments)) for _ in range(2 * count + 1)])
         weights = Weights(w, int(rng.integers(SHARES + 1)))
         of_segments, of_optimizer = (
-            segment_costs(certain, weights),
+            segment_costs(certain, weights, np.arange(instance.layers)),
             optimizer_costs(instance, certain.lazy, weights.steps),
         )
         for i in range(count):
@@ -149,7 +149,9 @@ def test_the_longest_path_of_a_choice_is_its_bound() -> None:
         certain, count = relaxation.segments, instance.layers
         choice = rng.integers(len(certain.options), size=count)
         path = relaxation.longest_path(choice.tolist())
-        costs = segment_costs(certain, Weights(np.eye(relaxation.moments, dtype=np.int64)[path] * SHARES))
+        costs = segment_costs(
+            certain, Weights(np.eye(relaxation.moments, dtype=np.int64)[path] * SHARES), np.arange(instance.layers)
+        )
         total = 0
         for i in range(count):
             before, after = (certain.r[choice[i - 1]] if i else 0), (certain.lazy[choice[i + 1]] if i + 1 < count else 0)
