@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.classes import first_alike, matrix_tables, unchanged
@@ -42,10 +41,6 @@ class Case:
     windows: dict[tuple[int, ...], Integers] = field(default_factory=dict, init=False, repr=False)
 
     problem = NAME
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For another process: the case alone, without what has been worked out and without looks at the time."""
-        return Case, (self.instance, self.degrees, self.reduced)
 
     @cached_property
     def micro_batches(self) -> int:

@@ -103,7 +103,7 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
 
 
 def _memory_bytes(memory: str | int) -> int:
-    size = parse_bytes(memory) if isinstance(memory, str) else memory
+    size = parse_bytes(memory, "--solver-memory") if isinstance(memory, str) else memory
     if not LEAST_MEMORY <= size < 2**62:
         raise InputError("command line", "--solver-memory", f"is {memory!r}", "give at least 64MiB, such as 8GiB")
     return size
