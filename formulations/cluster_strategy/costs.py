@@ -99,16 +99,16 @@ def _table(
 ) -> LayerTable:
     strategy = Strategy.of(("tp", tmp), ckpt=recompute)
     costs = COST_MODELS["executed"]
-    of_sublayer = {
-        unit.sublayer: unit_costs(profile, costs, unit.sublayer, strategy, mbs) for layer in layers for unit in layer
-    }
+    sublayers = sorted({unit.sublayer for layer in layers for unit in layer})
+    of_sublayer = {sublayer: unit_costs(profile, costs, sublayer, strategy, mbs) for sublayer in sublayers}
     of_layer = [layer_costs([of_sublayer[unit.sublayer] for unit in layer]) for layer in layers]
-
-    def time_ns(unit: ChainUnit, kind: str) -> int:
-        return unit_work(profile, unit.sublayer, strategy, mbs, kind).compute_ns
-
+    time_ns = {
+        (sublayer, kind): unit_work(profile, sublayer, strategy, mbs, kind).compute_ns
+        for sublayer in sublayers
+        for kind in kinds
+    }
     return LayerTable(
-        layer_ns=np.array([[sum(time_ns(unit, kind) for unit in layer) for layer in layers] for kind in kinds], np.int64),
+        layer_ns=_array([sum(time_ns[unit.sublayer, kind] for unit in layer) for layer in layers] for kind in kinds),
         kept_bytes=_array(cost.forward_bytes for cost in of_layer),
         # The loss is one scalar of every stage: beside whichever layer needs most, it counts once.
         workspace_bytes=_array(LOSS_BYTES + max(0, cost.backward_bytes) for cost in of_layer),

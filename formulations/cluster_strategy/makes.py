@@ -26,6 +26,10 @@ MOST_MAKES = 20_000
 MOST_VARIABLES = 200_000
 
 
+def unlimited() -> None:
+    """A clock that never ends anything; a function by name, for cases to be sent to other processes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """An instance with its degrees given. P stages, d pipelines, tmp devices a group.
@@ -37,7 +41,7 @@ class Case:
     instance: Instance
     degrees: Degrees
     reduced: bool = False
-    check_time: Callable[[], None] = lambda: None
+    check_time: Callable[[], None] = unlimited
     windows: dict[tuple[int, ...], Integers] = field(default_factory=dict, init=False, repr=False)
 
     problem = NAME

@@ -12,8 +12,9 @@ demands; `free` leaves it to the solver. All numbers are integers; `evaluate` an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -180,7 +181,8 @@ class Solution:
 
 def matrix(solutions: Sequence[Solution]) -> NDArray[np.bool_]:
     """(K, N, 7): switches of many solutions, for `simulate`."""
-    return np.array([[astuple(switches) for switches in solution.switches] for solution in solutions], bool)
+    on = attrgetter(*SWITCHES)
+    return np.array([[on(switches) for switches in solution.switches] for solution in solutions], bool)
 
 
 def load(source: Source, where: str = "instance") -> Instance:

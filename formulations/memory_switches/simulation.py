@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,7 @@ class SimulatedStep:
         self.clocks = {lane: np.zeros(self.count, np.int64) for lane in LANES}
         self.lane_of = dict(zip(LANES, LANES, strict=True)) | ({} if self.nvlink else {"copy": "communication"})
         zero, self.always = np.zeros(self.count, np.int64), np.ones(self.count, bool)
+        self.zero = zero
         # When a shard, whole parameters or hidden states are there, a gradient is scattered, a shard has made its step.
         self.shard, self.gathered, self.hidden, self.scattered, self.stepped = ([zero] * self.layers for _ in range(5))
 
@@ -133,7 +135,7 @@ class SimulatedStep:
     @property
     def time_ns(self) -> Integers:
         """(K,): when all lanes are done."""
-        latest: Integers = np.max(list(self.clocks.values()), axis=0)
+        latest: Integers = reduce(np.maximum, self.clocks.values())
         return latest
 
     def whole(self) -> tuple[Integers, Integers, Integers]:
@@ -308,16 +310,20 @@ class SimulatedStep:
         return start
 
     def _run(
-        self, lane: str, what: str, layer: int, time: str, on: Booleans, after: Integers | int = 0
+        self, lane: str, what: str, layer: int, time: str, on: Booleans, after: Integers | None = None
     ) -> tuple[Integers, Integers, Booleans]:
         """Start and end of an operation of `columns[time]` nanoseconds, in the simulations that have it."""
+        always = on is self.always
+        if not always and not np.count_nonzero(on):
+            return self.zero, self.zero, on
         lane = self.lane_of[lane]
-        start = np.maximum(self.clocks[lane], after)
+        start = self.clocks[lane] if after is None else np.maximum(self.clocks[lane], after)
         end = start + self.number(time, layer)
-        self.clocks[lane] = np.where(on, end, self.clocks[lane])
+        self.clocks[lane] = end if always else np.where(on, end, self.clocks[lane])
         if lane == "compute":
+            begun = start if always else np.where(on, start, 0)
             for other in LANES:
-                self.clocks[other] = np.maximum(self.clocks[other], np.where(on, start, 0))
+                self.clocks[other] = np.maximum(self.clocks[other], begun)
         self.done.append((lane, what, layer, start, end, on))
         return start, end, on
 
@@ -325,8 +331,10 @@ class SimulatedStep:
 
     def change(self, time: Integers, size: Any, on: Booleans | None = None) -> None:
         """From the moments `time` (K,) on, `size` bytes more are held, in the simulations that are `on`."""
-        sizes = np.broadcast_to(np.asarray(size, np.int64), (self.count,))
-        self.changes.append((self.segment, time, sizes if on is None else sizes * on))
+        if on is None:
+            self.changes.append((self.segment, time, self.zero + size))
+        elif on is self.always or np.count_nonzero(on):
+            self.changes.append((self.segment, time, size * on))
 
     @property
     def resident_bytes(self) -> Integers:
@@ -341,8 +349,10 @@ class SimulatedStep:
         Of what changes at one moment, the changes of earlier segments come first (or a segment without length would need no
         memory), and what ends before what begins.
         """
-        ordered = sorted(self.changes, key=lambda change: (change[0], bool((change[2] > 0).any())))
-        times, sizes = (np.stack(values) for values in list(zip(*ordered, strict=True))[1:])
+        segments, *columns = zip(*self.changes, strict=True)
+        times, sizes = (np.concatenate(column).reshape(len(column), -1) for column in columns)
+        issued = np.lexsort(((sizes > 0).any(axis=1), segments))
+        times, sizes = times[issued], sizes[issued]
         order = np.argsort(times, axis=0, kind="stable")
         level = np.cumsum(np.take_along_axis(sizes, order, axis=0), axis=0)
         place = level.argmax(axis=0)[None]

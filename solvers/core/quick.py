@@ -23,8 +23,8 @@ def first_plan(instance: Any) -> Any | None:
 
 
 def timed_out(instance: Any, search: Search, message: str, **fields: Any) -> Outcome:
-    """What a method comes to whose time is over: the first plan, where it has no solution so far. fields: of the outcome."""
-    if search.best is None:
+    """What a method comes to whose time is over: the first plan, where there is no solution so far. fields: of the outcome."""
+    if search.best is None and (search.around is None or search.around.best is None):
         search.report(first_plan(instance))
         message += "" if search.best is None else "; the plan is the first that fits"
     return Outcome(message=message, **fields)

@@ -18,15 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import floor
+from math import floor, inf
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.solvers.assignment.sweep import assign
-from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.assignment.sweep import steps_of
+from trainplan.solvers.core.search import Outcome, Search, first_fitting
+from trainplan.solvers.partition.autopipe import Planner
 from trainplan.solvers.partition.prefixes import Prefixes
-from trainplan.solvers.partition.quick import cheap_bound
+from trainplan.solvers.partition.quick import cheap_bound, first_plan
 from trainplan.solvers.partition.spans import FAR, Spans
 from trainplan.solvers.partition.suffixes import Suffixes, in_order, longer, longest_bound_ns, no_suffix, undominated
 from trainplan.solvers.partition.times import SublayerChain
@@ -34,6 +35,7 @@ from trainplan.solvers.partition.times import SublayerChain
 MEMORY = "least memory over all partitions"
 SOURCE = "micro-batches followed through one stage"
 SEARCHED = "micro-batches followed through one stage, the rest simulated"
+SPANS_TIME = 0.5  # of the time limit, by which the tables of spans have to be there
 BEAM, CHUNK = 64, 2048  # suffixes kept in the beam; suffixes branched on, or simulated, at once
 MOST = 20_000  # suffixes kept by S and K
 STEPS = ((256, 4, 7), (1024, 8, 2), (10_000, 32, 2), (60_000, 48, 2))  # suffixes with turns kept; classes, every: of prefixes
@@ -45,8 +47,11 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best partition and the least bound of all."""
     if instance.sublayers**2 > LARGEST:
         return _coarse(instance, search)
+    if search.time_limit is not None:
+        search.report(first_plan(instance))
+    until = inf if search.time_limit is None else SPANS_TIME * search.time_limit
     try:
-        spans = Spans(instance, search.out_of_time)
+        spans = Spans(instance, lambda: search.elapsed() > until)
     except TimeoutError:
         return _coarse(instance, search)
     if spans.bound >= FAR:
@@ -79,14 +84,22 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 
 def _coarse(instance: Instance, search: Search) -> Outcome:
-    """For chains too long to look at all spans: the best by the closed formula of stage-assignment, its cuts moved."""
+    """For chains too long to look at all spans: the best by the closed formula of stage-assignment, or of AutoPipe's
+    partitions, its cuts moved."""
     chain, row = SublayerChain(instance), instance.forward_ns + instance.backward_ns
     times, moves = np.tile(row, (instance.stages, 1)), np.tile(2 * instance.transfer_ns, (instance.stages - 1, 1))
-    assigned = assign(times, moves, instance.micro_batches, chain.windows)
-    if assigned is None:
-        return Outcome(infeasible=True, bound_source=MEMORY)
     bound, source = cheap_bound(instance)
-    search.report(Solution(tuple(map(int, assigned[1]))), bound)
+    search.report(bound=bound)
+    for step in steps_of(times, moves, instance.micro_batches, chain.windows):
+        if step.cuts is not None:
+            search.report(Solution(step.cuts))
+        if search.out_of_time():
+            return Outcome(bound=search.bound, bound_source=source, message="time ran out before the start was found")
+    if search.best is None:
+        return Outcome(infeasible=True, bound_source=MEMORY)
+    planner = Planner(instance)
+    planner.run(search.out_of_time)
+    first_fitting(instance, search, map(Solution, planner.by_time()), "AutoPipe's search")
     return Outcome(bound=search.bound, bound_source=source, statistics={"moves": _moved(chain, search)})
 
 

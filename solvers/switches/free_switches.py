@@ -34,14 +34,14 @@ from trainplan.solvers.core.search import Method, Outcome, Search
 from trainplan.solvers.switches.exact import synchronised
 from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxation, free_bound
 from trainplan.solvers.switches.free_segments import different
-from trainplan.solvers.switches.h3t import h3t_greedy, manual
+from trainplan.solvers.switches.h3t import at_once, h3t_greedy, manual
 from trainplan.solvers.switches.h3t_dp import LEVELS, filled_grid
 from trainplan.solvers.switches.quick import cheap_bound, first_plan
 
 FORCED, BOUND, PLANNED = 0.2, 0.5, 0.6  # shares of the time limit, until these are done
 FORCED_S, MOST_FORCED = 2.0, 0.7  # planning the synchronised step gets these seconds, up to that share, where its own is less
 FEW = 1_000_000  # choices that are all looked at
-AT_ONCE, LAYERS_AT_ONCE = 256, 2**15  # choices of one batch, and layers in it
+AT_ONCE = 256  # choices of one batch, fewer where there are many layers
 BATCHES, LAYERS = 240, 48  # of all walks, where there is no limit; fewer in proportion for more layers
 WALKS = 6
 PATIENCE = 6  # batches without success before a walk is thrown off
@@ -69,7 +69,8 @@ def unsynchronised(instance: Instance, search: Search) -> Outcome:
     forced = replace(instance, synchronisation="forced")
     share = FORCED if search.time_limit is None else max(FORCED, min(MOST_FORCED, FORCED_S / search.time_limit))
     all_on = Solution((ALL_ON,) * instance.layers)
-    search.report(all_on)
+    if search.best is None:
+        search.report(all_on)
     walks.begin(all_on)
     for planner in (_paper, synchronised):
         walks.begin(_planned(planner, forced, search, share))
@@ -101,6 +102,8 @@ def _paper(forced: Instance, search: Search) -> Outcome:
 
 def _planned(planner: Method, instance: Instance, search: Search, share: float) -> Solution | None:
     """What a planner finds until a share of the time limit is over; it is reported, too."""
+    if search.out_of_time():
+        return None
     inner = search.within(_seconds(search, share))
     with suppress(TimeoutError):
         planner(instance, inner)
@@ -124,7 +127,7 @@ class Walks:
         # Of each option and switch, the option nearest to it with the switch the other way.
         differs = self.on[:, None] != self.on
         self.turned = np.where(differs, differs.sum(axis=2)[..., None], len(SWITCHES) + 1).argmin(axis=1)
-        self.at_once = max(1, min(AT_ONCE, LAYERS_AT_ONCE // instance.layers))
+        self.at_once = min(AT_ONCE, at_once(instance.layers))
         self.starts: dict[bytes, Integers] = {}
         self.simulated = 0
 

@@ -25,7 +25,7 @@ from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search
 
 SAMPLES = 1000
-AT_ONCE = 2**15  # layers simulated in one go
+AT_ONCE, LONG = 2**15, 512  # layers simulated in one go; fewer in chains longer than this, of which each takes long
 ZERO_2 = Switches(ckpt=True, eco_backward=True, segment_sync=True)
 ZERO_3 = replace(ZERO_2, partition=True)
 
@@ -80,6 +80,11 @@ def zero_3(instance: Instance, search: Search) -> Outcome:
     return _setting(instance, search, ZERO_3, "ZeRO-3")
 
 
+def at_once(layers: int) -> int:
+    """Choices for a chain of so many layers that are simulated between two looks at the clock."""
+    return max(1, AT_ONCE // layers // (1 + layers // LONG))
+
+
 def _setting(instance: Instance, search: Search, switches: Switches, name: str) -> Outcome:
     solution = Solution((switches,) * instance.layers)
     if broken := violations(instance, solution):
@@ -90,11 +95,11 @@ def _setting(instance: Instance, search: Search, switches: Switches, name: str) 
 
 def _simulated(instance: Instance, search: Search, count: int, choices: Choices, last: bool = False) -> Outcome:
     """The best or the last of `count` choices that fits. choices: from their numbers (K,) to options of all layers (K, N)."""
-    on, at_once = matrix([Solution(instance.options)])[0], max(1, AT_ONCE // instance.layers)
+    on, batch = matrix([Solution(instance.options)])[0], at_once(instance.layers)
     simulated = fitting = 0
     solution: Solution | None = None
     while simulated < count and not search.out_of_time():
-        rows = choices(np.arange(simulated, min(simulated + at_once, count)))
+        rows = choices(np.arange(simulated, min(simulated + batch, count)))
         times, peaks = simulate(instance.columns, instance.nvlink, on[rows])
         (fits,) = np.nonzero(peaks <= instance.memory_bytes)
         simulated, fitting = simulated + len(rows), fitting + len(fits)

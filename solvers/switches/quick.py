@@ -1,10 +1,10 @@
-"""memory-switches in a fraction of a second: a bound by the lanes, and the best of a few settings of all layers alike."""
+"""memory-switches in a fraction of a second: a bound by the lanes, and the first of a few settings of all layers that fits."""
 
 from __future__ import annotations
 
 import numpy as np
-from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix
-from trainplan.formulations.memory_switches.simulation import simulate
+from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix, violations
+from trainplan.formulations.memory_switches.segments import kept_bytes
 from trainplan.formulations.memory_switches.switches import ALL_ON, Switches, SwitchName
 
 SOURCE = "the lanes' least work, one after the other"
@@ -44,10 +44,15 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The fastest of a few settings of all layers alike that fits; None where none does."""
-    legal = set(instance.options)
-    settings = [s for names in SETTINGS if (s := Switches.of({*names, *(["segment_sync"] * instance.forced)})) in legal]
-    plans = [Solution((switches,) * instance.layers) for switches in settings]
-    times, peaks = simulate(instance.columns, instance.nvlink, matrix(plans))
-    fits = np.flatnonzero(peaks <= instance.memory_bytes)
-    return plans[fits[times[fits].argmin()]] if len(fits) else None
+    """The first of a few settings of all layers alike that fits; None where none does.
+
+    Those are left out that keep too much from the forward to the backward pass.
+    """
+    forced = ["segment_sync"] if instance.forced else []
+    settings = [Switches.of({*names, *forced}) for names in SETTINGS]
+    kept, resident = kept_bytes(instance, matrix([Solution(tuple(settings))])[0])
+    for switches, held in zip(settings, (kept + resident).sum(axis=0).tolist(), strict=True):
+        plan = Solution((switches,) * instance.layers)
+        if held <= instance.memory_bytes and not violations(instance, plan):
+            return plan
+    return None

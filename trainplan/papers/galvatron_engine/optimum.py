@@ -21,13 +21,14 @@ from trainplan.solvers.pipeline.memory import reason
 
 def published_optimum(instance: Instance, search: Search) -> Outcome:
     """Optimal over the even partition of every configuration, proved where the bound says so. It has no options."""
-    bounds, infeasible = [], True
-    for place, configuration in enumerate(instance.configurations):
-        bound = _quick_bound(instance, configuration)
+    bounds, infeasible, source = [], True, "least own time of every stage"
+    quick = [_quick_bound(instance, configuration) for configuration in instance.configurations]
+    for place, bound in enumerate(quick):
         if search.objective is None or bound < search.objective:
             proven = _configuration_bound(instance, place, search)
             if search.out_of_time():
-                return Outcome()
+                message = "time ran out before every configuration was solved"
+                return Outcome(bound=min([*bounds, *quick[place:]]), bound_source=source, message=message)
             if proven is None:
                 continue
             bound, infeasible = proven, False
@@ -35,7 +36,7 @@ def published_optimum(instance: Instance, search: Search) -> Outcome:
     if infeasible:
         return Outcome(infeasible=True, bound_source="least memory over all stages")
     search.report(bound=min(bounds, default=0))
-    return Outcome(bound=search.bound, bound_source="least own time of every stage")
+    return Outcome(bound=search.bound, bound_source=source)
 
 
 def silent_bound(configuration: Configuration, silent_ns: Sequence[int]) -> int:
@@ -87,7 +88,7 @@ def _configuration_bound(instance: Instance, place: int, search: Search) -> int 
 
 def _exact(stage: StageInstance, search: Search) -> tuple[int, tuple[int, ...]] | None:
     """Least time of a stage, or a bound of it where time ran out, and a choice; None where none was found."""
-    inner = Search(judge(stage), search.seconds())
+    inner = search.inner(judge(stage))
     label_setting(stage, inner)
     if inner.best is None or inner.objective is None:
         return None
