@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyomo.environ as pyo
 from trainplan.formulations.step.chains import Chain
 
@@ -19,10 +21,26 @@ def unit(value: int) -> int:
     return 1 << max(0, value.bit_length() - SIGNIFICANT_BITS)
 
 
-def solved_values(model: Any, values: Any) -> dict[str, dict[Any, float]]:
-    """Every variable of a solution, by name and index, from a solver's variable map; those that no row has are left out."""
-    parts = model.component_map(pyo.Var).items()
-    return {name: {index: values[part[index]] for index in part if part[index] in values} for name, part in parts}
+@dataclass(frozen=True)
+class Columns:
+    """Where a solver has the variables of a model: the columns by name and index, and the whole variables with theirs."""
+
+    places: Mapping[str, Mapping[Any, int]]
+    whole: Sequence[tuple[Any, int]]
+
+    def values(self, solution: Any) -> dict[str, dict[Any, float]]:
+        """Every variable of a solution, given by columns, by name and index."""
+        values = np.asarray(solution).tolist()
+        return {name: {index: values[place] for index, place in places.items()} for name, places in self.places.items()}
+
+
+def columns_of(model: Any, column_of: Mapping[int, int]) -> Columns:
+    """The columns of a model's variables, from those by the variable's `id`; variables that no row has are left out."""
+    parts = {
+        name: [(i, part[i]) for i in part if id(part[i]) in column_of] for name, part in model.component_map(pyo.Var).items()
+    }
+    whole = [(v, column_of[id(v)]) for variables in parts.values() for _, v in variables if not v.is_continuous()]
+    return Columns({name: {i: column_of[id(v)] for i, v in variables} for name, variables in parts.items()}, whole)
 
 
 def _open(chain: Chain, x: int, l: int) -> bool:

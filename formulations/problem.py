@@ -48,12 +48,14 @@ class Table:
 class Part:
     """A part of an instance that MILP and CP-SAT state by itself.
 
-    bound: no solution of it is below (infinite where nothing fits); lifted: its solution as one of the whole instance.
+    bound: no solution of it is below (infinite where nothing fits); lifted: its solution as one of the whole instance;
+    lowered: a solution of the whole instance as one of the part, None where it lies in another.
     """
 
     instance: Any
     bound: float
     lifted: Callable[[Any], Any] = lambda solution: solution
+    lowered: Callable[[Any], Any | None] = lambda solution: None
 
 
 class Problem(ABC):
@@ -180,6 +182,13 @@ class Problem(ABC):
         Raises `profiling.base.errors.Unsuited` where they cannot state it.
         """
         return None
+
+    def start(self, instance: Any, solution: Any) -> set[str]:
+        """The whole variables of an instance's models, by name, that are 1 in a solution; others of the same letters are 0.
+
+        What models start from: all letters of the MILP's whole variables are among them, unless none is.
+        """
+        return set()
 
     # For people
 

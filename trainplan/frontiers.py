@@ -56,6 +56,8 @@ def frontier(
             points.append(FrontierPoint(limit, result))
             if progress:
                 progress(name, points[-1])
+            if result.stopped == "interrupt":
+                return points
     return points
 
 

@@ -9,9 +9,10 @@ for. If no plan fits even so, the answer names a memory with which there is one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from trainplan.asking import compiles
@@ -26,6 +27,7 @@ from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
 from trainplan.solvers.core.answer import Answer
+from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Progress
 from trainplan.solvers.core.solve import check_arguments, versions
@@ -65,6 +67,11 @@ class Planned:
     def result(self) -> Result:
         """The method's, on that instance."""
         return self.answer.result
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the search was interrupted."""
+        return self.result.stopped == "interrupt"
 
     @property
     def walk_bytes(self) -> tuple[int, ...]:
@@ -112,10 +119,10 @@ def planned(
     if backend is not None and backend not in BACKENDS:
         raise InputError("command line", "--backend", f"is {shown(backend)}", f"give one of: {', '.join(BACKENDS)}")
     preset.check(request)
-    deadline = None if time_limit is None else time.perf_counter() + time_limit
-    way = _Way(request, preset, method, backend, {"gap": gap, "seed": seed, "progress": progress, **options}, deadline)
+    arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
+    way = _Way(request, preset, method, backend, arguments, time_limit)
     rounds = [way.walk(0)]
-    while way.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not way.late:
+    while way.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not way.late and not rounds[-1].interrupted:
         rounds.append(way.walk(rounds[-1].reserve_bytes + way.excess_bytes(rounds[-1]), rounds[0].answer.bound_ns))
     first, last = rounds[0], rounds[-1]
     if last.plan is not None and way.excess_bytes(last) <= 0:
@@ -132,12 +139,21 @@ class _Way:
     method: str
     backend: str | None
     arguments: dict[str, Any]
-    deadline: float | None = None
+    time_limit: float | None = None
+    clock: Clock = field(default_factory=Clock)
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "started", self.clock())
 
     @property
     def late(self) -> bool:
         """Whether the time is up."""
-        return self.deadline is not None and time.perf_counter() >= self.deadline
+        return self.remaining() <= 0
+
+    def remaining(self) -> float:
+        """Seconds left; infinite without a limit."""
+        return inf if self.time_limit is None else self.time_limit - (self.clock() - self.started)
 
     def walk(self, reserve: int, bound_ns: int | None = None) -> Planned:
         """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps."""
@@ -148,8 +164,9 @@ class _Way:
     def search(self, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
         """The preset's search of these instances, in the time that is left."""
         options = {name: self.request.options[name] for name in self.preset.search_options}
-        seconds = None if self.deadline is None else max(LEAST_SECONDS, self.deadline - time.perf_counter())
-        answer: Answer = attribute(self.preset.searcher)(instances, method, time_limit=seconds, **options, **arguments)
+        seconds = None if self.time_limit is None else max(LEAST_SECONDS, self.remaining())
+        limits = {"time_limit": seconds, "clock": self.clock}
+        answer: Answer = attribute(self.preset.searcher)(instances, method, **limits, **options, **arguments)
         return answer
 
     def plan(self, answer: Answer, reserve: int) -> Planned:
@@ -179,10 +196,15 @@ class _Way:
         return max(peak - limit for peak, limit in zip(tried.judged.peak_bytes, limits, strict=True))
 
     def least(self, bound_ns: int | None = None) -> Planned | None:
-        """The exact method's plan with no more memory than some solution needs; None where no such memory is known.
+        """The exact method's plan with no more memory than some solution needs; None where no such memory is known in time.
 
         It does not depend on the memory asked for: with as much as it and its programs need, there is a plan.
         """
+        with suppress(Overrun), ended_after(lambda: self.remaining() + grace_seconds(self.time_limit)):
+            return self._least(bound_ns)
+        return None
+
+    def _least(self, bound_ns: int | None) -> Planned | None:
         problem, whole = self.preset.problem, self.request.with_reserve(0)
         tight = [instance for each in problem.instances(whole) if (instance := problem.tightest(each)) is not None]
         limits = [problem.memory_bytes(instance) for instance in tight]
@@ -219,7 +241,8 @@ class _Way:
 
     def tightest(self, rounds: Sequence[Planned]) -> Planned:
         """Where solutions fit, but no programs of the rounds do: the least plan; or, by how much all of them are short."""
-        first, least = rounds[0], self.least(rounds[0].answer.bound_ns)
+        first = rounds[0]
+        least = None if rounds[-1].interrupted else self.least(first.answer.bound_ns)
         plans = [tried for tried in (*rounds, least) if tried is not None and tried.plan is not None]
         over = min(map(self.excess_bytes, plans))
         if over <= 0:

@@ -97,7 +97,7 @@ def search_throughput(
         if progress:
             progress(points[-1])
         failures = 0 if points[-1].throughput or ("cutoff_ns" in options and fits(instance)) else failures + 1
-        if failures == PATIENCE:
+        if failures == PATIENCE or points[-1].result.stopped == "interrupt":
             break
     if not points:
         problem = f"is {planner.space}, which no batch size up to {largest_batch} suits"

@@ -50,6 +50,10 @@ class LayerStrategies(Problem):
         objective = "Eq. 8" if count == 1 else f"a micro-batch in stage {index} of {count}"
         return f"{super().cost_model(instance)}, {objective}"
 
+    def start(self, instance: Instance, solution: Choice) -> set[str]:
+        """x, by layer and option."""
+        return {f"x[{l},{s}]" for l, s in enumerate(solution)}
+
     def instance(self, request: Request) -> Instance:
         """One stage of a pipeline of even stages, by default of one stage. Raises InputError."""
         options, devices = request.options, request.origin.devices

@@ -16,7 +16,7 @@ Bytes are first divided by their greatest common divisor, which changes no solut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import gcd
 
@@ -38,7 +38,10 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, LayerVariables]:
     chain = within(chain, instance.memory_bytes // step * step)  # which raises peaks to whole steps only
 
     model = cp_model.CpModel()
-    layers = [(columns, [model.new_bool_var(f"x[{i},{c}]") for c in range(len(columns))]) for i, columns in enumerate(chain)]
+    layers = [
+        (columns, [model.new_bool_var(f"x[{i},{','.join(map(str, key))}]") for key in _keys(columns)])
+        for i, columns in enumerate(chain)
+    ]
     for _, x in layers:
         model.add_exactly_one(x)
     for (columns, x), (following, x_following) in pairwise(layers):
@@ -57,6 +60,11 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, LayerVariables]:
             before, kept = kept, model.new_int_var(0, memory, f"H[{i + 1}]")
             model.add(_sum([before, _weighted(x, columns.delta_bytes // step)]) == kept)
     return model, layers
+
+
+def _keys(columns: Columns) -> Iterator[tuple[int, int, int]]:
+    """Option, and the states before and after, of each column."""
+    return zip(*(numbers.tolist() for numbers in (columns.option, columns.enters, columns.leaves)), strict=True)
 
 
 def _sum(terms: Sequence[cp_model.LinearExprT]) -> cp_model.LinearExpr:

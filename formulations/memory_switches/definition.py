@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import get_args
 
 from trainplan.formulations.memory_switches import costs, enumeration, problem, tables
-from trainplan.formulations.memory_switches.problem import Instance, Solution, Synchronisation
+from trainplan.formulations.memory_switches.problem import Instance, Solution, Synchronisation, matrix
+from trainplan.formulations.memory_switches.segments import shared_switches
 from trainplan.formulations.parameters import BY_UNIT, Parameter
 from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Part, Problem, Table
@@ -96,6 +97,12 @@ class MemorySwitches(Problem):
             fix = f"give {SYNCHRONISATION.name} forced, or --method exact"
             raise Unsuited("command line", "--method", "states the synchronised step only", fix)
         return None
+
+    def start(self, instance: Instance, solution: Solution) -> set[str]:
+        """x, by layer, option, and the states before and after, as of `columns`."""
+        places, (r, lazy) = [instance.options.index(s) for s in solution.switches], shared_switches(matrix([solution])[0])
+        states = [0, *(2 * r[:-1] + lazy[1:]).tolist(), 0]
+        return {f"x[{i},{s},{states[i]},{states[i + 1]}]" for i, s in enumerate(places)}
 
     def size(self, instance: Instance) -> dict[str, int]:
         """Layers, combinations of switches of each, and the limit of a device."""

@@ -35,7 +35,15 @@ class StagedProblem(Problem):
         def lift(place: int) -> Callable[[Solution], Solution]:
             return lambda solution: replace(solution, configuration=place)
 
-        return [Part(part, least_ns(part), lift(place)) for place, part in enumerate(parts(instance))]
+        def lower(place: int) -> Callable[[Solution], Solution | None]:
+            return lambda solution: replace(solution, configuration=0) if solution.configuration == place else None
+
+        return [Part(part, least_ns(part), lift(place), lower(place)) for place, part in enumerate(parts(instance))]
+
+    def start(self, instance: Instance, solution: Solution) -> set[str]:
+        """x, by layer, stage and option."""
+        stages = [i for i, size in enumerate(solution.stages) for _ in range(size)]
+        return {f"x[{l},{i},{s}]" for l, (i, s) in enumerate(zip(stages, solution.choice, strict=True))}
 
     def size(self, instance: Instance) -> dict[str, int]:
         """Layers, the most options of any configuration, and the memory of one device."""

@@ -34,6 +34,11 @@ class Cutting(Problem):
         """Every way to cut the chain, in lexicographic order of its cuts."""
         return map(self.home.Solution, combinations(range(1, instance.length), instance.stages - 1))
 
+    def start(self, instance: Chain, solution: Any) -> set[str]:
+        """Y, by stage and layer, up to the last layer by which the stage need not have begun."""
+        ends = instance.length - instance.stages
+        return {f"Y[{x},{l}]" for x, first in enumerate(solution.cuts, 1) for l in range(first, ends + x)}
+
     def size(self, instance: Chain) -> dict[str, int]:
         """The instance's sizes, and the memory limit where there is one."""
         sizes = {name: getattr(instance, name) for name in self.sizes}

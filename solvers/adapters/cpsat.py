@@ -1,28 +1,14 @@
-"""CP-SAT: the adapter between its solver and our searches."""
+"""CP-SAT: the adapter between its process and our searches."""
 
 from __future__ import annotations
 
-import math
-import os
-import time
-from collections.abc import Callable
 from typing import Any
 
-from ortools.sat.python import cp_model
-from trainplan.solvers.adapters.formulation import formulation
 from trainplan.solvers.adapters.parts import by_configuration
+from trainplan.solvers.adapters.worker import Late, Worker
 from trainplan.solvers.core.search import Outcome, Search
 
-MOST_WORKERS = 256
-
-
-class _Reporter(cp_model.CpSolverSolutionCallback):
-    def __init__(self, search: Search, read: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.search, self.read = search, read
-
-    def on_solution_callback(self) -> None:
-        self.search.report(self.read(self.boolean_value))
+_worker = Worker("trainplan.solvers.adapters.cpsat_worker")
 
 
 def cpsat(instance: Any, search: Search) -> Outcome:
@@ -35,45 +21,42 @@ def cpsat(instance: Any, search: Search) -> Outcome:
 
 def solve_one(instance: Any, search: Search) -> Outcome:
     """One model. Where the search has an objective already, CP-SAT looks for a better solution only."""
-    started, stated = time.perf_counter(), formulation(instance, "cpsat")
-    model, variables = stated.build(instance)
+    build_seconds, source = list[float](), "CP-SAT"
 
-    def read(value: Callable[[Any], bool]) -> Any:
-        return stated.extract(instance, variables, value)
+    def receive(kind: str, content: Any) -> None:
+        if kind == "built":
+            build_seconds.append(content)
+        elif kind == "solution":
+            search.report(content)
+        else:
+            search.report(bound=content, source=source)
 
-    if search.objective is not None:
-        model.proto.objective.domain.extend([-(2**62), search.objective - 1])
-    build_seconds = time.perf_counter() - started
-    solver = cp_model.CpSolver()
-    solver.parameters.random_seed = search.seed
-    solver.parameters.num_workers = min(MOST_WORKERS, search.options.get("workers") or min(8, os.cpu_count() or 1))
-    solver.parameters.relative_gap_limit = search.gap
-    if search.time_limit is not None:
-        solver.parameters.max_time_in_seconds = max(0.0, search.remaining())
-    solver.best_bound_callback = lambda value: search.report(bound=_whole(value))
-    status = solver.solve(model, _Reporter(search, read))
-    source = f"CP-SAT, {solver.parameters.num_workers} workers"
-    if status == cp_model.INFEASIBLE:
-        return Outcome(infeasible=True, bound_source=source, build_seconds=build_seconds)
-    if status == cp_model.MODEL_INVALID:
+    request = {"instance": instance, "gap": search.gap, "seed": search.seed, "workers": search.options.get("workers")}
+    try:
+        answer = _worker.answer({**request, "below_ns": search.objective, "start": search.start}, search, receive)
+    except Late:
+        message = None if build_seconds else "time ran out while CP-SAT's model was built"
+        spent = build_seconds[0] if build_seconds else search.elapsed()
         return Outcome(
-            failed=True, message=f"CP-SAT refused the model: {model.validate().splitlines()[0]}", build_seconds=build_seconds
+            bound=search.bound, bound_source=search.bound_source, build_seconds=spent, stopped="time limit", message=message
         )
-    statistics: dict[str, Any] = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        search.report(read(solver.boolean_value))
-    bound = _whole(solver.best_objective_bound)
-    if status == cp_model.OPTIMAL and not search.gap and search.objective is not None:
+    if answer.get("out_of_memory"):
+        raise MemoryError
+    spent, status = sum(build_seconds), answer.get("status")
+    if "error" in answer or status == "MODEL_INVALID":
+        message = answer["error"].splitlines()[-1] if "error" in answer else f"CP-SAT refused the model: {answer['refused']}"
+        return Outcome(failed=True, message=message, build_seconds=spent)
+    source = f"CP-SAT, {answer['workers']} workers"
+    if status == "INFEASIBLE":
+        return Outcome(infeasible=True, bound_source=source, build_seconds=spent)
+    bound = answer["bound"]
+    if status == "OPTIMAL" and not search.gap and search.objective is not None:
         bound = search.objective  # proven on whole numbers; the float that says so may be off by its rounding
-    search.report(bound=bound)
-    return Outcome(bound=max(bound, search.bound or 0), bound_source=source, build_seconds=build_seconds, statistics=statistics)
-
-
-def _whole(value: float) -> int:
-    """CP-SAT's bounds are whole numbers that come as floats: exact below 2^53, lowered by their rounding above."""
-    if not math.isfinite(value):
-        return 0
-    if abs(value) >= 2**53:
-        return math.floor(value) - math.ceil(abs(value) * 2**-52)
-    nearest = round(value)
-    return nearest if abs(value - nearest) < 1e-3 else math.ceil(value)
+    search.report(bound=bound, source=source)
+    return Outcome(
+        bound=max(bound, search.bound or 0),
+        bound_source=source,
+        build_seconds=spent,
+        stopped="time limit" if status in ("FEASIBLE", "UNKNOWN") else None,
+        statistics=answer["statistics"],
+    )

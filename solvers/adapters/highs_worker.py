@@ -1,25 +1,25 @@
-"""HiGHS in a process of its own, which can be ended: `python -m trainplan.solvers.adapters.highs_worker NUMBER`.
+"""HiGHS in a process of its own: `python -m trainplan.solvers.adapters.highs_worker NUMBER`, see `worker`.
 
-Receives requests from the connection of that file number, one after the other, and sends answers there: any number of
-`("progress", incumbent, bound)` in ns as logged, then one `("done", {...})`. It lives on between requests, because starting
-Python and Pyomo costs more than a small solve; and it keeps HiGHS apart from OR-Tools, with which it shares a library name.
+Sends ("built", seconds), ("solution", solution) and ("bound", ns), as they come.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import sys
+import math
 import time
-import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from pyomo.contrib.solver.solvers.highs import Highs
+from trainplan.formulations.milp import Columns, columns_of
 from trainplan.formulations.problem import problem_of
 from trainplan.solvers.adapters.formulation import formulation
+from trainplan.solvers.adapters.worker import Send, serve
 
 REPAIRS = 5
+LEAST_SECONDS = 0.1
 # With its presolve, HiGHS 1.13.1 calls some feasible instances infeasible, crashes on others or never ends (they are in the
 # tests); 1.12.0 too. Without it all are solved, in about the time that it takes on the others.
 PRESOLVE = "off"
@@ -27,116 +27,117 @@ PRESOLVE = "off"
 TOLERANCE = 1e-9
 NOISE = 1e-6
 
-# Lines of HiGHS's branch-and-bound table: ... | explored% bound incumbent gap | cuts inLP conflicts | iterations time
-_TABLE = re.compile(r"\s([\d.]+)%\s+(\S+)\s+(\S+)\s+\S+\s+\d+\s+\d+\s+\d+\s+\d+\s+[\d.]+s\s*$")
+
+class _Highs(Highs):
+    """Pyomo's interface to HiGHS with what it lacks: a start, and solutions and bounds as they come (in model units).
+
+    start: the names of whole variables that are 1, while the others are 0; empty without a start.
+    """
+
+    start: set[str]
+    solution: Callable[[Columns, Any], None]
+    bound: Callable[[float], None]
+
+    def _solve(self) -> Any:
+        highs = self._solver_model
+        columns = columns_of(self._model, self._pyomo_var_to_solver_var_map)
+        if self.start:
+            whole = {place: variable.name for variable, place in columns.whole}
+            if self.start <= set(whole.values()):
+                values = [float(name in self.start) for name in whole.values()]
+                highs.setSolution(len(whole), np.array(list(whole), np.int32), np.array(values))
+        highs.cbMipImprovingSolution.subscribe(lambda event: self.solution(columns, event.data_out.mip_solution))
+        highs.cbMipLogging.subscribe(lambda event: self.bound(event.data_out.mip_dual_bound))
+        results = super()._solve()
+        if results.incumbent_objective is not None:
+            self.solution(columns, highs.getSolution().col_value)
+        return results
 
 
-class _Log(io.TextIOBase):
-    """Reads the table of HiGHS's log as it is written."""
+@dataclass
+class _Solving:
+    """An instance that is solved once or, under less memory, again."""
 
-    def __init__(self, report: Callable[[float | None, float | None], None]) -> None:
-        self.report, self.pending = report, ""
+    request: dict[str, Any]
+    deadline: float
+    send: Send
 
-    def writable(self) -> bool:
-        return True
+    def once(self, instance: Any, first: bool) -> tuple[Any, Any]:
+        """What Pyomo says of the solve, and the last solution. first: of the instance as it is, whose bounds count."""
+        request, milp, last = self.request, formulation(instance, "milp"), None
+        started = time.perf_counter()
+        model = milp.build(instance)
+        built = time.perf_counter()
+        ns_per_unit, noise_ns = milp.units(instance)[0], noise(milp, instance)
+        starting = first and request["start"] is not None
+        # HiGHS cuts off what is not below this objective; half a nanosecond keeps its tolerance away from the next whole one.
+        below = {"objective_bound": (request["below_ns"] - 0.5) / ns_per_unit} if request["below_ns"] is not None else {}
 
-    def write(self, text: str) -> int:
-        self.pending += text
-        *lines, self.pending = self.pending.split("\n")
-        for line in lines:
-            if match := _TABLE.search(line):
-                bound, primal = (_number(match[i]) for i in (2, 3))
-                self.report(primal, bound)
-        return len(text)
+        def bound(units: float) -> None:
+            if first and math.isfinite(units):
+                self.send(("bound", whole_bound(units * ns_per_unit, noise_ns)))
+
+        def solution(columns: Columns, values: Any) -> None:
+            nonlocal last
+            last = milp.extract(instance, columns.values(values))
+            self.send(("solution", last))
+
+        solver = _Highs()
+        solver.start = problem_of(instance).start(instance, request["start"]) if starting else set()
+        solver.solution, solver.bound = solution, bound
+        if first:
+            self.send(("built", built - started))
+        results = solver.solve(
+            model,
+            time_limit=None if self.deadline == math.inf else max(LEAST_SECONDS, self.deadline - built),
+            rel_gap=request["gap"],
+            threads=1,
+            load_solutions=False,
+            raise_exception_on_nonoptimal_result=False,
+            solver_options={
+                "random_seed": request["seed"],
+                "mip_abs_gap": 0.0,
+                "presolve": PRESOLVE,
+                "mip_feasibility_tolerance": TOLERANCE,
+                **({} if solver.start else below),
+            },
+        )
+        return results, last
 
 
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) < 1e300 else None
+def noise(milp: Any, instance: Any) -> float:
+    """How far off a bound of HiGHS may be, in ns."""
+    weight = milp.weight(instance) if hasattr(milp, "weight") else 0
+    return float(milp.units(instance)[0] * (NOISE + TOLERANCE * weight))
 
 
-def _solve(request: dict[str, Any], send: Any) -> dict[str, Any]:
+def whole_bound(bound_ns: float, noise_ns: float) -> int:
+    """A float bound on a whole objective, as a whole number that is surely a bound."""
+    return math.ceil(bound_ns - noise_ns) if math.isfinite(bound_ns) else 0
+
+
+def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
     """Solve; where rounding let a choice overshoot the memory, solve again with that much less. The first bound stands."""
-    instance, deadline = request["instance"], request["time_limit"] and time.perf_counter() + request["time_limit"]
-    answer = _solve_once(instance, request, deadline, send)
-    if formulation(instance, "milp").units(instance)[1] is None:  # no bytes in its model that could be rounded
-        return answer
-    problem = problem_of(instance)
-    limit = problem.memory_bytes(instance)
-    assert limit is not None, "a model with bytes has one limit"
-
-    tightened, repairs = limit, REPAIRS
-    while (choice := answer["choice"]) is not None:
-        excess = problem.describe(instance, choice)["peak_bytes"] - limit
-        if excess <= 0:
-            break
-        answer["choice"], tightened, repairs = None, tightened - excess, repairs - 1
-        if tightened > 0 and repairs >= 0 and not (deadline and time.perf_counter() > deadline):
-            tighter = problem.with_memory(instance, tightened)
-            answer["choice"] = _solve_once(tighter, request, deadline, lambda message: None)["choice"]
-    return answer
-
-
-def _solve_once(instance: Any, request: dict[str, Any], deadline: float | None, send: Any) -> dict[str, Any]:
-    from pyomo.contrib.solver.common.factory import SolverFactory
-    from trainplan.formulations.milp import solved_values
-
-    milp, started = formulation(instance, "milp"), time.perf_counter()
-    model = milp.build(instance)
-    built = time.perf_counter()
-    ns_per_unit, _ = milp.units(instance)
-    # HiGHS cuts off what is not below this objective; half a nanosecond keeps its tolerance away from the next whole one.
-    below = {} if request["below_ns"] is None else {"objective_bound": (request["below_ns"] - 0.5) / ns_per_unit}
-
-    def report(primal: float | None, bound: float | None) -> None:
-        send(("progress", primal and primal * ns_per_unit, bound and bound * ns_per_unit))
-
-    results = SolverFactory("highs").solve(
-        model,
-        time_limit=None if deadline is None else max(0.1, deadline - built),
-        rel_gap=request["gap"],
-        threads=1,
-        tee=[_Log(report)],
-        load_solutions=False,
-        raise_exception_on_nonoptimal_result=False,
-        solver_options={
-            "random_seed": request["seed"],
-            "mip_abs_gap": 0.0,
-            "presolve": PRESOLVE,
-            "mip_feasibility_tolerance": TOLERANCE,
-            **below,
-        },
-    )
-    choice = None
-    if results.incumbent_objective is not None:
-        choice = milp.extract(instance, solved_values(model, results.solution_loader.get_vars()))
-    bound = results.objective_bound
+    instance, limit_s = request["instance"], request["time_limit"]
+    solving = _Solving(request, math.inf if limit_s is None else time.perf_counter() + limit_s, send)
+    results, choice = solving.once(instance, first=True)
+    milp, problem, repairs = formulation(instance, "milp"), problem_of(instance), 0
+    if milp.units(instance)[1] is not None:  # else its model has no bytes that could be rounded
+        limit = tightened = problem.memory_bytes(instance)
+        assert limit is not None, "a model with bytes has one limit"
+        while choice is not None and (excess := problem.describe(instance, choice)["peak_bytes"] - limit) > 0:
+            choice, tightened, repairs = None, tightened - excess, repairs + 1
+            if tightened > 0 and repairs <= REPAIRS and time.perf_counter() < solving.deadline:
+                _, choice = solving.once(problem.with_memory(instance, tightened), first=False)
+    bound, noise_ns = results.objective_bound, noise(milp, instance)
     return {
-        "build_seconds": built - started,
         "termination": results.termination_condition.name,
-        "bound_ns": None if bound is None else bound * ns_per_unit,
-        "noise_ns": ns_per_unit * (NOISE + TOLERANCE * getattr(milp, "weight", lambda instance: 0)(instance)),
+        "bound": None if bound is None else whole_bound(bound * milp.units(instance)[0], noise_ns),
+        "noise_ns": noise_ns,
+        "repairs": repairs,
         "choice": choice,
     }
 
 
-def main() -> None:
-    """Solve requests until the connection is closed."""
-    connection = Connection(int(sys.argv[1]))
-    while True:
-        try:
-            request = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = _solve(request, connection.send)
-        except Exception:
-            answer = {"error": traceback.format_exc(limit=-3).strip()}
-        connection.send(("done", answer))
-
-
 if __name__ == "__main__":
-    main()
+    serve(solve)

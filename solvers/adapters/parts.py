@@ -17,9 +17,13 @@ from trainplan.solvers.core.search import Method, Outcome, Search
 
 
 def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
-    """The method on each part; an instance of a problem without parts is passed on as it is."""
+    """The method on each part; an instance of a problem without parts is one."""
     parts = problem_of(instance).parts(instance, search.out_of_time)
-    return method(instance, search) if parts is None else by_parts(method, parts, search)
+    return by_parts(method, [Part(instance, -math.inf, lowered=_same)] if parts is None else parts, search)
+
+
+def _same(solution: Any) -> Any:
+    return solution
 
 
 def by_parts(method: Method, parts: list[Part], search: Search) -> Outcome:
@@ -32,16 +36,18 @@ def by_parts(method: Method, parts: list[Part], search: Search) -> Outcome:
         if _closed(part, search):
             continue
         outcome = _solve(method, part, parts, search, 0.5 if waiting else 1.0)
-        build_seconds = whole.build_seconds + outcome.build_seconds
-        whole = replace(outcome, build_seconds=build_seconds)
+        build_seconds, stopped = whole.build_seconds + outcome.build_seconds, whole.stopped or outcome.stopped
+        whole = replace(outcome, build_seconds=build_seconds, stopped=stopped)
         if outcome.failed:
             return whole
     bound = _least(parts, search)
     if bound == math.inf:
         return replace(whole, infeasible=True, message=None)
-    search.report(bound=int(bound))
-    message = whole.message if search.objective is None else None
+    if bound == -math.inf:
+        return replace(whole, choice=None, bound=None)
     source = whole.bound_source or "bounds of the parts, before any is solved"
+    search.report(bound=int(bound), source=source)
+    message = None if search.closed() else whole.message
     return replace(whole, choice=None, bound=int(bound), bound_source=source, infeasible=False, message=message)
 
 
@@ -61,18 +67,18 @@ def _solve(method: Method, part: Part, parts: list[Part], search: Search, share:
     def passed_on(point: Point) -> None:
         if inner.best is not None:
             search.report(part.lifted(inner.best))
-        elif point.objective is not None:
-            search.claim(point.objective)
         if inner.bound is not None and inner.bound > part.bound:
             part.bound = inner.bound
-        if (bound := _least(parts, search)) < math.inf:
-            search.report(bound=int(bound))
+        if abs(bound := _least(parts, search)) < math.inf:
+            search.report(bound=int(bound), source=point.source)
 
     def evaluate(solution: Any) -> int | None:
         return search.evaluate(part.lifted(solution))
 
-    inner = Search(evaluate, search.seconds(share), search.seed, search.gap, search.options, passed_on)
+    fields = {"seed": search.seed, "gap": search.gap, "options": search.options, "progress": passed_on}
+    inner = search.inner(evaluate, search.seconds(share), **fields)
     inner.objective = search.objective
+    inner.start = None if search.best is None else part.lowered(search.best)
     outcome = method(part.instance, inner)
     if outcome.choice is not None:
         inner.report(outcome.choice)

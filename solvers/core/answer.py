@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainplan.formulations.problem import problem_of
+from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.result import Result, relative_gap
 from trainplan.solvers.core.solve import solve
 
@@ -44,11 +44,11 @@ class Answer:
 Searcher = Callable[..., Answer]
 
 
-def in_turn(instances: Sequence[Any], time_limit: float | None) -> Iterator[tuple[Any, float | None]]:
+def in_turn(instances: Sequence[Any], time_limit: float | None, clock: Clock) -> Iterator[tuple[Any, float | None]]:
     """The instances one after the other, each with an equal share of the seconds that are left; None without a limit."""
-    started = time.perf_counter()
+    started = clock()
     for place, instance in enumerate(instances):
-        left = None if time_limit is None else time_limit - (time.perf_counter() - started)
+        left = None if time_limit is None else time_limit - (clock() - started)
         yield instance, None if left is None else max(0.01, left / (len(instances) - place))
 
 
@@ -65,19 +65,30 @@ def rank(result: Result, objective: int | None) -> tuple[int, float]:
     return (2, result.reason.least_memory_bytes) if result.reason else (1, 0)
 
 
-def best_answer(instances: Sequence[Any], method: str, *, time_limit: float | None = None, **arguments: Any) -> Answer:
+def stopped_with(best: Result, results: Iterable[Result]) -> Result:
+    """The best of some results, stopped by what stopped it, or else another of them."""
+    return best if best.stopped else replace(best, stopped=next((result.stopped for result in results if result.stopped), None))
+
+
+def best_answer(
+    instances: Sequence[Any], method: str, *, time_limit: float | None = None, clock: Clock | None = None, **arguments: Any
+) -> Answer:
     """Solve the instances one after the other; the best solution counts, and the least of their bounds.
 
     time_limit: seconds in all, of which each instance gets an equal share of what is left. arguments: as of `solve`. Where no
-    instance has a solution, the answer is that of the one that needs the least memory. Raises InputError.
+    instance has a solution, the answer is that of the one that needs the least memory. After an interrupt no further one is
+    solved, and nothing is proven of those. Raises InputError.
     """
     assert instances, "a problem makes at least one instance of a request"
-    results = [
-        (instance, solve(instance, method, time_limit=seconds, **arguments))
-        for instance, seconds in in_turn(instances, time_limit)
-    ]
+    results, clock = list[tuple[Any, Result]](), clock or Clock()
+    for instance, seconds in in_turn(instances, time_limit, clock):
+        results.append((instance, solve(instance, method, time_limit=seconds, clock=clock, **arguments)))
+        if results[-1][1].stopped == "interrupt":
+            break
     instance, best = min(results, key=lambda pair: rank(pair[1], pair[1].objective))
-    least = least_bound((result, result.bound) for _, result in results)
+    best = stopped_with(best, [result for _, result in results])
+    all_tried = len(results) == len(instances)
+    least = least_bound((result, result.bound) for _, result in results) if all_tried else None
     bound = least if best.objective is None or least is None else min(least, best.objective)
     rows = tuple({"name": each.name, "status": result.status, "time_ns": result.objective} for each, result in results)
     solution = None if best.solution is None else problem_of(instance).load_solution(best.solution)

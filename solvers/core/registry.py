@@ -5,7 +5,7 @@ Another package adds a method by an entry point of the group `trainplan.methods`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from trainplan.formulations.problem import problem
@@ -33,7 +33,7 @@ class Entry:
     """A method by name. Its module is imported when it is first used.
 
     target: `package.module:function`, the function as of `search.Method`. proves: it can prove optimality. problem: of a
-    plug-in's method, the problem that it is for.
+    plug-in's method, the problem that it is for. starts: it begins from the plan of a fast method (see `incumbents`).
     """
 
     name: str
@@ -42,6 +42,7 @@ class Entry:
     about: str
     options: tuple[Option, ...] = ()
     problem: str | None = None
+    starts: bool = False
 
     def method(self) -> Method:
         """The method itself."""
@@ -84,8 +85,8 @@ OWN_TIME = "the least own time of every stage, by label-setting, over even parti
 
 # Every problem of `formulations` is stated as both.
 MODELS = (
-    _proving("milp", "adapters.highs", "Pyomo MILP on HiGHS"),
-    _proving("cpsat", "adapters.cpsat", "OR-Tools CP-SAT", Option("workers")),
+    replace(_proving("milp", "adapters.highs", "Pyomo MILP on HiGHS"), starts=True),
+    replace(_proving("cpsat", "adapters.cpsat", "OR-Tools CP-SAT", Option("workers")), starts=True),
 )
 # The protocol of problems has an enumeration, so every problem has this.
 BRUTE_FORCE = _proving("brute-force", "core.brute_force", "every solution, for tiny instances")

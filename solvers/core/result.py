@@ -10,15 +10,17 @@ from typing import Any, Literal
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown", "failed"]
+Stop = Literal["time limit", "memory limit", "interrupt"]
 
 
 @dataclass(frozen=True)
 class Point:
-    """Best objective and bound known after `seconds`."""
+    """Best objective and bound known after `seconds`. source: the method or solver that has just bettered one of them."""
 
     seconds: float
     objective: int | None
     bound: int | None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class Result:
     caller asked for; `feasible`: both are given; `infeasible`: proven, with a reason; `unknown`: no solution found;
     `failed`: the method broke, or its answer did not stand up to the checks (see `message`).
     objective: recomputed by the problem's `evaluate`. bound: no solution is below it; bound_source says who says so.
-    gap: (objective - bound) / objective. solution: the solution in its file format. evaluation: time and memory of it.
+    gap: (objective - bound) / objective. solution: the solution in its file format; solution_source: the method or solver that
+    has it first, which may be the fast one that another began from. evaluation: time and memory of it.
+    build_seconds, solve_seconds: what counts towards a limit; import_seconds: importing packages and starting processes, apart.
+    stopped: what ended the method before it was done, if anything did.
     """
 
     problem: str
@@ -100,6 +105,9 @@ class Result:
     reason: Infeasibility | None = None
     message: str | None = None
     statistics: dict[str, Any] = field(default_factory=dict)
+    import_seconds: float = 0.0
+    solution_source: str | None = None
+    stopped: Stop | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All fields under their own names, as plain values."""
@@ -109,14 +117,17 @@ class Result:
         """Label and text of each line that people want to see."""
         rows = [("problem", self.problem), ("method", self.method), ("status", self.status)]
         if self.objective is not None:
-            rows.append(("time", f"{format_time(self.objective)} ({self.objective} ns)"))
+            by = f", by {self.solution_source}" if self.solution_source not in (None, self.method) else ""
+            rows.append(("time", f"{format_time(self.objective)} ({self.objective} ns){by}"))
         if self.bound is not None:
             rows.append(("lower bound", f"{format_time(self.bound)} ({self.bound} ns), by {self.bound_source}"))
         if self.gap is not None:
             rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
         if (costs := self.evaluation) and "peak_bytes" in costs:
             rows.append(("peak memory", peak_text(costs["peak_bytes"], costs.get("peak_layer_name"), costs.get("peak_ns"))))
-        rows.append(("seconds", f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve"))
+        seconds = f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve, {self.import_seconds:.3f} imports apart"
+        rows.append(("seconds", seconds))
+        rows += [("stopped by", f"{'an' if self.stopped == 'interrupt' else 'the'} {self.stopped}")] if self.stopped else []
         rows += [("reason", str(self.reason))] if self.reason else []
         rows += [("message", self.message)] if self.message else []
         return rows + [("violation", text) for text in self.violations]

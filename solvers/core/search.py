@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import Unsuited as Unsuited
-from trainplan.solvers.core.result import Point
+from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.result import Point, Stop
 
 Progress = Callable[[Point], None]
 
@@ -19,11 +19,17 @@ Progress = Callable[[Point], None]
 class Search:
     """One run of a method. `evaluate` gives the objective of a solution, None where it breaks a constraint.
 
-    What a solution is, the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
+        What a solution is, the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
 
-    time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
-    options: the method's own parameters, by name. clock: what seconds are told by; started: its time at the start.
-    around: a search among the same solutions that this one is a part of.
+        time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
+    <<<<<<< HEAD
+        options: the method's own parameters, by name. clock: what the seconds are counted by; started: its reading at the start.
+        source: the name of the method. start: a solution that the method may begin from. memory_bytes: the most that the method's
+        own processes may take, None for no limit.
+    =======
+        options: the method's own parameters, by name. clock: what seconds are told by; started: its time at the start.
+        around: a search among the same solutions that this one is a part of.
+    >>>>>>> 2b7dd0f
     """
 
     evaluate: Callable[[Any], int | None]
@@ -32,20 +38,27 @@ class Search:
     gap: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
-    clock: Callable[[], float] = time.perf_counter
+    clock: Clock = field(default_factory=Clock)
     started: float = math.nan
+    source: str | None = None
+    start: Any = None
+    memory_bytes: int | None = None
     around: Search | None = None
     history: list[Point] = field(default_factory=list)
     best: Any = None
+    best_source: str | None = None
     objective: int | None = None
     bound: int | None = None
+    bound_source: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.clock, Clock):
+            self.clock = Clock(self.clock)
         if math.isnan(self.started):
             self.started = self.clock()
 
     def elapsed(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the start, but for those that do not count."""
         return self.clock() - self.started
 
     def remaining(self) -> float:
@@ -56,21 +69,27 @@ class Search:
         """A share of the seconds left, for a search within this one; None without a limit."""
         return None if self.time_limit is None else self.remaining() * share
 
-    def within(self, seconds: float | None) -> Search:
-        """A search among the same solutions that ends earlier, and passes on what it finds but for its bounds."""
+    def within(self, seconds: float | None, source: str | None = None) -> Search:
+        """A search among the same solutions that ends earlier, and passes on what it finds but for its bounds.
+
+        source: the name of its method, by default that of this one.
+        """
 
         def pass_on(_: Point) -> None:
             if inner.best is not None:
-                self.report(inner.best)
+                self.report(inner.best, source=inner.source)
 
         inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on, around=self)
+        inner.source = source or self.source
         return inner
 
     def inner(self, evaluate: Callable[[Any], int | None], seconds: float | None = None, **fields: Any) -> Search:
         """A search among other solutions, by the same clock, that ends with this one, or after so many seconds."""
         left = self.remaining()
         limit = left if seconds is None else min(seconds, left)
-        return Search(evaluate, None if math.isinf(limit) else limit, clock=self.clock, **fields)
+        inner = Search(evaluate, None if math.isinf(limit) else limit, clock=self.clock, **fields)
+        inner.source, inner.memory_bytes = self.source, self.memory_bytes
+        return inner
 
     def out_of_time(self) -> bool:
         """Whether the time limit is reached."""
@@ -90,29 +109,17 @@ class Search:
         """Whether a solution with this objective would be the best so far."""
         return self.objective is None or objective < self.objective
 
-    def report(self, choice: Any = None, bound: int | None = None) -> None:
-        """Note a new solution or bound, where it is better than what is known."""
-        improved = False
+    def report(self, choice: Any = None, bound: int | None = None, source: str | None = None) -> None:
+        """Note a new solution or bound, where it is better than what is known. source: who has it, by default the method."""
+        improved, source = False, source or self.source
         if choice is not None and (value := self.evaluate(choice)) is not None and self.betters(value):
-            self.best, self.objective, improved = choice, value, True
+            self.best, self.objective, self.best_source, improved = choice, value, source, True
         if bound is not None and (self.bound is None or bound > self.bound):
-            self.bound, improved = bound, True
+            self.bound, self.bound_source, improved = bound, source, True
         if improved:
-            self._note(self._claimed() if self.objective is None else self.objective)
-
-    def claim(self, objective: int) -> None:
-        """Note an incumbent that a solver reports while it runs, its solution not yet in hand: it enters the history only."""
-        claimed = self._claimed()
-        if self.objective is None and (claimed is None or objective < claimed):
-            self._note(objective)
-
-    def _claimed(self) -> int | None:
-        return self.history[-1].objective if self.history else None
-
-    def _note(self, objective: int | None) -> None:
-        self.history.append(Point(round(self.elapsed(), 6), objective, self.bound))
-        if self.progress:
-            self.progress(self.history[-1])
+            self.history.append(Point(round(self.elapsed(), 6), self.objective, self.bound, source))
+            if self.progress:
+                self.progress(self.history[-1])
 
 
 def judge(instance: Any) -> Callable[[Any], int | None]:
@@ -127,7 +134,10 @@ def judge(instance: Any) -> Callable[[Any], int | None]:
 
 @dataclass
 class Outcome:
-    """What a method claims. choice: its answer, where it is not simply the best one reported; unchecked as yet."""
+    """What a method claims. choice: its answer, where it is not simply the best one reported; unchecked as yet.
+
+    stopped: what ended it before it was done, where it was not the search's own time limit.
+    """
 
     choice: Any = None
     bound: int | None = None
@@ -136,6 +146,7 @@ class Outcome:
     build_seconds: float = 0.0
     message: str | None = None
     failed: bool = False
+    stopped: Stop | None = None
     statistics: dict[str, Any] = field(default_factory=dict)
 
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from trainplan.formulations.problem import Problem, problem_of
+from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
+from trainplan.solvers.core.incumbents import begin
+from trainplan.solvers.core.memory_limit import memory_limited
+from trainplan.solvers.core.quick import cheap_bound
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Infeasibility, Result, Status, relative_gap
 from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, judge
 
+LEAST_MEMORY = 2**26
+EXPLAINING = 0.8  # of the grace, in which an explanation and a cheap bound have to be ready
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 
@@ -39,28 +47,34 @@ def solve(
     seed: int = 0,
     progress: Progress | None = None,
     explained: bool = True,
+    cold: bool = False,
+    solver_memory: str | int | None = None,
+    clock: Clock | None = None,
     **options: Any,
 ) -> Result:
     """Run a method on an instance; the answer is checked by the problem's own `evaluate` and `violations`.
 
-    method: a name of `methods`; `exact` is the best proven one. time_limit: seconds; reaching it is an outcome, not an error.
-    gap: relative gap at which to stop; `optimal` then means within it. explained: where a method finds nothing, find out
-    whether anything fits. options: the method's own, see `methods`.
-    Raises InputError for a method, limit or option that does not exist.
+    method: a name of `methods`; `exact` is the best proven one. time_limit: seconds from the call, for all but imports;
+    reaching it is an outcome, not an error, and so is Ctrl-C: the best solution and bound until then are the result, which says
+    by what it was `stopped`. gap: relative gap at which to stop; `optimal` then means within it. explained: where a method
+    finds nothing, find out whether anything fits. cold: MILP and CP-SAT do not begin from the plan of a fast method.
+    solver_memory: what the method may take beside what the process has already, such as "8GiB" or bytes (on Linux). clock: what
+    counts the seconds. options: the method's own, see `methods`. Raises InputError for a method, limit or option that does not
+    exist.
     """
-    problem, entry = problem_of(instance), method_named(instance.problem, method)
+    entry = method_named(instance.problem, method)
     check_arguments(time_limit, gap, seed)
+    memory_bytes = None if solver_memory is None else _memory_bytes(solver_memory)
     _check_options(entry, options)
-    search = Search(judge(instance), time_limit, seed, gap, options, progress)
+    search = Search(judge(instance), time_limit, seed, gap, options, progress, clock or Clock(), source=entry.name)
+    search.memory_bytes = memory_bytes
+    run = _Run(instance, entry, search)
     try:
-        outcome = entry.method()(instance, search)
-    except (InputError, KeyboardInterrupt):
-        raise
-    except MemoryError:
-        outcome = Outcome(message="memory ran out", bound=search.bound, bound_source="the bound before memory ran out")
-    except Exception as error:
-        outcome = Outcome(failed=True, message=f"{type(error).__name__}: {error}")
-    return _result(instance, entry, problem, search, outcome, explained)
+        run.solve(cold)
+        return run.result(explained)
+    except KeyboardInterrupt:
+        run.outcome = replace(run.outcome, stopped="interrupt")
+        return run.result(explained=False)
 
 
 def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
@@ -88,56 +102,126 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
             raise InputError("command line", f"option {name}", f"is {value!r}", "give a whole number of at least 1")
 
 
-def _result(instance: Any, entry: Entry, problem: Problem, search: Search, outcome: Outcome, explained: bool) -> Result:
-    """What is proven, from a method's claims and our own checks of them."""
-    elapsed = search.elapsed()
-    broken = [] if outcome.choice is None else problem.violations(instance, outcome.choice)
-    search.report(outcome.choice)
-    choice, objective, bound, message = search.best, search.objective, outcome.bound, outcome.message
-    reason: Infeasibility | None = None
-    if not outcome.failed and (outcome.infeasible or broken or (objective is None and explained)):
-        reason = problem.explain(instance)
+def _memory_bytes(memory: str | int) -> int:
+    size = parse_bytes(memory, "--solver-memory") if isinstance(memory, str) else memory
+    if not LEAST_MEMORY <= size < 2**62:
+        raise InputError("command line", "--solver-memory", f"is {memory!r}", "give at least 64MiB, such as 8GiB")
+    return size
 
-    status: Status
-    if outcome.failed:
-        status = "failed"
-    elif outcome.infeasible and (reason is None or choice is not None):
-        status, message = "failed", f"{entry.name} claims that nothing fits, but a choice within the memory exists"
-    elif broken and reason is None:
-        status, message = "failed", f"{entry.name} gave a choice that breaks the constraints"
-    elif reason is not None:
-        status = "infeasible"
-        outcome.bound_source = outcome.bound_source if outcome.infeasible else "least memory over all choices"
-    elif objective is None:
-        status = "unknown"
-    elif bound is not None and bound > objective:
-        status, message = "failed", f"{entry.name} claims a bound of {bound} above its own objective {objective}"
-    else:
-        status = "optimal" if bound is not None and search.closed(bound) else "feasible"
-    if status in ("infeasible", "failed"):
-        bound = None
-    return Result(
-        problem=instance.problem,
-        method=entry.name,
-        status=status,
-        objective=objective,
-        bound=bound,
-        gap=relative_gap(objective, bound),
-        solution=None if choice is None else problem.solution_dict(choice),
-        build_seconds=round(outcome.build_seconds, 6),
-        solve_seconds=round(max(0.0, elapsed - outcome.build_seconds), 6),
-        history=tuple(search.history),
-        seed=search.seed,
-        versions=versions(),
-        instance_hash=instance.digest,
-        bound_source=outcome.bound_source if bound is not None or status == "infeasible" else None,
-        tolerance=search.gap,
-        evaluation=None if choice is None else problem.describe(instance, choice),
-        violations=tuple(broken),
-        reason=reason,
-        message=message,
-        statistics=outcome.statistics,
-    )
+
+class _Run:
+    """One method on one instance: its outcome, and the result, which is what our own checks leave of it."""
+
+    def __init__(self, instance: Any, entry: Entry, search: Search) -> None:
+        self.instance, self.entry, self.search = instance, entry, search
+        self.problem = problem_of(instance)
+        self.grace, self.seconds_apart = grace_seconds(search.time_limit), search.clock.seconds_apart
+        self.cheap: tuple[int, str] | None = None
+        self.outcome, self.digest = Outcome(), instance.digest  # which takes its time for large instances, within the limit
+
+    def solve(self, cold: bool) -> None:
+        """Run the method; whatever ends it, what it has until then is its outcome. Raises InputError, KeyboardInterrupt."""
+        search, name = self.search, self.entry.name
+        try:
+            with search.clock.paused():
+                method = self.entry.method()
+            with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
+                if self.entry.starts:
+                    self.cheap = cheap_bound(self.instance)
+                begun = begin(self.instance, search) if self.entry.starts and not cold else None
+                self.outcome = begun or method(self.instance, search)
+        except InputError:
+            raise
+        except Overrun:
+            self.outcome = Outcome(stopped="time limit", message=f"{name} did not stop at its limit and was ended")
+        except MemoryError:
+            self.outcome = Outcome(stopped="memory limit", message="memory ran out")
+        except Exception as error:
+            self.outcome = Outcome(failed=True, message=f"{type(error).__name__}: {error}")
+        if self.outcome.stopped is None and search.out_of_time():
+            self.outcome = replace(self.outcome, stopped="time limit")
+
+    def explanation(self) -> tuple[Infeasibility | None, str | None]:
+        """Why nothing fits, if nothing does; and what kept that from being looked for, if something did."""
+        if self.outcome.stopped == "interrupt":
+            return None, "it was interrupted before it was looked for whether anything fits"
+        try:
+            with ended_after(lambda: self.search.remaining() + self.grace * EXPLAINING):
+                return self.problem.explain(self.instance), None
+        except Overrun:
+            return None, "there was no time left to find out whether anything fits"
+
+    def bound(self) -> tuple[int, str | None] | None:
+        """The largest of the bounds that any stage has proved, or, unless that proves the solution, of the problem's cheap one;
+        with its source."""
+        outcome, search = self.outcome, self.search
+        claims = (outcome.bound, outcome.bound_source), (search.bound, search.bound_source)
+        bounds = [(ns, source) for ns, source in claims if ns is not None]
+        if not any(search.closed(ns) for ns, _ in bounds):
+            with suppress(Overrun), ended_after(lambda: search.remaining() + self.grace * EXPLAINING):
+                cheap = self.cheap or cheap_bound(self.instance)
+                bounds += [] if cheap is None else [cheap]
+        return max(bounds, key=lambda bound: bound[0], default=None)
+
+    def result(self, explained: bool) -> Result:
+        """What is proven, from the method's claims and our own checks of them."""
+        instance, problem, search, outcome, name = self.instance, self.problem, self.search, self.outcome, self.entry.name
+        broken = [] if outcome.choice is None else problem.violations(instance, outcome.choice)
+        search.report(outcome.choice)
+        choice, objective, message = search.best, search.objective, outcome.message
+        reason: Infeasibility | None = None
+        unexplained: str | None = None
+        if objective is None and not outcome.failed and (outcome.infeasible or broken or explained):
+            reason, unexplained = self.explanation()
+        bound, source = (None if outcome.failed or reason is not None else self.bound()) or (None, None)
+
+        status: Status
+        if outcome.failed:
+            status = "failed"
+        elif outcome.infeasible and choice is not None:
+            status, message = "failed", f"{name} claims that nothing fits, but a choice within the memory exists"
+        elif reason is not None:
+            status = "infeasible"
+        elif outcome.infeasible and unexplained is None:
+            status, message = "failed", f"{name} claims that nothing fits, but a choice within the memory exists"
+        elif broken and unexplained is None:
+            status, message = "failed", f"{name} gave a choice that breaks the constraints"
+        elif objective is None:
+            status = "unknown"
+            message = "; ".join(text for text in (message, unexplained) if text) or None
+        elif bound is not None and bound > objective:
+            status, message = "failed", f"{source} claims a bound of {bound} above the objective {objective} of {name}"
+        else:
+            status = "optimal" if bound is not None and search.closed(bound) else "feasible"
+        bound, source = (None, None) if status == "failed" else (bound, source)
+        if status == "infeasible":
+            source = outcome.bound_source if outcome.infeasible else "least memory over all choices"
+        proven = status in ("optimal", "infeasible")
+        return Result(
+            problem=instance.problem,
+            method=name,
+            status=status,
+            objective=objective,
+            bound=bound,
+            gap=relative_gap(objective, bound),
+            solution=None if choice is None else problem.solution_dict(choice),
+            build_seconds=round(outcome.build_seconds, 6),
+            solve_seconds=round(max(0.0, search.elapsed() - outcome.build_seconds), 6),
+            history=tuple(search.history),
+            seed=search.seed,
+            versions=versions(),
+            instance_hash=self.digest,
+            bound_source=source,
+            tolerance=search.gap,
+            evaluation=None if choice is None else problem.describe(instance, choice),
+            violations=tuple(broken),
+            reason=reason,
+            message=message,
+            statistics=outcome.statistics,
+            import_seconds=round(search.clock.seconds_apart - self.seconds_apart, 6),
+            solution_source=search.best_source,
+            stopped=None if proven else outcome.stopped,
+        )
 
 
 def compare(
@@ -146,23 +230,29 @@ def compare(
     *,
     time_limit: float | None = None,
     seed: int = 0,
+    cold: bool = True,
+    solver_memory: str | int | None = None,
     progress: Any = None,
 ) -> tuple[list[Result], list[str]]:
     """Run several methods (default: all that the instance's size admits), and list every contradiction between them.
 
     A contradiction is a proven bound above another's objective, or one that found a solution where another proved that none
-    exists. progress: called with (method, point).
+    exists. time_limit, solver_memory: of each method. cold: none begins from the plan of another. progress: called with
+    (method, point). After an interrupt no further method is run.
     """
     names = list(methods) if methods else [entry.name for entry in methods_of(instance.problem)]
     check_arguments(time_limit, 0.0, seed)
-    results = []
+    results: list[Result] = []
+    limits: dict[str, Any] = {"time_limit": time_limit, "seed": seed, "cold": cold, "solver_memory": solver_memory}
     for name in names:
         try:
             notify = (lambda point, name=name: progress(name, point)) if progress else None
-            results.append(solve(instance, name, time_limit=time_limit, seed=seed, progress=notify))
+            results.append(solve(instance, name, progress=notify, **limits))
         except Unsuited:
             if methods:
                 raise
+        if results and results[-1].stopped == "interrupt":
+            break
     return results, contradictions(results)
 
 

@@ -14,8 +14,7 @@ that is known already is not worked on any further.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,8 @@ from trainplan.formulations.pipeline_partition.definition import OBJECTIVE, SLIC
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution, evaluate, load_solution
 from trainplan.formulations.pipeline_partition.step_bound import least_step_ns
 from trainplan.profiling.base.errors import InputError
-from trainplan.solvers.core.answer import Answer, in_turn, least_bound, rank
+from trainplan.solvers.core.answer import Answer, in_turn, least_bound, rank, stopped_with
+from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Progress, Unsuited
 from trainplan.solvers.core.solve import check_arguments, solve
@@ -72,6 +72,7 @@ def search(
     sliced: int | None = None,
     objective: str = "step",
     time_limit: float | None = None,
+    clock: Clock | None = None,
     gap: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -89,31 +90,36 @@ def search(
     """
     check_arguments(time_limit, gap, seed)
     OBJECTIVE.check(objective)
+    interrupted, clock = False, clock or Clock()
     candidates, exact_step = list[DepthCandidate](), method == "exact" and objective == "step"
-    for instance, seconds in in_turn(instances, time_limit):
+    for instance, seconds in in_turn(instances, time_limit, clock):
         shortest = min((candidate.step_ns for candidate in candidates if candidate.step_ns is not None), default=FAR)
-        deadline = float("inf") if seconds is None else time.perf_counter() + seconds
+        deadline = float("inf") if seconds is None else clock() + seconds
         try:
-            result = solve(instance, method, time_limit=seconds, gap=gap, seed=seed, progress=progress, **options)
+            limits = {"time_limit": seconds, "clock": clock, "gap": gap}
+            result = solve(instance, method, seed=seed, progress=progress, **limits, **options)
         except Unsuited:
             if len(instances) == 1:
                 raise
             continue
-        candidates.append(_candidate(instance, result, sliced, exact_step, shortest, deadline))
+        candidates.append(_candidate(instance, result, sliced, exact_step, shortest, lambda late=deadline: clock() > late))
+        if interrupted := result.stopped == "interrupt":
+            break
     if not candidates:
         raise InputError("command line", "--method", f"is {method!r}, which suits no depth", "give another method")
     candidates.sort(key=lambda candidate: rank(candidate.result, candidate.step_ns))
     best = candidates[0]
-    bound = least_bound((candidate.result, candidate.bound_ns) for candidate in candidates)
+    bound = None if interrupted else least_bound((candidate.result, candidate.bound_ns) for candidate in candidates)
     rows = tuple(candidate.to_dict() for candidate in candidates)
-    return Answer(best.instance, best.result, best.solution, best.step_ns, bound, rows)
+    result = stopped_with(best.result, [candidate.result for candidate in candidates])
+    return Answer(best.instance, result, best.solution, best.step_ns, bound, rows)
 
 
 def _candidate(
-    instance: Instance, result: Result, sliced: int | None, exact_step: bool, shortest_ns: int, deadline: float
+    instance: Instance, result: Result, sliced: int | None, exact_step: bool, shortest_ns: int, out_of_time: Callable[[], bool]
 ) -> DepthCandidate:
-    """What a method's result leads to. exact_step: whether to move its cuts, until the deadline (of `time.perf_counter`), for a
-    short step. shortest_ns: a step that is known; cuts that cannot be better are not worked on."""
+    """What a method's result leads to. exact_step: whether to move its cuts, until it is out of time, for a short step.
+    shortest_ns: a step that is known; cuts that cannot be better are not worked on."""
     if result.solution is None:
         return DepthCandidate(instance, result)
     slices = sliced != 0 and instance.most_sliced > 0
@@ -121,7 +127,7 @@ def _candidate(
     hopeless = bound >= shortest_ns
     cuts = load_solution(result.solution).cuts
     if exact_step and not hopeless:
-        cuts = shortest_step(instance, cuts, lambda: time.perf_counter() > deadline)
+        cuts = shortest_step(instance, cuts, out_of_time)
     count = min(sliced or 0, instance.most_sliced)
     if slices and sliced is None and not hopeless:
         count = least_sliced(instance.work(cuts), instance.micro_batches, instance.syncs_ns(cuts))

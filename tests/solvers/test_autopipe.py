@@ -71,7 +71,7 @@ def test_the_heuristic_is_between_algorithm_1_and_the_optimum(reading: str) -> N
         instance = random_partition(seed, sublayers=8)
         costs = [evaluate(instance, Solution(cuts)).time_ns for cuts in all_cuts(instance.sublayers, instance.stages)]
         first, found = solve(instance, "algorithm-1"), solve(instance, "autopipe", reading=reading)
-        assert first.status == found.status == "feasible"
+        assert {first.status, found.status} <= {"feasible", "optimal"}
         assert first.objective is not None and found.objective is not None
         assert min(costs) <= found.objective <= first.objective
         assert found.statistics["simulated"] <= len(costs)

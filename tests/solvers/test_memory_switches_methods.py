@@ -10,6 +10,7 @@ import pytest
 from trainplan.formulations.memory_switches import enumeration
 from trainplan.formulations.memory_switches.problem import Instance, Solution, evaluate, load_solution, violations
 from trainplan.formulations.memory_switches.switches import ALL_ON
+from trainplan.solvers.core.quick import cheap_bound
 from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Unsuited
@@ -62,8 +63,8 @@ def test_random_instances_agree_to_the_nanosecond(
                 assert evaluate(instance, solution).time_ns == result.objective == result.bound
         for name in OTHERS:
             other = solve(instance, name)
-            assert other.status == "infeasible" if best.status == "infeasible" else other.status in ("feasible", "unknown")
-            assert other.bound is None
+            assert other.status == "infeasible" if best.status == "infeasible" else other.status != "infeasible"
+            assert other.bound is None or best.objective is None or other.bound <= best.objective
             if other.objective is not None:
                 assert best.objective is not None
                 assert other.objective >= best.objective, (seed, name)
@@ -179,10 +180,10 @@ def test_a_time_limit_leaves_a_bound_that_holds(method: str) -> None:
 def test_brute_force_out_of_time_proves_nothing() -> None:
     instance = random_instance(np.random.default_rng(2), 4)
     found = solve(instance, "brute-force", time_limit=1e-6)
-    assert (found.status, found.bound) == ("unknown", None)
+    assert (found.status, found.bound in (None, cheap_bound(instance)[0])) == ("unknown", True)
     free = replace(random_instance(np.random.default_rng(2), 3, memory_bytes=2**40), synchronisation="free")
     found = solve(free, "brute-force", time_limit=1.0)
-    assert (found.status, found.bound) == ("feasible", None)
+    assert (found.status, found.bound in (None, cheap_bound(free)[0])) == ("feasible", True)
 
 
 @pytest.mark.parametrize("nvlink", [True, False])

@@ -81,7 +81,7 @@ def test_both_methods_are_least_by_their_own_objectives() -> None:
             continue
         solved += 1
         piper, dapple = solve(instance, "piper"), solve(instance, "dapple")
-        assert piper.status == dapple.status == "feasible"
+        assert {piper.status, dapple.status} <= {"feasible", "optimal"}
         assert cuts_of(piper) in allowed and cuts_of(dapple) in allowed
         assert largest_tps(instance, cuts_of(piper)) == least_of(instance, allowed, largest_tps), seed
         assert longest_pivot(instance, cuts_of(dapple)) == least_of(instance, allowed, longest_pivot), seed

@@ -92,9 +92,13 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
     answers: list[Planned | InputError] = []
     for name in like or PRESETS:
         try:
-            answers.append(plan(like=name, **request))
+            answer = plan(like=name, **request)
+            answers.append(answer)
         except InputError as error:
             answers.append(error)
+            continue
+        if answer.interrupted:
+            break
 
     def rank(answer: Planned | InputError) -> tuple[int, int]:
         step = None if isinstance(answer, InputError) or answer.plan is None else answer.plan.predicted
@@ -155,7 +159,7 @@ def trial(
         raise MissingExtra("torch", "torch", "running a plan")
     else:
         first = plan(like=like, seed=seed, **request)
-        if first.plan is None:
+        if first.plan is None or first.interrupted:
             return Trials((), (), first)
         runnable(first.plan.planned_model(), run_dtype, "model", "--run-dtype")
         chosen = best_plans(first, top, seed)

@@ -50,11 +50,13 @@ def compare(
     methods: Sequence[str] | None = None,
     *,
     time_limit: float | None = 30,
-    seed: int = 0,
-    progress: Any = None,
+    **options: Any,
 ) -> tuple[list[Result], list[str]]:
-    """Results of several methods on one instance, and every contradiction between them (there should be none)."""
-    return compare_methods(load(instance), methods, time_limit=time_limit, seed=seed, progress=progress)
+    """Results of several methods on one instance, and every contradiction between them (there should be none).
+
+    options: as of `core.solve.compare`.
+    """
+    return compare_methods(load(instance), methods, time_limit=time_limit, **options)
 
 
 def methods(problem_name: str = "layer-strategies") -> tuple[Entry, ...]:

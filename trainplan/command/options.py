@@ -22,6 +22,7 @@ from trainplan.command import render
 from trainplan.formulations.parameters import Parameter
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_different, check_writable, write_whole
+from trainplan.solvers.core.result import Result
 
 FINE, INFEASIBLE, STOPPED = 0, 1, 3
 WRITTEN = ("output", "save_profile", "trace", "picture")  # options that name files of an Outcome
@@ -134,7 +135,9 @@ SEED = flag("seed", int, "Seed of the method.", 0)
 GAP = flag("gap", float, "Relative gap at which to stop.", 0.0)
 TIME_LIMIT = flag("time_limit", float | None, "Seconds in all; the best solution and its bound are kept.")
 OPTION = flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated.")
-SEARCH = [METHOD, OPTION, TIME_LIMIT, GAP, SEED]
+COLD = flag("cold", bool, "MILP and CP-SAT do not begin from the plan of a fast method.", False)
+SOLVER_MEMORY = flag("solver_memory", str | None, "Memory that the method may take, such as 8GiB; the best until then is kept.")
+SEARCH = [METHOD, OPTION, TIME_LIMIT, SOLVER_MEMORY, GAP, SEED, COLD]
 PICTURE = flag("picture", Path | None, "Draw it here (.png, .svg or .pdf); needs the plot extra.")
 JSON = flag("as_json", bool, "Print JSON, and nothing else, to standard output.", False, names=("--json",))
 BACKEND_HELP = (
@@ -174,9 +177,11 @@ def method_options(texts: list[str] | None, others: Iterable[str]) -> dict[str, 
     return options
 
 
-def exit_code(status: str) -> int:
-    """Of a result's status."""
-    return {"optimal": FINE, "feasible": FINE, "infeasible": INFEASIBLE}.get(status, STOPPED)
+def exit_code(result: Result) -> int:
+    """Of a result: 3 where a limit or an interrupt stopped it, with a solution or without, or where nothing was found."""
+    if result.stopped is not None:
+        return STOPPED
+    return {"optimal": FINE, "feasible": FINE, "infeasible": INFEASIBLE}.get(result.status, STOPPED)
 
 
 def check_targets(targets: Mapping[str, Path]) -> None:

@@ -46,7 +46,7 @@ def _plan(chosen: Preset, verb: str) -> Command:
         values["like"] = chosen.name
         with render.searching(values["method"]) as progress, render.measuring(values["measure"]) as values["measuring"]:
             answer = api.plan(progress=progress, **values)
-        code = exit_code(answer.result.status) if answer.needed_bytes is None else options.INFEASIBLE
+        code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
         return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
 
     plan.__doc__ = f"{chosen.about}\n\nThe plan is compiled, checked and walked for time and memory before it is written."

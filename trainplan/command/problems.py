@@ -75,7 +75,7 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     if (solution := result.solution) is not None:
         files["output"] = lambda: json.dumps(solution) + "\n"
         files["picture"] = lambda: drawn(str(drawing))(loaded, problem_of(loaded).load_solution(solution))
-    return Outcome(result.to_dict(), partial(render.solved, loaded, result), files, exit_code(result.status))
+    return Outcome(result.to_dict(), partial(render.solved, loaded, result), files, exit_code(result))
 
 
 @takes([INSTANCE, word("solution", Path, "A solution file.")])
@@ -88,9 +88,11 @@ def check(**values: Any) -> Outcome:
 
 SOURCES = word("sources", list[Path], "An instance file; or plan files, which are held side by side as they are predicted.")
 METHODS = flag("method", list[str] | None, "Of an instance: a method; may be repeated. [default: all]")
+EACH = flag("time_limit", float, "Seconds for each method.", 30)
+COLD = flag("cold", bool, "Whether MILP and CP-SAT begin without the plan of a fast method.", True, names=("--cold/--warm",))
 
 
-@takes([SOURCES], [METHODS, flag("time_limit", float, "Seconds for each method.", 30), options.SEED])
+@takes([SOURCES], [METHODS, EACH, options.SOLVER_MEMORY, options.SEED, COLD])
 def compare(**values: Any) -> Outcome:
     """Solve an instance with several methods and let each check the others; or hold plans side by side."""
     sources = values.pop("sources")
@@ -99,7 +101,8 @@ def compare(**values: Any) -> Outcome:
         return Outcome(rows, partial(render.plan_rows, rows))
     with render.searching("comparing") as progress:
         results, contradictions = api.compare(sources[0], values.pop("method"), progress=progress, **values)
-    code = options.FINE if any(result.objective is not None for result in results) else options.STOPPED
+    interrupted = any(result.stopped == "interrupt" for result in results)
+    code = options.FINE if any(result.objective is not None for result in results) and not interrupted else options.STOPPED
     if contradictions or any(result.status == "infeasible" for result in results):
         code = options.INFEASIBLE
     content = {"results": [result.to_dict() for result in results], "contradictions": contradictions}

@@ -123,7 +123,7 @@ def _trial(words: Sequence[str]) -> Command:
             trials = api.trial(plans or None, running=running, **values)
         show, best = partial(render.tried, trials, values["scale_down"]), trials.best
         if best is None:
-            failed = options.STOPPED if trials.planned is None else exit_code(trials.planned.result.status) or options.STOPPED
+            failed = options.STOPPED if trials.planned is None else exit_code(trials.planned.result) or options.STOPPED
             return Outcome(trials.to_dict(), show, {}, failed)
         files = {"output": lambda: trials.plans[best].model_dump_json(indent=2) + "\n"}
         return Outcome(trials.to_dict(), show, files)

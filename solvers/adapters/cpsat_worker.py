@@ -1,0 +1,88 @@
+"""CP-SAT in a process of its own: `python -m trainplan.solvers.adapters.cpsat_worker NUMBER`, see `worker`.
+
+Sends ("built", seconds), ("solution", solution) and ("bound", ns), as they come.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ortools.sat.python import cp_model
+from trainplan.formulations.problem import problem_of
+from trainplan.solvers.adapters.formulation import formulation
+from trainplan.solvers.adapters.worker import Send, serve
+
+MOST_WORKERS = 256
+LEAST_SECONDS = 0.01
+
+
+class _Sender(cp_model.CpSolverSolutionCallback):
+    def __init__(self, send: Send, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.send, self.read = send, read
+
+    def on_solution_callback(self) -> None:
+        self.send(("solution", self.read(self.boolean_value)))
+
+
+def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
+    """Solve one instance; solutions that are not below `below_ns` are of no interest, but `start` may be one of just that."""
+    instance, below, started = request["instance"], request["below_ns"], time.perf_counter()
+    stated = formulation(instance, "cpsat")
+    model, variables = stated.build(instance)
+    if request["start"] is not None:
+        hint(model, problem_of(instance).start(instance, request["start"]))
+    if below is not None:
+        model.proto.objective.domain.extend([-(2**62), below - (request["start"] is None)])
+    build_seconds = time.perf_counter() - started
+    send(("built", build_seconds))
+
+    def read(value: Callable[[Any], bool]) -> Any:
+        return stated.extract(instance, variables, value)
+
+    solver = cp_model.CpSolver()
+    solver.parameters.random_seed = request["seed"]
+    solver.parameters.num_workers = min(MOST_WORKERS, request["workers"] or min(8, os.cpu_count() or 1))
+    solver.parameters.relative_gap_limit = request["gap"]
+    if request["time_limit"] is not None:
+        solver.parameters.max_time_in_seconds = max(LEAST_SECONDS, request["time_limit"] - build_seconds)
+    if request["memory_bytes"] is not None:
+        solver.parameters.max_memory_in_mb = request["memory_bytes"] >> 20
+    solver.best_bound_callback = lambda value: send(("bound", whole(value)))
+    status = solver.solve(model, _Sender(send, read))
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        send(("solution", read(solver.boolean_value)))
+    return {
+        "status": solver.status_name(status),
+        "bound": whole(solver.best_objective_bound),
+        "workers": solver.parameters.num_workers,
+        "refused": model.validate().partition("\n")[0] if status == cp_model.MODEL_INVALID else None,
+        "statistics": {"branches": solver.num_branches, "conflicts": solver.num_conflicts},
+    }
+
+
+def hint(model: cp_model.CpModel, ones: set[str]) -> None:
+    """Hint at 1 for these variables, and at 0 for the others of their letters."""
+    letters = {name.partition("[")[0] for name in ones}
+    for place, variable in enumerate(model.proto.variables):
+        if variable.name.partition("[")[0] in letters:
+            model.proto.solution_hint.vars.append(place)
+            model.proto.solution_hint.values.append(int(variable.name in ones))
+
+
+def whole(value: float) -> int:
+    """CP-SAT's bounds are whole numbers that come as floats: exact below 2^53, lowered by their rounding above."""
+    if not math.isfinite(value):
+        return 0
+    if abs(value) >= 2**53:
+        return math.floor(value) - math.ceil(abs(value) * 2**-52)
+    nearest = round(value)
+    return nearest if abs(value - nearest) < 1e-3 else math.ceil(value)
+
+
+if __name__ == "__main__":
+    serve(solve)

@@ -1,0 +1,150 @@
+"""Solvers in processes of their own, which can be ended at any moment: both ends of the connection to one.
+
+A server is started on first use. It imports the solver, which takes longer than a small solve, and forks a process for each
+request: one that is ended takes nothing along that the next one needs, and its memory is its own. Each solver has a server,
+which keeps HiGHS apart from OR-Tools, with which it shares a library name. A request is a dict; the answer is any number of
+messages (kind, content), the last of which is of the kind "done".
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+from trainplan.solvers.core.memory_limit import memory_limited, unlimited
+from trainplan.solvers.core.search import Search
+
+Send = Callable[[tuple[str, Any]], None]
+
+# A solver that has not answered so long after its limit is ended: what it had by then has been sent.
+PATIENCE_SECONDS = 0.15
+
+
+class Late(Exception):
+    """The process did not answer by its limit, and was ended."""
+
+
+class Worker:
+    """A server, and the process that it has forked for the request at hand.
+
+    module: what the server runs; its `main` calls `serve`.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.module, self.lock = module, threading.Lock()
+        self.server: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    def answer(self, request: dict[str, Any], search: Search, receive: Callable[[str, Any], None]) -> dict[str, Any]:
+        """The answer to a request within a search's limits of time and memory. receive: called with what is sent before.
+
+        Raises Late where the time is up before. The process is ended then, and by any other exception, too.
+        """
+        with self.lock:
+            with search.clock.paused():
+                self._start()
+            connection, process = self._fork()
+            try:
+                limits = {"time_limit": search.seconds(), "memory_bytes": search.memory_bytes}
+                connection.send({**request, **limits})
+                while True:
+                    left = None if search.time_limit is None else search.remaining() + PATIENCE_SECONDS
+                    if (left is not None and left < 0) or not connection.poll(left):
+                        raise Late
+                    kind, content = connection.recv()
+                    if kind == "done":
+                        answer: dict[str, Any] = content
+                        return answer
+                    receive(kind, content)
+            except (EOFError, OSError):
+                if search.memory_bytes is not None:
+                    raise MemoryError from None
+                return {"error": "its process broke off"}
+            except BaseException:
+                os.kill(process, signal.SIGKILL)
+                raise
+            finally:
+                connection.close()
+
+    def _start(self) -> None:
+        """Start the server, if there is none, and wait until it has imported what it needs."""
+        if self.server is not None and self.server.poll() is None:
+            return
+        self.control, other_end = socket.socketpair()
+        number, quiet = other_end.fileno(), subprocess.DEVNULL
+        command = [sys.executable, "-P", "-m", self.module, str(number)]
+        self.server = subprocess.Popen(command, pass_fds=[number], stdin=quiet, stdout=quiet, stderr=quiet)
+        other_end.close()
+        if not self.control.recv(1):
+            raise RuntimeError(f"{self.module} ended with exit code {self.server.wait()} before it could solve anything")
+
+    def _fork(self) -> tuple[Connection, int]:
+        """A new process, by its connection and its number, which is its own until the next one is forked."""
+        connection, other_end = Pipe()
+        try:
+            socket.send_fds(self.control, [b"?"], [other_end.fileno()])
+            other_end.close()
+            return connection, connection.recv()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the server, if there is one, and with it the process that it has forked last."""
+        if self.server is not None:
+            self.control.close()
+            self.server.wait()
+            self.server = None
+
+
+def serve(solve: Callable[[dict[str, Any], Send], dict[str, Any]]) -> None:
+    """In the server: fork a process for each connection, until there is no one left to ask.
+
+    Interrupts are left to the process that asks, which ends the others.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    unlimited()
+    control, forked = socket.socket(fileno=int(sys.argv[1])), 0
+    control.send(b"!")
+    while True:
+        message, numbers, _, _ = socket.recv_fds(control, 1, 1)
+        if forked and (not message or os.waitpid(forked, os.WNOHANG)[0] == 0):
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(forked, signal.SIGKILL)
+                os.waitpid(forked, 0)
+        if not message:
+            return
+        forked = os.fork()
+        if not forked:
+            control.close()
+            _answer(solve, Connection(numbers[0]))
+            os._exit(0)
+        os.close(numbers[0])
+
+
+def _answer(solve: Callable[[dict[str, Any], Send], dict[str, Any]], connection: Connection) -> None:
+    """In the forked process: solve one request. An exception is an answer, too."""
+    try:
+        connection.send(os.getpid())
+        request = connection.recv()
+        try:
+            with memory_limited(request["memory_bytes"]):
+                answer = solve(request, connection.send)
+        except MemoryError:
+            answer = {"out_of_memory": True}
+        except Exception:
+            answer = {"error": traceback.format_exc(limit=-3).strip()}
+        connection.send(("done", answer))
+    except (EOFError, OSError):
+        pass  # of a connection that no one listens to any more

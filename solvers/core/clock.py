@@ -1,0 +1,87 @@
+"""The seconds that count towards a time limit, and how what does not look at them is ended."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+GRACE_SHARE, LEAST_GRACE_SECONDS = 0.1, 0.5
+TICK_SECONDS = 0.001
+AGAIN_SECONDS = 0.2  # until Overrun is raised once more, where something swallowed it
+
+
+def grace_seconds(time_limit: float | None) -> float:
+    """How long after its limit a search may still return: the larger of 10 % of it and half a second."""
+    return math.inf if time_limit is None else max(GRACE_SHARE * time_limit, LEAST_GRACE_SECONDS)
+
+
+class Clock:
+    """Seconds that count towards a limit: those in which packages are imported and processes are started do not.
+
+    read: gives seconds that never fall; tests count calls instead. seconds_apart: those that did not count.
+    """
+
+    def __init__(self, read: Callable[[], float] = time.perf_counter) -> None:
+        self.read, self.seconds_apart = read, 0.0
+        self._paused_at: float | None = None
+
+    def __call__(self) -> float:
+        """Seconds since some moment in the past, without those that do not count."""
+        return (self.read() if self._paused_at is None else self._paused_at) - self.seconds_apart
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside does not count."""
+        if self._paused_at is not None:
+            yield
+            return
+        self._paused_at = self.read()
+        try:
+            yield
+        finally:
+            self.seconds_apart += self.read() - self._paused_at
+            self._paused_at = None
+
+
+class Overrun(BaseException):
+    """Raised in the midst of what goes on past its time; no Exception, so that nothing takes it for a fault."""
+
+
+@contextmanager
+def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
+    """What runs inside gets an Overrun at its next Python instruction once no seconds are left.
+
+    seconds_left: infinite without a limit. By the alarm signal of Unix, which only a main thread gets; elsewhere nothing is
+    ended. A timer that was set before is set again afterwards.
+    """
+    if (
+        seconds_left() == math.inf
+        or threading.current_thread() is not threading.main_thread()
+        or not hasattr(signal, "SIGALRM")
+    ):
+        yield
+        return
+    inside = True
+
+    def look(number: int, frame: FrameType | None) -> None:
+        if inside:
+            seconds = seconds_left()
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS if seconds <= 0 else max(seconds, TICK_SECONDS))
+            if seconds <= 0:
+                raise Overrun
+
+    begun, handler = time.monotonic(), signal.signal(signal.SIGALRM, look)
+    outer, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds_left(), TICK_SECONDS))
+    try:
+        yield
+    finally:
+        inside = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if outer:
+            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - begun), TICK_SECONDS))

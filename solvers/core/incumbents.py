@@ -1,0 +1,37 @@
+"""What MILP and CP-SAT begin from: the first plan of the problem, in milliseconds, or else the one of its exact method."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from trainplan.profiling.base.errors import Unsuited
+from trainplan.solvers.core.clock import Overrun, ended_after
+from trainplan.solvers.core.quick import first_plan
+from trainplan.solvers.core.registry import methods
+from trainplan.solvers.core.search import Outcome, Search
+
+FIRST_PLAN = "first plan that fits"
+# Where there is no first plan, the exact method may run to this gap, for this share of the time left, and no longer than this.
+GAP, SHARE, MOST_SECONDS = 0.1, 0.3, 2.0
+LATE = 0.2  # of its time, by which it may overrun
+
+
+def begin(instance: Any, search: Search) -> Outcome | None:
+    """Report a plan that is there soon, if there is one. The outcome where the exact method proves that nothing fits."""
+    search.report(first_plan(instance), source=FIRST_PLAN)
+    exact = methods(instance.problem)[0]
+    if search.objective is not None or exact.starts:
+        return None
+    with search.clock.paused():
+        method = exact.method()
+    share = search.seconds(SHARE)
+    limit = MOST_SECONDS if share is None else min(share, MOST_SECONDS)
+    inner = search.within(limit, exact.name)
+    inner.gap = max(search.gap, GAP)
+    with suppress(Unsuited, Overrun), ended_after(lambda: inner.remaining() + LATE * limit):
+        outcome = method(instance, inner)
+        if outcome.infeasible:
+            source = f"{exact.name}, {outcome.bound_source}"
+            return Outcome(infeasible=True, bound_source=source, message=f"{exact.name} proves it before a model is built")
+    return None

@@ -1,0 +1,40 @@
+"""A limit on the memory that a search may take beside what its process has already (Linux; elsewhere nothing is limited)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def data_bytes() -> int:
+    """The private writable memory of this process."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) << 10
+
+
+@contextmanager
+def memory_limited(memory_bytes: int | None) -> Iterator[None]:
+    """Inside, what asks for more memory than that gets a MemoryError; processes that are started inside inherit the limit."""
+    if memory_bytes is None or not sys.platform.startswith("linux"):
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    least = data_bytes() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (least if hard == resource.RLIM_INFINITY else min(least, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def unlimited() -> None:
+    """Lift a limit that this process has inherited from one inside `memory_limited`."""
+    if sys.platform.startswith("linux"):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

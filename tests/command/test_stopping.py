@@ -1,0 +1,89 @@
+"""What the command does when a search is stopped: it prints and writes what there is, and exits with 3."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.solvers.core import registry
+from trainplan.solvers.core.quick import first_plan
+from trainplan.solvers.core.search import Outcome, Search
+
+from tests.instances import paper_instance
+from trainplan.command.app import main
+
+REQUEST = ("--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64")
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Path:
+    path = tmp_path / "instance.json"
+    path.write_text(json.dumps(paper_instance().to_dict()))
+    return path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """The exit code of the command in this process."""
+    monkeypatch.setattr(sys, "argv", ["trainplan", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def stopped_by(monkeypatch: pytest.MonkeyPatch, stop: Callable[[], Outcome]) -> None:
+    """Methods that have the first plan when they are stopped."""
+
+    def method(instance: Any, search: Search) -> Outcome:
+        search.report(first_plan(instance))
+        return stop()
+
+    monkeypatch.setattr(registry.Entry, "method", lambda self: method)
+
+
+def interrupt() -> Outcome:
+    raise KeyboardInterrupt
+
+
+def limit() -> Outcome:
+    return Outcome(stopped="time limit")
+
+
+@pytest.mark.parametrize("stop, words", [(interrupt, "an interrupt"), (limit, "the time limit")])
+def test_solve_writes_the_incumbent_and_exits_with_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], instance: Path, stop: Callable[[], Outcome], words: str
+) -> None:
+    stopped_by(monkeypatch, stop)
+    target = instance.with_name("solution.json")
+    assert call(monkeypatch, "solve", instance, "-o", target) == 3
+    assert f"stopped by {words}" in " ".join(capsys.readouterr().out.split())
+    assert json.loads(target.read_text()) == {"choice": list(first_plan(paper_instance()) or ())}
+
+
+def test_plan_writes_the_incumbent_and_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stopped_by(monkeypatch, interrupt)
+    target = tmp_path / "plan.json"
+    assert call(monkeypatch, "plan", *REQUEST, "--memory", "700MiB", "-o", target) == 3
+    plan = json.loads(target.read_text())
+    assert plan["claim"]["status"] == "feasible"
+    assert plan["predicted"]["step_ns"] > 0
+
+
+def test_compare_ends_with_the_method_that_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], instance: Path
+) -> None:
+    stopped_by(monkeypatch, interrupt)
+    assert call(monkeypatch, "compare", instance, "--method", "exact", "--method", "milp", "--json") == 3
+    assert [result["method"] for result in json.loads(capsys.readouterr().out)["results"]] == ["label-setting"]
+
+
+@pytest.mark.parametrize("memory", ["12", "much", "1MiB"])
+def test_a_solver_memory_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], instance: Path, memory: str
+) -> None:
+    assert call(monkeypatch, "solve", instance, "--solver-memory", memory) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--solver-memory" in line and "8GiB" in line
