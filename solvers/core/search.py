@@ -19,17 +19,12 @@ Progress = Callable[[Point], None]
 class Search:
     """One run of a method. `evaluate` gives the objective of a solution, None where it breaks a constraint.
 
-        What a solution is, the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
+    What a solution is, the problem says: a sequence of options for layer-strategies, a `Solution` for pipeline.
 
-        time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
-    <<<<<<< HEAD
-        options: the method's own parameters, by name. clock: what the seconds are counted by; started: its reading at the start.
-        source: the name of the method. start: a solution that the method may begin from. memory_bytes: the most that the method's
-        own processes may take, None for no limit.
-    =======
-        options: the method's own parameters, by name. clock: what seconds are told by; started: its time at the start.
-        around: a search among the same solutions that this one is a part of.
-    >>>>>>> 2b7dd0f
+    time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
+    options: the method's own parameters, by name. clock: what the seconds are counted by; started: its reading at the start.
+    source: the name of the method. start: a solution that the method may begin from. memory_bytes: the most that the method's
+    own processes may take, None for no limit. around: a search among the same solutions that this one is a part of.
     """
 
     evaluate: Callable[[Any], int | None]
