@@ -1,8 +1,9 @@
-"""The one error that users see: what is wrong, where, and what would work."""
+"""The errors and warnings that users see: what is wrong, where, and what would work."""
 
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 
@@ -23,6 +24,15 @@ class InputError(ValueError):
 
 class Unsuited(InputError):
     """The instance is larger than a method takes, or of another kind; `compare` passes such a method over."""
+
+
+class InputWarning(UserWarning):
+    """Input that is taken as it is, though it may not say what was meant; told in one line, as an InputError is."""
+
+
+def caution(where: str, field: str, problem: str, fix: str) -> None:
+    """Warn of input, in the words of an InputError: once for each text, and as a line of its own where the command runs."""
+    warnings.warn(str(InputError(where, field, problem, fix)), InputWarning, stacklevel=2)
 
 
 class MissingExtra(ImportError):

@@ -50,7 +50,8 @@ class GroupGraph:
 
     Of every node: types, rings, orbits (the least orbit of its devices), and whether a run of stages in its class begins there
     (starts). Of every edge, sorted by target: targets, sources, and moves_ns, the transfer if the cut comes before each layer
-    (edges, L + 1). heads: nodes with edges into them; begins: the first edge of each. syncs: D of every ring and span.
+    (edges, L + 1). heads: nodes with edges into them; begins: the first edge of each. syncs: D of every ring and span, with the
+    least reduction of a tied table where the span is the first or the last stage.
     """
 
     def __init__(self, case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> None:
@@ -76,6 +77,8 @@ class GroupGraph:
         if sum(map(len, types.values())) ** 2 > MOST_PAIRS:
             raise TooLong
         self.syncs = np.stack(syncs)
+        self.syncs[:, 0, :-1] += case.least_tied_ns  # of the first stage, and of the last one
+        self.syncs[:, :, -1] += case.least_tied_ns
         self._add_nodes(types)
         self._add_edges(types, stop)
 

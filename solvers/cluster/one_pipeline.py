@@ -89,7 +89,8 @@ class PipelineSearch:
         self.case, instance, degrees = case, case.instance, case.degrees
         self.layers, self.stages = instance.layers, degrees.pp
         slowest = case.micro_batches * float(case.layer_ns.sum(axis=1, dtype=np.float64).max())
-        if (step := slowest + degrees.pp * float(case.transfer_ns.max()) + float(case.sync_ns.max())) > FAR // 4:
+        slowest += degrees.pp * float(case.transfer_ns.max(initial=0))
+        if (step := slowest + float(case.sync_ns.max()) + case.least_tied_ns) > FAR // 4:
             raise InputError("instance", "network", f"makes steps take {step:.3g} ns", "give faster links")
         speed = instance.tables[degrees.tmp, degrees.mbs].layer_ns.sum(axis=1)
         ranks = {int(value): place for place, value in enumerate(sorted({int(speed[k]) for k in instance.class_kinds}))}

@@ -10,13 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from trainplan.formulations.problem import Problem, problem_of
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, shown
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Infeasibility, Result, Status, relative_gap
 from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, judge
 
+LARGEST_OPTION = 2**53
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 
@@ -84,8 +85,9 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
             continue
         if choices and value not in choices:
             raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(choices)}")
-        if not choices and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError("command line", f"option {name}", f"is {value!r}", "give a whole number of at least 1")
+        if not choices and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_OPTION):
+            fix = f"give a whole number from 1 to {LARGEST_OPTION}"
+            raise InputError("command line", f"option {name}", f"is {shown(value)}", fix)
 
 
 def _result(instance: Any, entry: Entry, problem: Problem, search: Search, outcome: Outcome, explained: bool) -> Result:

@@ -305,5 +305,5 @@ def test_a_batch_that_no_strategy_shares_is_named() -> None:
     given = random_cluster_dict(random.Random(3), devices=4)
     tables = [t | {"mbs": 4} for t in given["tables"] if t["mbs"] == 1]
     instance = load({**given, "batch": 6, "tables": tables})
-    with pytest.raises(InputError, match="batch has no share"):
+    with pytest.raises(InputError, match="batch is 6, which pipelines"):
         solve(instance)

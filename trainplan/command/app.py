@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
 
-from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.errors import InputError, InputWarning, MissingExtra
 
 FINE, BAD_INPUT, STOPPED = 0, 2, 3
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -82,6 +83,12 @@ def _uncalled() -> None:
 _UsageError: Any = typer.BadParameter.__base__  # typer has a parser of its own, and does not name its errors
 
 
+def _warn(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """Shows a warning as a line of its own on standard error; of input without the place in our code that it comes from."""
+    about = "" if issubclass(category, InputWarning) else f"{category.__name__}: "
+    print(f"trainplan: warning: {about}{message}", file=sys.stderr)
+
+
 def _stop(text: str, code: int) -> NoReturn:
     print(f"trainplan: {text}", file=sys.stderr)
     raise SystemExit(code)
@@ -89,6 +96,7 @@ def _stop(text: str, code: int) -> NoReturn:
 
 def main() -> None:
     """Entry point of the `trainplan` command."""
+    warnings.showwarning = _warn
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its processes as Ctrl-C does
     try:
         raise SystemExit(application(sys.argv[1:])(standalone_mode=False) or FINE)
