@@ -209,6 +209,15 @@ class Case:
         return [times[number] for number in numbers]
 
     @property
+    def least_tied_by_place_ns(self) -> tuple[int | None, int | None]:
+        """The least that the reduction of the tied table takes where its devices are all of one class, and elsewhere; None
+        where there is no such group, or no tied table."""
+        within, elsewhere = list[int](), list[int]()
+        for make, time in zip(self.ends if self.instance.tied_bytes else (), self.tied_ns, strict=True):
+            (within if max(make) == end_ranks(self.degrees) else elsewhere).append(time)
+        return min(within, default=None), min(elsewhere, default=None)
+
+    @property
     def least_tied_ns(self) -> int:
         """A time that no reduction of the tied table beats."""
         return min(self.tied_ns, default=0)

@@ -79,8 +79,10 @@ def _nested(case: Case, path: Path | None) -> list[tuple[int, ...]]:
         devices = np.array([device for c in order for device in case.instance.members[c]])
         for nesting in permutations(range(3)):
             grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
-            placement = grid.reshape(-1)
-            placements.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
+            # Where a table is tied, first and last stage side by side: the last ones of the first class come to the end.
+            for shift in range(degrees.pp if instance.tied_bytes else 1):
+                placement = np.roll(grid, shift, axis=0).reshape(-1)
+                placements.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
     return list(placements.values())
 
 
