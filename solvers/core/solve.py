@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from trainplan.formulations.problem import problem_of
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
 from trainplan.solvers.core.incumbents import begin
@@ -25,6 +25,7 @@ from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, j
 
 LEAST_MEMORY = 2**26
 EXPLAINING = 0.8  # of the grace, in which an explanation and a cheap bound have to be ready
+LARGEST_OPTION = 2**53
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 
@@ -98,8 +99,9 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
             continue
         if choices and value not in choices:
             raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(choices)}")
-        if not choices and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError("command line", f"option {name}", f"is {value!r}", "give a whole number of at least 1")
+        if not choices and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_OPTION):
+            fix = f"give a whole number from 1 to {LARGEST_OPTION}"
+            raise InputError("command line", f"option {name}", f"is {shown(value)}", fix)
 
 
 def _memory_bytes(memory: str | int) -> int:
