@@ -56,7 +56,7 @@ def test_every_verb_plans_in_the_configs_dtype(name: str, llama: Path) -> None:
     assert half.predicted.most_bytes < full.predicted.most_bytes
 
 
-def test_a_plan_that_does_not_run_says_what_does(llama: Path, tmp_path: Path) -> None:
+def test_a_plan_that_does_not_run_says_what_does(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     plan = tp.plan(model=llama, cluster="cpu-4", batch=8).plan
     assert plan is not None
@@ -66,6 +66,9 @@ def test_a_plan_that_does_not_run_says_what_does(llama: Path, tmp_path: Path) ->
     assert done.returncode == 2 and f"{path}: {told}" in done.stderr
     with pytest.raises(InputError, match=r"give .*run.dtype float32 or float64"):
         tp.trial([plan])
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"give .*run.dtype float32 or float64"):
+        patch.setattr("trainplan.api.plan_verbs.planned", None)  # what does not run is not planned first
+        tp.trial(model=llama, cluster="cpu-4", batch=8)
 
 
 def test_a_long_sequence_is_warned_of_unless_it_is_asked_for(long: Path) -> None:

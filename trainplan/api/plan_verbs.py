@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from trainplan.asking import FilePath, cluster_of, memory_of, model_of, request_of
+from trainplan.asking import FilePath, cluster_of, memory_of, model_of, profile_of, request_of
 from trainplan.execution.exports.common import Export
 from trainplan.execution.exports.registry import exporter
 from trainplan.execution.run.processes import RunReport, run_plans
@@ -158,6 +158,9 @@ def trial(
     elif find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
     else:
+        if (model := request.get("model")) is not None:  # before it is planned, which may take long
+            profile = profile_of(request.get("profile"))
+            runnable(model_of(model, request.get("sequence"), request.get("dtype"), profile), run_dtype, "model", "--run-dtype")
         first = plan(like=like, seed=seed, **request)
         if first.plan is None or first.interrupted:
             return Trials((), (), first)

@@ -78,7 +78,7 @@ def detect(
     sheets = "data sheets" if all(gpu.sheet() for gpu in devices) else "data sheets, or clocks and cores where none is known"
     source = (
         f"Devices by {asked}, links by {topology.origin}, rates by {sheets}, RAM's {measured.origin}; "
-        "what is reached of peak rates, of NVLink and of PCIe are assumptions."
+        "what is reached of peak rates, of NVLink and of PCIe, and the reserve of a sixteenth of the memory, are assumptions."
     )
     table = pair_table(devices, topology.pairs, pcie_bytes_per_s)
     return gpu_cluster(devices, table, nodes, network_bytes_per_s or 0.0, host, name, source)
