@@ -126,9 +126,8 @@ class _Run:
             with search.clock.paused():
                 method = self.entry.method()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
-                if self.entry.starts:
-                    self.cheap = cheap_bound(self.instance)
                 begun = begin(self.instance, search) if self.entry.starts and not cold else None
+                self.cheap = cheap_bound(self.instance) if self.entry.starts else None
                 self.outcome = begun or method(self.instance, search)
         except InputError:
             raise
