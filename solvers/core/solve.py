@@ -24,7 +24,7 @@ from trainplan.solvers.core.result import Infeasibility, Result, Status, relativ
 from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, judge
 
 LEAST_MEMORY = 2**26
-EXPLAINING = 0.8  # of the grace, in which an explanation and a cheap bound have to be ready
+EXPLAINING = 0.7  # of the grace, in which an explanation and a cheap bound have to be ready
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 
@@ -125,6 +125,7 @@ class _Run:
         try:
             with search.clock.paused():
                 method = self.entry.method()
+                versions()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
                 begun = begin(self.instance, search) if self.entry.starts and not cold else None
                 self.cheap = cheap_bound(self.instance) if self.entry.starts else None
