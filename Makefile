@@ -47,6 +47,7 @@ benchmark: $(INSTALLED)
 	$(BIN)/python -m benchmarks.memory_switches
 	$(BIN)/python -m benchmarks.h3t_planners
 	$(BIN)/python -m benchmarks.free_switches
+	$(BIN)/python benchmarks/limits.py
 
 study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.study

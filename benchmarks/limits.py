@@ -64,16 +64,14 @@ def run(instance: Any, method: str, limit: float) -> dict[str, Any]:
 
 def _child(instance: Any, method: str, limit: float, queue: Any) -> None:
     started = time.perf_counter()
-    next(entry for entry in methods(problem_of(instance).name) if entry.name == method).method()
-    imported = time.perf_counter()
     try:
         result = solve(instance, method, time_limit=limit)
     except Unsuited as error:
-        queue.put({"seconds": time.perf_counter() - imported, "status": "unsuited", "message": str(error)})
+        queue.put({"seconds": time.perf_counter() - started, "status": "unsuited", "message": str(error)})
         return
-    seconds = time.perf_counter() - imported
-    keys = ("status", "objective", "bound", "gap", "bound_source", "message")
-    queue.put({"import_s": imported - started, "seconds": seconds} | {key: getattr(result, key) for key in keys})
+    seconds = time.perf_counter() - started - result.import_seconds
+    keys = ("status", "objective", "bound", "gap", "bound_source", "solution_source", "stopped", "message")
+    queue.put({"import_s": result.import_seconds, "seconds": seconds} | {key: getattr(result, key) for key in keys})
 
 
 def rows(names: list[str], limits: list[float], chosen: list[str] | None) -> Iterator[dict[str, Any]]:

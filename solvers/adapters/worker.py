@@ -1,9 +1,9 @@
 """Solvers in processes of their own, which can be ended at any moment: both ends of the connection to one.
 
-A server is started on first use. It imports the solver, which takes longer than a small solve, and forks a process for each
-request: one that is ended takes nothing along that the next one needs, and its memory is its own. Each solver has a server,
-which keeps HiGHS apart from OR-Tools, with which it shares a library name. A request is a dict; the answer is any number of
-messages (kind, content), the last of which is of the kind "done".
+A server is started on first use. It imports the solver, which takes longer than a small solve, and forks a process that solves
+one request after the other; where that one is ended, it forks another. Each solver has a server, which keeps HiGHS apart from
+OR-Tools, with which it shares a library name. A request is a dict; the answer is any number of messages (kind, content), the
+last of which is of the kind "done".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Late(Exception):
 
 
 class Worker:
-    """A server, and the process that it has forked for the request at hand.
+    """A server, and the process that it has forked last.
 
     module: what the server runs; its `main` calls `serve`.
     """
@@ -44,6 +44,7 @@ class Worker:
     def __init__(self, module: str) -> None:
         self.module, self.lock = module, threading.Lock()
         self.server: subprocess.Popen[bytes] | None = None
+        self.process: tuple[Connection, int] | None = None  # and its number, which is its own until the next one is forked
         atexit.register(self.close)
 
     def answer(self, request: dict[str, Any], search: Search, receive: Callable[[str, Any], None]) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class Worker:
         with self.lock:
             with search.clock.paused():
                 self._start()
-            connection, process = self._fork()
+            connection, number = self.process = self.process or self._fork()
             try:
                 limits = {"time_limit": search.seconds(), "memory_bytes": search.memory_bytes}
                 connection.send({**request, **limits})
@@ -67,20 +68,22 @@ class Worker:
                         answer: dict[str, Any] = content
                         return answer
                     receive(kind, content)
-            except (EOFError, OSError):
+            except BaseException as ended:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+                connection.close()
+                self.process = None
+                if not isinstance(ended, EOFError | OSError):
+                    raise
                 if search.memory_bytes is not None:
                     raise MemoryError from None
                 return {"error": "its process broke off"}
-            except BaseException:
-                os.kill(process, signal.SIGKILL)
-                raise
-            finally:
-                connection.close()
 
     def _start(self) -> None:
         """Start the server, if there is none, and wait until it has imported what it needs."""
         if self.server is not None and self.server.poll() is None:
             return
+        self.process = None
         self.control, other_end = socket.socketpair()
         number, quiet = other_end.fileno(), subprocess.DEVNULL
         command = [sys.executable, "-P", "-m", self.module, str(number)]
@@ -90,7 +93,7 @@ class Worker:
             raise RuntimeError(f"{self.module} ended with exit code {self.server.wait()} before it could solve anything")
 
     def _fork(self) -> tuple[Connection, int]:
-        """A new process, by its connection and its number, which is its own until the next one is forked."""
+        """A new process."""
         connection, other_end = Pipe()
         try:
             socket.send_fds(self.control, [b"?"], [other_end.fileno()])
@@ -101,15 +104,15 @@ class Worker:
             raise
 
     def close(self) -> None:
-        """End the server, if there is one, and with it the process that it has forked last."""
+        """End the server, if there is one, and with it its process."""
         if self.server is not None:
             self.control.close()
             self.server.wait()
-            self.server = None
+            self.server, self.process = None, None
 
 
 def serve(solve: Callable[[dict[str, Any], Send], dict[str, Any]]) -> None:
-    """In the server: fork a process for each connection, until there is no one left to ask.
+    """In the server: end the last process and fork another whenever one is wanted, until there is no one left to want it.
 
     Interrupts are left to the process that asks, which ends the others.
     """
@@ -134,17 +137,16 @@ def serve(solve: Callable[[dict[str, Any], Send], dict[str, Any]]) -> None:
 
 
 def _answer(solve: Callable[[dict[str, Any], Send], dict[str, Any]], connection: Connection) -> None:
-    """In the forked process: solve one request. An exception is an answer, too."""
-    try:
+    """In the forked process: solve requests until the connection is closed. An exception is an answer, too."""
+    with suppress(EOFError, OSError):
         connection.send(os.getpid())
-        request = connection.recv()
-        try:
-            with memory_limited(request["memory_bytes"]):
-                answer = solve(request, connection.send)
-        except MemoryError:
-            answer = {"out_of_memory": True}
-        except Exception:
-            answer = {"error": traceback.format_exc(limit=-3).strip()}
-        connection.send(("done", answer))
-    except (EOFError, OSError):
-        pass  # of a connection that no one listens to any more
+        while True:
+            request = connection.recv()
+            try:
+                with memory_limited(request["memory_bytes"]):
+                    answer = solve(request, connection.send)
+            except MemoryError:
+                answer = {"out_of_memory": True}
+            except Exception:
+                answer = {"error": traceback.format_exc(limit=-3).strip()}
+            connection.send(("done", answer))

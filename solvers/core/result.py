@@ -113,6 +113,12 @@ class Result:
         """All fields under their own names, as plain values."""
         return json.loads(json.dumps(asdict(self)))
 
+    def run_rows(self) -> list[tuple[str, str]]:
+        """Of `summary`, what the run took and what stopped it."""
+        seconds = f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve, {self.import_seconds:.3f} imports apart"
+        article = "an" if self.stopped == "interrupt" else "the"
+        return [("seconds", seconds), *([("stopped by", f"{article} {self.stopped}")] if self.stopped else [])]
+
     def summary(self) -> list[tuple[str, str]]:
         """Label and text of each line that people want to see."""
         rows = [("problem", self.problem), ("method", self.method), ("status", self.status)]
@@ -125,9 +131,7 @@ class Result:
             rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
         if (costs := self.evaluation) and "peak_bytes" in costs:
             rows.append(("peak memory", peak_text(costs["peak_bytes"], costs.get("peak_layer_name"), costs.get("peak_ns"))))
-        seconds = f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve, {self.import_seconds:.3f} imports apart"
-        rows.append(("seconds", seconds))
-        rows += [("stopped by", f"{'an' if self.stopped == 'interrupt' else 'the'} {self.stopped}")] if self.stopped else []
+        rows += self.run_rows()
         rows += [("reason", str(self.reason))] if self.reason else []
         rows += [("message", self.message)] if self.message else []
         return rows + [("violation", text) for text in self.violations]

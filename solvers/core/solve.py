@@ -24,7 +24,7 @@ from trainplan.solvers.core.result import Infeasibility, Result, Status, relativ
 from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, judge
 
 LEAST_MEMORY = 2**26
-EXPLAINING = 0.8  # of the grace, in which an explanation and a cheap bound have to be ready
+EXPLAINING = 0.7  # of the grace, in which an explanation and a cheap bound have to be ready
 LARGEST_OPTION = 2**53
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
@@ -127,10 +127,10 @@ class _Run:
         try:
             with search.clock.paused():
                 method = self.entry.method()
+                versions()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
-                if self.entry.starts:
-                    self.cheap = cheap_bound(self.instance)
                 begun = begin(self.instance, search) if self.entry.starts and not cold else None
+                self.cheap = cheap_bound(self.instance) if self.entry.starts else None
                 self.outcome = begun or method(self.instance, search)
         except InputError:
             raise

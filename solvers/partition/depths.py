@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trainplan.formulations.pipeline_partition.definition import OBJECTIVE, SLICED
@@ -96,13 +97,12 @@ def search(
         shortest = min((candidate.step_ns for candidate in candidates if candidate.step_ns is not None), default=FAR)
         deadline = float("inf") if seconds is None else clock() + seconds
         try:
-            limits = {"time_limit": seconds, "clock": clock, "gap": gap}
-            result = solve(instance, method, seed=seed, progress=progress, **limits, **options)
+            result = solve(instance, method, time_limit=seconds, clock=clock, gap=gap, seed=seed, progress=progress, **options)
         except Unsuited:
             if len(instances) == 1:
                 raise
             continue
-        candidates.append(_candidate(instance, result, sliced, exact_step, shortest, lambda late=deadline: clock() > late))
+        candidates.append(_candidate(instance, result, sliced, exact_step, shortest, partial(_late, clock, deadline)))
         if interrupted := result.stopped == "interrupt":
             break
     if not candidates:
@@ -113,6 +113,10 @@ def search(
     rows = tuple(candidate.to_dict() for candidate in candidates)
     result = stopped_with(best.result, [candidate.result for candidate in candidates])
     return Answer(best.instance, result, best.solution, best.step_ns, bound, rows)
+
+
+def _late(clock: Clock, deadline: float) -> bool:
+    return clock() > deadline
 
 
 def _candidate(

@@ -1,4 +1,4 @@
-"""The `trainplan` command. Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped without an answer.
+"""The `trainplan` command. Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped by a limit or an interrupt.
 
 A command's module is imported when it is called, so that `trainplan --help` need not wait for solvers and problems.
 """
@@ -20,7 +20,7 @@ FINE, BAD_INPUT, STOPPED = 0, 2, 3
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 HELP = (
     "Plan distributed Transformer training, prove how good the plan is, and run it.\n\n"
-    "Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped without an answer."
+    "Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped by a limit or an interrupt."
 )
 # A command's name, the module of this package that has it, and what it does.
 COMMANDS = {

@@ -214,8 +214,7 @@ def _claim(answer: Planned) -> list[tuple[str, str]]:
     ]
     if answer.excess is not None and answer.excess != 0:
         rows.append(("walk and claim", f"the predicted step is {answer.excess:+.3%} from the claimed objective"))
-    seconds = f"{answer.result.build_seconds:.3f} build, {answer.result.solve_seconds:.3f} solve"
-    rows.append(("seconds", seconds))
+    rows += answer.result.run_rows()
     return rows + ([("message", answer.result.message)] if answer.result.message else [])
 
 
