@@ -114,9 +114,8 @@ def read_model(files: Mapping[str, Source], options: Options, sequence_parallel:
     """The model of files by kind. sequence_parallel: as `read_memory` has it. Raises InputError."""
     source = files["computation"]
     table = read_times(source)
-    types = len(next(iter(next(iter(table.by_lengths.values())).values())).layers_ms)
-    counts, hidden_sizes = options.by_type(source, "layers", 24, types), _hidden_sizes(options, source, types)
-    lengths = _lengths(options, source, files["memory"], table.by_lengths, types)
+    counts, hidden_sizes = options.by_type(source, "layers", 24, table.types), _hidden_sizes(options, source, table.types)
+    lengths = _lengths(options, source, files["memory"], table.by_lengths, table.types)
     dtype, element_bytes = next((DTYPES[name] for name in DTYPES if f"_{name}_" in f"{source.stem}_"), DTYPES["bf16"])
     memory = read_memory(files["memory"], lengths, sequence_parallel)
     kinds = [

@@ -35,6 +35,11 @@ class TimeTable(NamedTuple):
     by_lengths: dict[Lengths, dict[int, Times]]
     left_out: tuple[str, ...]
 
+    @property
+    def types(self) -> int:
+        """The number of types of layers."""
+        return max(len(times.layers_ms) for by_batch in self.by_lengths.values() for times in by_batch.values())
+
 
 class Place(NamedTuple):
     """What a key's times are of; batch is 0 where it does not name one."""

@@ -93,6 +93,25 @@ def test_import_plans(tmp_path: Path) -> None:
     assert json.loads(call("solve", instance, "--json").stdout)["status"] == "optimal"
 
 
+def test_a_table_of_times_plans(tmp_path: Path) -> None:
+    table, output = tmp_path / "times.csv", tmp_path / "profile.json"
+    table.write_text("layer,tp1,tp2,parameters,output_bytes\n" + "".join(f"{i},0.03,0.018,1e6,2048\n" for i in range(4)))
+    words = ("profile", "import", table, "--cluster", "rtx-titan-8")
+    told(call(*words), "give --communication included or excluded")
+    told(call(*words, "--communication", "included", "--tp", "1,2"), "--tp is [1, 2]; leave it out")
+    done = call(*words, "--communication", "included", "--rows", "2", "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert "kept_bytes: not known, counted as nothing" in " ".join(done.stdout.split())
+    instance = tmp_path / "instance.json"
+    assert call("build", "pipeline", "--profile", output, "--batch", "16", "-o", instance).returncode == 0
+    assert json.loads(call("solve", instance, "--json").stdout)["status"] == "optimal"
+
+
+def test_layers_of_several_types_are_a_list(tmp_path: Path) -> None:
+    done = call("profile", "import", tmp_path / "absent.json", "--layers", "24;24")
+    told(done, "--layers is '24;24'; give whole numbers from 1 with commas")
+
+
 def test_lists_and_shows() -> None:
     assert {"swin-huge-48", "llama3-70b", "amp-transgan"} <= {
         m["name"] for m in json.loads(call("model", "list", "--json").stdout)

@@ -120,3 +120,11 @@ def test_switches_narrow_the_space(files: Path) -> None:
     ):
         with pytest.raises(tp.InputError, match=problem):
             tp.build("galvatron-engine", engine_files=files, batch=64, memory="36GiB", **given | options)
+
+
+def test_several_types_of_layers_are_refused(files: Path) -> None:
+    path = files / "computation_profiling_bf16_llama.json"
+    times = {f"layertype_{i}_bsz1_seq8192": 2.0 for i in range(2)} | {"layertype_other_bsz1_seq[8192,8192]": 1.0}
+    path.write_text(json.dumps(times))
+    with pytest.raises(tp.InputError, match="has 2 types of layers, and the engine is taken here with one; plan with"):
+        tp.build("galvatron-engine", engine_files=files, batch=64, memory="36GiB", layers=28, hidden_size=3584)

@@ -261,7 +261,7 @@ def test_imported_profiles_plan(name: str, memory_bytes: int, batch: int) -> Non
     profile = makers[name]()
     assert parse(json.loads(profile.model_dump_json()), Profile) == profile
     instance = build(for_group(profile, 8, batch), memory_bytes, batch)
-    result = solve(instance, "exact", time_limit=60)
+    result = solve(instance, "exact")
     assert result.status == "optimal" and result.objective is not None and result.bound == result.objective
     assert result.evaluation is not None and result.evaluation["peak_bytes"] <= memory_bytes
 

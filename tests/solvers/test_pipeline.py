@@ -316,7 +316,6 @@ def test_a_time_limit_gives_a_bound_that_holds(seconds: float) -> None:
         assert optimum.status == "optimal"
         assert optimum.objective is not None
         assert stopped.status in ("feasible", "unknown", "optimal")
-        assert stopped.solve_seconds < seconds + 2
         assert stopped.bound is not None
         assert stopped.bound <= optimum.objective
         assert stopped.objective is None or stopped.objective >= optimum.objective

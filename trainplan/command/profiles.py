@@ -105,7 +105,8 @@ def import_(
     **values: str | None,
 ) -> Outcome:
     """Read another project's measurements as a profile."""
-    by_type = {name: None if text is None else _numbers(text, f"--{name.replace('_', '-')}") for name, text in values.items()}
+    lists = {name: _numbers(text, f"--{name.replace('_', '-')}") for name, text in values.items() if text is not None}
+    by_type: dict[str, Any] = {name: numbers[0] if len(numbers) == 1 else numbers for name, numbers in lists.items()}
     profile = api.import_profile(
         files,
         cluster=None if cluster is None else load_cluster(cluster),
@@ -113,7 +114,7 @@ def import_(
         rows=rows,
         communication=communication,
         tp=None if tp is None else _numbers(tp, "--tp"),
-        **{name: numbers[0] if numbers and len(numbers) == 1 else numbers for name, numbers in by_type.items()},
+        **by_type,
     )
     return _outcome(profile)
 

@@ -4,9 +4,9 @@ One configuration for every pass of the engine's loops, in their order (Galvatro
 DpOnModel.fit): m, least and most tp of a layer, vocabulary sp, embedding sharded, P, vocabulary tp. `choices` tells them.
 
 Taken: PP, DP as DDP or ZeRO-2, SDP (ZeRO-3), TP, its order (optional), CKPT; 1F1B; vocabulary tp and sp; the switches of
-`EngineOptions`; costs of `published_costs`; layers in whole MiB rounded up; 1024 MiB of context and the all-gather buffer in
-every stage, here as `backward_bytes`; a fifth of the memory held back above 20 GiB; R in the tables, though not in the final
-cost.
+`EngineOptions`; those of `costs`; layers in whole MiB rounded up; 1024 MiB of context and the buffer of all-gathers
+in every stage, here as `backward_bytes`; a fifth of the memory held back above 20 GiB; R in the tables, though not in the
+final cost.
 
 Left out: layers under Ulysses sp; GPipe; several types of layers; micro-batches of unequal size, which the engine allows where
 the devices of a stage do not divide a micro-batch. Not carried exactly: of a layer that different stages could hold for

@@ -19,6 +19,7 @@ from trainplan.profiling.imports.galvatron import Model, files_by_kind, overlap,
 from trainplan.profiling.imports.galvatron_blocks import FIRST, LAST, OFF
 from trainplan.profiling.imports.galvatron_links import ALL_REDUCE, MOST_GB_PER_S, P2P, TIMES, entries
 from trainplan.profiling.imports.galvatron_memory import FP32_BYTES, Ends
+from trainplan.profiling.imports.galvatron_times import read_times
 from trainplan.profiling.imports.source import MIB, MOST_MS, Options, Source, read_source
 
 HARDWARE = {"allreduce": "allreduce_bandwidth_*.json", "p2p": "p2p_bandwidth_*.json", "overlap": "overlap_coefficient.json"}
@@ -96,11 +97,11 @@ def read_engine_profile(
             raise files["computation"].fail("", f"comes without {name}", "give that file as well")
     options = Options(layers=layers, sequence=sequence, hidden_size=hidden_size)
     options.check("galvatron", ("layers", "sequence", "hidden_size"))
-    model = read_model(files, options, sequence_parallel)
-    if len(model.types) > 1:
-        problem = f"has {len(model.types)} types of layers, and the engine is taken here with one"
+    if (types := read_times(files["computation"]).types) > 1:
+        problem = f"has {types} types of layers, and the engine is taken here with one"
         raise files["computation"].fail("", problem, "plan with `trainplan profile import` and its profile instead")
-    (kind,), memory = model.types, model.memory
+    model = read_model(files, options, sequence_parallel)
+    (layer,), memory = model.types, model.memory
     if missing := [name for name in (OFF, FIRST, LAST) if name not in memory.ends]:
         raise InputError(files["memory"].path, missing[0], "is missing", "profile the memory whole")
     layer_ms, ends_ms = _lines(files["computation"], model)
@@ -108,16 +109,16 @@ def read_engine_profile(
     all_reduce = {(ranks, match["consecutive"] == "1"): 1 / bandwidth for ranks, match, bandwidth in all_reduces}
     return EngineProfile(
         name=model.name,
-        layers=kind.count,
-        sequence=kind.sequence,
-        hidden_size=kind.hidden_size,
+        layers=layer.count,
+        sequence=layer.sequence,
+        hidden_size=layer.hidden_size,
         element_bytes=model.element_bytes,
         devices=max(ranks for ranks, _ in all_reduce),
         layer_ms=layer_ms,
         ends_ms=ends_ms,
-        parameter_mib=kind.memory.parameters * FP32_BYTES / MIB,
-        kept_mib={tp: size / MIB for tp, size in kind.memory.kept_bytes.items()},
-        checkpoint_mib=kind.memory.checkpoint_bytes / MIB,
+        parameter_mib=layer.memory.parameters * FP32_BYTES / MIB,
+        kept_mib={tp: size / MIB for tp, size in layer.memory.kept_bytes.items()},
+        checkpoint_mib=layer.memory.checkpoint_bytes / MIB,
         ends=memory.ends,
         all_reduce=all_reduce,
         p2p={stages: 1 / bandwidth for stages, _, bandwidth in entries(files["p2p"], P2P, MOST_GB_PER_S)},
