@@ -135,6 +135,6 @@ def test_plans_of_version_1_load_and_are_not_trusted(tmp_path: Path) -> None:
     read = load_plan(path)
     assert read.predicted is None and read.content == plan.content
     assert read.claim is not None and (read.claim.objective_ns, read.claim.bound_ns, read.claim.gap) == (5, 4, 0.2)
-    with pytest.raises(InputError, match="--cluster is missing"):
+    with pytest.raises(InputError, match="cluster is missing"):
         tp.simulate(path)
     assert plan.predicted is not None

@@ -12,6 +12,7 @@ from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
 from trainplan.planning import Planned, plan_answer
+from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model
 
@@ -84,7 +85,8 @@ def best_plans(first: Planned, top: int, seed: int) -> list[Plan]:
 
 def runnable(model: Model, dtype: str | None, where: str) -> Model:
     """The model as its plans run, in this dtype (default: its own). Raises InputError where they do not."""
-    if (wanted := dtype or model.dtype) not in EXECUTED_DTYPES:
+    wanted = model.dtype if dtype is None else parse_dtype(dtype)
+    if wanted not in EXECUTED_DTYPES:
         raise InputError("command line", "--dtype", f"is {wanted!r}", f"give one of: {', '.join(EXECUTED_DTYPES)}")
     if not compiles(model):
         fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"

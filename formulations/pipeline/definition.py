@@ -37,6 +37,15 @@ class StagedProblem(Problem):
 
         return [Part(part, least_ns(part), lift(place)) for place, part in enumerate(parts(instance))]
 
+    def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
+        """One, with a configuration for each strategy of each of the instance's."""
+        single = [
+            replace(configuration, tables=configuration.tables.keep([option]))
+            for configuration in instance.configurations
+            for option in range(len(configuration.tables.strategies))
+        ]
+        return [replace(instance, configurations=tuple(single))], "exact"
+
     def size(self, instance: Instance) -> dict[str, int]:
         """Layers, the most options of any configuration, and the memory of one device."""
         options = max(len(configuration.tables.strategies) for configuration in instance.configurations)

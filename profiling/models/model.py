@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names
-from trainplan.profiling.models.sublayers import DTYPE_BYTES, Sublayer
+from trainplan.profiling.models.sublayers import Sublayer
 from trainplan.profiling.shipped import locate
 
 # What a configuration says of one run, not of the architecture.
@@ -187,8 +188,7 @@ def model_from_config(
     """A Hugging Face configuration, already read, as a Model. Raises InputError."""
     if not isinstance(config, Mapping):
         raise InputError(where, "", "is not an object", "give a Hugging Face config.json")
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise InputError("command line", "--dtype", f"is {dtype!r}", f"give one of {', '.join(DTYPE_BYTES)}")
+    dtype = parse_dtype(dtype)
     fields = Fields(config, where, sequence, dtype)
     units, tied = build_chain(fields)
     if name is None:

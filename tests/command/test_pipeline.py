@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from trainplan.profiling.base.quantities import format_time
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
@@ -52,7 +53,7 @@ def test_build_solve_check_compare(instance: Path, folder: Path) -> None:
     assert (solved.returncode, result["status"], result["gap"], solved.stderr) == (0, "optimal", 0.0, "")
     checked = call("check", instance, answer)
     assert checked.returncode == 0
-    assert f"({result['objective']} ns)" in checked.stdout
+    assert format_time(result["objective"]) in checked.stdout
     shown = call("solve", instance).stdout
     for text in ("optimal", "branch-and-bound", "stages", "micro-batches", "1F1B-Flush"):
         assert text in shown

@@ -143,7 +143,7 @@ def test_a_hanging_highs_is_ended_with_its_bound(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["milp", "cpsat"])
 def test_another_iteration_time_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(InputError, match=rf"--method is '{name}'; give one of") as caught:
+    with pytest.raises(InputError, match=rf"method is '{name}'; give one of") as caught:
         solve(as_engine(random_pipeline(0)), name)
     assert "\n" not in str(caught.value)
 

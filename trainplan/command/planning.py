@@ -9,7 +9,7 @@ from typing import Any
 
 from trainplan import api
 from trainplan.command import options, render
-from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of
+from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
 from trainplan.pictures import drawn
 from trainplan.planning import Planned
 from trainplan.presets import DEFAULT, PRESETS, Preset, preset
@@ -25,11 +25,15 @@ EXAMPLES = {
 }
 ALL = "all"
 LIKE_HELP = f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side."
-OUTPUTS = [
-    output("Write the plan here."),
-    flag("save_profile", Path | None, "Write the profile used here."),
-    options.PICTURE,
-]
+OUTPUTS = panel(
+    "Output",
+    [
+        output("Write the plan here."),
+        flag("uniform_output", Path | None, "Write the best plan with one strategy for all units here."),
+        flag("save_profile", Path | None, "Write the profile used here."),
+        options.PICTURE,
+    ],
+)
 BACKEND = flag("backend", str | None, "On which back-end of `run` the plan must fit, too. [default: the plan's own]")
 
 
@@ -44,8 +48,8 @@ def _plan(chosen: Preset, verb: str) -> Command:
 
     def plan(**values: Any) -> Outcome:
         values["like"] = chosen.name
-        with render.searching(values["method"]) as progress, render.measuring(values["measure"]) as values["measuring"]:
-            answer = api.plan(progress=progress, **values)
+        with render.planning() as progress:
+            answer = api.plan(progress=progress, measuring=progress, **values)
         code = exit_code(answer.result.status) if answer.needed_bytes is None else options.INFEASIBLE
         return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
 
@@ -58,9 +62,10 @@ def _plans() -> Command:
     def plan(**values: Any) -> Outcome:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
         del values["like"]
-        answers = api.plans(**values)
+        with render.planning() as progress:
+            answers = api.plans(progress=progress, measuring=progress, **values)
         best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
-        content = [str(each) if isinstance(each, InputError) else each.to_dict() for each in answers]
+        content = [each.command_text if isinstance(each, InputError) else each.to_dict() for each in answers]
         show = partial(render.plans, answers)
         return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))
 
@@ -73,10 +78,14 @@ def _files(answer: Planned) -> dict[str, Callable[[], Any]]:
     if answer.plan is not None:
         plan = answer.plan
         files["output"] = lambda: plan.model_dump_json(indent=2) + "\n"
+    uniform = answer.plan if answer.uniform is None else answer.uniform.plan
+    if uniform is not None and uniform.one_strategy is not None:
+        files["uniform_output"] = lambda: uniform.model_dump_json(indent=2) + "\n"
     if answer.request.obtained:
         files["save_profile"] = lambda: answer.request.obtained[0].model_dump_json(indent=1) + "\n"
     solution, drawing = answer.answer.solution, answer.problem.picture
-    if solution is not None:
-        of_plan = partial(api.draw_plan, answer.plan)
-        files["picture"] = of_plan if drawing is None else partial(drawn(drawing), answer.instance, solution)
+    if solution is not None and drawing is not None:
+        files["picture"] = partial(drawn(drawing), answer.instance, solution)
+    elif answer.plan is not None:
+        files["picture"] = partial(api.draw_plan, answer.plan, answer.performance)
     return files
