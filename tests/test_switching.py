@@ -198,7 +198,7 @@ def test_build_says_what_it_cannot_use(model: Model, made: tuple[Instance, Profi
             tp.build("memory-switches", **({"model": model, "cluster": CLUSTER} | options))
         assert told in str(error.value)
     for option, value in (("synchronisation", "free"), ("paper_combinations", True)):
-        with pytest.raises(InputError, match=f"--{option.replace('_', '-')} is .*; leave it out: pipeline has --"):
+        with pytest.raises(InputError, match=f"{option} is .*; leave it out: pipeline has "):
             tp.build("pipeline", model=model, cluster=CLUSTER, batch=8, **{option: value})
     assert tp.build("memory-switches", profile=profile, batch=8, by_unit=True).columns.keys() == made[0].columns.keys()
     free = tp.build("memory-switches", profile=profile, batch=8, synchronisation="free", paper_combinations=True)

@@ -55,7 +55,7 @@ def short_of_memory(
     limit_bytes: int, least_bytes: int, layer: int, layer_name: str, state_bytes: int, advice: str
 ) -> Infeasibility:
     """Why nothing fits into one limit of all devices. advice: what to change beside the limit."""
-    texts, over = [f"give memory_bytes of at least {least_bytes}", advice], least_bytes - limit_bytes
+    texts, over = [f"give --memory of at least {least_bytes}B (the instance's memory_bytes)", advice], least_bytes - limit_bytes
     if over * 20 < limit_bytes:
         texts.append(f"free {over} bytes elsewhere on the device")
     activations = least_bytes - state_bytes

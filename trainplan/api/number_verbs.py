@@ -37,8 +37,10 @@ def profile(
 
     tp: default all degrees up to 8 that the model and the cluster allow. measured: on this machine; else estimated from shapes.
     Of measuring: device: cpu, local processes, or cuda, this machine's GPUs. budget_seconds: for the repeats of everything
-    together. spread: repeat until a time's spread is below this share. journal: a file that keeps finished parts, to go on from.
-    progress: called with a dict for each shape that is measured, such as {"shape": "attention tp 1", "done": 3, "of": 40}.
+    together. spread: repeat until a time's spread is below this share. journal: a file that keeps finished parts, so that
+    they are not measured again. progress: called with a dict for each shape that is measured, such as {"shape": "...",
+    "done": 3, "of": 40}.
+
     Raises InputError.
     """
     the_model, the_cluster = model_of(model, sequence, dtype), cluster_of(cluster)
