@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,7 @@ from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
+WALKS = 3  # of the longest so far: the time that has to be left to look for a plan with one strategy, which is walked, too
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class Planned:
         if plan.one_strategy is not None:
             return [(label, f"this plan has {plan.one_strategy} for all units")]
         if self.uniform is None:
-            return [(label, "no plan with one strategy for all units was looked for")]
+            return [(label, "none was looked for: the time was up, or the problem does not say how")]
         if (other := self.uniform.plan) is None:
             return [(label, f"no plan with one strategy for all units: {self.uniform.result.status}")]
         shape = f"{plural(len(other.stages), 'stage')}, {plural(other.batch.micro_batches, 'micro-batch')}"
@@ -219,7 +220,12 @@ def planned(
     deadline = None if time_limit is None else time.perf_counter() + time_limit
     way = _Way(request, preset, method, backend, {"gap": gap, "seed": seed, "progress": progress, **options}, deadline)
     best = _best(way)
-    return best if best.plan is None or best.plan.one_strategy is not None else replace(best, uniform=way.uniform(best))
+    if best.plan is None or best.plan.one_strategy is not None:
+        return best
+    try:
+        return replace(best, uniform=way.uniform(best))
+    except KeyboardInterrupt:
+        return best
 
 
 def _best(way: _Way) -> Planned:
@@ -243,6 +249,7 @@ class _Way:
     backend: str | None
     arguments: dict[str, Any]
     deadline: float | None = None
+    walk_seconds: list[float] = field(default_factory=list)  # of each plan that has been compiled and walked
 
     def begin(self, what: str) -> None:
         """Tell the caller what is begun."""
@@ -277,10 +284,11 @@ class _Way:
         """The plan of an answer, judged."""
         if answer.solution is None:
             return Planned(self.request, self.preset, answer, None, reserve_bytes=reserve)
-        problem = self.preset.problem
+        problem, began = self.preset.problem, time.perf_counter()
         self.begin("compiling and walking the plan's programs")
         plan = problem.plan(answer.instance, answer.solution, self.request)
         plan, judged = _judged(plan, self.request, self.backend)
+        self.walk_seconds.append(time.perf_counter() - began)
         claim = Claim(
             problem=problem.name,
             cost_model=problem.cost_model(answer.instance),
@@ -307,7 +315,7 @@ class _Way:
         if problem.memory_bytes(best.instance) is None:
             return None
         for _ in range(ROUNDS):
-            if self.late:
+            if self.seconds is not None and self.seconds < WALKS * max(self.walk_seconds):
                 return None
             instances, method = problem.uniform(problem.with_memory(best.instance, limit - reserve))
             if not instances:

@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 Command = Callable[..., None]
-CHOICES = "What is chosen, or fixed"
+SUBJECT, CHOICES, SEARCHING, OUTPUT = "What to plan for", "What is chosen, or fixed", "Search", "Output"
 
 
 def flag(
@@ -113,6 +113,7 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
             raise Exit(outcome.code)
 
         del command.__wrapped__  # whose annotations typer would read
+        command.__doc__ = _plain("\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n")))
         command.__signature__ = Signature([*arguments.values()])  # type: ignore[attr-defined]
         command.__annotations__ = {name: argument.annotation for name, argument in arguments.items()}
         return command
@@ -146,7 +147,7 @@ DTYPE_HELP = "float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16). [defau
 DTYPE = flag("dtype", str | None, DTYPE_HELP, values=lambda: DTYPE_BYTES)
 MODELS, CLUSTERS = partial(shipped, "models"), partial(shipped, "clusters")
 REQUEST = panel(
-    "What to plan for",
+    SUBJECT,
     [
         flag("model", str | None, MODEL_HELP + OR_PROFILE, values=MODELS),
         flag("cluster", str | None, CLUSTER_HELP + OR_PROFILE, values=CLUSTERS),
@@ -163,7 +164,7 @@ SEED = flag("seed", int, "Seed of the method.", 0)
 GAP = flag("gap", float, "Relative gap at which to stop.", 0.0)
 TIME_LIMIT = flag("time_limit", float | None, "Seconds in all; the best solution and its bound are kept.")
 OPTION = flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated.")
-SEARCH = panel("Search", [METHOD, OPTION, TIME_LIMIT, GAP, SEED])
+SEARCH = panel(SEARCHING, [METHOD, OPTION, TIME_LIMIT, GAP, SEED])
 PICTURE = flag("picture", Path | None, "Draw it here (.png, .svg or .pdf); needs the plot extra.")
 JSON = flag("as_json", bool, "Print JSON, and nothing else, to standard output.", False, names=("--json",))
 BACKEND_HELP = (

@@ -26,7 +26,7 @@ EXAMPLES = {
 ALL = "all"
 LIKE_HELP = f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side."
 OUTPUTS = panel(
-    "Output",
+    options.OUTPUT,
     [
         output("Write the plan here."),
         flag("uniform_output", Path | None, "Write the best plan with one strategy for all units here."),
@@ -34,7 +34,16 @@ OUTPUTS = panel(
         options.PICTURE,
     ],
 )
-BACKEND = flag("backend", str | None, "On which back-end of `run` the plan must fit, too. [default: the plan's own]")
+ABOUT = """The plan is compiled, checked and walked for time and memory before it is written. Beside it stands the best plan
+with one strategy for all units, and what that costs.
+
+MFU is model FLOPs / (step time x peak FLOP/s of all devices in the model's dtype); model FLOPs are those of three forward
+passes, recomputation left out. The bubble is the share of the devices' time in which nothing of theirs runs; communication is
+exposed where nothing computes beside it."""
+BACKEND = panel(
+    options.SEARCHING,
+    [flag("backend", str | None, "On which back-end of `run` the plan must fit, too. [default: the plan's own]")],
+)
 
 
 def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
@@ -44,7 +53,7 @@ def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
 
 
 def _plan(chosen: Preset, verb: str) -> Command:
-    like = [flag("like", str, LIKE_HELP, DEFAULT)] if verb == "plan" else []
+    like = panel(options.SUBJECT, [flag("like", str, LIKE_HELP, DEFAULT)]) if verb == "plan" else []
 
     def plan(**values: Any) -> Outcome:
         values["like"] = chosen.name
@@ -53,12 +62,12 @@ def _plan(chosen: Preset, verb: str) -> Command:
         code = exit_code(answer.result.status) if answer.needed_bytes is None else options.INFEASIBLE
         return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
 
-    plan.__doc__ = f"{chosen.about}\n\nThe plan is compiled, checked and walked for time and memory before it is written."
-    return takes(like, options.REQUEST, flags_of(chosen.parameters), options.SEARCH, [BACKEND], OUTPUTS)(plan)
+    plan.__doc__ = f"{chosen.about}\n\n{ABOUT}"
+    return takes(like, options.REQUEST, flags_of(chosen.parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
 
 
 def _plans() -> Command:
-    @takes([flag("like", str, LIKE_HELP, ALL)], options.REQUEST, options.SEARCH[2:], OUTPUTS)
+    @takes(panel(options.SUBJECT, [flag("like", str, LIKE_HELP, ALL)]), options.REQUEST, options.SEARCH[2:], OUTPUTS)
     def plan(**values: Any) -> Outcome:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
         del values["like"]

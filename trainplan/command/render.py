@@ -56,21 +56,33 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     left: columns of words; others hold numbers, to the right.
     """
     cells = [columns, *(tuple(row) for row in rows)]
-    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name, texts in zip(columns, zip(*cells, strict=True), strict=True):
-        words = name in left
-        parts = [part for text in texts for part in text.split()] if words else [*texts[1:], *name.split()]
-        drawn.add_column(name, justify="left" if words else "right", min_width=max(map(len, parts), default=1), overflow="fold")
-    for row in cells[1:]:
-        drawn.add_row(*row)
-    least = sum(column.min_width or 0 for column in drawn.columns) + 3 * len(columns) + 1
-    if least <= out.width:
+    texts = list(zip(*cells, strict=True))
+    least = [_least_width(name in left, column) for name, column in zip(columns, texts, strict=True)]
+    widths = [max(map(len, column)) for column in texts]
+    for padding, edges in ((1, True), (0, False)):
+        space = out.width - (2 * padding + 1) * len(columns) - (1 if edges else -1)
+        if sum(least) > space:
+            continue
+        while sum(widths) > space:
+            widest = max(range(len(widths)), key=lambda place: widths[place] - least[place])
+            widths[widest] -= 1
+        drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, padding), show_edge=edges)
+        for name, width in zip(columns, widths, strict=True):
+            drawn.add_column(name, justify="left" if name in left else "right", width=width)
+        for row in cells[1:]:
+            drawn.add_row(*row)
         out.print(drawn, soft_wrap=False)
         return
     pairs([("", title)] if title else [])
     for row in cells[1:]:
         out.print()
         pairs([(name, text) for name, text in zip(columns, row, strict=True) if name or text])
+
+
+def _least_width(words: bool, texts: Sequence[str]) -> int:
+    """Of a column, its name first: that of its longest word; numbers stand on one line."""
+    parts = [part for text in texts for part in text.split()] if words else [*texts[1:], *texts[0].split()]
+    return max(map(len, parts), default=1)
 
 
 def tables(made: Sequence[Rows]) -> None:
@@ -322,7 +334,8 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     if plan.predicted and scale_down == 1 and report.dtype == plan.planned_model().dtype:
         took, planned_ns = median(report.step_seconds), plan.predicted.step_ns
         ratio = f"{took * 1e9 / planned_ns:.3g} times the predicted time (profile {plan.predicted.profile_origin})"
-        rows.append(("median step", f"{took:.3f} s, {ratio}"))
+        rate = plan.batch.global_samples * plan.planned_model().tokens / took
+        rows.append(("median step", f"{took:.3f} s, {format_count(rate)} tokens/s, {ratio}"))
     if report.walked_seconds is not None:
         rows.append(("time walk", f"{report.walked_seconds:.3f} s a step, from the times that its instructions took"))
     if report.gradient_difference is not None:
