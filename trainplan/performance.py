@@ -10,11 +10,11 @@ beside it; so are copies and the host's work, while it does neither.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from trainplan.execution.judge import Judged
 from trainplan.execution.program import Stream
@@ -160,11 +160,12 @@ def _busy_ns(walk: TimeWalk, place: int) -> list[int]:
     return [union_ns(starts[lane], ends[lane]) for lane in chosen]
 
 
-def union_ns(starts: Sequence[int], ends: Sequence[int]) -> int:
+def union_ns(starts: ArrayLike, ends: ArrayLike) -> int:
     """How long some of these spans of time lasts: spans that overlap count once."""
-    if not len(starts):
+    begin, end = np.asarray(starts), np.asarray(ends)
+    if not begin.size:
         return 0
-    order = np.argsort(starts, kind="stable")
-    begin, end = np.asarray(starts)[order], np.maximum.accumulate(np.asarray(ends)[order])
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
     before = np.concatenate((begin[:1], end[:-1]))
     return int(np.maximum(end - np.maximum(begin, before), 0).sum())

@@ -113,7 +113,9 @@ class Instance(ProblemInstance):
 
     def only(self, choice: Sequence[int]) -> Instance:
         """The same instance with one option for each layer."""
-        columns = {name: tuple(a[[s]] for a, s in zip(getattr(self, name), choice, strict=True)) for name in COLUMNS}
+        columns: dict[str, Any] = {
+            name: tuple(a[[s]] for a, s in zip(getattr(self, name), choice, strict=True)) for name in COLUMNS
+        }
         moves = tuple(table[[a]][:, [b]] for table, (a, b) in zip(self.transitions_ns, pairwise(choice), strict=True))
         names = tuple((names[s],) for names, s in zip(self.strategies, choice, strict=True))
         return replace(self, transitions_ns=moves, strategies=names, **columns)

@@ -89,7 +89,7 @@ def plan(
     check_spelling(choices, [*signature(plan).parameters, *names, *options], chosen.name)
     fixed = {name: value for name, value in choices.items() if name in names}
     made = request_of(chosen.parameters, chosen.name, fixed=chosen.fixed, **asked, **fixed)
-    limits = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
+    limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
     settings = {name: value for name, value in choices.items() if name not in names}
     return planned(made, chosen, method, backend=backend, **limits, **settings)
 
@@ -175,8 +175,8 @@ def simulate(
     options as of `solve`); chunks: stages on each of its devices, for interleaved-1f1b. measuring: called with the reports of
     measuring. Raises InputError.
     """
-    times = {"cluster": cluster, "profile": profile, "measure": measure, "measuring": measuring}
-    cuts = {"solution": solution, "chunks": chunks, "method": method}
+    times: dict[str, Any] = {"cluster": cluster, "profile": profile, "measure": measure, "measuring": measuring}
+    cuts: dict[str, Any] = {"solution": solution, "chunks": chunks, "method": method}
     return simulate_source(source, schedule=schedule, sliced=sliced, **times, **cuts, **options)
 
 
@@ -273,7 +273,7 @@ def run(
     each rank allocates. record: walk the step by the times that its instructions take here, too. progress: called with a dict
     for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
     """
-    options = {"steps": steps, "backend": backend, "device": device, "seed": seed, "compare": compare}
+    options: dict[str, Any] = {"steps": steps, "backend": backend, "device": device, "seed": seed, "compare": compare}
     options |= {"measure_memory": measure_memory, "record": record, "progress": progress}
     the_plan, where = _loaded(source)
     if find_spec("torch") is None:

@@ -79,7 +79,7 @@ def solve(
     stated = load(instance)
     chosen = method_named(stated.problem, method)
     check_spelling(options, [*signature(solve).parameters, *(each.name for each in chosen.options), "explained"], chosen.name)
-    limits = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
+    limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
     return solve_instance(stated, method, **limits, **options)
 
 

@@ -15,7 +15,7 @@ from trainplan.profiling.base.quantities import format_bytes, format_time, plura
 from trainplan.simulating import simulate_source
 
 # Okabe and Ito's palette, and lighter shades of it: units with one strategy have one colour.
-STRATEGIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1")
+STRATEGIES: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1")
 STRATEGIES += ("#7fb8d8", "#f2cf80", "#7fceb9", "#e5bcd3", "#aad9f4", "#eaae7f", "#f7f1a0", "#c5b5d8")
 DARK = {"#0072b2", "#009e73", "#d55e00", "#8c6bb1"}
 HOLDS = dict(zip(PARTS, ("#1b3a57", "#4c78a8", "#9ecae9", "#f2a65a", "#c9c9c9"), strict=True))
