@@ -297,7 +297,8 @@ def _cuts(
         method = method or ("exact" if chunks == 1 else "algorithm-1")
         result = solve(instance, method, **arguments)
         if result.solution is None:
-            raise InputError("instance", "memory", str(result.reason or result.message or result.status), "give a --solution")
+            why = result.reason.command_text if result.reason else result.message or result.status
+            raise InputError("instance", "memory", why, "give a --solution")
         solution = result
     elif method is not None:
         raise InputError("command line", "--method", f"is {method!r}", "leave it out: the solution is given")

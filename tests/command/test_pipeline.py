@@ -319,8 +319,8 @@ ENGINE_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"batch": 0}, "batch is 0"),
     ({"batch": 10**6}, "batch is 1000000"),
     ({"default_dp_type": "x"}, "default_dp_type is 'x'; give one of: zero2, ddp"),
-    ({"layers": None}, "--layers"),
-    ({"engine_files": []}, "--engine-files"),
+    ({"layers": None}, "layers"),
+    ({"engine_files": []}, "engine_files"),
 ]
 
 
