@@ -17,7 +17,8 @@ from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from trainplan.planning import Planned, limits_bytes
+from trainplan.planned import Planned
+from trainplan.planning import limits_bytes
 from trainplan.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent

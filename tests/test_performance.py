@@ -21,7 +21,7 @@ from tests.execution.plans import random_plan
 from tests.instances import random_instance, random_pipeline
 from tests.switch_instances import random_instance as random_switches
 from trainplan.performance import PARTS, performance, union_ns
-from trainplan.planning import Planned
+from trainplan.planned import Planned
 
 SIZES = {"n_embd": 64, "n_head": 4, "n_inner": 256, "n_positions": 32, "n_layer": 4, "vocab_size": 301}
 SMALL = load_model("gpt2", 32).with_fields(**SIZES)

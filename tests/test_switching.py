@@ -35,7 +35,7 @@ from trainplan.frontiers import frontier as switch_frontier
 from trainplan.frontiers import memory_limits
 from trainplan.pictures import lanes as switch_pictures
 from trainplan.pictures.lanes import draw_frontier, draw_switches
-from trainplan.planning import Planned
+from trainplan.planned import Planned
 from trainplan.presets import PRESETS
 
 H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"

@@ -11,7 +11,8 @@ from trainplan.asking import compiles, runs
 from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
 from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
-from trainplan.planning import Planned, plan_answer
+from trainplan.planned import Planned
+from trainplan.planning import plan_answer
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model

@@ -15,7 +15,8 @@ from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.step.schedules import Schedule
-from trainplan.planning import Planned, plan_row, planned
+from trainplan.planned import Planned
+from trainplan.planning import plan_row, planned
 from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source

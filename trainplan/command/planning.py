@@ -11,7 +11,7 @@ from trainplan import api
 from trainplan.command import options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
 from trainplan.pictures import drawn
-from trainplan.planning import Planned
+from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, PRESETS, Preset, preset
 from trainplan.profiling.base.errors import InputError
 

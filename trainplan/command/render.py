@@ -20,7 +20,8 @@ from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance
-from trainplan.planning import Planned, plan_row
+from trainplan.planned import Planned
+from trainplan.planning import plan_row
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural, span
 from trainplan.simulating import Simulation
 from trainplan.solvers.core.registry import Entry
