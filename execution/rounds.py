@@ -56,6 +56,12 @@ class Rounds:
             return self.begin + behind % size, self.end
         return number - self.count * size, len(self.few.instructions)
 
+    @property
+    def issued(self) -> tuple[Instruction, ...]:
+        """Of every instruction of the whole program, the one of `few` that it is but for micro-batch and samples."""
+        few = self.few.instructions
+        return few[: self.end] + few[self.begin : self.end] * self.count + few[self.end :]
+
     @cached_property
     def whole(self) -> Program:
         """The program with all its instructions."""

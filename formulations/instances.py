@@ -13,8 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Discriminator, Field, Tag
+from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, only
+from trainplan.profiling.base.quantities import format_bytes
 
 Integers = NDArray[np.int64]
 
@@ -61,8 +63,31 @@ class ProblemInstance(ABC):
     problem: ClassVar[str]
     undigested: ClassVar[tuple[str, ...]] = ("name", "provenance")
 
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = ProblemInstance.__repr__  # type: ignore[method-assign]  # in place of dataclass's, which has all numbers
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or self.problem)
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{label} {text}" for label, text in self.summary()[2:])
+        return f"<{self.problem} {self.name!r}: {facts}>"
+
+    def __rich__(self) -> Any:
+        return rich_table(self.summary())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.summary())
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Label and text of each line that people want to see: the problem, the name, and the size."""
+        from trainplan.formulations.problem import problem  # which imports what instances are made of
+
+        sizes = problem(self.problem).size(self)
+        present = {name: value for name, value in sizes.items() if value is not None}
+        texts = {name: format_bytes(value) if name.endswith("_bytes") else str(value) for name, value in present.items()}
+        rows = [(name.removesuffix("_bytes").replace("_", " "), text) for name, text in texts.items()]
+        return [("problem", self.problem), ("name", self.name), *rows]
 
     @property
     def header(self) -> dict[str, Any]:

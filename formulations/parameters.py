@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one_of, shown
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,23 @@ class Parameter:
         """The command's flag, such as `--micro-batches`."""
         return "--" + self.name.replace("_", "-")
 
+    def value(self, asked: Any) -> Any:
+        """The value of the parameter that is asked for: the default for None, and a choice in its own spelling.
+
+        Raises InputError where the parameter does not take it.
+        """
+        if asked is None:
+            return self.default
+        chosen = named(asked, self.choices) or asked if self.choices and not self.many else asked
+        self.check(chosen)
+        return chosen
+
     def check(self, value: Any) -> None:
         """Raises InputError where the value is not one that the parameter takes."""
         if value is None or self.many:
             return
         if self.choices and value not in self.choices:
-            raise InputError("command line", self.flag, f"is {shown(value)}", f"give one of: {', '.join(self.choices)}")
+            raise InputError(COMMAND_LINE, self.flag, f"is {shown(value)}", one_of(value, self.choices))
         if self.type in (int, bool) and (not isinstance(value, int) or (self.type is int and isinstance(value, bool))):
             fix = "give a whole number" if self.type is int else "give true or false"
             raise InputError("command line", self.flag, f"is {shown(value)}", fix)
@@ -57,11 +69,12 @@ def chosen(parameters: Iterable[Parameter], options: Mapping[str, Any], owner: s
         if value is None:
             continue
         if name not in by_name:
-            flags = ", ".join(parameter.flag for parameter in by_name.values()) or "none"
+            flags = [parameter.flag for parameter in by_name.values()]
             flag = "--" + name.replace("_", "-")
-            raise InputError("command line", flag, f"is {shown(value)}", f"leave it out: {owner} has {flags}")
-        by_name[name].check(value)
-    return {name: parameter.default if options.get(name) is None else options[name] for name, parameter in by_name.items()}
+            near = get_close_matches(flag, flags, n=1, cutoff=0.75)
+            fix = f"did you mean {near[0]}?" if near else f"leave it out: {owner} has {', '.join(flags) or 'none'}"
+            raise InputError(COMMAND_LINE, flag, f"is {shown(value)}", fix)
+    return {name: parameter.value(options.get(name)) for name, parameter in by_name.items()}
 
 
 PIPELINE = Parameter("pipeline", int, "number of pipeline stages", least=1)

@@ -309,6 +309,13 @@ class Plan(Record):
         """The strategy of each unit over the ranks of its stage."""
         return [parse_strategy(unit.strategy) for unit in self.units]
 
+    @property
+    def one_strategy(self) -> str | None:
+        """The strategy of all units, with their switches, where they have the same; None where they differ."""
+        if len({(unit.strategy, tuple(unit.switches or ())) for unit in self.units}) > 1:
+            return None
+        return ", ".join([self.units[0].strategy, *(self.units[0].switches or [])])
+
     def switches(self) -> list[Switches] | None:
         """Of each unit, `ckpt` included; None for a plan without."""
         planned = zip(self.units, self.strategies(), strict=True)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.request import Request
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Record, Source
 from trainplan.profiling.base.plugins import attribute, load_named, names
 
@@ -157,6 +157,14 @@ class Problem(ABC):
         """
         return []
 
+    def uniform(self, instance: Any) -> tuple[Sequence[Any], str]:
+        """Instances whose solutions are those of this one with one choice for all layers, and a method that finds the best of
+        them; none by default: where all solutions are such, or where the problem does not say.
+
+        Their solutions become plans as those of the instance do.
+        """
+        return (), "exact"
+
     # Brute force
 
     @abstractmethod
@@ -220,11 +228,11 @@ def problem_names() -> list[str]:
 @cache
 def problem(name: str) -> Problem:
     """A problem by name; its modules are imported now. Raises InputError where there is none."""
-    named = load_named(name, BUILT_IN, GROUP)
-    if named is None:
-        raise InputError("command line", "problem", f"is {name!r}", f"give one of: {', '.join(problem_names())}")
-    assert isinstance(named, Problem), f"{name} is no Problem"
-    return named
+    stated = load_named(name, BUILT_IN, GROUP)
+    if stated is None:
+        raise InputError("command line", "problem", f"is {name!r}", one_of(name, problem_names()))
+    assert isinstance(stated, Problem), f"{name} is no Problem"
+    return stated
 
 
 def problem_of(instance: Any) -> Problem:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.lines import relative_line
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.estimate import estimated_cost
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import DTYPE_BYTES
 from trainplan.profiling.profiles import Number, Profile, UnitCost, shapes_of
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import PurePath
 from typing import Any, Literal
 
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one_of
 
 SUFFIXES = (".yaml", ".json")
+HUB_ID = r"[\w.-]+/([\w.-]+)"
 
 
 def _files(kind: Literal["models", "clusters"]) -> dict[str, Traversable]:
@@ -28,10 +30,17 @@ def locate(kind: Literal["models", "clusters"], name: str, option: str, otherwis
 
     option: the command's option that the name came with. otherwise: what a file given in its place is called.
     """
-    files = _files(kind)
+    files, listing = _files(kind), f"trainplan {kind.removesuffix('s')} list"
     if name in files:
         return files[name]
-    if not os.path.exists(name):
-        names = ", ".join(sorted(files))
-        raise InputError("command line", option, f"is {name!r}", f"give {otherwise} or one of: {names}")
-    return name
+    if os.path.exists(name):
+        return name
+    if chosen := named(name, files):
+        return files[chosen]
+    if name.lower().endswith((*SUFFIXES, ".yml")) or name.startswith((".", "/", "~")):
+        fix = f"give the path of {otherwise}, or a name from `{listing}`"
+        raise InputError(COMMAND_LINE, option, f"is {name!r}: no such file", fix)
+    if kind == "models" and (hub := re.fullmatch(HUB_ID, name)):
+        fix = f"download its config.json: `hf download {name} config.json --local-dir {hub[1]}`, and give {hub[1]}/config.json"
+        raise InputError(COMMAND_LINE, option, f"is {name!r}, an id of the Hugging Face hub", fix)
+    raise InputError(COMMAND_LINE, option, f"is {name!r}", f"{one_of(name, sorted(files), listing)}; or give {otherwise}")

@@ -218,7 +218,7 @@ def test_torch_left_out_and_refused() -> None:
     uneven = plan_of("gpt2", [0, 10], size=2, strategies="dp2", batch=shares)
     for to in ("torch", "megatron"):
         refused(uneven, to, "batch.shares", "[2, 1]")
-    refused(plan_of("gpt2", [0, 3]), "nccl", "--to", "'nccl'", "torch, torchtitan, megatron")
+    refused(plan_of("gpt2", [0, 3]), "nccl", "to ", "'nccl'", "torch, torchtitan, megatron")
 
 
 # --- torchtitan

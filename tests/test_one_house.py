@@ -17,7 +17,8 @@ from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from trainplan.planning import Planned, limits_bytes
+from trainplan.planned import Planned
+from trainplan.planning import limits_bytes
 from trainplan.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -135,6 +136,6 @@ def test_plans_of_version_1_load_and_are_not_trusted(tmp_path: Path) -> None:
     read = load_plan(path)
     assert read.predicted is None and read.content == plan.content
     assert read.claim is not None and (read.claim.objective_ns, read.claim.bound_ns, read.claim.gap) == (5, 4, 0.2)
-    with pytest.raises(InputError, match="--cluster is missing"):
+    with pytest.raises(InputError, match="cluster is missing"):
         tp.simulate(path)
     assert plan.predicted is not None

@@ -254,17 +254,17 @@ def test_simulating_an_instance() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"schedule": "zigzag"}, "--schedule is 'zigzag'; give one of: 1f1b, gpipe, interleaved-1f1b"),
-        ({"chunks": 0}, "--chunks is 0; give at least 1"),
-        ({"chunks": 2}, "--chunks is 2; give --schedule interleaved-1f1b, too"),
-        ({"chunks": 3, "schedule": "interleaved-1f1b"}, "--chunks is 3; give at most 2"),
-        ({"sliced": 4}, "--sliced is 4; give 0 to 3"),
-        ({"sliced": -1}, "--sliced is -1; give 0 to 3"),
-        ({"sliced": 1, "schedule": "gpipe"}, "--sliced is 1; leave it out: gpipe has no halves"),
+        ({"schedule": "zigzag"}, "schedule is 'zigzag'; give one of: 1f1b, gpipe, interleaved-1f1b"),
+        ({"chunks": 0}, "chunks is 0; give at least 1"),
+        ({"chunks": 2}, "chunks is 2; give schedule interleaved-1f1b, too"),
+        ({"chunks": 3, "schedule": "interleaved-1f1b"}, "chunks is 3; give at most 2"),
+        ({"sliced": 4}, "sliced is 4; give 0 to 3"),
+        ({"sliced": -1}, "sliced is -1; give 0 to 3"),
+        ({"sliced": 1, "schedule": "gpipe"}, "sliced is 1; leave it out: gpipe has no halves"),
         ({"solution": [1, 2]}, "cuts is [1, 2]; give 3, strictly increasing"),
         ({"solution": [3, 2, 1]}, "strictly increasing"),
-        ({"solution": [1, 2, 3], "method": "exact"}, "--method is 'exact'; leave it out: the solution is given"),
-        ({"cluster": "cpu-4"}, "--cluster is given; leave it out: an instance has its times"),
+        ({"solution": [1, 2, 3], "method": "exact"}, "method is 'exact'; leave it out: the solution is given"),
+        ({"cluster": "cpu-4"}, "cluster is given; leave it out: an instance has its times"),
     ],
 )
 def test_bad_input_of_simulate(options: dict[str, Any], told: str) -> None:
@@ -299,13 +299,13 @@ def test_cuts_between_layers_only() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"batch": -4}, "--batch is -4; give 1 to 1000000000 samples"),
-        ({"batch": 0}, "--batch is 0; give 1 to 1000000000 samples"),
-        ({"time_limit": -1}, "--time-limit is -1; give seconds above 0"),
-        ({"dp": 5}, "--dp is 5; give at most 4: 4 stages of 1 device each, of 16"),
-        ({"dp": 3}, "--dp is 3; give a power of two, such as 2"),
-        ({"batch": 6}, "--batch is 6; give a multiple of 4, the pipelines side by side"),
-        ({"pipeline": 30, "by_unit": False, "dp": 1}, "--pipeline is 30; give at most 16"),
+        ({"batch": -4}, "batch is -4; give 1 to 1000000000 samples"),
+        ({"batch": 0}, "batch is 0; give 1 to 1000000000 samples"),
+        ({"time_limit": -1}, "time_limit is -1; give seconds above 0"),
+        ({"dp": 5}, "dp is 5; give at most 4: 4 stages of 1 device each, of 16"),
+        ({"dp": 3}, "dp is 3; give a power of two, such as 2"),
+        ({"batch": 6}, "batch is 6; give a multiple of 4, the pipelines side by side"),
+        ({"pipeline": 30, "by_unit": False, "dp": 1}, "pipeline is 30; give at most 16"),
     ],
 )
 def test_what_cannot_be_partitioned_is_told(changed: dict[str, Any], told: str) -> None:
@@ -321,7 +321,7 @@ def test_the_slicer_says_how_many() -> None:
     assert least.timeline.time_ns < tp.simulate(instance, sliced=least.sliced - 1).timeline.time_ns
     assert tp.simulate(instance, sliced="algorithm-2").sliced >= least.sliced
     assert tp.simulate(instance, sliced="2").sliced == 2
-    with pytest.raises(InputError, match="--sliced is 'some'; give a number, 'least' or 'algorithm-2'"):
+    with pytest.raises(InputError, match="sliced is 'some'; give a number, 'least' or 'algorithm-2'"):
         tp.simulate(instance, sliced="some")
 
 
@@ -354,13 +354,13 @@ def test_bad_input_of_simulating_a_plan() -> None:
     plan = plan_of()
     assert plan.predicted is not None
     old = plan.changed(predicted=plan.predicted.changed(stages=None, durations=None))
-    with pytest.raises(InputError, match="--cluster is missing; give it, or a --profile: the plan carries no costs"):
+    with pytest.raises(InputError, match="cluster is missing; give it, or a profile: the plan carries no costs"):
         tp.simulate(old)
     with pytest.raises(InputError, match=r"predicted.stages has 1 entries; give 2, one for each stage, or none"):
         load_plan(plan.model_dump() | {"predicted": plan.predicted.model_dump() | {"stages": plan.predicted.stages[:1]}})
     for options, told in (
-        ({"cluster": "cpu-4", "solution": [3]}, "--solution is given"),
-        ({"cluster": "cpu-4", "method": "exact"}, "--method is given"),
+        ({"cluster": "cpu-4", "solution": [3]}, "solution is given"),
+        ({"cluster": "cpu-4", "method": "exact"}, "method is given"),
         ({"cluster": "cpu-4", "schedule": "interleaved-1f1b"}, "give 1f1b or gpipe"),
     ):
         with pytest.raises(InputError) as caught:
@@ -383,14 +383,14 @@ def test_a_plan_keeps_its_schedule_unless_another_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"pipeline": 3}, "--pipeline is 3; give one of: 1, 2, 4, 8, 16; or --dp"),
-        ({"pipeline": 40}, "--pipeline is 40; give at most 16"),
-        ({"batch": 63}, "--batch is 63; give a multiple of 4"),
-        ({"micro_batches": 3}, "--micro-batches is 3; give a divisor of the samples of a pipeline: 16"),
-        ({"tp": 3}, "--tp is 3"),
-        ({"sliced": 9}, "--sliced is 9; give at most 3"),
+        ({"pipeline": 3}, "pipeline is 3; give one of: 1, 2, 4, 8, 16; or dp"),
+        ({"pipeline": 40}, "pipeline is 40; give at most 16"),
+        ({"batch": 63}, "batch is 63; give a multiple of 4"),
+        ({"micro_batches": 3}, "micro_batches is 3; give a divisor of the samples of a pipeline: 16"),
+        ({"tp": 3}, "tp is 3"),
+        ({"sliced": 9}, "sliced is 9; give at most 3"),
         ({"sliced": 1, "micro_batches": 16}, "an even number of samples a micro-batch"),
-        ({"batch": 0}, "--batch is 0"),
+        ({"batch": 0}, "batch is 0"),
     ],
 )
 def test_bad_input_of_partition(options: dict[str, Any], told: str) -> None:

@@ -17,7 +17,7 @@ from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from tests.execution.plans import BERT, GPT2, LLAMA, SCHEDULES, UNTIED
-from trainplan.planning import Planned
+from trainplan.planned import Planned
 
 GPT2_SIZES = {"n_embd": 256, "n_head": 4, "n_inner": 1024, "n_positions": 128, "n_layer": 5, "vocab_size": 3001}
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 3001}
@@ -167,13 +167,13 @@ def part(cluster: Cluster, devices: int) -> Cluster:
 
 def test_stages_that_cannot_be_are_told() -> None:
     for options, told in (
-        ({"pipeline": 3}, "--pipeline is 3"),
-        ({"pipeline": 8}, "--pipeline is 8"),
-        ({"pipeline": 0}, "--pipeline is 0"),
-        ({"pipeline": 2, "micro_batches": 3}, "--batch is 8 in 3 micro-batches"),
-        ({"micro_batches": 0}, "--micro-batches is 0; give at least 1"),
-        ({"space": "all"}, "--space is 'all'"),
-        ({"space": "dp", "micro_batches": 8}, "--batch is 8, which no strategy of dp divides"),
+        ({"pipeline": 3}, "pipeline is 3"),
+        ({"pipeline": 8}, "pipeline is 8"),
+        ({"pipeline": 0}, "pipeline is 0"),
+        ({"pipeline": 2, "micro_batches": 3}, "batch is 8 in 3 micro-batches"),
+        ({"micro_batches": 0}, "micro_batches is 0; give at least 1"),
+        ({"space": "all"}, "space is 'all'"),
+        ({"space": "dp", "micro_batches": 8}, "batch is 8, which no strategy of dp divides"),
     ):
         with pytest.raises(InputError, match=told):
             make_plan(MODELS["tied"], CPU, 8, **options)  # type: ignore[arg-type]

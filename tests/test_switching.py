@@ -35,7 +35,7 @@ from trainplan.frontiers import frontier as switch_frontier
 from trainplan.frontiers import memory_limits
 from trainplan.pictures import lanes as switch_pictures
 from trainplan.pictures.lanes import draw_frontier, draw_switches
-from trainplan.planning import Planned
+from trainplan.planned import Planned
 from trainplan.presets import PRESETS
 
 H3T = Path(__file__).parents[2] / "shared" / "data" / "h3t"
@@ -186,19 +186,19 @@ def test_layers_are_those_of_the_paper(model: Model, made: tuple[Instance, Profi
 def test_build_says_what_it_cannot_use(model: Model, made: tuple[Instance, Profile], tmp_path: Path) -> None:
     profile = made[1]
     for options, told in (
-        ({"batch": 6}, "--batch is 6; give a multiple of the 4 devices, such as 4"),
-        ({"batch": 0}, "--batch is 0"),
-        ({}, "--batch is missing"),
-        ({"batch": 8, "synchronisation": "none"}, "--synchronisation is 'none'; give one of: forced, free"),
-        ({"batch": 8, "pipeline": 2}, "--pipeline is 2; leave it out"),
+        ({"batch": 6}, "batch is 6; give a multiple of the 4 devices, such as 4"),
+        ({"batch": 0}, "batch is 0"),
+        ({}, "batch is missing"),
+        ({"batch": 8, "synchronisation": "none"}, "synchronisation is 'none'; give one of: forced, free"),
+        ({"batch": 8, "pipeline": 2}, "pipeline is 2; leave it out"),
         ({"batch": 8, "profile": profile.changed(host=None)}, "host is missing"),
-        ({"batch": 8, "cluster": None}, "--cluster is missing"),
+        ({"batch": 8, "cluster": None}, "cluster is missing"),
     ):
         with pytest.raises(InputError) as error:
             tp.build("memory-switches", **({"model": model, "cluster": CLUSTER} | options))
         assert told in str(error.value)
     for option, value in (("synchronisation", "free"), ("paper_combinations", True)):
-        with pytest.raises(InputError, match=f"--{option.replace('_', '-')} is .*; leave it out: pipeline has --"):
+        with pytest.raises(InputError, match=f"{option} is .*; leave it out: pipeline has "):
             tp.build("pipeline", model=model, cluster=CLUSTER, batch=8, **{option: value})
     assert tp.build("memory-switches", profile=profile, batch=8, by_unit=True).columns.keys() == made[0].columns.keys()
     free = tp.build("memory-switches", profile=profile, batch=8, synchronisation="free", paper_combinations=True)
@@ -233,9 +233,9 @@ def test_files_of_the_published_code_are_taken_as_they_are(tmp_path: Path) -> No
     assert lifted["backward_peak_bytes"].tolist() == [60, 100, 100]
     assert lifted.provenance["lifted"] == {"backward_peak_bytes": [1, 2]}
     for options, told in (
-        ({}, "--memory is missing; give it"),
-        ({"memory": 1000, "batch": 8}, "--batch is 8; leave it out"),
-        ({"memory": 1000, "model": "gpt2"}, "--model is 'gpt2'; leave it out"),
+        ({}, "memory is missing; give it"),
+        ({"memory": 1000, "batch": 8}, "batch is 8; leave it out"),
+        ({"memory": 1000, "model": "gpt2"}, "model is 'gpt2'; leave it out"),
     ):
         with pytest.raises(InputError) as error:
             tp.build("memory-switches", profile=path, **options)
@@ -332,7 +332,7 @@ def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instan
     assert (short.plan, short.result.status, short.result.solution, short.result.objective) == (None, "unknown", None, None)
     assert short.needed_bytes == low + more and short.result.bound is not None
     assert short.result.message == (
-        f"the compiled programs are {more - more // 2} bytes short; give --memory of at least {low + more} bytes"
+        f"the compiled programs are {more - more // 2} bytes short; give --memory of at least {low + more}B"
     )
     assert switch(model, CLUSTER, 8, memory_bytes=low + more).plan is not None
 
@@ -346,8 +346,8 @@ def test_the_memory_that_is_named_does(tmp_path: Path, fields: Any, batch: int, 
     assert none.plan is None and none.result.status == "infeasible" and reason is not None and needed is not None
     assert (reason.memory_bytes, reason.least_memory_bytes) == (1000, needed)
     assert reason.state_bytes + reason.activation_bytes == needed
-    assert reason.advice[0] == f"give --memory of at least {needed} bytes" and "memory_bytes" not in str(reason)
-    other = re.findall(r"--backend serial, whose programs need (\d+) bytes", str(reason))
+    assert reason.advice[0] == f"give --memory of at least {needed}B" and "memory_bytes" not in str(reason)
+    other = re.findall(r"backend serial, whose programs need (\d+) bytes", str(reason))
     if backend == "serial":
         assert not other
     for size in map(int, other):
@@ -368,7 +368,7 @@ def test_every_preset_names_the_memory_that_does(model: Model, like: str) -> Non
     none = planned(1000)
     needed, reason = none.needed_bytes, none.result.reason
     assert none.plan is None and needed is not None and reason is not None
-    assert reason.advice[0] == f"give --memory of at least {needed} bytes" and reason.least_memory_bytes == needed
+    assert reason.advice[0] == f"give --memory of at least {needed}B" and reason.least_memory_bytes == needed
     enough, less = planned(needed), planned(needed - 1)
     assert enough.plan is not None and max(enough.walk_bytes) <= needed
     assert (less.plan, less.needed_bytes) == (None, needed)
@@ -381,7 +381,7 @@ def test_the_programs_of_both_back_ends_may_need_as_much(tmp_path: Path) -> None
     """Then the other back-end is no advice; where streams hold more, it is."""
     alike, unlike = (switch(small(tmp_path, **fields), CLUSTER, 4, memory_bytes=1000) for fields in ({"vocab_size": 1000}, {}))
     for found, advised in ((alike, False), (unlike, True)):
-        assert ("--backend serial" in str(found.result.reason)) is advised
+        assert ("backend serial" in str(found.result.reason)) is advised
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -413,8 +413,8 @@ def test_what_has_no_plan_is_refused(model: Model) -> None:
     for options, told in (
         ({"model": load_model("vit-huge-32")}, "(vit), whose plans do not become programs yet; give a model of gpt2"),
         ({"cluster": mixed}, "is 'amp-heterogeneous-16', of "),
-        ({"batch": 7}, "--batch is 7"),
-        ({"method": "best"}, "--method is 'best'"),
+        ({"batch": 7}, "batch is 7"),
+        ({"method": "best"}, "method is 'best'"),
     ):
         with pytest.raises(InputError) as error:
             tp.switch(**({"model": model, "cluster": CLUSTER, "batch": 8} | options))

@@ -13,9 +13,13 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "profiling").is_dir
 if TYPE_CHECKING:
     from trainplan.api import *
 
+    __version__: str
+
 
 def __getattr__(name: str) -> Any:
     """The verbs are imported when first used: `import trainplan` loads neither torch nor a solver."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("trainplan")
     api = import_module("trainplan.api")
     if name == "__all__":
         return api.NAMES
@@ -26,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     names: list[str] = import_module("trainplan.api").NAMES
-    return names
+    return [*names, "__version__"]

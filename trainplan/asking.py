@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter, chosen
 from trainplan.formulations.request import Request
-from trainplan.profiling.base.errors import InputError, caution
+from trainplan.profiling.base.dtypes import parse_dtype
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, caution
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import format_bytes, parse_bytes
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
@@ -74,6 +76,16 @@ def reserve_of(reserve: str | int, memory_bytes: int) -> int:
     return size
 
 
+def check_spelling(given: Collection[str], possible: Collection[str], owner: str) -> None:
+    """Raises InputError for a keyword argument that is not possible, but near to one that is."""
+    flags = {name: f"--{name.replace('_', '-')}" for name in (*given, *possible)}
+    for name in given:
+        near = [] if name in possible else get_close_matches(name, possible, n=1, cutoff=0.75)
+        if near:
+            fix = f"did you mean {flags[near[0]]}?"
+            raise InputError(COMMAND_LINE, flags[name], f"is no argument of {owner}", fix)
+
+
 def compiles(model: Model) -> bool:
     """Whether plans of the model become programs, which can be checked and walked."""
     return model.family in EXECUTED_FAMILIES
@@ -120,7 +132,7 @@ def request_of(
     if model is None:
         if sequence is not None:
             raise InputError("command line", "--sequence", f"is {sequence}", "leave it out: the profile has its own")
-        if dtype not in (None, earlier and earlier.dtype):
+        if dtype is not None and (earlier is None or parse_dtype(dtype) != earlier.dtype):
             fix = f"leave it out: the profile is of {earlier.dtype}" if earlier else "leave it out: it is that of a --model"
             raise InputError("command line", "--dtype", f"is {dtype!r}", fix)
     the_model = None if model is None else model_of(model, sequence, dtype, earlier)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainplan.formulations.problem import Problem, problem, problem_names, problem_of
-from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.files import Source, read_data
 from trainplan.solvers.core.result import Result
 
@@ -44,7 +44,7 @@ def load(source: Any) -> Any:
     name = value.get("problem")
     if not isinstance(name, str) or name not in problem_names():
         problem_text = f"is {shown(name)}" if "problem" in value else "is missing"
-        raise InputError(where, "problem", problem_text, f"give one of: {', '.join(problem_names())}")
+        raise InputError(where, "problem", problem_text, one_of(name, problem_names()))
     return problem(name).load(value, where)
 
 

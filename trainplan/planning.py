@@ -9,7 +9,7 @@ for. If no plan fits even so, the answer names a memory with which there is one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -19,83 +19,21 @@ from trainplan.asking import compiles
 from trainplan.execution.judge import Judged, judge
 from trainplan.execution.walk.memory import BACKENDS, Backend
 from trainplan.formulations.plan import Claim, Plan
-from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
+from trainplan.planned import Planned
 from trainplan.predicting import plan_profile, predicted
 from trainplan.presets import Preset
-from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
-from trainplan.solvers.core.answer import Answer
+from trainplan.solvers.core.answer import Answer, best_answer
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.result import Result
-from trainplan.solvers.core.search import Progress
+from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan with its prediction and its claim; plan is None where nothing fits, or nothing was found (`result` says why).
-
-    answer: of the solver, whose `instance` and `result` belong to the plan. judged: what the walks say of the plan's programs;
-    None where plans of the model do not become programs. reserve_bytes: how much less memory than asked for the solver got.
-    needed_bytes: where the memory is too little, one with which there is a plan, if that is known.
-    """
-
-    request: Request
-    preset: Preset
-    answer: Answer
-    plan: Plan | None
-    judged: Judged | None = None
-    reserve_bytes: int = 0
-    needed_bytes: int | None = None
-
-    @property
-    def problem(self) -> Problem:
-        """The problem that was solved."""
-        return self.preset.problem
-
-    @property
-    def instance(self) -> Any:
-        """The instance whose solution is planned."""
-        return self.answer.instance
-
-    @property
-    def result(self) -> Result:
-        """The method's, on that instance."""
-        return self.answer.result
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the search was interrupted."""
-        return self.result.stopped == "interrupt"
-
-    @property
-    def walk_bytes(self) -> tuple[int, ...]:
-        """The peak of every rank by the memory walk over its program; empty where there are no programs."""
-        return () if self.judged is None else tuple(self.judged.peak_bytes)
-
-    @property
-    def excess(self) -> float | None:
-        """How far the predicted step is from the claimed objective, as a share of the objective; None without either."""
-        if self.plan is None or self.plan.predicted is None or self.plan.claim is None or not self.plan.claim.objective_ns:
-            return None
-        return self.plan.predicted.step_ns / self.plan.claim.objective_ns - 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return {
-            "like": self.preset.name,
-            "plan": None if self.plan is None else self.plan.model_dump(),
-            "result": self.result.to_dict(),
-            "alternatives": list(self.answer.alternatives),
-            "walk_bytes": list(self.walk_bytes),
-            "reserve_bytes": self.reserve_bytes,
-            "needed_bytes": self.needed_bytes,
-        }
+WALKS = 3  # of the longest so far: the time that has to be left to look for a plan with one strategy, which is walked, too
 
 
 def planned(
@@ -107,20 +45,32 @@ def planned(
     time_limit: float | None = None,
     gap: float = 0.0,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Callable[[Point | str], None] | None = None,
     **options: Any,
 ) -> Planned:
     """The best plan for a request, as a preset plans.
 
     backend: of `run`, on which the plan must fit, too (default: the one that the programs are made for). time_limit: seconds in
-    all. gap, seed, progress, options: of the method. Raises InputError.
+    all. progress: called with a text that names what is begun, and with a Point of each better plan or bound. gap, seed,
+    options: of the method. Raises InputError.
     """
     check_arguments(time_limit, gap, seed)
     if backend is not None and backend not in BACKENDS:
-        raise InputError("command line", "--backend", f"is {shown(backend)}", f"give one of: {', '.join(BACKENDS)}")
+        raise InputError("command line", "--backend", f"is {shown(backend)}", one_of(backend, BACKENDS))
     preset.check(request)
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
     way = _Way(request, preset, method, backend, arguments, time_limit)
+    best = _best(way)
+    if best.plan is None or best.plan.one_strategy is not None or best.interrupted:
+        return best
+    try:
+        return replace(best, uniform=way.uniform(best))
+    except KeyboardInterrupt:
+        return best
+
+
+def _best(way: _Way) -> Planned:
+    """The plan of the least claimed objective whose programs fit, or why there is none."""
     rounds = [way.walk(0)]
     while way.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not way.late and not rounds[-1].interrupted:
         rounds.append(way.walk(rounds[-1].reserve_bytes + way.excess_bytes(rounds[-1]), rounds[0].answer.bound_ns))
@@ -142,9 +92,15 @@ class _Way:
     time_limit: float | None = None
     clock: Clock = field(default_factory=Clock)
     started: float = field(init=False)
+    walk_seconds: list[float] = field(default_factory=list)  # of each plan that has been compiled and walked
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "started", self.clock())
+
+    def begin(self, what: str) -> None:
+        """Tell the caller what is begun."""
+        if (progress := self.arguments.get("progress")) is not None:
+            progress(what)
 
     @property
     def late(self) -> bool:
@@ -155,17 +111,23 @@ class _Way:
         """Seconds left; infinite without a limit."""
         return inf if self.time_limit is None else self.time_limit - (self.clock() - self.started)
 
+    @property
+    def seconds(self) -> float | None:
+        """The seconds that are left; None without a limit."""
+        return None if self.time_limit is None else max(LEAST_SECONDS, self.remaining())
+
     def walk(self, reserve: int, bound_ns: int | None = None) -> Planned:
         """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps."""
+        self.begin("measuring" if self.request.measured and not self.request.obtained else "estimating")
         instances = self.preset.problem.instances(self.request.with_reserve(reserve))
+        self.begin(f"solving ({self.method})")
         answer = self.search(instances, self.method, **self.arguments)
         return self.plan(answer if reserve == 0 else _bounded(answer, bound_ns), reserve)
 
     def search(self, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
         """The preset's search of these instances, in the time that is left."""
         options = {name: self.request.options[name] for name in self.preset.search_options}
-        seconds = None if self.time_limit is None else max(LEAST_SECONDS, self.remaining())
-        limits = {"time_limit": seconds, "clock": self.clock}
+        limits = {"time_limit": self.seconds, "clock": self.clock}
         answer: Answer = attribute(self.preset.searcher)(instances, method, **limits, **options, **arguments)
         return answer
 
@@ -173,9 +135,11 @@ class _Way:
         """The plan of an answer, judged."""
         if answer.solution is None:
             return Planned(self.request, self.preset, answer, None, reserve_bytes=reserve)
-        problem = self.preset.problem
+        problem, began = self.preset.problem, self.clock()
+        self.begin("compiling and walking the plan's programs")
         plan = problem.plan(answer.instance, answer.solution, self.request)
         plan, judged = _judged(plan, self.request, self.backend)
+        self.walk_seconds.append(self.clock() - began)
         claim = Claim(
             problem=problem.name,
             cost_model=problem.cost_model(answer.instance),
@@ -194,6 +158,26 @@ class _Way:
             return 0
         limits = limits_bytes(tried.plan, self.request)
         return max(peak - limit for peak, limit in zip(tried.judged.peak_bytes, limits, strict=True))
+
+    def uniform(self, best: Planned) -> Planned | None:
+        """The best plan with one strategy for all units, whose programs fit, too; None where the problem does not say how to
+        look for it, or the time is up."""
+        problem, limit, reserve = self.preset.problem, self.request.with_reserve(0).limit_bytes, 0
+        if problem.memory_bytes(best.instance) is None:
+            return None
+        for _ in range(ROUNDS):
+            if self.remaining() < WALKS * max(self.walk_seconds):
+                return None
+            instances, method = problem.uniform(problem.with_memory(best.instance, limit - reserve))
+            if not instances:
+                return None
+            self.begin("looking for the best plan with one strategy")
+            answer = best_answer(instances, method, time_limit=self.seconds, clock=self.clock, seed=self.arguments["seed"])
+            made = self.plan(_bounded(answer, best.answer.bound_ns), reserve)
+            if (over := self.excess_bytes(made)) <= 0:
+                return made
+            reserve += over
+        return replace(made, plan=None, judged=None)
 
     def least(self, bound_ns: int | None = None) -> Planned | None:
         """The exact method's plan with no more memory than some solution needs; None where no such memory is known in time.
@@ -219,7 +203,7 @@ class _Way:
         """The memory that such a plan needs, its programs, too, and the advice to give it."""
         limit = self.request.with_reserve(least.reserve_bytes).limit_bytes
         needed = max(limit, *least.walk_bytes, 0)
-        advice = [f"give --memory of at least {needed} bytes"]
+        advice = [f"give --memory of at least {needed}B"]
         serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
         return needed, advice + [f"--backend serial, whose programs need {serial} bytes"] * (serial < needed)
 
@@ -293,10 +277,12 @@ def limits_bytes(plan: Plan, request: Request) -> list[int]:
 def plan_row(name: str, plan: Plan) -> dict[str, Any]:
     """A plan in one row: what the walks predict of it, and what is claimed."""
     predicted, claim = plan.predicted, plan.claim
+    samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
     return {
         "name": name,
         "step_ns": None if predicted is None else predicted.step_ns,
-        "samples_per_s": None if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9,
+        "samples_per_s": None if predicted is None else samples_per_s,
+        "tokens_per_s_per_device": None if predicted is None else samples_per_s * plan.planned_model().tokens / plan.world,
         "peak_bytes": None if predicted is None else predicted.most_bytes,
         "stages": len(plan.stages),
         "micro_batches": plan.batch.micro_batches,

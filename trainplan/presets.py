@@ -16,7 +16,7 @@ from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.problem import Problem, problem, problem_names
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, named, one_of
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,14 @@ DEFAULT = next(iter(PRESETS))
 
 def preset(name: str) -> Preset:
     """A preset by its name, its verb, or the name of a problem. Raises InputError."""
+    names = [*PRESETS, *(each.verb for each in PRESETS.values() if each.verb), *problem_names()]
+    chosen = named(name, names)
     for each in PRESETS.values():
-        if name in (each.name, each.verb):
+        if chosen in (each.name, each.verb):
             return each
-    if name in problem_names():
-        return Preset(name, name, f"The problem {name}.")
-    names = ", ".join([*PRESETS, *problem_names()])
-    raise InputError("command line", "--like", f"is {name!r}", f"give one of: {names}")
+    if chosen in problem_names():
+        return Preset(chosen, chosen, f"The problem {chosen}.")
+    raise InputError("command line", "--like", f"is {name!r}", one_of(name, names))
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ def planner(name: str, space: str = "full", schedule: Schedule = "1f1b") -> Plan
     """A planner by name; `optimum` is the exact one, of that space and schedule. Raises InputError."""
     if name == OPTIMUM:
         return Planner(f"{OPTIMUM}-{space}", f"optimum of {space}", space, schedule, "exact")
-    if name not in PLANNERS:
-        raise InputError("command line", "--planner", f"is {name!r}", f"give one of: {', '.join([*PLANNERS, OPTIMUM])}")
-    return PLANNERS[name]
+    chosen = named(name, PLANNERS)
+    if chosen not in PLANNERS:
+        raise InputError("command line", "--planner", f"is {name!r}", one_of(name, [*PLANNERS, OPTIMUM]))
+    return PLANNERS[chosen]

@@ -22,8 +22,9 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.schedules import Pass, in_flight, interleaved, most_sliced, orders
 from trainplan.formulations.step.timeline import Timeline, Work, simulate
+from trainplan.performance import Performance, performance
 from trainplan.predicting import plan_profile, stage_times
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Source, read_data
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import span
@@ -45,6 +46,7 @@ class Simulation:
     stages: names of what every stage holds. timeline: of the pipeline's passes; None for a plan with memory switches.
     syncs_ns: what each stage adds to the end of the step (the reduction of gradients, the optimizer), which the timeline leaves
     out; nothing is known of it for an instance. plan, judged: of a plan, itself and what the walks say of its programs.
+    cluster: the one that its times are for, where one is named.
     """
 
     name: str
@@ -57,11 +59,17 @@ class Simulation:
     syncs_ns: tuple[int, ...] = ()
     plan: Plan | None = None
     judged: Judged | None = None
+    cluster: Cluster | None = None
 
     @cached_property
     def critical(self) -> Critical | None:
         """The critical path nearest the last stage, and the master stage; None without a pipeline's timeline."""
         return None if self.timeline is None else critical_path(self.timeline)
+
+    @cached_property
+    def performance(self) -> Performance | None:
+        """A plan's step in an engineer's units; None for an instance."""
+        return None if self.plan is None or self.judged is None else performance(self.plan, self.judged, self.cluster)
 
     @property
     def step_ns(self) -> int:
@@ -89,6 +97,8 @@ class Simulation:
         about: dict[str, Any] = {field: getattr(self, field) for field in fields}
         if self.judged is not None:
             about["peak_bytes"] = list(self.judged.peak_bytes)
+        if self.performance is not None:
+            about["performance"] = self.performance.to_dict()
         if self.timeline is None or self.critical is None:
             return about
         timeline, work = self.timeline, self.timeline.work
@@ -186,7 +196,9 @@ def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None,
     if work is not None:
         timeline = simulate(work, _orders(work.stages, count, changed.schedule, changed.sliced, 1))
     syncs = () if times is None else tuple(stage.sync_ns for stage in times)
-    return Simulation(name, changed.schedule, count, changed.sliced, 1, names, timeline, syncs, changed, judged)
+    return Simulation(
+        name, changed.schedule, count, changed.sliced, 1, names, timeline, syncs, changed, judged, request.cluster
+    )
 
 
 def _changed(plan: Plan, work: Work | None, schedule: str | None, sliced: int | str | None) -> Plan:
@@ -238,7 +250,7 @@ def _orders(devices: int, micro_batches: int, schedule: str, sliced: int, chunks
 
 def _check_schedule(schedule: str, chunks: int) -> None:
     if schedule not in SCHEDULES:
-        raise InputError("command line", "--schedule", f"is {schedule!r}", f"give one of: {', '.join(SCHEDULES)}")
+        raise InputError("command line", "--schedule", f"is {schedule!r}", one_of(schedule, SCHEDULES))
     if chunks < 1:
         raise InputError("command line", "--chunks", f"is {chunks}", "give at least 1")
     if chunks > 1 and schedule != "interleaved-1f1b":
@@ -285,7 +297,8 @@ def _cuts(
         method = method or ("exact" if chunks == 1 else "algorithm-1")
         result = solve(instance, method, **arguments)
         if result.solution is None:
-            raise InputError("instance", "memory", str(result.reason or result.message or result.status), "give a --solution")
+            why = result.reason.command_text if result.reason else result.message or result.status
+            raise InputError("instance", "memory", why, "give a --solution")
         solution = result
     elif method is not None:
         raise InputError("command line", "--method", f"is {method!r}", "leave it out: the solution is given")

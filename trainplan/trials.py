@@ -11,7 +11,9 @@ from trainplan.asking import compiles, runs
 from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
 from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
-from trainplan.planning import Planned, plan_answer
+from trainplan.planned import Planned
+from trainplan.planning import plan_answer
+from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model
 
@@ -87,7 +89,8 @@ def runnable(model: Model, dtype: str | None, where: str, option: str = "--dtype
 
     Raises InputError where they do not run.
     """
-    if (wanted := dtype or model.dtype) not in EXECUTED_DTYPES:
+    wanted = model.dtype if dtype is None else parse_dtype(dtype)
+    if wanted not in EXECUTED_DTYPES:
         choices = " or ".join(EXECUTED_DTYPES)
         if dtype is None:
             fix = f"give {option} {choices}: the plan is run in that in its place"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from trainplan.execution.exports.common import Export
 from trainplan.formulations.plan import Plan
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, named, one_of
 from trainplan.profiling.base.plugins import load_named, names
 
 GROUP = "trainplan.exports"
@@ -30,7 +30,7 @@ def export_names() -> list[str]:
 
 def exporter(name: str) -> Exporter:
     """What exports a plan to the runtime of this name. Raises InputError."""
-    function: Exporter | None = load_named(name, BUILT_IN, GROUP)
+    function: Exporter | None = load_named(named(name, export_names()) or name, BUILT_IN, GROUP)
     if function is None:
-        raise InputError("command line", "--to", f"is {name!r}", f"give one of: {', '.join(export_names())}")
+        raise InputError("command line", "--to", f"is {name!r}", one_of(name, export_names()))
     return function

@@ -15,7 +15,7 @@ from trainplan.execution.walk.measured import MeasuredCosts, Span
 from trainplan.execution.walk.memory import BACKENDS, Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.processes import Report, run_workers
 from trainplan.profiling.models.model import Model
 
@@ -150,7 +150,7 @@ def check_settings(plans: Sequence[Plan], steps: int, backend: Backend, device: 
     if steps < 1:
         raise InputError("command line", "--steps", f"is {steps}", "give 1 or more")
     if backend not in BACKENDS:
-        raise InputError("command line", "--backend", f"is {backend!r}", f"give one of: {', '.join(BACKENDS)}")
+        raise InputError("command line", "--backend", f"is {backend!r}", one_of(backend, BACKENDS))
     if not 0 <= seed < 2**31:
         raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
     if world > MOST_PROCESSES:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, get_args
 
 from trainplan.execution.program import Program, on_host
@@ -17,12 +18,13 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 class Walk:
     """Bytes of a rank's device: the most of the step, and those while each instruction runs, its workspace included.
 
-    host_bytes: set aside on the host, for all steps.
+    host_bytes: set aside on the host, for all steps. backend: the one that holds the buffers.
     """
 
     peak_bytes: int
     during_bytes: tuple[int, ...]
     host_bytes: int
+    backend: Backend
 
 
 def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
@@ -31,17 +33,31 @@ def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
     What a lane makes while a computation that was issued before it still runs counts from where it was issued. So does a GPU's
     allocator, to whom the host issues in that order; threads on the CPU may come to hold it beside that computation.
     """
+    held = zip(program.instructions, _held(program, backend), strict=True)
+    during = tuple(total + instruction.workspace_bytes for instruction, (_, total) in held)
+    return Walk(max(during), during, program.host_bytes, backend)
+
+
+def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
+    """The bytes of what the device holds at the first peak of a program's walk: its buffers by name, and `workspace`."""
+    place = walk.during_bytes.index(walk.peak_bytes)
+    live, _ = next(islice(_held(program, walk.backend), place, None))
+    return {**live, "workspace": program.instructions[place].workspace_bytes}
+
+
+def _held(program: Program, backend: Backend) -> Iterator[tuple[dict[str, int], int]]:
+    """What the device holds while each instruction runs, workspace apart: bytes by buffer, in a dict that then changes, and in
+    all."""
     live = {name: program.buffers[name] for name in program.persistent if not on_host(name)}
-    total, frees, during = sum(live.values()), _FREES[backend](program), list[int]()
+    total, frees = sum(live.values()), _FREES[backend](program)
     for place, instruction in enumerate(program.instructions):
         total -= sum(live.pop(name, 0) for name in frees.before[place])
         for name in instruction.writes:
             if name not in live and not on_host(name):
                 live[name] = program.buffers[name]
                 total += live[name]
-        during.append(total + instruction.workspace_bytes)
+        yield live, total
         total -= sum(live.pop(name, 0) for name in frees.after[place])
-    return Walk(max(during), tuple(during), program.host_bytes)
 
 
 def _at_once(program: Program) -> Frees:

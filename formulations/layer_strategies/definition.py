@@ -82,6 +82,11 @@ class LayerStrategies(Problem):
         batch = Batch(global_samples=request.samples, micro_batches=request.options["micro_batches"] or 1)
         return staged_plan(request, [(0, instance.layers - 1)], strategies, batch)
 
+    def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
+        """One for each strategy that all layers have."""
+        shared = [name for name in instance.strategies[0] if all(name in names for names in instance.strategies)]
+        return [instance.only([names.index(name) for names in instance.strategies]) for name in shared], "exact"
+
     def count(self, instance: Instance) -> int:
         """The number of choices."""
         return prod(instance.options)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
@@ -124,6 +124,15 @@ class Instance(ProblemInstance):
     def options(self) -> tuple[int, ...]:
         """The number of options of each layer."""
         return tuple(len(names) for names in self.strategies)
+
+    def only(self, choice: Sequence[int]) -> Instance:
+        """The same instance with one option for each layer."""
+        columns: dict[str, Any] = {
+            name: tuple(a[[s]] for a, s in zip(getattr(self, name), choice, strict=True)) for name in COLUMNS
+        }
+        moves = tuple(table[[a]][:, [b]] for table, (a, b) in zip(self.transitions_ns, pairwise(choice), strict=True))
+        names = tuple((names[s],) for names, s in zip(self.strategies, choice, strict=True))
+        return replace(self, transitions_ns=moves, strategies=names, **columns)
 
     @cached_property
     def digest(self) -> str:

@@ -79,6 +79,10 @@ class MemorySwitches(Problem):
             nvlink=instance.nvlink,
         )
 
+    def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
+        """The instance itself: a method of the paper looks at all combinations for all layers alike."""
+        return [instance], "manual"
+
     def count(self, instance: Instance) -> int:
         """Combinations of a layer to the power of the layers."""
         return enumeration.count(instance)

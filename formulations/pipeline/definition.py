@@ -45,6 +45,15 @@ class StagedProblem(Problem):
         stages = [i for i, size in enumerate(solution.stages) for _ in range(size)]
         return {f"x[{l},{i},{s}]" for l, (i, s) in enumerate(zip(stages, solution.choice, strict=True))}
 
+    def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
+        """One, with a configuration for each strategy of each of the instance's."""
+        single = [
+            replace(configuration, tables=configuration.tables.keep([option]))
+            for configuration in instance.configurations
+            for option in range(len(configuration.tables.strategies))
+        ]
+        return [replace(instance, configurations=tuple(single))], "exact"
+
     def size(self, instance: Instance) -> dict[str, int]:
         """Layers, the most options of any configuration, and the memory of one device."""
         options = max(len(configuration.tables.strategies) for configuration in instance.configurations)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainplan.formulations.strategies import Paradigm, Strategy, decision_tree
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.quantities import divisors
 
 
@@ -101,5 +101,5 @@ SPACES = {
 def space(name: str) -> Space:
     """A space by name. Raises InputError."""
     if name not in SPACES:
-        raise InputError("command line", "--space", f"is {name!r}", f"give one of: {', '.join(SPACES)}")
+        raise InputError("command line", "--space", f"is {name!r}", one_of(name, SPACES))
     return SPACES[name]

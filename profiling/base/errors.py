@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
+
+COMMAND_LINE = "command line"  # where an option of the command, or an argument in Python, comes in
+LISTED = 8  # names that a message lists beside those that are near
+_FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 
 
 class InputError(ValueError):
@@ -15,12 +22,24 @@ class InputError(ValueError):
     field: path of the field inside it, such as ``layers[3].options[0].time_ns``; empty for the whole.
     problem: what the value is, or what is wrong with it.
     fix: what would work instead.
+
+    Where users name a value as an option of the command or as an argument in Python, `where` is COMMAND_LINE and the field is
+    the command's flag. `str` names the argument, as Python's users gave it; `command_text`, what the command prints, the flag.
     """
 
     def __init__(self, where: str, field: str, problem: str, fix: str) -> None:
         self.where, self.field, self.problem, self.fix = where, field, problem, fix
         text = f"{where}: {field + ' ' if field else ''}{problem}; {fix}"
-        super().__init__(" ".join(text.splitlines()))
+        self.command_text = " ".join(text.splitlines())
+        super().__init__(as_arguments(self.command_text.removeprefix(f"{COMMAND_LINE}: ")))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.field, self.problem, self.fix)
+
+    @property
+    def argument(self) -> str | None:
+        """The argument of a Python function that was wrong, such as ``memory``; None where it was not one."""
+        return as_arguments(self.field) if self.where == COMMAND_LINE else None
 
 
 class Unsuited(InputError):
@@ -53,8 +72,44 @@ class MissingExtra(ImportError):
         super().__init__(f"{purpose} needs {package}; install it with: pip install 'trainplan[{extra}]'")
 
 
+def as_arguments(text: str) -> str:
+    """A text with the command's flags as the arguments that they are in Python, such as ``--micro-batches`` as
+    ``micro_batches``; commands quoted in backticks stay as they are."""
+
+    def argument(match: re.Match[str]) -> str:
+        name = match[2].replace("-", "_")
+        return f"{name}=False" if match[1] else name
+
+    return "`".join(part if place % 2 else _FLAG.sub(argument, part) for place, part in enumerate(text.split("`")))
+
+
 def shown(value: Any) -> str:
     """A value as it may stand in a one-line message: JSON's spelling, cut at 60 characters."""
     is_nan = isinstance(value, float) and value != value
     text = json.dumps(value) if is_nan or isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def named(value: Any, names: Collection[str], aliases: Mapping[str, str] | None = None) -> str | None:
+    """Which of the names a value is, in upper or lower case, or by an alias (in lower case); None where it is none."""
+    if not isinstance(value, str) or value in names:
+        return value if isinstance(value, str) else None
+    folded = (aliases or {}).get(value.lower(), value.lower())
+    return next((name for name in names if name.lower() == folded), None)
+
+
+def one_of(value: Any, names: Iterable[str], listing: str | None = None) -> str:
+    """What would work in place of a value that is none of the names: those near to it, and all if they are few.
+
+    listing: a command that lists all of them.
+    """
+    every = list(names)
+    by_folded = {name.lower(): name for name in reversed(every)}
+    near = [by_folded[match] for match in get_close_matches(str(value).lower(), by_folded, n=2, cutoff=0.6)]
+    everything = f"give one of: {', '.join(every)}"
+    if not near:
+        return everything
+    meant = f"did you mean {' or '.join(map(repr, near))}?"
+    if listing is not None and len(every) > LISTED:
+        return f"{meant} (`{listing}` lists all)"
+    return f"{meant} {everything[0].upper()}{everything[1:]}"

@@ -168,6 +168,8 @@ def _whole(value: Any) -> str:
     """How a number should be spelled that was given as 2.4e10 or 24GiB."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e18:
         return f"without point and exponent: {int(value)}"
+    if isinstance(value, str) and value.isdecimal():
+        return f"such as {value}"
     if isinstance(value, str):
         try:
             return f"such as {parse_bytes(value)}"

@@ -6,19 +6,22 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 
-_FACTORS = {"": 1, "B": 1}
+_FACTORS = {"B": 1, "BYTE": 1, "BYTES": 1}
 for _power, _prefix in enumerate("KMGTP", start=1):
     _FACTORS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power, _prefix: 1024**_power}
 
 
 def parse_bytes(text: str, field: str = "--memory") -> int:
-    """Bytes in ``8GiB``, ``500 MB``, ``1.5G`` (a bare K, M, G, T is binary) or ``123``. Raises InputError."""
+    """Bytes in ``8GiB``, ``500 MB``, ``1.5G`` (a bare K, M, G, T is binary) or ``123 bytes``. Raises InputError: for a number
+    without a unit, too."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     factor = _FACTORS.get(match[2].upper()) if match else None
+    if match is not None and not match[2]:
+        raise InputError(COMMAND_LINE, field, f"is {text!r}, without a unit", "give a size such as 8GiB or 500MB")
     if match is None or factor is None:
-        raise InputError("command line", field, f"is {text!r}", "give a size such as 8GiB or 500MB")
+        raise InputError(COMMAND_LINE, field, f"is {text!r}", "give a size such as 8GiB or 500MB")
     return int(Fraction(match[1]) * factor)
 
 

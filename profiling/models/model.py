@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.models.config_files import dtype_of, language_part
 from trainplan.profiling.models.families import Fields, Role, Unit, build_chain, family, family_names
-from trainplan.profiling.models.sublayers import DTYPE_BYTES, Sublayer
+from trainplan.profiling.models.sublayers import Sublayer
 from trainplan.profiling.shipped import locate
 
 # What a configuration says of one run, not of the architecture.
@@ -195,10 +196,7 @@ def model_from_config(
     if not isinstance(config, Mapping):
         raise InputError(where, "", "is not an object", "give a Hugging Face config.json")
     part, place = language_part(config, where)
-    if dtype is None:
-        dtype = dtype_of(part, config, where=where)
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise InputError("command line", "--dtype", f"is {dtype!r}", f"give one of {', '.join(DTYPE_BYTES)}")
+    dtype = dtype_of(part, config, where=where) if dtype is None else parse_dtype(dtype)
     fields = Fields(part, where, sequence, dtype, place)
     units, tied = build_chain(fields)
     if name is None:

@@ -64,11 +64,11 @@ def explain(instance: Instance) -> Infeasibility | None:
     result = evaluate(instance, choice)
     batch: Any = instance.provenance.get("batch")
     if result.state_bytes > instance.memory_bytes:
-        advice = "use more devices, or fewer layers in this stage: the model states alone do not fit"
+        advice = "use a --cluster of more devices, or fewer layers in this stage: the model states alone do not fit"
     elif result.state_bytes >= least - result.state_bytes:
-        advice = "use more devices to shard the model states, which are the larger part"
+        advice = "use a --cluster of more devices to shard the model states, which are the larger part"
     else:
         smaller = f" than {batch}" if isinstance(batch, int) else ""
-        advice = f"take a smaller batch{smaller}, or more micro-batches: the activations are the larger part"
+        advice = f"take a smaller --batch{smaller}, or more --micro-batches: the activations are the larger part"
     layer = result.peak_layer
     return short_of_memory(instance.memory_bytes, least, layer, instance.layer_names[layer], result.state_bytes, advice)

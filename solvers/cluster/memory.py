@@ -167,9 +167,9 @@ def _reason(instance: Instance, packing: _Packing, excess: int) -> Infeasibility
     states = int(shard.state_bytes[worst.first : worst.last + 1].sum())
     advice = [f"give the smallest device of that stage {excess} bytes ({format_bytes(excess)}) more"]
     if states > worst.limit_bytes:
-        advice.append("use more devices: the model states alone do not fit")
+        advice.append("use a --cluster of more devices: the model states alone do not fit")
     else:
-        advice.append(f"take a smaller batch than {instance.batch}, recompute activations, or use more devices")
+        advice.append(f"take a smaller --batch than {instance.batch}, --recompute, or a --cluster of more devices")
     return Infeasibility(
         worst.limit_bytes,
         worst.peak_bytes,

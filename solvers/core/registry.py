@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from trainplan.formulations.problem import problem
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, named, one_of
 from trainplan.profiling.base.plugins import attribute, plugins
 from trainplan.solvers.core.search import Method
 
@@ -169,10 +169,9 @@ def methods(problem_name: str) -> tuple[Entry, ...]:
 def method(problem_name: str, name: str) -> Entry:
     """A method for a problem by name, or `exact`. Raises InputError."""
     entries = methods(problem_name)
-    if name == "exact":
-        return entries[0]
+    names = ["exact", *(entry.name for entry in entries)]
+    chosen = named(name, names)
     for entry in entries:
-        if entry.name == name:
+        if chosen in (entry.name, "exact"):
             return entry
-    names = ", ".join(["exact", *(entry.name for entry in entries)])
-    raise InputError("command line", "--method", f"is {name!r}", f"give one of: {names}")
+    raise InputError("command line", "--method", f"is {name!r}", one_of(name, names))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from trainplan.profiling.base.display import html_table, rich_table
+from trainplan.profiling.base.errors import as_arguments
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown", "failed"]
@@ -38,6 +39,11 @@ class Infeasibility:
     parts: tuple[str, str] = ("model states", "activations")  # what state_bytes and activation_bytes are
 
     def __str__(self) -> str:
+        return as_arguments(self.command_text)
+
+    @property
+    def command_text(self) -> str:
+        """The reason with the command's options in its advice; `str` names Python's arguments."""
         states, others = self.parts
         return (
             f"no choice fits into {format_bytes(self.memory_bytes)}: the least that would do is "
@@ -51,7 +57,7 @@ def short_of_memory(
     limit_bytes: int, least_bytes: int, layer: int, layer_name: str, state_bytes: int, advice: str
 ) -> Infeasibility:
     """Why nothing fits into one limit of all devices. advice: what to change beside the limit."""
-    texts, over = [f"give memory_bytes of at least {least_bytes}", advice], least_bytes - limit_bytes
+    texts, over = [f"give --memory of at least {least_bytes}B (the instance's memory_bytes)", advice], least_bytes - limit_bytes
     if over * 20 < limit_bytes:
         texts.append(f"free {over} bytes elsewhere on the device")
     activations = least_bytes - state_bytes
@@ -119,26 +125,28 @@ class Result:
         article = "an" if self.stopped == "interrupt" else "the"
         return [("seconds", seconds), *([("stopped by", f"{article} {self.stopped}")] if self.stopped else [])]
 
-    def summary(self) -> list[tuple[str, str]]:
-        """Label and text of each line that people want to see."""
+    def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
+        """Label and text of each line that people want to see. flags: name the command's options, not Python's arguments."""
         rows = [("problem", self.problem), ("method", self.method), ("status", self.status)]
         if self.objective is not None:
             by = f", by {self.solution_source}" if self.solution_source not in (None, self.method) else ""
-            rows.append(("time", f"{format_time(self.objective)} ({self.objective} ns){by}"))
+            rows.append(("time", f"{format_time(self.objective)}{by}"))
         if self.bound is not None:
-            rows.append(("lower bound", f"{format_time(self.bound)} ({self.bound} ns), by {self.bound_source}"))
+            rows.append(("lower bound", f"{format_time(self.bound)}, by {self.bound_source}"))
         if self.gap is not None:
             rows.append(("gap", f"{self.gap:.4%}" + (f" (asked for: {self.tolerance:.2g})" if self.tolerance else "")))
         if (costs := self.evaluation) and "peak_bytes" in costs:
             rows.append(("peak memory", peak_text(costs["peak_bytes"], costs.get("peak_layer_name"), costs.get("peak_ns"))))
         rows += self.run_rows()
-        rows += [("reason", str(self.reason))] if self.reason else []
-        rows += [("message", self.message)] if self.message else []
+        texts = {"reason": self.reason.command_text if self.reason else None, "message": self.message}
+        rows += [(label, text if flags else as_arguments(text)) for label, text in texts.items() if text]
         return rows + [("violation", text) for text in self.violations]
 
     def __str__(self) -> str:
         return "\n".join(f"{label:<12} {text}" for label, text in self.summary())
 
+    def __rich__(self) -> Any:
+        return rich_table(self.summary())
+
     def _repr_html_(self) -> str:
-        cells = (f"<tr><th>{label}</th><td>{html.escape(text)}</td></tr>" for label, text in self.summary())
-        return f"<table>{''.join(cells)}</table>"
+        return html_table(self.summary())

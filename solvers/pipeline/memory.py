@@ -61,9 +61,9 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> In
     if worst.peak_bytes <= instance.memory_bytes:
         return None
     if worst.state_bytes > instance.memory_bytes:
-        advice = "use more devices: the model states alone do not fit"
+        advice = "use a --cluster of more devices: the model states alone do not fit"
     else:
-        advice = f"take a smaller batch than {instance.batch}, or more devices"
+        advice = f"take a smaller --batch than {instance.batch}, or a --cluster of more devices"
     place, layer = instance.configurations[solution.configuration], worst.peak_layer
     name = f"{instance.layer_names[layer]} in stage {stages.index(worst)} of {place}"
     return short_of_memory(instance.memory_bytes, worst.peak_bytes, layer, name, worst.state_bytes, advice)

@@ -86,14 +86,14 @@ def explain(instance: Instance) -> Infeasibility | None:
     running = [o for o in result.timeline if o.lane == "compute" and o.start_ns <= result.peak_ns]
     latest = max(running, key=lambda o: o.start_ns, default=None)
     layer, forward = (latest.layer, latest.what == "forward") if latest else (0, True)
-    advice = [f"give memory_bytes of at least {least}"]
+    advice = [f"give --memory of at least {least}B (the instance's memory_bytes)"]
     whole = int(instance["gathered_parameter_bytes"][layer] + instance["gathered_gradient_bytes"][layer])
     if 2 * whole >= least:
         advice.append(f"split the layer: its whole parameters and gradients take {whole} bytes, the larger part")
     else:
         batch: Any = instance.provenance.get("batch")
         smaller = f" than {batch}" if isinstance(batch, int) else ""
-        advice.append(f"take a smaller batch{smaller}, or more devices")
+        advice.append(f"take a smaller --batch{smaller}, or a --cluster of more devices")
     return Infeasibility(
         instance.memory_bytes,
         least,

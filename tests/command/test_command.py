@@ -213,7 +213,7 @@ def test_bad_builds_get_one_line(tmp_path: Path) -> None:
     told(build(batch="0"), "--batch is 0")
     told(build(batch="7", micro_batches="2"), "--batch is 7")
     told(build(memory="lots"), "--memory is 'lots'", "8GiB")
-    told(build(memory="0"), "--memory is 0")
+    told(build(memory="0B"), "--memory is 0")
     told(build(pipeline="3"), "--pipeline is 3")
     told(build(pipeline="4", stage="4"), "stage from 0")
     told(build(cost_model="guess"), "--cost-model is 'guess'", "paper")

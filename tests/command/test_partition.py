@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
 from tests.command.calls import call
@@ -65,7 +66,7 @@ def test_solve_and_check(instance: Path, folder: Path) -> None:
     result = json.loads(call("solve", instance, "--json").stdout)
     assert (result["status"], result["gap"]) == ("optimal", 0.0)
     checked = call("check", instance, answer)
-    assert checked.returncode == 0 and f"({result['objective']} ns)" in checked.stdout
+    assert checked.returncode == 0 and format_time(result["objective"]) in checked.stdout
     wrong = folder / "wrong.json"
     wrong.write_text('{"cuts": [3, 2, 1]}')
     done = call("check", instance, wrong)
@@ -117,7 +118,7 @@ def test_simulate_a_plan(plan: Path, folder: Path) -> None:
     predicted = json.loads(plan.read_text())["predicted"]["step_ns"]
     found = json.loads(call("simulate", plan, "--cluster", "autopipe-3090-16", "--json").stdout)
     assert found["step_ns"] == predicted and found["sliced"] == 1
-    for text in (f"({found['iteration_ns']} ns)", "master stage", "critical path", "1 sliced", "gradients and optimizer"):
+    for text in (format_time(found["iteration_ns"]), "master stage", "critical path", "1 sliced", "gradients and optimizer"):
         assert text in done.stdout
     assert (
         sum(event["ph"] == "X" and event["cat"] != "transfer" for event in json.loads(trace.read_text())["traceEvents"]) == 68

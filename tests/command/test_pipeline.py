@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from trainplan.profiling.base.quantities import format_time
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
@@ -52,7 +53,7 @@ def test_build_solve_check_compare(instance: Path, folder: Path) -> None:
     assert (solved.returncode, result["status"], result["gap"], solved.stderr) == (0, "optimal", 0.0, "")
     checked = call("check", instance, answer)
     assert checked.returncode == 0
-    assert f"({result['objective']} ns)" in checked.stdout
+    assert format_time(result["objective"]) in checked.stdout
     shown = call("solve", instance).stdout
     for text in ("optimal", "branch-and-bound", "stages", "micro-batches", "1F1B-Flush"):
         assert text in shown
@@ -133,8 +134,8 @@ def test_throughput(tmp_path: Path) -> None:
     assert best[0] <= best[1]
     told(call(*words, "--picture", tmp_path / "x.bmp"), "--picture is", ".png, .svg or .pdf")
     named = {"model": "bert-huge-32", "cluster": "rtx-titan-8"}
-    refused(api.throughput, **named, planners=["magic"], told="--planner is 'magic'; give one of: ddp")
-    refused(api.throughput, **named, step=0, told="--step is 0")
+    refused(api.throughput, **named, planners=["magic"], told="planner is 'magic'; give one of: ddp")
+    refused(api.throughput, **named, step=0, told="step is 0")
 
 
 def refused(function: Any, *arguments: Any, told: str, **options: Any) -> None:
@@ -146,17 +147,17 @@ def refused(function: Any, *arguments: Any, told: str, **options: Any) -> None:
 
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"pipeline": 3}, "--pipeline is 3; give one of: 1, 2, 4, 8"),
-    ({"micro_batches": 3}, "--batch is 16 in 3 micro-batches"),
-    ({"batch": 0}, "--batch is 0"),
-    ({"memory": "lots"}, "--memory is 'lots'"),
-    ({"space": "all"}, "--space is 'all'; give one of: full"),
-    ({"space": "dp", "pipeline": 2}, "--pipeline is 2"),
-    ({"layers": 3}, "--layers is 3; leave it out: pipeline has --cost-model"),
-    ({"hidden_size": 3}, "--hidden-size is 3"),
-    ({"default_dp_type": "ddp"}, "--default-dp-type is 'ddp'"),
-    ({"both_orders": True}, "--both-orders is true"),
-    ({"cost_model": "guess"}, "--cost-model is 'guess'; give one of: paper, executed"),
+    ({"pipeline": 3}, "pipeline is 3; give one of: 1, 2, 4, 8"),
+    ({"micro_batches": 3}, "batch is 16 in 3 micro-batches"),
+    ({"batch": 0}, "batch is 0"),
+    ({"memory": "lots"}, "memory is 'lots'"),
+    ({"space": "all"}, "space is 'all'; give one of: full"),
+    ({"space": "dp", "pipeline": 2}, "pipeline is 2"),
+    ({"layers": 3}, "layers is 3; leave it out: pipeline has cost_model"),
+    ({"hidden_size": 3}, "hidden_size is 3"),
+    ({"default_dp_type": "ddp"}, "default_dp_type is 'ddp'"),
+    ({"both_orders": True}, "both_orders is true"),
+    ({"cost_model": "guess"}, "cost_model is 'guess'; give one of: paper, executed"),
 ]
 
 
@@ -165,7 +166,7 @@ def test_bad_options_get_one_line(instance: Path, tmp_path: Path) -> None:
         options: dict[str, Any] = {"model": "bert-huge-32", "cluster": "rtx-titan-8", "batch": 16, **change}
         refused(tp.build, "pipeline", told=text, **options)
     for method, options, text in (
-        ("label-setting", {}, "--method is 'label-setting'; give one of: exact, branch-and-bound"),
+        ("label-setting", {}, "method is 'label-setting'; give one of: exact, branch-and-bound"),
         ("brute-force", {}, "brute force takes 2e6"),
         ("exact", {"cutoff_ns": 0}, "cutoff_ns is 0"),
         ("galvatron-base", {"partition": "even"}, "layers, parameters, memory, time"),
@@ -183,7 +184,7 @@ def test_more_stages_than_layers() -> None:
     found = tp.build("pipeline", model=model, cluster="h100-8", batch=16)
     assert {given.stages for given in found.configurations} == {1, 2}
     assert tp.load(found.to_dict()).digest == found.digest
-    refused(tp.build, "pipeline", model=model, cluster="h100-8", batch=16, pipeline=4, told="--pipeline is 4")
+    refused(tp.build, "pipeline", model=model, cluster="h100-8", batch=16, pipeline=4, told="pipeline is 4")
 
 
 SOLUTIONS: list[tuple[Any, str]] = [
@@ -300,26 +301,26 @@ def test_the_engines_cost_model(tmp_path: Path) -> None:
 
 
 ENGINE_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"model": "gpt2"}, "--model is 'gpt2'; leave it out"),
-    ({"cluster": "cpu-4"}, "--cluster is 'cpu-4'; leave it out"),
-    ({"dtype": "bfloat16"}, "--dtype is 'bfloat16'; leave it out"),
-    ({"cost_model": "paper"}, "--cost-model is 'paper'; leave it out"),
-    ({"pipeline": 2}, "--pipeline is 2; leave it out"),
-    ({"stage": 1}, "--stage is 1; leave it out"),
-    ({"micro_batches": 2}, "--micro-batches is 2; leave it out"),
-    ({"schedule": "gpipe"}, "--schedule is 'gpipe'; leave it out"),
-    ({"space": "dp"}, "--space is 'dp'; leave it out"),
-    ({"by_unit": True}, "--by-unit is true; leave it out"),
-    ({"takeaway3": False}, "--takeaway3 is false; leave it out"),
-    ({"problem_name": "layer-strategies"}, "--model is missing"),
-    ({"problem_name": "layer-strategies", "model": "gpt2", "cluster": "cpu-4"}, "--engine-files"),
-    ({"memory": None}, "--memory is missing"),
-    ({"memory": 1000}, "--memory is 1000 bytes; give at least 1MiB"),
-    ({"batch": 0}, "--batch is 0"),
-    ({"batch": 10**6}, "--batch is 1000000"),
-    ({"default_dp_type": "x"}, "--default-dp-type is 'x'; give one of: zero2, ddp"),
-    ({"layers": None}, "--layers"),
-    ({"engine_files": []}, "--engine-files"),
+    ({"model": "gpt2"}, "model is 'gpt2'; leave it out"),
+    ({"cluster": "cpu-4"}, "cluster is 'cpu-4'; leave it out"),
+    ({"dtype": "bfloat16"}, "dtype is 'bfloat16'; leave it out"),
+    ({"cost_model": "paper"}, "cost_model is 'paper'; leave it out"),
+    ({"pipeline": 2}, "pipeline is 2; leave it out"),
+    ({"stage": 1}, "stage is 1; leave it out"),
+    ({"micro_batches": 2}, "micro_batches is 2; leave it out"),
+    ({"schedule": "gpipe"}, "schedule is 'gpipe'; leave it out"),
+    ({"space": "dp"}, "space is 'dp'; leave it out"),
+    ({"by_unit": True}, "by_unit is true; leave it out"),
+    ({"takeaway3": False}, "takeaway3 is false; leave it out"),
+    ({"problem_name": "layer-strategies"}, "model is missing"),
+    ({"problem_name": "layer-strategies", "model": "gpt2", "cluster": "cpu-4"}, "engine_files"),
+    ({"memory": None}, "memory is missing"),
+    ({"memory": 1000}, "memory is 1000 bytes; give at least 1MiB"),
+    ({"batch": 0}, "batch is 0"),
+    ({"batch": 10**6}, "batch is 1000000"),
+    ({"default_dp_type": "x"}, "default_dp_type is 'x'; give one of: zero2, ddp"),
+    ({"layers": None}, "layers"),
+    ({"engine_files": []}, "engine_files"),
 ]
 
 
@@ -331,7 +332,7 @@ def test_engine_options_that_make_no_sense(tmp_path: Path) -> None:
         "hidden_size": 4096,
     }
     profile = tp.profile(model="gpt2", cluster="cpu-4", sequence=64, tp=[1], rows=[1])
-    for change, text in [*ENGINE_OPTIONS, ({"profile": profile}, f"--profile is {profile.name!r}; leave it out")]:
+    for change, text in [*ENGINE_OPTIONS, ({"profile": profile}, f"profile is {profile.name!r}; leave it out")]:
         refused(tp.build, told=text, **{**given, "batch": 16, "memory": "36GiB", **change})
     words = ["build", "galvatron-engine", "--batch", "16", "--memory", "36GiB", "--engine-files"]
     told(call(*words, engine_files()[0], "--pipeline", "2"), "No such option: --pipeline")

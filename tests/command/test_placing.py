@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from trainplan.profiling.base.quantities import format_time
 
 import trainplan as tp
 from tests.command.calls import call
@@ -47,7 +48,7 @@ def test_planners_on_the_mixed_cluster(instance: Path, folder: Path) -> None:
     assert result["objective"] == result["statistics"]["candidates"][0]["time_ns"]
     checked = call("check", instance, answer)
     assert checked.returncode == 0
-    assert f"({result['objective']} ns)" in checked.stdout
+    assert format_time(result["objective"]) in checked.stdout
     jsonschema.validate(json.loads(answer.read_text()), tp.schema("cluster-strategy-solution"))
     jsonschema.validate(json.loads(instance.read_text()), tp.schema("cluster-strategy"))
 

@@ -188,10 +188,10 @@ def test_plans_on_threads_equal_one_process() -> None:
 def test_each_device_has_its_back_ends() -> None:
     plan = plan_of(GPT2, ["single"] * len(GPT2.units), 1)
     for backend, device, told in (
-        ("streams", "cpu", "'streams' on the CPU; give --backend serial or fused or threads, or --device cuda"),
-        ("threads", "cuda", "'threads' on GPUs; give --backend serial or streams, or --device cpu"),
+        ("streams", "cpu", "'streams' on the CPU; give backend serial or fused or threads, or device cuda"),
+        ("threads", "cuda", "'threads' on GPUs; give backend serial or streams, or device cpu"),
         ("fused", "cuda", "'fused' on GPUs"),
-        ("magic", "cpu", "--backend is 'magic'; give one of: serial, fused, threads, streams"),
+        ("magic", "cpu", "backend is 'magic'; give one of: serial, fused, threads, streams"),
     ):
         with pytest.raises(InputError, match=told):
             run_plans([plan], backend=backend, device=device)  # type: ignore[arg-type]

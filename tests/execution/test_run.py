@@ -118,7 +118,7 @@ def test_models_agree_with_transformers(model: object) -> None:
 
 def test_bad_arguments_are_told() -> None:
     plan = plan_of(GPT2, ["dp4"] * len(GPT2.units), 4)
-    with pytest.raises(InputError, match="--steps is 0"):
+    with pytest.raises(InputError, match="steps is 0"):
         run_plans([plan], steps=0)
     with pytest.raises(InputError, match="serial, fused"):
         run_plans([plan], backend="magic")  # type: ignore[arg-type]

@@ -129,13 +129,13 @@ def test_the_fastest_is_the_earlier_of_equals() -> None:
 def test_bad_arguments_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for options, told in (
-        ({"steps": 0}, "--steps is 0"),
-        ({"warmup": -1}, "--warmup is -1; give 0 or more"),
-        ({"timeout": 0}, "--timeout is 0; give seconds above 0"),
-        ({"timeout": float("inf")}, "--timeout is inf"),
-        ({"device": "cuda"}, "--device is 'cuda', but torch finds 1 GPUs for 2 processes; give cpu"),
-        ({"device": "cuda", "backend": "fused"}, "--backend is 'fused' on GPUs; give --backend serial"),
-        ({"device": "tpu"}, "--device is 'tpu'; give one of: cpu, cuda"),
+        ({"steps": 0}, "steps is 0"),
+        ({"warmup": -1}, "warmup is -1; give 0 or more"),
+        ({"timeout": 0}, "timeout is 0; give seconds above 0"),
+        ({"timeout": float("inf")}, "timeout is inf"),
+        ({"device": "cuda"}, "device is 'cuda', but torch finds 1 GPUs for 2 processes; give cpu"),
+        ({"device": "cuda", "backend": "fused"}, "backend is 'fused' on GPUs; give backend serial"),
+        ({"device": "tpu"}, "device is 'tpu'; give one of: cpu, cuda"),
     ):
         if "device" in options:
             with pytest.raises(InputError, match=told):

@@ -135,7 +135,7 @@ def test_a_layer_assignment_is_a_plan_too() -> None:
 
 
 def test_requests_without_a_cluster_are_told() -> None:
-    with pytest.raises(InputError, match="--cluster is missing"):
+    with pytest.raises(InputError, match="cluster is missing"):
         PROBLEM.instance(replace(request(small(), 8), cluster=None))
 
 

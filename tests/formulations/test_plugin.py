@@ -55,7 +55,7 @@ claim = planned.plan.claim
 assert (claim.problem, claim.status) == (toy.name, "optimal")
 assert claim.objective_ns == claim.bound_ns == found.objective
 short = tp.plan(like=toy.name, model=model, cluster="cpu-4", batch=16, memory=1000)
-assert short.plan is None and short.result.reason.advice[0] == f"give --memory of at least {short.needed_bytes} bytes"
+assert short.plan is None and short.result.reason.advice[0] == f"give --memory of at least {short.needed_bytes}B"
 assert tp.plan(like=toy.name, model=model, cluster="cpu-4", batch=16, memory=short.needed_bytes).plan is not None
 """
 

@@ -131,7 +131,7 @@ def test_asks_for_what_is_missing() -> None:
     profile = replace(invented(), measured={})
     with pytest.raises(InputError, match="sp_time"):
         build(profile, 8 * GIB, 16, EngineOptions(measured_messages=True))
-    with pytest.raises(InputError, match="--batch is 3"):
+    with pytest.raises(InputError, match="batch is 3"):
         build(replace(profile, ends={name: Ends({1: 0.0}, {1: 0.0}) for name in profile.ends}), 8 * GIB, 3)
 
 

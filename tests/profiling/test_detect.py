@@ -163,10 +163,10 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     unknown = Gpu("NVIDIA RTX 9999", 2**34)
     assert "is 'NVIDIA RTX 9999'" in told(lambda: detected([unknown]))
     assert "shows 8 GPUs where the driver has 4" in told(lambda: detected([TITAN] * 4, "topo-titan-8.txt"))
-    assert "--network is missing" in told(lambda: detected([TITAN] * 8, "topo-titan-8.txt", nodes=2))
-    assert "--network is nan" in told(lambda: detected(None, network_bytes_per_s=float("nan")))
-    assert "--nodes is 0; give 1 to" in told(lambda: detected(None, nodes=0))
-    assert "--processes is -1; give 1 to" in told(lambda: detected(None, processes=-1))
+    assert "network is missing" in told(lambda: detected([TITAN] * 8, "topo-titan-8.txt", nodes=2))
+    assert "network is nan" in told(lambda: detected(None, network_bytes_per_s=float("nan")))
+    assert "nodes is 0; give 1 to" in told(lambda: detected(None, nodes=0))
+    assert "processes is -1; give 1 to" in told(lambda: detected(None, processes=-1))
     assert "which cannot be read" in told(lambda: detected(None, topology_file=tmp_path / "absent.xml"))
 
 

@@ -263,10 +263,10 @@ def test_spreads() -> None:
 
 def test_bad_arguments_are_told() -> None:
     for options, told in (
-        ({"budget_seconds": 0}, "--budget is 0"),
-        ({"spread": 2}, "--spread is 2"),
-        ({"device": "tpu"}, "--device is 'tpu'; give 'cpu' or 'cuda'"),
-        ({"seed": 2**70}, "--seed is 1180591620717411303424; give a whole number"),
+        ({"budget_seconds": 0}, "budget is 0"),
+        ({"spread": 2}, "spread is 2"),
+        ({"device": "tpu"}, "device is 'tpu'; give 'cpu' or 'cuda'"),
+        ({"seed": 2**70}, "seed is 1180591620717411303424; give a whole number"),
     ):
         with pytest.raises(InputError, match=told):
             measure(GPT2, cluster_of(1), [(1, 1)], **options)  # type: ignore[arg-type]

@@ -265,7 +265,7 @@ def test_dropout_of_unfused_code_survives_a_file() -> None:
 
 def test_sequences_that_a_model_cannot_have() -> None:
     for name, length in (("gpt2", 1025), ("gpt2", 0), ("vit-base", 64), ("t5-3b", -1)):
-        with pytest.raises(InputError, match=f"--sequence: ?is {length}|--sequence is {length}"):
+        with pytest.raises(InputError, match=f"sequence: ?is {length}|sequence is {length}"):
             load_model(name, length)
     assert load_model("t5-3b", 2048).tokens == 2048, "relative positions have no end"
 
@@ -278,5 +278,5 @@ def test_scaled_models_keep_their_chain() -> None:
             assert [unit.name for unit in small.units] == [unit.name for unit in model.units]
             assert small.total_parameters < model.total_parameters
         assert model.scaled(1) is model
-    with pytest.raises(InputError, match="--scale-down is 2 for a vit"):
+    with pytest.raises(InputError, match="scale_down is 2 for a vit"):
         load_model("vit-base").scaled(2)

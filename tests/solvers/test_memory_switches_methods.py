@@ -145,7 +145,7 @@ def test_what_a_method_does_not_take_is_told_in_one_line() -> None:
     rng = np.random.default_rng(1)
     free = random_instance(rng, 4, synchronisation="free", memory_bytes=2**40)
     for instance, method, wanted in (
-        (free, "milp", "states the synchronised step only; give synchronisation forced, or --method exact"),
+        (free, "milp", "states the synchronised step only; give synchronisation forced, or method exact"),
         (free, "cpsat", "states the synchronised step only"),
         (free, "brute-force", "is 'brute-force' for 8.49e+07 choices; give 'exact'; brute force takes 2e6"),
         (random_instance(rng, 5), "brute-force", "is 'brute-force' for 2.55e+08 choices; give 'exact'; brute force takes 20e6"),

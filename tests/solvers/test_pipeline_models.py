@@ -132,7 +132,7 @@ def test_too_little_memory_is_infeasible(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["milp", "cpsat"])
 def test_another_iteration_time_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(InputError, match=rf"--method is '{name}'; give one of") as caught:
+    with pytest.raises(InputError, match=rf"method is '{name}'; give one of") as caught:
         solve(as_engine(random_pipeline(0)), name)
     assert "\n" not in str(caught.value)
 

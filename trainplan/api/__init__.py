@@ -1,6 +1,10 @@
 """The public verbs, the same as the command's. Each is imported when it is first used."""
 
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import wraps
 from importlib import import_module
+from inspect import Parameter, isclass, signature
 from typing import TYPE_CHECKING, Any
 
 from trainplan.pictures import drawn
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
 draw_frontier = drawn("trainplan.pictures.lanes:draw_frontier")
 draw_placement = drawn("trainplan.pictures.placement:draw_placement")
 draw_placements = drawn("trainplan.pictures.placement:draw_placements")
-draw_plan = drawn("trainplan.pictures.plans:draw_plan")
+draw_plan = drawn("trainplan.pictures.layout:draw_plan")
 draw_profile = drawn("trainplan.pictures.charts:draw_profile")
 draw_simulation = drawn("trainplan.pictures.plans:draw_simulation")
 draw_switches = drawn("trainplan.pictures.lanes:draw_switches")
@@ -36,7 +40,25 @@ NAMES = sorted([*_HOMES, *(name for name in globals() if name.startswith("draw_"
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"trainplan has no {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return globals().setdefault(name, value if isclass(value) else _with_checked_names(value))
+
+
+def _with_checked_names(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb, which answers an argument that it does not have with the nearest that it has."""
+    parameters = signature(verb).parameters
+    open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+    @wraps(verb)
+    def checked(*values: Any, **named: Any) -> Any:
+        unknown = [name for name in named if name not in parameters]
+        if unknown and not open_ended:
+            near = get_close_matches(unknown[0], parameters, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(parameters)}"
+            raise TypeError(f"{verb.__name__}() has no argument {unknown[0]!r}; {fix}")
+        return verb(*values, **named)
+
+    return checked
 
 
 def __dir__() -> list[str]:

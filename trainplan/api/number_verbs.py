@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainplan.asking import FilePath, cluster_of, model_of
@@ -26,12 +26,22 @@ def profile(
     sequence: int | None = None,
     dtype: str | None = None,
     measured: bool = False,
-    **options: Any,
+    device: str = "cpu",
+    budget_seconds: float = 60,
+    spread: float = 0.05,
+    journal: FilePath | None = None,
+    seed: int = 0,
+    progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> Profile:
     """The profile of a model on a cluster for these rows (samples on one device) and tensor-parallel degrees.
 
-    tp: default all degrees up to 8 that the model and the cluster allow. measured: on this machine, with options as of
-    `profiling.measure.measure`; else estimated from shapes. Raises InputError.
+    tp: default all degrees up to 8 that the model and the cluster allow. measured: on this machine; else estimated from shapes.
+    Of measuring: device: cpu, local processes, or cuda, this machine's GPUs. budget_seconds: for the repeats of everything
+    together. spread: repeat until a time's spread is below this share. journal: a file that keeps finished parts, so that
+    they are not measured again. progress: called with a dict for each shape that is measured, such as {"shape": "...",
+    "done": 3, "of": 40}.
+
+    Raises InputError.
     """
     the_model, the_cluster = model_of(model, sequence, dtype), cluster_of(cluster)
     possible = the_model.tp_degrees(min(the_cluster.devices, 2**10))
@@ -45,5 +55,6 @@ def profile(
     if measured:
         from trainplan.profiling.measure.measure import measure
 
-        return measure(the_model, the_cluster, shapes, **options)
+        settings = {"device": device, "budget_seconds": budget_seconds, "spread": spread, "seed": seed}
+        return measure(the_model, the_cluster, shapes, journal=journal, progress=progress, **settings)  # type: ignore[arg-type]
     return estimate_shapes(the_model, the_cluster, shapes)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
-from trainplan.asking import FilePath, cluster_of, memory_of, model_of, profile_of, request_of
+from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
 from trainplan.execution.exports.common import Export
 from trainplan.execution.exports.registry import exporter
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.step.schedules import Schedule
-from trainplan.planning import Planned, plan_row, planned
-from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, planner, preset
+from trainplan.planned import Planned
+from trainplan.planning import plan_row, planned
+from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
+from trainplan.profiling.profiles import Profile
 from trainplan.simulating import Simulation, simulate_source
+from trainplan.solvers.core.registry import method as method_named
 from trainplan.throughputs import Throughput, search_throughput
 from trainplan.trace import chrome_trace
 from trainplan.trials import Trials, best_plans, runnable, try_plans
@@ -40,47 +44,90 @@ __all__ = [
     "trial",
 ]
 
-REQUEST = {"model", "cluster", "batch", "memory", "reserve", "sequence", "dtype", "profile", "measure", "measuring"}
-
 
 def plan(
     *,
     like: str = DEFAULT,
+    model: FilePath | Model | None = None,
+    cluster: FilePath | Cluster | None = None,
+    batch: int | None = None,
+    memory: str | int | None = None,
+    reserve: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    profile: FilePath | Profile | None = None,
+    measure: bool = False,
     method: str = "exact",
     backend: str | None = None,
     time_limit: float | None = None,
     gap: float = 0.0,
     seed: int = 0,
-    progress: Any = None,
-    **request: Any,
+    cold: bool = False,
+    solver_memory: str | int | None = None,
+    progress: Callable[[Any], None] | None = None,
+    measuring: Callable[[dict[str, Any]], None] | None = None,
+    **choices: Any,
 ) -> Planned:
     """The best plan for a request, predicted by the walks over its programs, with the solver's claim. Raises InputError.
 
-    like: a preset (`presets.PRESETS`) or a problem. request: as of `build`, with the preset's parameters, which
-    `trainplan plan --like NAME --help` lists; and the method's own options. backend: of `run`, on which the plan must fit,
-    too. time_limit: seconds in all. gap: relative gap at which to stop.
+    What to plan for:
+        model: a name, a config.json or a Model. cluster: a name, a file or a Cluster. batch: samples of one step, over all
+        devices. memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's);
+        reserve: what stays free of it, in place of the cluster's own. sequence: tokens of a sample (default: the longest that
+        the model allows); dtype: of the model, such as "bf16" (default: the config's). profile: numbers made earlier, which may
+        stand in for model and cluster. measure: the model, on this machine (default: estimate from shapes).
+    How to search:
+        like: a preset (galvatron-bmw, amp, autopipe, h3t) or a problem. method: a name of `methods`. backend: of `run`, on
+        which the plan must fit, too. time_limit: seconds in all. gap: relative gap at which to stop. seed: of the method. cold:
+        MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
+        progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns) for each
+        better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
+    choices: what is fixed, of what the preset chooses, and options of the method:
+        galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
+        `partition`. h3t: see `switch`.
+
+    The best plan with one strategy for all units is in `uniform`; tokens/s, MFU, bubble and memory are in `performance`.
     """
+    asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
+    asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
     chosen = preset(like)
-    names = {parameter.name for parameter in chosen.parameters} | REQUEST
-    asked = {name: value for name, value in request.items() if name in names}
-    options = {name: value for name, value in request.items() if name not in names}
-    made = request_of(chosen.parameters, chosen.name, fixed=chosen.fixed, **asked)
-    limits = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
-    return planned(made, chosen, method, backend=backend, **limits, **options)
+    names, options = {parameter.name for parameter in chosen.parameters}, method_options(chosen, method)
+    check_spelling(choices, [*signature(plan).parameters, *names, *options], chosen.name)
+    fixed = {name: value for name, value in choices.items() if name in names}
+    made = request_of(chosen.parameters, chosen.name, fixed=chosen.fixed, **asked, **fixed)
+    limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
+    limits |= {"cold": cold, "solver_memory": solver_memory}
+    settings = {name: value for name, value in choices.items() if name not in names}
+    return planned(made, chosen, method, backend=backend, **limits, **settings)
+
+
+def method_options(chosen: Preset, method: str) -> list[str]:
+    """The names of the options of a method of the preset's problem."""
+    return [option.name for option in method_named(chosen.problem_name, method).options]
 
 
 def place(**request: Any) -> Planned:
-    """`plan` on a cluster of mixed devices: degrees, placement, micro-batches and layers of stages (AMP)."""
+    """`plan` on a cluster of mixed devices: degrees, placement, micro-batches and layers of stages (AMP).
+
+    request: as of `plan`, whose choices here are uneven_shares, recompute, ignore_memory and by_unit.
+    """
     return plan(like="place", **request)
 
 
 def partition(**request: Any) -> Planned:
-    """`plan` of a pipeline cut at any sub-layer, its first micro-batches sliced (AutoPipe)."""
+    """`plan` of a pipeline cut at any sub-layer, its first micro-batches sliced (AutoPipe).
+
+    request: as of `plan`, whose choices here are pipeline, micro_batches, dp, tp, recompute,
+    ignore_memory, by_unit, sliced and objective.
+    """
     return plan(like="partition", **request)
 
 
 def switch(**request: Any) -> Planned:
-    """`plan` of memory switches for every sub-layer, states on the host (H3T)."""
+    """`plan` of memory switches for every sub-layer, states on the host (H3T).
+
+    request: as of `plan`, whose choices here are synchronisation.
+    """
     return plan(like="switch", **request)
 
 
@@ -116,16 +163,32 @@ def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["step_ns"] is None, row["step_ns"] or 0))
 
 
-def simulate(source: Any, **options: Any) -> Simulation:
+def simulate(
+    source: Any,
+    *,
+    schedule: str | None = None,
+    sliced: int | str | None = None,
+    cluster: FilePath | Cluster | None = None,
+    profile: FilePath | Profile | None = None,
+    measure: bool = False,
+    measuring: Callable[[dict[str, Any]], None] | None = None,
+    solution: Any = None,
+    chunks: int = 1,
+    method: str | None = None,
+    **options: Any,
+) -> Simulation:
     """A step of any plan, or of a partition of a pipeline-partition instance, with its timeline and critical path.
 
     A plan's step is what the time walk over its programs says. schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's
     own, 1f1b for an instance). sliced: micro-batches whose first passes come in halves, or 'least', the fewest with all of the
     gain, or 'algorithm-2', AutoPipe's count (default: the plan's, or none). cluster, profile, measure: where a plan's times
     come from (default: the plan carries them). An instance: solution: its cuts (default: those that `method` finds, with
-    options as of `solve`); chunks: stages on each of its devices, for interleaved-1f1b. Raises InputError.
+    options as of `solve`); chunks: stages on each of its devices, for interleaved-1f1b. measuring: called with the reports of
+    measuring. Raises InputError.
     """
-    return simulate_source(source, **options)
+    times: dict[str, Any] = {"cluster": cluster, "profile": profile, "measure": measure, "measuring": measuring}
+    cuts: dict[str, Any] = {"solution": solution, "chunks": chunks, "method": method}
+    return simulate_source(source, schedule=schedule, sliced=sliced, **times, **cuts, **options)
 
 
 def trial(
@@ -148,8 +211,8 @@ def trial(
 
     plans: any plans of one model and number of devices (default: the `top` best that the preset `like` has for the request,
     which is as of `plan`). warmup: steps before those that are timed. scale_down: run a model with the same units, about that
-    many times smaller. run_dtype: run in this one. device: cpu (gloo) or cuda (NCCL). timeout: seconds for each plan. Raises
-    InputError.
+    many times smaller. run_dtype: run in this one. device: cpu (gloo) or cuda (NCCL). timeout: seconds for each plan. running:
+    called with a dict for each step, such as {"plan": 0, "step": 1, "steps": 10}. Raises InputError.
     """
     settings = {"steps": steps, "warmup": warmup, "backend": backend, "device": device, "timeout": timeout, "seed": seed}
     first = None
@@ -209,15 +272,25 @@ def run(
     model: FilePath | None = None,
     scale_down: int = 1,
     dtype: str | None = None,
-    **options: Any,
+    steps: int = 3,
+    backend: Any = "serial",
+    device: Any = "cpu",
+    seed: int = 0,
+    compare: bool = True,
+    measure_memory: bool = False,
+    record: bool = False,
+    progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
     """Run a plan on local processes. Raises InputError, WorkerError; warns where it needs more memory than it was made for.
 
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
-    smaller. dtype: run in this one. options: as of `execution.run.processes.run_plans`: steps (default: 3), backend, device
-    (cpu or cuda), seed, compare (also run on one process and compare gradients; default: true), measure_memory, record (walk
-    the step by the times that its instructions take here, too), progress.
+    smaller. dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or
+    cuda (NCCL). seed: of parameters and samples. compare: also run on one process and compare gradients. measure_memory: what
+    each rank allocates. record: walk the step by the times that its instructions take here, too. progress: called with a dict
+    for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
     """
+    options: dict[str, Any] = {"steps": steps, "backend": backend, "device": device, "seed": seed, "compare": compare}
+    options |= {"measure_memory": measure_memory, "record": record, "progress": progress}
     the_plan, where = _loaded(source)
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")

@@ -2,47 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
-from trainplan.asking import request_of
+from trainplan.asking import FilePath, check_spelling, request_of
 from trainplan.checking import check, load
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import problem, problem_names
 from trainplan.frontiers import frontier
 from trainplan.papers import FILES
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.files import Record
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.registry import Entry
+from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
-from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.result import Point, Result
 from trainplan.solvers.core.solve import compare as compare_methods
 from trainplan.solvers.core.solve import solve as solve_instance
 
 __all__ = ["InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"]
 
 
-def build(problem_name: str = "layer-strategies", **request: Any) -> Any:
+def build(
+    problem_name: str = "layer-strategies",
+    *,
+    model: FilePath | Model | None = None,
+    cluster: FilePath | Cluster | None = None,
+    batch: int | None = None,
+    memory: str | int | None = None,
+    reserve: str | int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    profile: FilePath | Profile | None = None,
+    measure: bool = False,
+    measuring: Callable[[dict[str, Any]], None] | None = None,
+    **choices: Any,
+) -> Any:
     """An instance of a problem from a model and a cluster, or from a profile alone. Raises InputError.
 
-    request: model (name, config.json or Model), cluster (name, file or Cluster), batch (samples of one step, over all devices),
-    memory (of one device, such as "8GiB" or bytes; default: what is usable of the cluster's), reserve (what stays free of it,
-    in place of the cluster's own), sequence (default: the longest that the model allows), dtype (default: the config's),
-    profile (numbers made earlier; it may stand in for model and cluster), measure (the model, on this machine), and the
-    problem's parameters, which `trainplan build PROBLEM --help` lists.
+    model: a name, a config.json or a Model. cluster: a name, a file or a Cluster. batch: samples of one step, over all devices.
+    memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's); reserve: what stays
+    free of it, in place of the cluster's own. sequence: tokens of a sample (default: the longest that the model allows); dtype:
+    of the model, such as "bf16" (default: the config's). profile: numbers made earlier, which may stand in for model and
+    cluster. measure: the model, on this machine; measuring: called with the reports of that. choices: the problem's parameters,
+    which `trainplan build PROBLEM --help` lists.
     """
     stated = problem(problem_name)
+    check_spelling(choices, [*signature(build).parameters, *(each.name for each in stated.parameters)], stated.name)
+    asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
+    asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
+    request = {name: value for name, value in {**asked, **choices}.items() if value is not None}
     if stated.name in FILES and (instance := attribute(FILES[stated.name])(**{"profile": None, **request})) is not None:
         return instance
     return stated.instance(request_of(stated.parameters, stated.name, needs=stated.needs, planned=False, **request))
 
 
-def solve(instance: Any, method: str = "exact", **options: Any) -> Result:
-    """Solve an instance (or its file, or a dict) with one method; options as of `core.solve.solve`. Raises InputError."""
-    return solve_instance(load(instance), method, **options)
+def solve(
+    instance: Any,
+    method: str = "exact",
+    *,
+    time_limit: float | None = None,
+    gap: float = 0.0,
+    seed: int = 0,
+    progress: Callable[[Point], None] | None = None,
+    cold: bool = False,
+    solver_memory: str | int | None = None,
+    **options: Any,
+) -> Result:
+    """Solve an instance (or its file, or a dict) with one method, and check the answer. Raises InputError.
+
+    method: a name of `methods`; `exact` is the best proven one. time_limit: seconds; reaching it is an outcome, not an error.
+    gap: relative gap at which to stop. progress: called with a `Point` (seconds, objective, bound, in ns) for each better
+    solution or bound. cold: MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may
+    take beside what the process has already, such as "8GiB" or bytes (on Linux). options: the method's own, which `methods`
+    lists. Ctrl-C gives the best until then.
+    """
+    stated = load(instance)
+    chosen = method_named(stated.problem, method)
+    check_spelling(
+        options, [*signature(solve).parameters, *(each.name for each in chosen.options), "explained", "clock"], chosen.name
+    )
+    limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
+    limits |= {"cold": cold, "solver_memory": solver_memory}
+    return solve_instance(stated, method, **limits, **options)
 
 
 def compare(
@@ -54,7 +101,9 @@ def compare(
 ) -> tuple[list[Result], list[str]]:
     """Results of several methods on one instance, and every contradiction between them (there should be none).
 
-    options: as of `core.solve.compare`.
+    methods: names (default: all that the instance's size admits). time_limit: seconds for each. options: as of
+    `core.solve.compare`, such as seed, and progress, called with the method's name and a `Point` for each better solution or
+    bound. Raises InputError.
     """
     return compare_methods(load(instance), methods, time_limit=time_limit, **options)
 
@@ -71,7 +120,7 @@ def schema(name: str = "layer-strategies") -> dict[str, Any]:
         return records[name].model_json_schema()
     base = name.removesuffix("-solution")
     if base not in problem_names():
-        formats = ", ".join(f"{each}, {each}-solution" for each in problem_names())
-        raise InputError("command line", "format", f"is {name!r}", f"give one of: {formats}, {', '.join(records)}")
+        formats = [form for each in problem_names() for form in (each, f"{each}-solution")]
+        raise InputError("command line", "format", f"is {name!r}", one_of(name, [*formats, *records]))
     stated = problem(base)
     return (stated.record if base == name else stated.solution_record).model_json_schema()

@@ -5,12 +5,14 @@ A command's module is imported when it is called, so that `trainplan --help` nee
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
@@ -22,29 +24,39 @@ HELP = (
     "Plan distributed Transformer training, prove how good the plan is, and run it.\n\n"
     "Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped by a limit or an interrupt."
 )
-# A command's name, the module of this package that has it, and what it does.
-COMMANDS = {
-    "plan": ("planning", "Find the best plan for a model on a cluster, with its prediction and its claim."),
-    "place": ("planning", "plan --like amp: degrees, placement and shares on a cluster of mixed devices."),
-    "partition": ("planning", "plan --like autopipe: a pipeline cut at sub-layers, with sliced micro-batches."),
-    "switch": ("planning", "plan --like h3t: what every sub-layer recomputes, offloads and prefetches."),
-    "simulate": ("running", "Simulate one training step of a plan, or of a partition, pass by pass."),
-    "run": ("running", "Run a plan: training steps on local processes, compared with one process."),
-    "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
-    "export": ("running", "Write a plan's pipeline for another runtime."),
-    "throughput": ("running", "Find the batch size with the largest throughput, for many planners; or compare plans."),
-    "build": ("problems", "Make an instance of a problem from a model and a cluster, or from a profile."),
-    "solve": ("problems", "Solve an instance with one method; the answer is checked and its bound named."),
-    "check": ("problems", "Check a solution against an instance: time, peak memory, violations."),
-    "compare": ("problems", "Solve an instance with several methods, or hold plans side by side."),
-    "methods": ("problems", "List the methods for a problem."),
-    "schema": ("problems", "Print the JSON Schema of a file format."),
+# By task: a command's name, the module of this package that has it, and what it does.
+TASKS = {
+    "Plan": {
+        "plan": ("planning", "Find the best plan for a model on a cluster, with its prediction and its claim."),
+        "place": ("planning", "plan --like amp: degrees, placement and shares on a cluster of mixed devices."),
+        "partition": ("planning", "plan --like autopipe: a pipeline cut at sub-layers, with sliced micro-batches."),
+        "switch": ("planning", "plan --like h3t: what every sub-layer recomputes, offloads and prefetches."),
+        "throughput": ("running", "Find the batch size with the largest throughput, for many planners; or compare plans."),
+    },
+    "Look at plans and run them": {
+        "simulate": ("running", "Simulate one training step of a plan, or of a partition, pass by pass."),
+        "run": ("running", "Run a plan: training steps on local processes, compared with one process."),
+        "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
+        "export": ("running", "Write a plan's pipeline for another runtime."),
+        "compare": ("problems", "Hold plans side by side, or solve an instance with several methods."),
+    },
+    "Problems by themselves": {
+        "build": ("problems", "Make an instance of a problem from a model and a cluster, or from a profile."),
+        "solve": ("problems", "Solve an instance with one method; the answer is checked and its bound named."),
+        "check": ("problems", "Check a solution against an instance: time, peak memory, violations."),
+        "methods": ("problems", "List the methods for a problem."),
+        "schema": ("problems", "Print the JSON Schema of a file format."),
+    },
 }
+COMMANDS = {name: command for commands in TASKS.values() for name, command in commands.items()}
+NUMBERS = "Models, clusters, profiles"
 GROUPS = {
-    "profile": ("profiles:app", "Profiles: estimate, measure, import, show."),
     "model": ("catalogue:models", "Models: list, show."),
     "cluster": ("catalogue:clusters", "Clusters: list, show, detect."),
+    "profile": ("profiles:app", "Profiles: estimate, measure, import, show."),
 }
+COMPLETION = "_TRAINPLAN_COMPLETE"  # set by the shell, with the words so far in one of the other two
+COMPLETED_WORDS = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 
 def application(words: Sequence[str]) -> typer.Typer:
@@ -54,26 +66,41 @@ def application(words: Sequence[str]) -> typer.Typer:
         help=HELP,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
-        rich_markup_mode=None,
+        rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_application)
     called = next((word for word in words if not word.startswith("-")), None)
-    for name, (module, about) in COMMANDS.items():
-        if name == called:
-            function, example = import_module(f"trainplan.command.{module}").command(name, words)
-            app.command(name, epilog=example)(function)
-        else:
-            app.command(name, help=about)(_uncalled)
+    for task, commands in TASKS.items():
+        for name, (module, about) in commands.items():
+            if name == called:
+                function, example = import_module(f"trainplan.command.{module}").command(name, words)
+                app.command(name, epilog=example, rich_help_panel=task)(function)
+            else:
+                app.command(name, help=about, rich_help_panel=task)(_uncalled)
     for name, (target, about) in GROUPS.items():
         module, attribute = target.split(":")
         if name == called:
-            app.add_typer(getattr(import_module(f"trainplan.command.{module}"), attribute))
+            app.add_typer(getattr(import_module(f"trainplan.command.{module}"), attribute), rich_help_panel=NUMBERS)
         else:
             group = typer.Typer(name=name, help=about)
             group.command("list")(_uncalled)
-            app.add_typer(group)
+            app.add_typer(group, rich_help_panel=NUMBERS)
     return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from trainplan import __version__
+
+        print(f"trainplan {__version__}")
+        raise typer.Exit
+
+
+def _application(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Options of the whole command."""
 
 
 def _uncalled() -> None:
@@ -92,7 +119,7 @@ def _warn(
     line: str | None = None,
 ) -> None:
     """Shows a warning as one line on standard error, without the place in our code that it comes from."""
-    text = message.error if isinstance(message, InputWarning) else f"{category.__name__}: {message}"
+    text = message.error.command_text if isinstance(message, InputWarning) else f"{category.__name__}: {message}"
     print(f"trainplan: warning: {text}", file=sys.stderr)
 
 
@@ -104,25 +131,53 @@ def _usage(error: Any) -> str:
     return f"{error.param.opts[0]} is {refused[0]['input']!r}; {refused[0]['msg'].replace('Input should be', 'give')}."
 
 
-def _stop(text: str, code: int) -> NoReturn:
+def _stop(text: str, code: int, fields: Mapping[str, str] | None = None) -> NoReturn:
+    """End with one line on standard error; where JSON is asked for, with that on standard output, too."""
+    if "--json" in sys.argv:
+        print(json.dumps({"error": {"message": text, **(fields or {})}, "exit_code": code}, indent=2))
     print(f"trainplan: {text}", file=sys.stderr)
     raise SystemExit(code)
 
 
 def main() -> None:
-    """Entry point of the `trainplan` command."""
+    """Entry point of the `trainplan` command. A reader that closes the pipe early, such as `head`, is no error."""
     warnings.showwarning = _warn
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its processes as Ctrl-C does
     try:
-        raise SystemExit(application(sys.argv[1:])(standalone_mode=False) or FINE)
+        _run()
+    except SystemExit as error:
+        code = FINE if isinstance(error.__context__, BrokenPipeError) else error.code
+    except BrokenPipeError:
+        code = FINE
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left goes nowhere
+    raise SystemExit(code)
+
+
+def _words() -> list[str]:
+    """The words of the command line; where the shell asks for completions, those that it has so far."""
+    if COMPLETION not in os.environ:
+        return sys.argv[1:]
+    return next((os.environ[name].split()[1:] for name in COMPLETED_WORDS if name in os.environ), [])
+
+
+def _run() -> NoReturn:
+    try:
+        raise SystemExit(application(_words())(standalone_mode=False) or FINE)
     except _UsageError as error:
         message = _usage(error)
+        if not message:  # without any argument, the whole help has been printed
+            raise SystemExit(BAD_INPUT) from None
         helping = error.ctx.command_path if error.ctx else "trainplan"
-        # Without any argument the message is the whole help.
-        _stop(message if "\n" in message else f"{message} See `{helping} --help`.", BAD_INPUT)
+        _stop(f"{message} See `{helping} --help`.", BAD_INPUT)
     except typer.Abort:
         _stop("interrupted", STOPPED)
-    except (InputError, MissingExtra) as error:
+    except InputError as error:
+        fields = {name: getattr(error, name) for name in ("where", "field", "problem", "fix")}
+        _stop(error.command_text, BAD_INPUT, fields)
+    except MissingExtra as error:
         _stop(str(error), BAD_INPUT)
     except KeyboardInterrupt:
         _stop("interrupted", STOPPED)
@@ -131,7 +186,7 @@ def main() -> None:
             _stop("interrupted", STOPPED)
         raise
     except BrokenPipeError:
-        raise SystemExit(FINE) from None
+        raise
     except Exception as error:
         _stop_for(error)
 
@@ -144,7 +199,7 @@ def _stop_for(error: Exception) -> NoReturn:
     from trainplan.profiling.base.processes import WorkerError
 
     if isinstance(error, ValidationError):
-        _stop(str(as_input_error(error, "input")), BAD_INPUT)
+        _stop(as_input_error(error, "input").command_text, BAD_INPUT)
     if isinstance(error, WorkerError):
         _stop(str(error), STOPPED)
     raise error

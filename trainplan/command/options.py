@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from copy import copy
+from functools import partial, wraps
 from inspect import Parameter as Argument
 from inspect import Signature, signature
 from io import BytesIO
@@ -20,12 +21,14 @@ from typer import Exit, Option
 
 from trainplan.command import render
 from trainplan.formulations.parameters import Parameter
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_different, check_writable, write_whole
+from trainplan.profiling.shipped import shipped
 from trainplan.solvers.core.result import Result
 
 FINE, INFEASIBLE, STOPPED = 0, 1, 3
-WRITTEN = ("output", "save_profile", "trace", "picture")  # options that name files of an Outcome
+WRITTEN = ("output", "uniform_output", "save_profile", "trace", "picture")  # options that name files of an Outcome
 CHECKED = (*WRITTEN, "resume")
 MOST_DIGITS = 1000  # of a method's option that is read as a number; Python reads none of several thousand
 
@@ -44,17 +47,44 @@ class Outcome(NamedTuple):
 
 
 Command = Callable[..., None]
+SUBJECT, CHOICES, SEARCHING, OUTPUT = "What to plan for", "What is chosen, or fixed", "Search", "Output"
 
 
-def flag(name: str, kind: Any, about: str, default: Any = None, *, names: tuple[str, ...] = ()) -> Argument:
-    """An option of a command. kind: its type; default: Argument.empty where it must be given; names: default --name."""
-    option = Option(*(names or ("--" + name.replace("_", "-"),)), help=about)
+def flag(
+    name: str,
+    kind: Any,
+    about: str,
+    default: Any = None,
+    *,
+    names: tuple[str, ...] = (),
+    values: Callable[[], Iterable[str]] | None = None,
+) -> Argument:
+    """An option of a command. kind: its type; default: Argument.empty where it must be given; names: default --name.
+    values: those that the shell completes."""
+    words = names or ("--" + name.replace("_", "-"),)
+    option = Option(*words, help=_plain(about), autocompletion=None if values is None else lambda: list(values()))
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def word(name: str, kind: Any, about: str, default: Any = Argument.empty) -> Argument:
     """A positional argument of a command."""
-    return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, TyperArgument(help=about)])
+    argument = TyperArgument(help=_plain(about))
+    return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, argument])
+
+
+def _plain(about: str) -> str:
+    """A text that means no markup: typer reads help texts as rich's."""
+    return about.replace("[", "\\[")
+
+
+def panel(title: str, arguments: Iterable[Argument]) -> list[Argument]:
+    """The same options under a title of their own in the help."""
+    titled = []
+    for argument in arguments:
+        kind, option = argument.annotation.__origin__, copy(argument.annotation.__metadata__[0])
+        option.rich_help_panel = title
+        titled.append(argument.replace(annotation=Annotated[kind, option]))
+    return titled
 
 
 def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Command]:
@@ -85,6 +115,7 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
             raise Exit(outcome.code)
 
         del command.__wrapped__  # whose annotations typer would read
+        command.__doc__ = _plain("\n\n".join(" ".join(part.split()) for part in (function.__doc__ or "").split("\n\n")))
         command.__signature__ = Signature([*arguments.values()])  # type: ignore[attr-defined]
         command.__annotations__ = {name: argument.annotation for name, argument in arguments.items()}
         return command
@@ -94,7 +125,7 @@ def takes(*groups: Iterable[Argument]) -> Callable[[Callable[..., Outcome]], Com
 
 def flags_of(parameters: Iterable[Parameter]) -> list[Argument]:
     """An option for each parameter of a problem; the default stands in the help, and is put in by the problem."""
-    return [_flag_of(parameter) for parameter in parameters]
+    return panel(CHOICES, map(_flag_of, parameters))
 
 
 def _flag_of(parameter: Parameter) -> Argument:
@@ -105,32 +136,35 @@ def _flag_of(parameter: Parameter) -> Argument:
     about += f": {', '.join(parameter.choices)}." if parameter.choices else "."
     about += "" if default is None else f" [default: {default}]"
     kind = list[parameter.type] | None if parameter.many else parameter.type | None  # type: ignore[name-defined]
-    return flag(parameter.name, kind, about, None, names=(name,))
+    return flag(parameter.name, kind, about, None, names=(name,), values=lambda: parameter.choices)
 
 
 REQUIRED = Argument.empty
 MODEL_HELP = "A Hugging Face config.json, or a name from `trainplan model list`."
 CLUSTER_HELP = "A YAML or JSON file, or a name from `trainplan cluster list`."
 OR_PROFILE = " A --profile may stand in for it."
-MEMORY = flag(
-    "memory", str | None, "Memory of each device to plan with, such as 8GiB. [default: the device's less its reserve]"
-)
-RESERVE = flag(
-    "reserve", str | None, "What stays free of each device's memory, such as 4GiB. [default: the cluster's; of --memory 0]"
-)
+MEMORY_HELP = "Memory of each device to plan with, such as 8GiB. [default: the device's less its reserve]"
+MEMORY = flag("memory", str | None, MEMORY_HELP)
+RESERVE_HELP = "What stays free of each device's memory, such as 4GiB. [default: the cluster's; of --memory 0]"
+RESERVE = flag("reserve", str | None, RESERVE_HELP)
 SEQUENCE = flag("sequence", int | None, "Tokens of a sample. [default: the most that the model allows]")
-DTYPE = flag("dtype", str | None, "float32, float64, bfloat16 or float16. [default: the profile's; the config's, else float32]")
-REQUEST = [
-    flag("model", str | None, MODEL_HELP + OR_PROFILE),
-    flag("cluster", str | None, CLUSTER_HELP + OR_PROFILE),
-    flag("batch", int | None, "Samples of one step, over all devices."),
-    MEMORY,
-    RESERVE,
-    SEQUENCE,
-    DTYPE,
-    flag("profile", Path | None, "A profile made earlier. [default: estimate]"),
-    flag("measure", bool, "Measure the model on this machine, on as many processes.", False),
-]
+DTYPE_HELP = "float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16). [default: the profile's; the config's, else float32]"
+DTYPE = flag("dtype", str | None, DTYPE_HELP, values=lambda: DTYPE_BYTES)
+MODELS, CLUSTERS = partial(shipped, "models"), partial(shipped, "clusters")
+REQUEST = panel(
+    SUBJECT,
+    [
+        flag("model", str | None, MODEL_HELP + OR_PROFILE, values=MODELS),
+        flag("cluster", str | None, CLUSTER_HELP + OR_PROFILE, values=CLUSTERS),
+        flag("batch", int | None, "Samples of one step, over all devices."),
+        MEMORY,
+        RESERVE,
+        SEQUENCE,
+        DTYPE,
+        flag("profile", Path | None, "A profile made earlier. [default: estimate]"),
+        flag("measure", bool, "Measure the model on this machine, on as many processes.", False),
+    ],
+)
 METHOD = flag("method", str, "A name from `trainplan methods PROBLEM`; exact is the best proven one.", "exact")
 SEED = flag("seed", int, "Seed of the method.", 0)
 GAP = flag("gap", float, "Relative gap at which to stop.", 0.0)
@@ -138,7 +172,7 @@ TIME_LIMIT = flag("time_limit", float | None, "Seconds in all; the best solution
 OPTION = flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated.")
 COLD = flag("cold", bool, "MILP and CP-SAT do not begin from the plan of a fast method.", False)
 SOLVER_MEMORY = flag("solver_memory", str | None, "Memory that the method may take, such as 8GiB; the best until then is kept.")
-SEARCH = [METHOD, OPTION, TIME_LIMIT, SOLVER_MEMORY, GAP, SEED, COLD]
+SEARCH = panel(SEARCHING, [METHOD, OPTION, TIME_LIMIT, SOLVER_MEMORY, GAP, SEED, COLD])
 PICTURE = flag("picture", Path | None, "Draw it here (.png, .svg or .pdf); needs the plot extra.")
 JSON = flag("as_json", bool, "Print JSON, and nothing else, to standard output.", False, names=("--json",))
 BACKEND_HELP = (

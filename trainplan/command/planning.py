@@ -9,9 +9,9 @@ from typing import Any
 
 from trainplan import api
 from trainplan.command import options, render
-from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of
+from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
 from trainplan.pictures import drawn
-from trainplan.planning import Planned
+from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, PRESETS, Preset, preset
 from trainplan.profiling.base.errors import InputError
 
@@ -25,12 +25,25 @@ EXAMPLES = {
 }
 ALL = "all"
 LIKE_HELP = f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side."
-OUTPUTS = [
-    output("Write the plan here."),
-    flag("save_profile", Path | None, "Write the profile used here."),
-    options.PICTURE,
-]
-BACKEND = flag("backend", str | None, "On which back-end of `run` the plan must fit, too. [default: the plan's own]")
+OUTPUTS = panel(
+    options.OUTPUT,
+    [
+        output("Write the plan here."),
+        flag("uniform_output", Path | None, "Write the best plan with one strategy for all units here."),
+        flag("save_profile", Path | None, "Write the profile used here."),
+        options.PICTURE,
+    ],
+)
+ABOUT = """The plan is compiled, checked and walked for time and memory before it is written. Beside it stands the best plan
+with one strategy for all units, and what that costs.
+
+MFU is model FLOPs / (step time x peak FLOP/s of all devices in the model's dtype); model FLOPs are those of three forward
+passes, recomputation left out. The bubble is the share of the devices' time in which nothing of theirs runs; communication is
+exposed where nothing computes beside it."""
+BACKEND = panel(
+    options.SEARCHING,
+    [flag("backend", str | None, "On which back-end of `run` the plan must fit, too. [default: the plan's own]")],
+)
 
 
 def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
@@ -40,27 +53,28 @@ def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
 
 
 def _plan(chosen: Preset, verb: str) -> Command:
-    like = [flag("like", str, LIKE_HELP, DEFAULT)] if verb == "plan" else []
+    like = panel(options.SUBJECT, [flag("like", str, LIKE_HELP, DEFAULT)]) if verb == "plan" else []
 
     def plan(**values: Any) -> Outcome:
         values["like"] = chosen.name
-        with render.searching(values["method"]) as progress, render.measuring(values["measure"]) as values["measuring"]:
-            answer = api.plan(progress=progress, **values)
+        with render.planning() as progress:
+            answer = api.plan(progress=progress, measuring=progress, **values)
         code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
         return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
 
-    plan.__doc__ = f"{chosen.about}\n\nThe plan is compiled, checked and walked for time and memory before it is written."
-    return takes(like, options.REQUEST, flags_of(chosen.parameters), options.SEARCH, [BACKEND], OUTPUTS)(plan)
+    plan.__doc__ = f"{chosen.about}\n\n{ABOUT}"
+    return takes(like, options.REQUEST, flags_of(chosen.parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
 
 
 def _plans() -> Command:
-    @takes([flag("like", str, LIKE_HELP, ALL)], options.REQUEST, options.SEARCH[2:], OUTPUTS)
+    @takes(panel(options.SUBJECT, [flag("like", str, LIKE_HELP, ALL)]), options.REQUEST, options.SEARCH[2:], OUTPUTS)
     def plan(**values: Any) -> Outcome:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
         del values["like"]
-        answers = api.plans(**values)
+        with render.planning() as progress:
+            answers = api.plans(progress=progress, measuring=progress, **values)
         best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
-        content = [str(each) if isinstance(each, InputError) else each.to_dict() for each in answers]
+        content = [each.command_text if isinstance(each, InputError) else each.to_dict() for each in answers]
         show = partial(render.plans, answers)
         return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))
 
@@ -73,10 +87,14 @@ def _files(answer: Planned) -> dict[str, Callable[[], Any]]:
     if answer.plan is not None:
         plan = answer.plan
         files["output"] = lambda: plan.model_dump_json(indent=2) + "\n"
+    uniform = answer.plan if answer.uniform is None else answer.uniform.plan
+    if uniform is not None and uniform.one_strategy is not None:
+        files["uniform_output"] = lambda: uniform.model_dump_json(indent=2) + "\n"
     if answer.request.obtained:
         files["save_profile"] = lambda: answer.request.obtained[0].model_dump_json(indent=1) + "\n"
     solution, drawing = answer.answer.solution, answer.problem.picture
-    if solution is not None:
-        of_plan = partial(api.draw_plan, answer.plan)
-        files["picture"] = of_plan if drawing is None else partial(drawn(drawing), answer.instance, solution)
+    if solution is not None and drawing is not None:
+        files["picture"] = partial(drawn(drawing), answer.instance, solution)
+    elif answer.plan is not None:
+        files["picture"] = partial(api.draw_plan, answer.plan, answer.performance)
     return files

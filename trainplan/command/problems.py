@@ -71,7 +71,7 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     if picture and drawing is None:
         names = " or ".join(name for name in problem_names() if problem(name).picture)
         raise InputError("command line", "--picture", f"is of a {loaded.problem} instance", f"give an instance of {names}")
-    with render.searching(values["method"]) as progress:
+    with render.searching(f"solving ({values['method']})") as progress:
         result = api.solve(loaded, progress=progress, **values)
     files: dict[str, Callable[[], Any]] = {}
     if (solution := result.solution) is not None:

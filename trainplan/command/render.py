@@ -20,8 +20,10 @@ from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
-from trainplan.planning import Planned, plan_row
-from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.performance import PARTS, Performance
+from trainplan.planned import Planned
+from trainplan.planning import plan_row
+from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural, span
 from trainplan.profiling.models.model import Model
 from trainplan.simulating import Simulation
 from trainplan.solvers.core.registry import Entry
@@ -34,7 +36,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "_ns": format_time,
     "_bytes": format_bytes,
     "gap": "{:.3%}".format,
-    "_per_s": "{:.4g}".format,
+    "_per_s": format_count,
+    "_per_device": format_count,
 }
 LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
 LEFT |= {"ranks", "holds", "sub-layers", "units of stages", "layers of stages", "like", "stages", "switches", "problem", ""}
@@ -51,13 +54,38 @@ def pairs(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: Container[str] = LEFT) -> None:
-    """A table. left: columns of words; others hold numbers, to the right."""
-    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in columns:
-        drawn.add_column(name, justify="left" if name in left else "right")
-    for row in rows:
-        drawn.add_row(*row)
-    out.print(drawn)
+    """A table; where it is wider than the terminal even with its words wrapped, a block of labels and texts for each row.
+
+    left: columns of words; others hold numbers, to the right.
+    """
+    cells = [columns, *(tuple(row) for row in rows)]
+    texts = list(zip(*cells, strict=True))
+    least = [_least_width(name in left, column) for name, column in zip(columns, texts, strict=True)]
+    widths = [max(map(len, column)) for column in texts]
+    for padding, edges in ((1, True), (0, False)):
+        space = out.width - (2 * padding + 1) * len(columns) - (1 if edges else -1)
+        if sum(least) > space:
+            continue
+        while sum(widths) > space:
+            widest = max(range(len(widths)), key=lambda place: widths[place] - least[place])
+            widths[widest] -= 1
+        drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, padding), show_edge=edges)
+        for name, width in zip(columns, widths, strict=True):
+            drawn.add_column(name, justify="left" if name in left else "right", width=width)
+        for row in cells[1:]:
+            drawn.add_row(*row)
+        out.print(drawn, soft_wrap=False)
+        return
+    pairs([("", title)] if title else [])
+    for row in cells[1:]:
+        out.print()
+        pairs([(name, text) for name, text in zip(columns, row, strict=True) if name or text])
+
+
+def _least_width(words: bool, texts: Sequence[str]) -> int:
+    """Of a column, its name first: that of its longest word; numbers stand on one line."""
+    parts = [part for text in texts for part in text.split()] if words else [*texts[1:], *texts[0].split()]
+    return max(map(len, parts), default=1)
 
 
 def tables(made: Sequence[Rows]) -> None:
@@ -71,7 +99,7 @@ def solved(instance: Any, result: Result) -> None:
     if result.solution is not None:
         problem = problem_of(instance)
         tables(problem.tables(instance, problem.load_solution(result.solution)))
-    pairs(result.summary())
+    pairs(result.summary(flags=True))
 
 
 def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None:
@@ -84,7 +112,7 @@ def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None
         cells = [_cell(name, value) for name, value in numbers.items()]
         rows.append([r.method, r.status, *cells, f"{r.build_seconds + r.solve_seconds:.3f}"])
     table(("method", "status", "time", "lower bound", "gap", "above best", "seconds"), rows)
-    reasons = [str(r.reason) for r in results if r.reason]
+    reasons = [r.reason.command_text for r in results if r.reason]
     for line in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
         out.print(line, markup=False)
 
@@ -109,7 +137,7 @@ def checked(check: Checked) -> None:
     """What a check found: time, memory, violations."""
     rows = [("problem", check.problem)]
     if check.objective is not None:
-        rows.append(("time", f"{format_time(check.objective)} ({check.objective} ns)"))
+        rows.append(("time", format_time(check.objective)))
     if check.peak_bytes is not None:
         rows.append(("peak memory", peak_text(check.peak_bytes, check.peak_layer_name, check.peak_ns)))
     if check.memory_bytes is not None:
@@ -146,18 +174,19 @@ def _strategy(unit: PlannedUnit) -> str:
 
 def planned(answer: Planned) -> None:
     """A planned request: what was asked for, the alternatives, the plan, what the walks predict, and what is claimed."""
-    request, plan, result = answer.request, answer.plan, answer.result
-    rows = [("like", answer.preset.name), *_asked(request)]
-    rows += [("profile", profile.origin) for profile in request.obtained[:1]]
+    plan = answer.plan
+    rows = [("like", answer.preset.name), *_asked(answer.request)]
+    rows += [("profile", profile.origin) for profile in answer.request.obtained[:1]]
     pairs(rows)
     alternatives(answer)
     if plan is None:
-        pairs([row for row in result.summary() if row[0] != "problem"])
-        pairs([] if answer.needed_bytes is None else [("memory needed", f"{answer.needed_bytes} bytes")])
+        pairs(answer.summary(flags=True))
         return
     tables(answer.problem.tables(answer.instance, answer.answer.solution))
     plan_table(plan)
-    pairs([*_prediction(answer), *_claim(answer)])
+    if answer.performance is not None:
+        stage_memory(answer.performance)
+    pairs(answer.summary(flags=True))
 
 
 def _asked(request: Request) -> list[tuple[str, str]]:
@@ -183,39 +212,9 @@ def _memory(request: Request) -> str:
     return f"{format_bytes(whole)}, {format_bytes(limit)} usable each" if reserved else f"{format_bytes(limit)} each"
 
 
-def _prediction(answer: Planned) -> list[tuple[str, str]]:
-    plan = answer.plan
-    assert plan is not None
-    if plan.predicted is None or answer.judged is None:
-        return [("predicted time", f"none: plans of {plan.planned_model().family} models are no programs yet")]
-    predicted = plan.predicted
-    rate = plan.batch.global_samples / predicted.step_ns * 1e9
-    whole = format_bytes(plan.memory_bytes)
-    rows = [
-        ("predicted time", f"{format_time(predicted.step_ns)} ({predicted.step_ns} ns), {rate:.4g} samples/s"),
-        ("predicted memory", f"{format_bytes(predicted.most_bytes)} at most on any rank, of {whole}: the memory walk"),
-    ]
-    if answer.reserve_bytes:
-        rows.append(("reserve", f"{answer.reserve_bytes} bytes that the solver did not get, so that the programs fit"))
-    return rows
-
-
-def _claim(answer: Planned) -> list[tuple[str, str]]:
-    claim = None if answer.plan is None else answer.plan.claim
-    assert claim is not None
-    bound = "none" if claim.bound_ns is None else f"{format_time(claim.bound_ns)} ({claim.bound_ns} ns)"
-    source = answer.result.bound_source
-    rows = [
-        ("claim", f"{format_time(claim.objective_ns)} ({claim.objective_ns} ns) of {claim.problem}, costs {claim.cost_model}"),
-        ("status", claim.status),
-        ("lower bound", bound + (f", by {source}" if source and claim.bound_ns is not None else "")),
-        ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
-        ("method", claim.method),
-    ]
-    if answer.excess is not None and answer.excess != 0:
-        rows.append(("walk and claim", f"the predicted step is {answer.excess:+.3%} from the claimed objective"))
-    rows += answer.result.run_rows()
-    return rows + ([("message", answer.result.message)] if answer.result.message else [])
+def stage_memory(performance: Performance) -> None:
+    """What holds the memory of every stage's fullest device at its peak."""
+    table(("stage", *PARTS, "peak"), performance.memory_rows(), "memory of the fullest device of each stage, at its peak")
 
 
 def alternatives(answer: Planned) -> None:
@@ -243,23 +242,25 @@ def plans(answers: Sequence[Any]) -> None:
     pairs([row for answer in made[:1] for row in _asked(answer.request)])
     plan_rows([plan_row(answer.preset.name, answer.plan) for answer in made if answer.plan is not None])
     rows = [
-        (answer.preset.name, str(answer.result.reason or answer.result.message or "")) for answer in made if not answer.plan
+        (answer.preset.name, dict(answer.summary(flags=True)).get("reason", answer.result.message or answer.result.status))
+        for answer in made
+        if not answer.plan
     ]
-    pairs([*rows, *(("not suited", str(answer)) for answer in answers if not isinstance(answer, Planned))])
+    pairs([*rows, *(("not suited", answer.command_text) for answer in answers if not isinstance(answer, Planned))])
 
 
 def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
     """Plans side by side, as they are predicted; beside it what is claimed of each."""
-    columns = ("plan", "step", "samples/s", "memory", "stages", "micro-batches", "claim", "bound", "gap", "problem")
+    columns = ("plan", "step", "samples/s", "tokens/s/device", "memory", "stages", "micro-batches", "claim", "bound", "gap")
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
-    table(columns, [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
+    table((*columns, "problem"), [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
 
 
 def simulated(simulation: Simulation) -> None:
     """A row for every device, then the step and its critical path."""
     timeline, critical = simulation.timeline, simulation.critical
     if timeline is None or critical is None:
-        pairs([("plan", simulation.name), ("step", f"{format_time(simulation.step_ns)} ({simulation.step_ns} ns)")])
+        pairs([("plan", simulation.name), ("step", format_time(simulation.step_ns)), *_performance(simulation)])
         return
     count, work, last = len(timeline.devices), timeline.work, any(simulation.syncs_ns)
     rows = []
@@ -274,16 +275,20 @@ def simulated(simulation: Simulation) -> None:
     halves = f", {simulation.sliced} sliced" if simulation.sliced else ""
     lines = [
         ("pipeline", f"{simulation.name}: {schedule}, {plural(simulation.micro_batches, 'micro-batch')}{halves}"),
-        ("iteration", f"{format_time(timeline.time_ns)} ({timeline.time_ns} ns)"),
+        ("iteration", format_time(timeline.time_ns)),
         ("start-up", format_time(timeline.startup_ns)),
-        ("bubble", f"{timeline.bubble:.1%} of all devices' time"),
+        ("bubble", f"{timeline.bubble:.1%} of all devices' time in the iteration"),
         ("master stage", f"{critical.master} ({simulation.stages[critical.master]})"),
         ("critical path", f"{len(critical.path)} passes: {_path(critical.path)}"),
     ]
     if last or simulation.judged is not None:
-        step = f"{format_time(simulation.step_ns)} ({simulation.step_ns} ns), gradients and optimizer included"
+        step = f"{format_time(simulation.step_ns)}, gradients and optimizer included"
         lines.insert(2, ("step", step))
-    pairs(lines)
+    pairs([*lines, *_performance(simulation)])
+
+
+def _performance(simulation: Simulation) -> list[tuple[str, str]]:
+    return [] if simulation.performance is None else simulation.performance.summary()
 
 
 def _path(events: Sequence[Any]) -> str:
@@ -311,7 +316,7 @@ def tried(trials: Trials, scale_down: int) -> None:
     pairs([("predicted", scaled)] if scale_down > 1 else [])
     pairs([(f"rank {trial.place + 1}", trial.message) for trial in trials.trials if trial.message])
     if not trials.plans and trials.planned is not None:
-        pairs([row for row in trials.planned.result.summary() if row[0] != "problem"])
+        pairs([row for row in trials.planned.result.summary(flags=True) if row[0] != "problem"])
 
 
 def throughputs(planners: Sequence[Throughput]) -> None:
@@ -353,7 +358,8 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     if plan.predicted and scale_down == 1 and report.dtype == plan.planned_model().dtype:
         took, planned_ns = median(report.step_seconds), plan.predicted.step_ns
         ratio = f"{took * 1e9 / planned_ns:.3g} times the predicted time (profile {plan.predicted.profile_origin})"
-        rows.append(("median step", f"{took:.3f} s, {ratio}"))
+        rate = plan.batch.global_samples * plan.planned_model().tokens / took
+        rows.append(("median step", f"{took:.3f} s, {format_count(rate)} tokens/s, {ratio}"))
     if report.walked_seconds is not None:
         rows.append(("time walk", f"{report.walked_seconds:.3f} s a step, from the times that its instructions took"))
     if report.gradient_difference is not None:
@@ -412,9 +418,25 @@ def working(text: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def measuring(wanted: bool) -> Iterator[Any]:
-    """Progress of measuring; no callback where nothing is measured."""
-    with working("measuring") as progress:
+    """Progress of measuring, or of estimating; no callback where nothing is measured."""
+    with working("measuring" if wanted else "estimating") as progress:
         yield progress if wanted else None
+
+
+def planning() -> AbstractContextManager[Any]:
+    """Progress of planning: a callback for what is begun, for points of the search, and for reports of measuring."""
+    doing = "planning"
+
+    def shown(event: Any) -> dict[str, Any]:
+        nonlocal doing
+        if isinstance(event, str):
+            doing = event
+            return {"total": None, "completed": 0, "description": doing}
+        if isinstance(event, Point):
+            return {"description": f"{doing}: best {_cell('_ns', event.objective)}, bound {_cell('_ns', event.bound)}"}
+        return {"total": event["of"], "completed": event["done"], "description": f"{doing}: {event['shape']}"}
+
+    return _live(doing, shown)
 
 
 @contextmanager

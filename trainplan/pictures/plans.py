@@ -1,23 +1,17 @@
-"""Pictures of plans: the timeline of their pipeline, or their lanes where one step overlaps computation and copies."""
+"""Pictures of simulated plans: the timeline of their pipeline, or the lanes of a step that overlaps computation and copies."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from trainplan.execution.walk.time import TimeWalk
-from trainplan.formulations.plan import Plan
 from trainplan.pictures.timeline import BACKWARD, FORWARD, draw_timeline
 from trainplan.profiling.base.quantities import format_time
-from trainplan.simulating import Simulation, simulate_source
+from trainplan.simulating import Simulation
 
 LANE, WIDTH = 0.45, 13.0  # inches
 COLOURS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": "#7a7a7a", "gather": "#009e73", "reduce": "#7fc8b0"}
 OTHER = "#cc79a7"
-
-
-def draw_plan(plan: Plan) -> Any:
-    """A matplotlib Figure of a plan's predicted step; the plan carries its costs. Raises InputError."""
-    return draw_simulation(simulate_source(plan))
 
 
 def draw_simulation(simulation: Simulation) -> Any:

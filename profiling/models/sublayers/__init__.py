@@ -14,14 +14,13 @@ count gives Galvatron-BMW's Table I within a few per cent.
 """
 
 from trainplan.profiling.models.sublayers.attention import Attention
-from trainplan.profiling.models.sublayers.base import DTYPE_BYTES, Activation, Kind, Operator, Parameter, Sublayer, shard_bounds
+from trainplan.profiling.models.sublayers.base import Activation, Kind, Operator, Parameter, Sublayer, shard_bounds
 from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Upsample
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 
 __all__ = [
-    "DTYPE_BYTES",
     "Activation",
     "Attention",
     "FeedForward",

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal
 
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
+
 Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
-DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 INDEX_BYTES = 8
 
 

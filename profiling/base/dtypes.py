@@ -1,0 +1,22 @@
+"""Types of numbers: their names, what people write for them, and their bytes."""
+
+from __future__ import annotations
+
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one_of
+
+DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+SHORT = {
+    "float32": ("fp32", "f32", "float"),
+    "float64": ("fp64", "f64", "double"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16", "f16", "half"),
+}
+ALIASES = {alias: name for name, short in SHORT.items() for alias in (*short, f"torch.{name}")}
+
+
+def parse_dtype(text: object, field: str = "--dtype") -> str:
+    """The name of a dtype, also from what is short for it, such as ``bf16``, in upper or lower case. Raises InputError."""
+    dtype = named(text, DTYPE_BYTES, ALIASES)
+    if dtype is None or dtype not in DTYPE_BYTES:
+        raise InputError(COMMAND_LINE, field, f"is {text!r}", one_of(text, DTYPE_BYTES))
+    return dtype

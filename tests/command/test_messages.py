@@ -1,0 +1,203 @@
+"""What the command says of mistakes, what its help offers, and what it does in pipes and narrow terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from trainplan.profiling.base.dtypes import parse_dtype
+from trainplan.profiling.base.errors import InputError, as_arguments, named, one_of
+from trainplan.profiling.base.quantities import parse_bytes
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.core.result import Point
+
+import trainplan as tp
+from tests.command.calls import call
+from tests.command.test_command import COMMAND, told
+from trainplan.command import options, render
+from trainplan.command.app import COMMANDS, GROUPS, TASKS
+from trainplan.presets import PRESETS, planner, preset
+
+MODEL, CLUSTER = ("--model", "gpt2"), ("--cluster", "cpu-4")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["plan", "--model", "gpt-2", *CLUSTER], ("--model is 'gpt-2'; did you mean 'gpt2'", "`trainplan model list`")),
+        (["plan", *MODEL, "--cluster", "h100-46"], ("--cluster is 'h100-46'; did you mean 'h100-64'",)),
+        (["plan", "--model", "nofile.json", *CLUSTER], ("--model is 'nofile.json': no such file",)),
+        (["plan", *MODEL, "--cluster", "./here.yaml"], ("--cluster is './here.yaml': no such file",)),
+        (
+            ["plan", "--model", "meta-llama/Llama-3.1-8B", *CLUSTER],
+            ("Hugging Face hub", "hf download meta-llama/Llama-3.1-8B config.json", "give Llama-3.1-8B/config.json"),
+        ),
+        (["plan", *MODEL, *CLUSTER, "--memory", "8"], ("--memory is '8', without a unit", "8GiB")),
+        (["plan", *MODEL, *CLUSTER, "--batch", "8", "--method", "exat"], ("--method is 'exat'; did you mean 'exact'",)),
+        (["plan", *MODEL, *CLUSTER, "--like", "galvatron-bwm"], ("--like is 'galvatron-bwm'; did you mean 'galvatron-bmw'",)),
+        (["plan", *MODEL, *CLUSTER, "--dtype", "bfloat61"], ("--dtype is 'bfloat61'; did you mean 'bfloat16'",)),
+        (["methods", "pipelines"], ("problem is 'pipelines'; did you mean 'pipeline'",)),
+        (["throughput", *MODEL, *CLUSTER, "--planner", "galvatron-bnw"], ("did you mean 'galvatron-bmw'",)),
+    ],
+)
+def test_values_that_are_near_to_one_that_works(words: list[str], parts: tuple[str, ...]) -> None:
+    told(call(*words), *parts)
+
+
+def test_names_in_any_case_and_short_names() -> None:
+    for text, name in (("bf16", "bfloat16"), ("FP16", "float16"), ("Float32", "float32"), ("torch.bfloat16", "bfloat16")):
+        assert parse_dtype(text) == load_model("gpt2", dtype=text).dtype == name
+    assert preset("Galvatron-BMW").name == "galvatron-bmw" and planner("MEGATRON").name == "megatron"
+    assert load_model("GPT2").digest == load_model("gpt2").digest
+    assert named("x", ["y"]) is None and named(3, ["y"]) is None and named("Y", ["y"]) == "y"
+    assert [entry.name for entry in tp.methods("layer-strategies")][:2] == ["label-setting", "milp"]
+    assert parse_bytes("12 bytes") == 12 and parse_bytes("8 gib") == 2**33
+
+
+def test_exports_in_any_case(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    made = call("partition", *MODEL, *CLUSTER, "--batch", "8", "--sequence", "32", "--pipeline", "2", "--tp", "1", "-o", plan)
+    assert made.returncode == 0, made.stderr
+    assert call("export", plan, "--to", "Megatron").stdout == call("export", plan, "--to", "megatron").stdout != ""
+    told(call("export", plan, "--to", "megatrn"), "--to is 'megatrn'; did you mean 'megatron'")
+
+
+def test_few_names_are_listed_and_many_are_not() -> None:
+    assert one_of("x", ["serial", "fused"]) == "give one of: serial, fused"
+    assert one_of("fusd", ["serial", "fused"]) == "did you mean 'fused'? Give one of: serial, fused"
+    many = [f"model-{number}" for number in range(30)]
+    found = one_of("modle-7", many, "trainplan model list")
+    assert found.startswith("did you mean 'model-7'") and found.endswith("(`trainplan model list` lists all)")
+
+
+def test_python_names_arguments_and_the_command_flags() -> None:
+    with pytest.raises(InputError) as caught:
+        tp.plan(model="gpt2", cluster="cpu-4", batch=8, memory="8")
+    assert str(caught.value) == "memory is '8', without a unit; give a size such as 8GiB or 500MB"
+    assert caught.value.argument == "memory" and caught.value.command_text.startswith("command line: --memory is '8'")
+    with pytest.raises(InputError, match=r"^micro_batches is 0; give at least 1$"):
+        tp.plan(model="gpt2", cluster="cpu-4", batch=8, micro_batches=0)
+    short = tp.plan(model="gpt2", cluster="cpu-4", batch=8, sequence=32, memory="1MiB", pipeline=1)
+    assert f"give memory of at least {short.needed_bytes}B" in str(short.result.reason)
+    assert f"give --memory of at least {short.needed_bytes}B" in dict(short.summary(flags=True))["reason"]
+    assert "--" not in short._repr_html_()
+    assert as_arguments("give --no-by-unit, `plan --like amp` or a--b") == "give by_unit=False, `plan --like amp` or a--b"
+
+
+@pytest.mark.parametrize(
+    ("verb", "wrong", "right"),
+    [
+        (tp.plan, {"pipelin": 2}, "pipelin is no argument of galvatron-bmw; did you mean pipeline?"),
+        (tp.plan, {"time_limt": 2}, "time_limt is no argument of galvatron-bmw; did you mean time_limit?"),
+        (tp.place, {"uneven_share": True}, "uneven_share is no argument of amp; did you mean uneven_shares?"),
+        (tp.build, {"micro_batchs": 2}, "micro_batchs is no argument of layer-strategies; did you mean micro_batches?"),
+    ],
+)
+def test_an_argument_that_is_near_to_one_that_there_is(verb: object, wrong: dict[str, object], right: str) -> None:
+    with pytest.raises(InputError) as caught:
+        verb(model="gpt2", cluster="cpu-4", batch=8, **wrong)  # type: ignore[operator]
+    assert str(caught.value) == right
+
+
+def test_verbs_without_choices_name_the_nearest_argument() -> None:
+    with pytest.raises(TypeError, match=r"run\(\) has no argument 'step'; did you mean 'steps'\?"):
+        tp.run("plan.json", step=3)
+    with pytest.raises(TypeError, match=r"profile\(\) has no argument 'modell'; did you mean 'model'\?"):
+        tp.profile(modell="gpt2")
+
+
+def test_docstrings_name_every_choice_of_every_preset() -> None:
+    docs = {"plan": tp.plan.__doc__, "place": tp.place.__doc__, "partition": tp.partition.__doc__, "switch": tp.switch.__doc__}
+    for each in PRESETS.values():
+        assert each.verb is not None
+        text = " ".join((docs[each.verb] or "").split())
+        missing = [parameter.name for parameter in each.parameters if parameter.name not in text]
+        assert not missing, f"{each.verb} says nothing of {missing}"
+    for verb in (tp.plan, tp.solve, tp.compare):
+        assert "progress: called with" in " ".join((verb.__doc__ or "").split())
+
+
+def test_errors_are_json_where_json_is_asked_for() -> None:
+    done = call("plan", *MODEL, *CLUSTER, "--memory", "8", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == found["exit_code"] == 2
+    assert (found["error"]["field"], found["error"]["where"]) == ("--memory", "command line")
+    assert done.stderr == f"trainplan: {found['error']['message']}\n"
+    usage = json.loads(call("plan", "--sequence", "x", "--json").stdout)
+    assert usage["exit_code"] == 2 and "--sequence" in usage["error"]["message"]
+
+
+def test_help_is_by_task_and_plan_comes_first() -> None:
+    text = call("--help").stdout
+    places = [text.index(f" {task} ") for task in TASKS]
+    assert places == sorted(places) and text.index("│ plan ") < min(
+        text.index(f"│ {name} ") for name in COMMANDS if name != "plan"
+    )
+    assert all(f"│ {name} " in text for name in (*COMMANDS, *GROUPS))
+    of_plan = call("plan", "--help").stdout
+    for part in ("What to plan for", options.CHOICES, "Search", "Output", "Example: trainplan plan", "[default: estimate]"):
+        assert part in of_plan
+    bare = call()
+    assert bare.returncode == 2 and "Usage: trainplan" in bare.stdout and bare.stderr == ""
+
+
+def test_version() -> None:
+    assert call("--version").stdout == f"trainplan {tp.__version__}\n"
+    module = subprocess.run([sys.executable, "-m", "trainplan", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == f"trainplan {tp.__version__}\n"
+
+
+@pytest.mark.parametrize(("words", "wanted"), [("trainplan pl", "plan"), ("trainplan plan --model gpt2-x", "gpt2-xl")])
+def test_the_shell_completes_commands_and_values(words: str, wanted: str) -> None:
+    asked = {"_TRAINPLAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(COMMAND, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    assert wanted in done.stdout.split(), done
+
+
+@pytest.mark.parametrize("words", [["model", "list"], ["schema", "plan"], ["--help"]])
+def test_a_closed_pipe_is_no_error(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*COMMAND, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_narrow_terminals_lose_no_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = ("device", "holds", "forward", "backward", "busy", "idle")
+    rows = [["0", "embedding .. block3.attention", "12.34 ms", "24.68 ms", "37.02 ms", "1.234 ms"]]
+    for width in (200, 60, 40):
+        text = StringIO()
+        monkeypatch.setattr(render, "out", Console(file=text, width=width, highlight=False, soft_wrap=True))
+        render.table(columns, rows, "a title")
+        shown = text.getvalue()
+        assert all(line == line[:width] for line in map(str.rstrip, shown.splitlines())), shown
+        for part in ("a title", *columns, *rows[0][2:], "embedding", "block3.attention"):
+            assert part in shown, (width, part, shown)
+
+
+def test_planning_names_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = StringIO()
+    monkeypatch.setattr(render, "err", Console(file=text, force_terminal=True, width=100))
+    with render.planning() as progress:
+        for event in ("estimating", "solving (exact)", Point(0.1, 2_000_000, 1_000_000)):
+            progress(event)
+    assert "measuring" not in text.getvalue() and "solving (exact): best 2 ms, bound 1 ms" in text.getvalue()
+
+
+def test_plan_writes_its_picture_and_the_plan_with_one_strategy(tmp_path: Path) -> None:
+    picture, uniform = tmp_path / "plan.png", tmp_path / "uniform.json"
+    words = ("--batch", "8", "--sequence", "32", "--micro-batches", "2", "--pipeline", "1")
+    done = call("plan", *MODEL, *CLUSTER, *words, "--picture", picture, "--uniform-output", uniform)
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len({unit["strategy"] for unit in json.loads(uniform.read_text())["units"]}) == 1
+    for part in ("tokens/s per device", "MFU", "exposed communication", "bubble", "gradients", "one strategy", "samples/s"):
+        assert part in done.stdout
+    assert " ns)" not in done.stdout

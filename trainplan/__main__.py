@@ -1,0 +1,6 @@
+"""`python -m trainplan`: the command."""
+
+from trainplan.command import main
+
+if __name__ == "__main__":
+    main()

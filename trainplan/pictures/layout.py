@@ -1,0 +1,137 @@
+"""A picture of what a plan lays where: stages on devices, units with their strategies, memory against the limit. Plot extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from trainplan.asking import compiles
+from trainplan.formulations.plan import Plan, Stage
+from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.performance import PARTS, Performance
+from trainplan.pictures.timeline import CHARACTER, PATH
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.simulating import simulate_source
+
+# Okabe and Ito's palette, and lighter shades of it: units with one strategy have one colour.
+STRATEGIES: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1")
+STRATEGIES += ("#7fb8d8", "#f2cf80", "#7fceb9", "#e5bcd3", "#aad9f4", "#eaae7f", "#f7f1a0", "#c5b5d8")
+DARK = {"#0072b2", "#009e73", "#d55e00", "#8c6bb1"}
+HOLDS = dict(zip(PARTS, ("#1b3a57", "#4c78a8", "#9ecae9", "#f2a65a", "#c9c9c9"), strict=True))
+ROW, LARGEST = 0.5, 18.0  # inches: of a stage, and of all of them
+UNITS, MEMORY = 7.6, 3.8  # inches of the two panels
+MOST_EDGES = 160  # units of a stage between which there is a line
+LEGEND: dict[str, Any] = {"fontsize": 7.5, "title_fontsize": 8, "frameon": False, "handlelength": 1.2, "columnspacing": 1.0}
+SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+
+
+def draw_plan(plan: Plan, performance: Performance | None = None) -> Any:
+    """A matplotlib Figure of a plan: a row for each stage with its ranks or devices, its units coloured by their strategy, and
+    beside it what holds the memory of its fullest device at the peak, against the limit.
+
+    performance: of the plan (default: by the costs that it carries). A plan without a prediction has no memory drawn.
+    """
+    from matplotlib.figure import Figure
+
+    if performance is None and plan.predicted is not None and compiles(plan.planned_model()):
+        performance = simulate_source(plan).performance
+    count = len(plan.stages)
+    row = min(ROW, LARGEST / count)
+    panels = 1 if performance is None else 2
+    size = (UNITS + MEMORY * (panels - 1) + 1.4, row * count + 2.2)
+    figure: Any = Figure(figsize=size, layout="constrained")
+    axes, *beside = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=(UNITS, MEMORY)[:panels])[0]
+    _draw_units(axes, plan)
+    if performance is not None:
+        _draw_memory(beside[0], plan, performance)
+    for each in (axes, *beside):
+        each.spines[["top", "right"]].set_visible(False)
+        each.tick_params(labelsize=8)
+        each.xaxis.label.set_fontsize(8)
+    axes.set_ylim(count - 0.45, -0.55)
+    figure.suptitle(_title(plan, performance), fontsize=11)
+    return figure
+
+
+def _title(plan: Plan, performance: Performance | None) -> str:
+    batch, model = plan.batch, plan.planned_model()
+    shape = f"{plural(len(plan.stages), 'stage')}, {plural(batch.micro_batches, 'micro-batch')}"
+    shape += f", {SCHEDULE_NAMES[plan.schedule]}" if len(plan.stages) > 1 else ""
+    lines = [f"{model.name}, {batch.global_samples} samples a step on {plural(plan.world, 'device')}: {shape}"]
+    if performance is not None:
+        throughput = dict(performance.summary())["throughput"]
+        lines.append(f"{format_time(performance.step_ns)} a step, {throughput}")
+    return "\n".join(lines)
+
+
+def _draw_units(axes: Any, plan: Plan) -> None:
+    from matplotlib.patches import Patch
+
+    names = [", ".join([unit.strategy, *(unit.switches or [])]) for unit in plan.units]
+    distinct = list(dict.fromkeys(names))
+    colours = {name: STRATEGIES[place % len(STRATEGIES)] for place, name in enumerate(distinct)}
+    widest = max(stage.last_unit - stage.first_unit + 1 for stage in plan.stages)
+    for number, stage in enumerate(plan.stages):
+        units, first = range(stage.first_unit, stage.last_unit + 1), stage.first_unit
+        line = {"edgecolor": "white", "linewidth": 0.5 if widest <= MOST_EDGES else 0.0}
+        axes.bar(
+            [unit - first for unit in units], 0.62, 1.0, number - 0.31, align="edge",
+            color=[colours[names[unit]] for unit in units], gid=f"stage {number}", **line,
+        )  # fmt: skip
+        for name, group in groupby(units, key=names.__getitem__):
+            run = list(group)
+            if len(run) / widest * UNITS > CHARACTER * len(name) + 0.1:
+                middle, ink = (run[0] + run[-1] + 1) / 2 - first, "white" if colours[name] in DARK else "black"
+                axes.text(middle, number, name, color=ink, fontsize=7.5, ha="center", va="center")
+        held = f"{span(plan.units[units[0]].name, plan.units[units[-1]].name)} ({len(units)})"
+        axes.text(0, number - 0.33, held, fontsize=6.5, va="bottom", color="#555555")
+    labels = [f"stage {number}, {_devices(plan, stage)}" for number, stage in enumerate(plan.stages)]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(0, widest), xlabel="units of the stage, in order")
+    patches = [Patch(facecolor=colours[name], label=name) for name in distinct]
+    axes.figure.legend(
+        handles=patches, title="strategy of units", loc="outside lower left", ncols=min(4, len(patches)), **LEGEND
+    )
+
+
+def _devices(plan: Plan, stage: Stage) -> str:
+    """The devices of a stage, where the plan names them, else its ranks."""
+    if plan.placement is None:
+        return _numbers("rank", stage.ranks)
+    return _numbers("device", sorted(plan.placement[rank] for rank in stage.ranks))
+
+
+def _numbers(noun: str, numbers: Sequence[int]) -> str:
+    """``ranks 0 .. 7``, ``devices 0, 4``, ``rank 3``: spans of consecutive numbers, the first few."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    texts = [span(str(each[0]), str(each[-1])) for each in spans]
+    shown = texts if len(texts) <= 3 else [*texts[:2], "..."]
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(shown)}"
+
+
+def _draw_memory(axes: Any, plan: Plan, performance: Performance) -> None:
+    limit, peak = plan.memory_bytes, max(stage.peak_bytes for stage in performance.stages)
+    scale, unit = next((size, name) for size, name in SIZES if max(limit, peak) >= size)
+    places = range(len(performance.stages))
+    left = [0.0] * len(places)
+    for part, colour in HOLDS.items():
+        sizes = [getattr(stage, f"{part}_bytes") / scale for stage in performance.stages]
+        axes.barh(places, sizes, 0.62, left=left, color=colour, label=part)
+        left = [low + size for low, size in zip(left, sizes, strict=True)]
+    for place, stage in enumerate(performance.stages):
+        white = {"fc": "white", "ec": "none", "pad": 0.8}
+        axes.text(left[place] * 1.02, place, format_bytes(stage.peak_bytes), fontsize=7.5, va="center", bbox=white)
+    axes.axvline(limit / scale, color=PATH, lw=1.2, ls="--", gid="limit")
+    label = f"limit {format_bytes(limit)} "
+    axes.text(limit / scale, -0.5, label, fontsize=8, color=PATH, ha="right", va="bottom", clip_on=False)
+    axes.set(xlim=(0, 1.22 * max(limit, peak) / scale), xlabel=f"{unit} of the fullest device, at its peak")
+    axes.tick_params(axis="y", length=0)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(handles, labels, title="what holds memory", loc="outside lower right", ncols=3, **LEGEND)

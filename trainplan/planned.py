@@ -1,0 +1,180 @@
+"""A planned request: the plan with its prediction and its claim, the best plan with one strategy, and how people see both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trainplan.execution.judge import Judged
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.problem import Problem
+from trainplan.formulations.request import Request
+from trainplan.performance import Performance, performance
+from trainplan.presets import Preset
+from trainplan.profiling.base.display import html_table, rich_table
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+from trainplan.solvers.core.answer import Answer
+from trainplan.solvers.core.result import Result
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with its prediction and its claim; plan is None where nothing fits, or nothing was found (`result` says why).
+
+    answer: of the solver, whose `instance` and `result` belong to the plan. judged: what the walks say of the plan's programs;
+    None where plans of the model do not become programs. reserve_bytes: how much less memory than asked for the solver got.
+    needed_bytes: where the memory is too little, one with which there is a plan, if that is known. uniform: the best plan with
+    one strategy for all units, likewise; None where this plan has one itself, and where none was looked for (the problem does
+    not say how, or the time was up).
+    """
+
+    request: Request
+    preset: Preset
+    answer: Answer
+    plan: Plan | None
+    judged: Judged | None = None
+    reserve_bytes: int = 0
+    needed_bytes: int | None = None
+    uniform: Planned | None = None
+
+    def __repr__(self) -> str:
+        step = "no plan" if self.performance is None else f"{format_time(self.performance.step_ns)} a step"
+        return f"<Planned {self.subject}, like {self.preset.name}: {step}, {self.answer.status}>"
+
+    def __rich__(self) -> Any:
+        return rich_table(self.summary())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.summary())
+
+    @property
+    def subject(self) -> str:
+        """The model and the cluster."""
+        model = self.request.model.name if self.request.model else self.request.origin.name
+        return f"{model} on {self.request.cluster_name}"
+
+    @cached_property
+    def performance(self) -> Performance | None:
+        """The step in an engineer's units; None without a plan or a prediction."""
+        if self.plan is None or self.judged is None:
+            return None
+        return performance(self.plan, self.judged, self.request.cluster)
+
+    @property
+    def uniform_excess(self) -> float | None:
+        """How much longer the predicted step of the best plan with one strategy for all units takes, as a share of this one's;
+        None where one of the two is not there."""
+        if self.plan is not None and self.plan.one_strategy is not None:
+            return 0.0
+        steps = [each.plan.predicted for each in (self, self.uniform) if each and each.plan and each.plan.predicted]
+        return steps[1].step_ns / steps[0].step_ns - 1 if len(steps) == 2 else None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that was solved."""
+        return self.preset.problem
+
+    @property
+    def instance(self) -> Any:
+        """The instance whose solution is planned."""
+        return self.answer.instance
+
+    @property
+    def result(self) -> Result:
+        """The method's, on that instance."""
+        return self.answer.result
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the search was interrupted."""
+        return self.result.stopped == "interrupt"
+
+    @property
+    def walk_bytes(self) -> tuple[int, ...]:
+        """The peak of every rank by the memory walk over its program; empty where there are no programs."""
+        return () if self.judged is None else tuple(self.judged.peak_bytes)
+
+    @property
+    def excess(self) -> float | None:
+        """How far the predicted step is from the claimed objective, as a share of the objective; None without either."""
+        if self.plan is None or self.plan.predicted is None or self.plan.claim is None or not self.plan.claim.objective_ns:
+            return None
+        return self.plan.predicted.step_ns / self.plan.claim.objective_ns - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "like": self.preset.name,
+            "plan": None if self.plan is None else self.plan.model_dump(),
+            "result": self.result.to_dict(),
+            "alternatives": list(self.answer.alternatives),
+            "walk_bytes": list(self.walk_bytes),
+            "reserve_bytes": self.reserve_bytes,
+            "needed_bytes": self.needed_bytes,
+            "performance": None if self.performance is None else self.performance.to_dict(),
+            "uniform": None if self.uniform is None or self.uniform.plan is None else self.uniform.plan.model_dump(),
+            "uniform_excess": self.uniform_excess,
+        }
+
+    def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
+        """Label and text of each line that people want to see, beside tables. flags: name the command's options."""
+        result = self.result
+        if self.plan is None:
+            needed = [] if self.needed_bytes is None else [("memory needed", f"{self.needed_bytes} bytes")]
+            return [row for row in result.summary(flags=flags) if row[0] != "problem"] + needed
+        rows = [*self._prediction(), *self._uniform(), *self._claim()]
+        rows += result.run_rows()
+        return rows + ([("message", result.message)] if result.message else [])
+
+    def _prediction(self) -> list[tuple[str, str]]:
+        plan = self.plan
+        assert plan is not None
+        if plan.predicted is None or self.performance is None:
+            return [("predicted time", f"none: plans of {plan.planned_model().family} models are no programs yet")]
+        whole = format_bytes(plan.memory_bytes)
+        rows = [
+            ("predicted time", f"{format_time(plan.predicted.step_ns)} a step"),
+            *self.performance.summary(),
+            ("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} at most on any rank, of {whole}: the memory walk"),
+        ]
+        if self.reserve_bytes:
+            reserve = f"{format_bytes(self.reserve_bytes)} that the solver did not get, so that the programs fit"
+            rows.append(("reserve", reserve))
+        return rows
+
+    def _uniform(self) -> list[tuple[str, str]]:
+        """The best plan with one strategy for all units, and what it costs."""
+        label, plan = "one strategy", self.plan
+        assert plan is not None
+        if plan.one_strategy is not None:
+            return [(label, f"this plan has {plan.one_strategy} for all units")]
+        if self.uniform is None:
+            return [(label, "none was looked for: the time was up, or the problem does not say how")]
+        if (other := self.uniform.plan) is None:
+            return [(label, f"no plan with one strategy for all units: {self.uniform.result.status}")]
+        shape = f"{plural(len(other.stages), 'stage')}, {plural(other.batch.micro_batches, 'micro-batch')}"
+        text = f"{other.one_strategy} for all units, {shape}"
+        if self.uniform_excess is not None and other.predicted is not None:
+            text += f": {format_time(other.predicted.step_ns)} a step, {self.uniform_excess:+.2%}"
+        elif plan.claim is not None and other.claim is not None and plan.claim.objective_ns:
+            ratio = other.claim.objective_ns / plan.claim.objective_ns - 1
+            text += f": {format_time(other.claim.objective_ns)} claimed, {ratio:+.2%}"
+        return [(label, text)]
+
+    def _claim(self) -> list[tuple[str, str]]:
+        claim = None if self.plan is None else self.plan.claim
+        assert claim is not None
+        bound, source = "none", self.result.bound_source
+        if claim.bound_ns is not None:
+            bound = format_time(claim.bound_ns) + (f", by {source}" if source else "")
+        rows = [
+            ("claim", f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}"),
+            ("status", claim.status),
+            ("lower bound", bound),
+            ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
+            ("method", claim.method),
+        ]
+        if self.excess is not None and self.excess != 0:
+            rows.append(("walk and claim", f"the predicted step is {self.excess:+.3%} from the claimed objective"))
+        return rows
