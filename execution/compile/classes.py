@@ -58,7 +58,7 @@ def compile_classes(plan: Plan, model: Model | None = None) -> list[RankClass]:
         if micro_batches == few.micro_batches:
             rounds = Rounds(few)
         else:
-            rounds = in_rounds(few, micro_batches, samples) or Rounds(*compile_plan(plan, model, ranks[:1]))
+            rounds = in_rounds(few, micro_batches, samples) or Rounds(compile_plan(plan, model, ranks[:1])[0])
         made.append(RankClass(plan, model, ranks, few, rounds))
     return made
 

@@ -45,7 +45,7 @@ def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]
     moments = {key: iter(values) for key, values in arrivals.items()}
     return [
         [
-            max(0, end - max([start, *(next(moments[_ANSWER[op], *peers]) for op, *peers in _messages(program, instruction))]))
+            max(0, end - max([start, *(next(moments[_ANSWER[op], a, b]) for op, a, b in _messages(program, instruction))]))
             for instruction, (start, end) in zip(program.instructions, of_program, strict=True)
         ]
         for program, of_program in zip(programs, spans, strict=True)

@@ -83,8 +83,8 @@ def read_data(path: str | os.PathLike[str]) -> Any:
             from trainplan.profiling.base.yaml_files import yaml_value  # many runs read no YAML
 
             value = yaml_value(text, where)
-        if SURROGATE_ESCAPE.search(text) and (place := _surrogate(value)) is not None:
-            raise InputError(where, field_path(place), "holds half a character (a lone surrogate)", SURROGATE_FIX)
+        if SURROGATE_ESCAPE.search(text) and (entry := _surrogate(value)) is not None:
+            raise InputError(where, field_path(entry), "holds half a character (a lone surrogate)", SURROGATE_FIX)
         return value
     except InputError:
         raise

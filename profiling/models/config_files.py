@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError, caution, shown
 from trainplan.profiling.models.families import family_names
-from trainplan.profiling.models.sublayers import DTYPE_BYTES
 
 TEXT = "text_config"
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # as transformers 5 writes it, and as it did before

@@ -163,9 +163,9 @@ class GroupGraph:
                 if len(nodes) > MOST_HOMED:
                     return None
         graph = copy(self)
-        graph.types, graph.rings, graph.starts, graph.orbits, graph.used = (
-            [column[node] for node in nodes] for column in (self.types, self.rings, self.starts, self.orbits, self.used)
-        )
+        graph.types, graph.rings = [self.types[node] for node in nodes], [self.rings[node] for node in nodes]
+        graph.starts, graph.orbits = [self.starts[node] for node in nodes], [self.orbits[node] for node in nodes]
+        graph.used = [self.used[node] for node in nodes]
         graph.initial, graph.final = initial, final
         edges.sort()
         graph._set_edges([(target, source) for target, source, _ in edges], self.moves_ns[[edge for *_, edge in edges]])

@@ -30,7 +30,7 @@ from trainplan.formulations.memory_switches.problem import Instance, Solution, m
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES
 from trainplan.solvers.core.brute_force import brute_force
-from trainplan.solvers.core.search import Method, Outcome, Search
+from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.switches.exact import synchronised
 from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxation, free_bound
 from trainplan.solvers.switches.free_segments import different
@@ -100,7 +100,9 @@ def _paper(forced: Instance, search: Search) -> Outcome:
     return Outcome()
 
 
-def _planned(planner: Method, instance: Instance, search: Search, share: float) -> Solution | None:
+def _planned(
+    planner: Callable[[Instance, Search], Outcome], instance: Instance, search: Search, share: float
+) -> Solution | None:
     """What a planner finds until a share of the time limit is over; it is reported, too."""
     if search.out_of_time():
         return None
