@@ -72,7 +72,8 @@ def unsynchronised(instance: Instance, search: Search) -> Outcome:
     if search.best is None:
         search.report(all_on)
     walks.begin(all_on)
-    for planner in (_paper, synchronised):
+    planners: tuple[Method, ...] = (_paper, synchronised)
+    for planner in planners:
         walks.begin(_planned(planner, forced, search, share))
     try:
         relaxation = Relaxation(instance, search.check_time)
