@@ -15,6 +15,7 @@ from trainplan.formulations.step.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import Record, only, parse
+from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.models.model import Model, model_from_shape
 
 # H3T's memory switches but one: recomputation is part of a strategy, as `-ckpt`.
@@ -139,6 +140,16 @@ class Plan(Record):
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None
     claim: Claim | None = None
+
+    def __repr__(self) -> str:
+        sizes = [
+            plural(self.world, "device"),
+            plural(len(self.stages), "stage"),
+            plural(self.batch.micro_batches, "micro-batch"),
+        ]
+        return f"<Plan of {self.model.get('name')!r}: {', '.join(sizes)}>"
+
+    __str__ = __repr__
 
     @model_validator(mode="before")
     @classmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from itertools import product
+from itertools import count, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import trainplan as tp
 from tests.execution.plans import random_plan
 from tests.instances import random_instance, random_pipeline
 from tests.switch_instances import random_instance as random_switches
+from trainplan import planning
 from trainplan.performance import PARTS, performance, union_ns
 from trainplan.planned import Planned
 
@@ -162,11 +164,26 @@ def test_the_best_plan_with_one_strategy_stands_beside_the_optimum() -> None:
     assert told["uniform"]["units"][0]["strategy"] == other.plan.one_strategy and told["performance"]["step_ns"] > 0
 
 
-def test_no_plan_with_one_strategy_fits_where_none_does() -> None:
-    whole = planned(micro_batches=1, pipeline=1)
-    found = planned(micro_batches=1, pipeline=1, space="full", memory=max(whole.walk_bytes))
-    text = dict(found.summary())["one strategy"]
-    assert "for all units" in text
+@pytest.mark.parametrize(("limit", "looks"), [(10_000, True), (600, False)])
+def test_one_strategy_is_looked_for_where_there_is_time_to_walk_it(
+    limit: float, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that goes on by 100 seconds whenever it is looked at."""
+    memory, clock = max(planned().walk_bytes) * 3 // 5, count(0, 100)
+    monkeypatch.setattr(planning, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    found = tp.plan(model=SMALL, cluster=CLUSTER, batch=16, memory=memory, time_limit=limit)
+    assert found.plan is not None and (found.uniform is not None) == looks
+    assert looks or "none was looked for" in dict(found.summary())["one strategy"]
+
+
+def test_an_interrupted_search_for_one_strategy_leaves_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    memory = max(planned().walk_bytes) * 3 // 5
+    monkeypatch.setattr(planning, "best_answer", interrupted)
+    found = tp.plan(model=SMALL, cluster=CLUSTER, batch=16, memory=memory)
+    assert found.plan is not None and found.uniform is None
 
 
 def test_reprs_are_short_and_displays_are_tables() -> None:
@@ -176,6 +193,7 @@ def test_reprs_are_short_and_displays_are_tables() -> None:
         repr(found.instance).startswith("<pipeline 'gpt2 on rtx-titan-8': layers 6, options ")
         and len(repr(found.instance)) < 120
     )
+    assert repr(found.plan) == "<Plan of 'gpt2': 8 devices, 2 stages, 4 micro-batches>"
     for each in (found, found.instance, found.result):
         assert each._repr_html_().startswith("<table><tr><th>") and "</td></tr></table>" in each._repr_html_()
         assert each.__rich__().row_count == len(each.summary())

@@ -40,7 +40,19 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "_per_device": format_count,
 }
 LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
-LEFT |= {"ranks", "holds", "sub-layers", "units of stages", "layers of stages", "like", "stages", "switches", "problem", ""}
+LEFT |= {
+    "plan",
+    "ranks",
+    "holds",
+    "sub-layers",
+    "units of stages",
+    "layers of stages",
+    "like",
+    "stages",
+    "switches",
+    "problem",
+    "",
+}
 _plain = Console()
 out = Console(highlight=False, soft_wrap=True, width=None if _plain.is_terminal else 160)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -241,6 +253,8 @@ def plans(answers: Sequence[Any]) -> None:
     made = [answer for answer in answers if isinstance(answer, Planned)]
     pairs([row for answer in made[:1] for row in _asked(answer.request)])
     plan_rows([plan_row(answer.preset.name, answer.plan) for answer in made if answer.plan is not None])
+    uniform = [(answer.preset.name, dict(answer.summary())["one strategy"]) for answer in made if answer.plan]
+    pairs([(f"{name}, one strategy", text) for name, text in uniform])
     rows = [
         (answer.preset.name, dict(answer.summary(flags=True)).get("reason", answer.result.message or answer.result.status))
         for answer in made
