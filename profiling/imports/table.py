@@ -2,8 +2,8 @@
 
 A `.npy` file has one or two dimensions; a `.csv` file rows of numbers. Their columns are the degrees 1, 2, 4, ..., or those of
 `--tp`. A CSV file with a header names its columns: `tp1`, `tp2`, ... the seconds, and as far as known `layer` a name,
-`parameters` their number, `output_bytes` and `kept_bytes` of one sample; or each row is one time, with the columns `layer`,
-`tp` and `seconds`. Readings taken:
+`parameters` their number, and `output_bytes` and `kept_bytes` (besides the input) of one sample; or each row is one time, with
+the columns `layer`, `tp` and `seconds`. Readings taken:
 
 - times are those of `rows` samples on the ranks together, 1 if not given, and split 1 : 2 over the passes;
 - with `communication` included they contain what tensor parallelism sends; excluded, each pass all-reduces the output twice,
@@ -128,8 +128,9 @@ def _rows(source: Source, options: Options) -> list[Row]:
     if short := [row for row in rows if set(row.seconds) != set(rows[0].seconds)]:
         problem = f"has the degrees {sorted(short[0].seconds)}, but layer {rows[0].name} {sorted(rows[0].seconds)}"
         raise source.fail(f"layer {short[0].name}", problem, "give every layer the same")
-    if (sequence := options.sequence) is not None and (hidden_size := options.hidden_size) is not None:
-        output = {"output_bytes": float(sequence * hidden_size * ELEMENT_BYTES)}  # type: ignore[operator]
+    if options.sequence is not None and options.hidden_size is not None:
+        (sequence,), (hidden_size,) = (options.by_type(source, name, 1024, 1) for name in ("sequence", "hidden_size"))
+        output = {"output_bytes": float(sequence * hidden_size * ELEMENT_BYTES)}
         rows = [row if row.sizes["output_bytes"] else Row(row.name, row.seconds, row.sizes | output) for row in rows]
     return rows
 

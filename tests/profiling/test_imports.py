@@ -739,6 +739,7 @@ def test_tables_of_all_shapes_say_the_same(tmp_path: pathlib.Path) -> None:
         ([[0.1, 0.2]], {"tp": [1]}, "give 2 degrees, one for each column"),
         ([[0.1, 0.2]], {"tp": [0, 1]}, "give a whole number"),
         ([[0.1, 0.2]], {"layers": 1}, "leave it out"),
+        ([[0.1, 0.2]], {"sequence": [64, 64], "hidden_size": 8}, "--sequence is 64,64, but .* has 1 type of layers"),
         (HEADED, {"tp": [1, 2]}, "names its degrees"),
         ([], {}, "has no layers"),
         ([[[0.1]]], {}, "holds float64 in the shape"),

@@ -13,7 +13,7 @@ from trainplan.solvers.chain.least_memory import least_memory
 
 import trainplan as tp
 from tests.instances import paper_instance, random_instance
-from tests.sizes import some_and_all
+from tests.sizes import first_and_others, some_and_all
 
 PROVING = {"brute-force": {}, "label-setting": {}, "milp": {}, "cpsat": {"workers": 1}}
 
@@ -83,7 +83,7 @@ def test_a_gap_is_a_certificate(seed: int, gap: float) -> None:
         assert loose.bound <= exact.objective <= loose.objective <= exact.objective * (1 + 2 * gap) + 1
 
 
-@pytest.mark.parametrize("model", ["bert-huge-32", "bert-huge-48"])
+@pytest.mark.parametrize("model", first_and_others(["bert-huge-32", "bert-huge-48"]))
 def test_table_1_models_with_all_44_strategies(model: str) -> None:
     """All four trees of 8 devices (2 + 6 + 14 + 22 = 44 strategies), every stage: proven by at least two methods."""
     counts = set()
@@ -103,6 +103,7 @@ def test_table_1_models_with_all_44_strategies(model: str) -> None:
     assert sum(options for _, options in counts) == 44
 
 
+@pytest.mark.long
 def test_all_strategies_of_one_stage_without_takeaway_3() -> None:
     """42 options a layer in one stage. Takeaway 3 holds here: the mixed strategies change nothing."""
     full, pruned = paper_instance(takeaway3=False), paper_instance()
