@@ -19,6 +19,8 @@ from trainplan.formulations.instances import Integers, TimeNs, check_length
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record
 
+SMALL = 256  # numbers of a table that is written in full
+
 Class = Annotated[int, Field(ge=0)]
 
 
@@ -90,7 +92,7 @@ def arrays_of(tables: Sequence[Any]) -> list[Integers]:
 
 
 def tables_in_file(arrays: Sequence[Integers]) -> list[Any]:
-    """Arrays in the form that takes the fewest numbers: by classes where that is less than half of the table."""
+    """Arrays as files have them: equal ones once, and large ones by classes where that takes less than half of the numbers."""
     places: dict[tuple[Any, ...], int] = {}
     seen: dict[int, int] = {}
     written: list[Any] = []
@@ -103,6 +105,8 @@ def tables_in_file(arrays: Sequence[Integers]) -> list[Any]:
 
 
 def _written(array: Integers) -> Any:
+    if array.size < SMALL:
+        return array.tolist()
     rows, before = np.unique(array, axis=0, return_inverse=True)
     costs, after = np.unique(rows, axis=1, return_inverse=True)
     if 2 * (costs.size + sum(array.shape)) >= array.size:

@@ -91,8 +91,8 @@ def read_data(path: str | os.PathLike[str]) -> Any:
     except ValueError:
         number = re.search(r"\d{1000,}", text)
         before = text[: number.start()] if number else ""
-        place = f"line {before.count(chr(10)) + 1} column {len(before) - before.rfind(chr(10))}"
-        raise InputError(where, place, "holds a number of thousands of digits", "give numbers of at most 18 digits") from None
+        line = f"line {before.count(chr(10)) + 1} column {len(before) - before.rfind(chr(10))}"
+        raise InputError(where, line, "holds a number of thousands of digits", "give numbers of at most 18 digits") from None
     except RecursionError:
         raise InputError(where, "", "is nested too deeply", "give the documented format") from None
 

@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, shown
 from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -38,7 +38,7 @@ def granularity(search: Search, memory_bytes: int) -> int:
     step = int(search.options.get("granularity_bytes") or default)
     if not memory_bytes // MOST_LEVELS < step <= memory_bytes:
         fix = f"give {memory_bytes // MOST_LEVELS + 1} to {memory_bytes} for {memory_bytes} bytes of memory, such as {default}"
-        raise InputError("command line", "option granularity_bytes", f"is {step}", fix)
+        raise InputError("command line", "option granularity_bytes", f"is {shown(step)}", fix)
     return step
 
 

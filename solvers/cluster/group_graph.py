@@ -163,9 +163,10 @@ class GroupGraph:
                 if len(nodes) > MOST_HOMED:
                     return None
         graph = copy(self)
-        graph.types, graph.rings = [self.types[node] for node in nodes], [self.rings[node] for node in nodes]
-        graph.starts, graph.orbits = [self.starts[node] for node in nodes], [self.orbits[node] for node in nodes]
-        graph.used = [self.used[node] for node in nodes]
+        graph.types, graph.starts = [self.types[node] for node in nodes], [self.starts[node] for node in nodes]
+        graph.rings, graph.orbits, graph.used = (
+            [column[node] for node in nodes] for column in (self.rings, self.orbits, self.used)
+        )
         graph.initial, graph.final = initial, final
         edges.sort()
         graph._set_edges([(target, source) for target, source, _ in edges], self.moves_ns[[edge for *_, edge in edges]])

@@ -89,18 +89,18 @@ def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
 
 
 def _check_options(entry: Entry, options: dict[str, Any]) -> None:
-    possible = {option.name: option.choices for option in entry.options}
+    possible = {option.name: option for option in entry.options}
     for name, value in options.items():
         if name not in possible:
             names = ", ".join(map(str, entry.options)) or "none"
             raise InputError("command line", f"option {name}", f"is not an option of {entry.name}", f"it has: {names}")
-        choices = possible[name]
+        choices, most = possible[name].choices, possible[name].most
         if value is None:
             continue
         if choices and value not in choices:
             raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(choices)}")
-        if not choices and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_OPTION):
-            fix = f"give a whole number from 1 to {LARGEST_OPTION}"
+        if not choices and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= (most or value)):
+            fix = f"give a whole number of at least 1{f' and at most {most}' if most else ''}"
             raise InputError("command line", f"option {name}", f"is {shown(value)}", fix)
 
 
