@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Discriminator, Field, Tag
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record
+from trainplan.profiling.base.files import Record, only
 
 Integers = NDArray[np.int64]
 
@@ -33,7 +33,7 @@ class InstanceFile(Record):
     """What the file formats of all instances begin with."""
 
     problem: str
-    version: Literal[1]
+    version: Annotated[Literal[1], only(1)]
     name: str | None = None
     provenance: dict[str, Any] | None = None
 

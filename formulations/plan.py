@@ -14,7 +14,7 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.base.files import Record, only, parse
 from trainplan.profiling.models.model import Model, model_from_shape
 
 # H3T's memory switches but one: recomputation is part of a strategy, as `-ckpt`.
@@ -125,7 +125,7 @@ class Plan(Record):
     """
 
     format: Literal["trainplan-plan"] = "trainplan-plan"
-    version: Literal[2] = 2
+    version: Annotated[Literal[2], only(2)] = 2
     model: dict[str, Any]
     model_digest: str
     world: Annotated[int, Field(ge=1, le=2**20)]
@@ -143,7 +143,7 @@ class Plan(Record):
     @model_validator(mode="before")
     @classmethod
     def _from_version_1(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or value.get("version") != 1:
+        if not isinstance(value, Mapping) or value.get("version") != 1 or isinstance(value["version"], bool | float):
             return value
         predicted = value.get("predicted")
         claim = Claim.of_version_1(predicted) if isinstance(predicted, Mapping) else None
@@ -168,8 +168,8 @@ class Plan(Record):
             field, problem = f"units[{position}].strategy", f"is {unit.strategy!r}"
             strategy = parse_strategy(unit.strategy, "", field, self.stage_size)
             part, tp = model.units[position].sublayer, strategy.degree("tp")
-            if not part.splits_into(tp):
-                works = max(t for t in range(1, tp) if part.splits_into(t))
+            if not part.runs_on(tp):
+                works = max(t for t in range(1, tp) if part.runs_on(t))
                 raise InputError(
                     "", field, problem, f"give a tp degree that this {part.kind} can be split into, such as {works}"
                 )

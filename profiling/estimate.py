@@ -61,12 +61,13 @@ def estimated_cost(name: str, part: Sublayer, kind: DeviceKind, tp: int, rows: i
     if part.dtype not in kind.flops_per_s:
         fix = f"add its rate, or use --dtype of {', '.join(kind.flops_per_s)}"
         raise InputError("cluster", f"{kind.name}.flops_per_s", f"has no {part.dtype}", fix)
-    forward, backward = (max(1, ns) for ns in sublayer_ns(part, kind, rows, tp))
+    split = part.degree(tp)
+    forward, backward = (max(1, ns) for ns in sublayer_ns(part, kind, rows, split))
     times = {"forward_ns": forward, "forward_without_graph_ns": forward, "backward_ns": backward}
     sizes = {
-        "kept_bytes": part.kept_bytes(rows, tp),
-        "forward_workspace_bytes": part.forward_workspace_bytes(rows, tp),
-        "backward_workspace_bytes": part.backward_workspace_bytes(rows, tp),
+        "kept_bytes": part.kept_bytes(rows, split),
+        "forward_workspace_bytes": part.forward_workspace_bytes(rows, split),
+        "backward_workspace_bytes": part.backward_workspace_bytes(rows, split),
     }
     if max(times.values()) > LONGEST_NS or max(sizes.values()) > MOST_BYTES:
         problem = f"with {rows} rows takes {max(times.values()):.3g} ns and {max(sizes.values()):.3g} bytes"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.base.files import Record, only, parse
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.network import Network, Origin, Share
 from trainplan.profiling.models.model import Model, model_from_shape
@@ -44,12 +44,16 @@ class Rate(Record):
 
 
 class ShardCounts(Record):
-    """One tensor-parallel rank's part of a sub-layer, the largest of them: parameters, those of all ranks alike, output."""
+    """One tensor-parallel rank's part of a sub-layer, the largest of them: parameters, those of all ranks alike, output.
+
+    whole: every rank holds and computes all of the sub-layer, so that nothing is added up over them.
+    """
 
     tp: Degree
     parameters: Count
     replicated_parameters: Count
     output_bytes: Count
+    whole: bool = False
 
 
 class SublayerShape(Record):
@@ -141,7 +145,7 @@ class Profile(Record):
     """
 
     format: Literal["trainplan-profile"] = "trainplan-profile"
-    version: Literal[2] = 2
+    version: Annotated[Literal[2], only(2)] = 2
     name: str
     model: dict[str, Any] | None = None
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
@@ -251,11 +255,12 @@ def shapes_of(model: Model, degrees: Iterable[int]) -> list[SublayerShape]:
         shards = [
             ShardCounts(
                 tp=tp,
-                parameters=max(part.parameter_count(tp, index) for index in {0, tp - 1}),
-                replicated_parameters=part.replicated_count,
-                output_bytes=part.output_bytes(1, tp),
+                parameters=max(part.parameter_count(split, index) for index in {0, split - 1}),
+                replicated_parameters=part.replicated_count if split == tp else 0,
+                output_bytes=part.output_bytes(1, split),
+                whole=split < tp,
             )
-            for tp in degrees
+            for tp, split in ((tp, part.degree(tp)) for tp in degrees)
         ]
         shapes.append(
             SublayerShape(

@@ -59,11 +59,14 @@ class UnitWork(Generic[Ns]):
         return self.forward_ns + self.recompute_ns + self.backward_ns
 
 
-def reductions(shape: SublayerShape) -> tuple[int, int]:
+def reductions(shape: SublayerShape, tp: int | None = None) -> tuple[int, int]:
     """All-reduces under tensor parallelism: of a sub-layer's output forward, and of its input's gradient back.
 
-    A head's output stays in parts, and an embedding's input has no gradient.
+    A head's output stays in parts, and an embedding's input has no gradient. tp: the degree; where all ranks compute the whole
+    of the sub-layer at it there is nothing to add up (left out: a degree at which it is split).
     """
+    if tp is not None and shape.shard(tp).whole:
+        return 0, 0
     forward, back = (0 if shape.kind == kind else shape.reductions for kind in ("head", "embedding"))
     return forward, back
 
@@ -90,12 +93,12 @@ def exact_work(
     shard, sdp = shape.shard(tp), strategy.degree("sdp")
     part = -(-shard.parameters // sdp)
     whole = (sdp * part if padded else shard.parameters) * element
-    forward, back = reductions(shape)
+    forward, back = reductions(shape, tp)
 
     def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
         return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
 
-    if shape.kind == "head":
+    if shape.kind == "head" and not shard.whole:
         partial = among("tp", "all-gather", 3 * tp * rows * shape.tokens * element)
     else:
         partial = forward * among("tp", "all-reduce", rows * shape.output_bytes)

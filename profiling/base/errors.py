@@ -1,8 +1,10 @@
-"""The one error that users see: what is wrong, where, and what would work."""
+"""The errors and warnings that users see: what is wrong, where, and what would work."""
 
 from __future__ import annotations
 
 import json
+import sys
+import warnings
 from typing import Any
 
 
@@ -23,6 +25,25 @@ class InputError(ValueError):
 
 class Unsuited(InputError):
     """The instance is larger than a method takes, or of another kind; `compare` passes such a method over."""
+
+
+class InputWarning(UserWarning):
+    """Input that is taken as it is, though it may not say what was meant; told in one line, as an InputError is.
+
+    error: what would be raised were it refused.
+    """
+
+    def __init__(self, error: InputError) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+def caution(where: str, field: str, problem: str, fix: str) -> None:
+    """Warn of input, in the words of an InputError: once for each text, at the line that called trainplan."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trainplan."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(InputWarning(InputError(where, field, problem, fix)), stacklevel=level)
 
 
 class MissingExtra(ImportError):

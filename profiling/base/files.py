@@ -12,11 +12,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 
 LARGEST_FILE_BYTES = 100 * 2**20
+SURROGATE_ESCAPE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
+SURROGATE_FIX = "write both halves, such as \\ud83d\\ude00, or neither"
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -38,6 +40,17 @@ class Record(BaseModel):
 
 
 RecordType = TypeVar("RecordType", bound=Record)
+
+
+def only(number: int) -> BeforeValidator:
+    """For a field that is always this number, as versions are: refuses what Python takes for equal to it, `true` and `1.0`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool | float):
+            raise InputError("", "", f"is {shown(value)}", f"give {number}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def _language(path: str | os.PathLike[str]) -> str:
@@ -65,16 +78,36 @@ def read_data(path: str | os.PathLike[str]) -> Any:
         raise InputError(where, "", "is empty", f"give a {language} object")
     try:
         if language == "JSON":
-            return _json_value(text, where)
-        from trainplan.profiling.base.yaml_files import yaml_value  # many runs read no YAML
+            value = _json_value(text, where)
+        else:
+            from trainplan.profiling.base.yaml_files import yaml_value  # many runs read no YAML
 
-        return yaml_value(text, where)
+            value = yaml_value(text, where)
+        if SURROGATE_ESCAPE.search(text) and (place := _surrogate(value)) is not None:
+            raise InputError(where, field_path(place), "holds half a character (a lone surrogate)", SURROGATE_FIX)
+        return value
     except InputError:
         raise
     except ValueError:
-        raise InputError(where, "", "holds a number of thousands of digits", "give numbers of at most 18 digits") from None
+        number = re.search(r"\d{1000,}", text)
+        before = text[: number.start()] if number else ""
+        line = f"line {before.count(chr(10)) + 1} column {len(before) - before.rfind(chr(10))}"
+        raise InputError(where, line, "holds a number of thousands of digits", "give numbers of at most 18 digits") from None
     except RecursionError:
         raise InputError(where, "", "is nested too deeply", "give the documented format") from None
+
+
+def _surrogate(value: Any) -> tuple[int | str, ...] | None:
+    """Where in a value the first text is that no UTF-8 file can hold; None where there is none."""
+    if isinstance(value, str):
+        return () if any("\ud800" <= letter <= "\udfff" for letter in value) else None
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        if _surrogate(name) is not None:
+            return (shown(name),)
+        if (place := _surrogate(part)) is not None:
+            return (name, *place)
+    return None
 
 
 def _json_value(text: str, where: str) -> Any:
@@ -154,6 +187,7 @@ def _fault_and_fix(error: Any) -> tuple[str, str]:
         "int_from_float": f"give a whole number, {_whole(value)}",
         "float_type": "give a number, such as 1.5",
         "string_type": "give a text in quotes",
+        "string_unicode": SURROGATE_FIX,
         "list_type": "give a list [...]",
         "tuple_type": "give a list [...]",
         "model_type": "give an object {...}",
@@ -171,6 +205,26 @@ def _fault_and_fix(error: Any) -> tuple[str, str]:
     if kind == "literal_error":
         return f"is {shown(value)}", f"give {limits['expected']}"
     return f"is {shown(value)}", wanted.get(kind) or error["msg"].removeprefix("Value error, ").lower()
+
+
+def json_text(value: Any, margin: str = "") -> str:
+    """A value as JSON that people can read: lists and objects of plain values on one line each, others with a line a part."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not any(isinstance(part, dict | list) for part in parts):
+        return json.dumps(value)
+    inner, ends = margin + " ", "{}" if isinstance(value, dict) else "[]"
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(name)}: {json_text(part, inner)}" for name, part in value.items()]
+    else:
+        rows = [json_text(part, inner) for part in value]
+    return f"{ends[0]}\n" + ",\n".join(inner + row for row in rows) + f"\n{margin}{ends[1]}"
+
+
+def check_readable(path: str | os.PathLike[str], content: str) -> None:
+    """Raises InputError where a file with this content would be too large for `read_data`."""
+    if (size := len(content.encode())) > LARGEST_FILE_BYTES:
+        fix = f"files of up to {LARGEST_FILE_BYTES // 2**20} MiB are read: ask for fewer layers, devices or options"
+        raise InputError(os.fspath(path), "", f"would have {size:,} bytes", fix)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

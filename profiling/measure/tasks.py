@@ -109,7 +109,8 @@ class _Measuring:
         return made
 
     def sublayer(self, task: Task) -> dict[str, Any]:
-        part, shard = self.model.sublayers[task["sublayer"]], torch_units.Shard(task["tp"], 0)
+        part = self.model.sublayers[task["sublayer"]]
+        shard = torch_units.Shard(part.degree(task["tp"]), 0)
         trial = self._together(lambda: SublayerTrial(part, task["rows"], shard, self.device, self.seed))
         times = [*self.repeat(2, trial.once), *self.repeat(1, trial.without_graph)]
         peaks = self._together(trial.memory)

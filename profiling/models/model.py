@@ -99,9 +99,9 @@ class Model:
         return sum(unit.sublayer.parameter_count() for unit in self.units) - self.tied_elements
 
     def tp_degrees(self, group: int) -> tuple[int, ...]:
-        """Powers of two up to `group` that every sub-layer can be split into."""
+        """Powers of two up to `group` on which every sub-layer can run, split or, as a small head, whole on every rank."""
         degrees = [1 << i for i in range(group.bit_length())]
-        return tuple(t for t in degrees if all(part.splits_into(t) for part in self.sublayers.values()))
+        return tuple(t for t in degrees if all(part.runs_on(t) for part in self.sublayers.values()))
 
     def activation_bytes(self, rows: int = 1) -> int:
         """What forward leaves on one device for backward, without recomputation: every unit's input and kept bytes."""

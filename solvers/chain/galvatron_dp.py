@@ -21,15 +21,24 @@ from functools import cached_property
 
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
+from trainplan.profiling.base.errors import InputError, shown
 from trainplan.solvers.core.search import Outcome, Search
 
-DEFAULT_LEVELS = 1000
+DEFAULT_LEVELS, MOST_LEVELS = 1000, 10**8
 UNREACHABLE = np.iinfo(np.int64).max // 4
 
 
 def granularity(search: Search, memory_bytes: int) -> int:
-    """The memory step of a run: option `granularity_bytes`, or a thousandth of the memory."""
-    return int(search.options.get("granularity_bytes") or -(-memory_bytes // DEFAULT_LEVELS))
+    """The memory step of a run: option `granularity_bytes`, or a thousandth of the memory.
+
+    Raises InputError where one step is more than the memory, and where the table would have too many.
+    """
+    default = -(-memory_bytes // DEFAULT_LEVELS)
+    step = int(search.options.get("granularity_bytes") or default)
+    if not memory_bytes // MOST_LEVELS < step <= memory_bytes:
+        fix = f"give {memory_bytes // MOST_LEVELS + 1} to {memory_bytes} for {memory_bytes} bytes of memory, such as {default}"
+        raise InputError("command line", "option granularity_bytes", f"is {shown(step)}", fix)
+    return step
 
 
 def galvatron_dp(instance: Instance, search: Search) -> Outcome:

@@ -19,10 +19,14 @@ ENGINE = "trainplan.papers.galvatron_engine."
 
 @dataclass(frozen=True)
 class Option:
-    """A method's own parameter: one of `choices`, the default first, or a whole number of at least 1 where there are none."""
+    """A method's own parameter: one of `choices`, the default first, or a whole number of at least 1 where there are none.
+
+    most: the largest number; None where the method itself says which of them suit the instance.
+    """
 
     name: str
     choices: tuple[str, ...] = ()
+    most: int | None = 2**53
 
     def __str__(self) -> str:
         return f"{self.name}={'|'.join(self.choices)}" if self.choices else self.name
@@ -58,10 +62,11 @@ def _proving(name: str, module: str, about: str, *options: Option) -> Entry:
     return _entry(name, module, about, *options, proves=True)
 
 
+GRANULARITY = Option("granularity_bytes", most=None)
 GALVATRON_OPTIONS = (
     Option("micro_batches", ("rule", "all")),
     Option("stage_time", ("micro-batch", "iteration")),
-    Option("granularity_bytes"),
+    GRANULARITY,
 )
 TOP, ITERATIONS = Option("top"), Option("iterations")
 PLANNER_OPTIONS = (
@@ -95,7 +100,7 @@ METHODS: dict[str, tuple[Entry, ...]] = {
     "layer-strategies": (
         _proving("label-setting", "chain.label_setting", "exact DP with dominance and bounds"),
         *MODELS,
-        _entry("galvatron-dp", "chain.galvatron_dp", "Algorithm 3 on a memory grid", Option("granularity_bytes")),
+        _entry("galvatron-dp", "chain.galvatron_dp", "Algorithm 3 on a memory grid", GRANULARITY),
     ),
     "pipeline": (
         _proving("branch-and-bound", "pipeline.exact", BOUNDED_SPANS, Option("cutoff_ns")),

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from trainplan.formulations.problem import Problem, problem_of
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, shown
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
@@ -74,18 +74,19 @@ def check_arguments(time_limit: float | None, gap: float, seed: int) -> None:
 
 
 def _check_options(entry: Entry, options: dict[str, Any]) -> None:
-    possible = {option.name: option.choices for option in entry.options}
+    possible = {option.name: option for option in entry.options}
     for name, value in options.items():
         if name not in possible:
             names = ", ".join(map(str, entry.options)) or "none"
             raise InputError("command line", f"option {name}", f"is not an option of {entry.name}", f"it has: {names}")
-        choices = possible[name]
+        choices, most = possible[name].choices, possible[name].most
         if value is None:
             continue
         if choices and value not in choices:
             raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(choices)}")
-        if not choices and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError("command line", f"option {name}", f"is {value!r}", "give a whole number of at least 1")
+        if not choices and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= (most or value)):
+            fix = f"give a whole number of at least 1{f' and at most {most}' if most else ''}"
+            raise InputError("command line", f"option {name}", f"is {shown(value)}", fix)
 
 
 def _result(instance: Any, entry: Entry, problem: Problem, search: Search, outcome: Outcome, explained: bool) -> Result:

@@ -26,6 +26,7 @@ from trainplan.profiling.base.files import check_different, check_writable, writ
 FINE, INFEASIBLE, STOPPED = 0, 1, 3
 WRITTEN = ("output", "save_profile", "trace", "picture")  # options that name files of an Outcome
 CHECKED = (*WRITTEN, "resume")
+MOST_DIGITS = 1000  # of a method's option that is read as a number; Python reads none of several thousand
 
 
 class Outcome(NamedTuple):
@@ -164,7 +165,7 @@ def method_options(texts: list[str] | None, others: Iterable[str]) -> dict[str, 
             raise InputError("command line", "--option", f"is {text!r}", "give NAME=VALUE, such as granularity_bytes=1048576")
         if name in others or name in ("time_limit", "gap", "seed", "progress", "method", "instance"):
             raise InputError("command line", "--option", f"is {text!r}", f"give it as --{name.replace('_', '-')}")
-        options[name] = int(value) if value.isdecimal() else value
+        options[name] = int(value) if value.isdecimal() and len(value) < MOST_DIGITS else value
     return options
 
 

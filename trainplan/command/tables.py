@@ -32,7 +32,7 @@ def sublayer_rows(model: Model, rows: int, tp: int) -> list[dict[str, Any]]:
     """Every distinct sub-layer and how often it stands in the chain."""
     counts, listed = Counter(model.key_of(unit) for unit in model.units), []
     for name, part in model.sublayers.items():
-        degree = tp if part.splits_into(tp) else 1
+        degree = part.degree(tp)
         listed.append(
             {
                 "sublayer": name,

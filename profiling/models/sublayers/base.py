@@ -59,6 +59,7 @@ class Sublayer:
     another stream that pass it by (an encoder's, beside a decoder)."""
 
     kind: ClassVar[Kind]
+    replicable: ClassVar[bool] = False  # whether ranks that cannot split it may each hold and compute all of it
 
     tokens: int
     hidden: int
@@ -90,6 +91,14 @@ class Sublayer:
     def splits_into(self, tp: int) -> bool:
         """Whether tensor parallelism of this degree is possible: each rank gets something of whatever is split."""
         return all(tp <= parameter.shape[parameter.split] for parameter in self.parameters() if parameter.split is not None)
+
+    def degree(self, tp: int) -> int:
+        """The ranks of a tensor-parallel group of `tp` that split it among them: all, or 1 where each has the whole of it."""
+        return tp if self.splits_into(tp) else 1
+
+    def runs_on(self, tp: int) -> bool:
+        """Whether a tensor-parallel group of `tp` ranks can run it: split, or where it may be, whole on every rank."""
+        return self.replicable or self.splits_into(tp)
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
         """The forward pass, kernel by kernel."""

@@ -65,10 +65,11 @@ class LanguageHead(Sublayer):
 class ValueHead(Sublayer):
     """Norm, then one product: of a pooled token with (classes, hidden) (ViT, Swin), or of every token with its colours.
 
-    pool: `first` token, `mean` of all, or `none`.
+    pool: `first` token, `mean` of all, or `none`. It is small: more ranks than there are values each compute all of them.
     """
 
     kind: ClassVar[Kind] = "head"
+    replicable: ClassVar[bool] = True
     values: int
     pool: Literal["first", "mean", "none"] = "first"
 
