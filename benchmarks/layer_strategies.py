@@ -19,12 +19,14 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
-from trainplan.formulations.layer_strategies.problem import Instance
+from trainplan.formulations.layer_strategies.problem import COLUMNS, Instance
 from trainplan.profiling.clusters.cluster import Cluster, Island, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.solvers.core.result import Result
@@ -112,12 +114,12 @@ def large_cases() -> list[tuple[Model, Cluster, int]]:
 
 def noisy(instance: Instance, seed: int) -> Instance:
     """Every layer's times and bytes, all its options alike, times a factor of its own within the noise."""
-    rng, record = random.Random(seed), instance.to_dict()
-    for layer in record["layers"]:
-        factors = {name: rng.uniform(1 - NOISE, 1 + NOISE) for name in layer["options"][0] if name != "strategy"}
-        for option in layer["options"]:
-            option |= {name: round(option[name] * factor) for name, factor in factors.items()}
-    return tp.load(record)
+    rng, columns = random.Random(seed), {name: list(getattr(instance, name)) for name in COLUMNS}
+    for layer in range(instance.layers):
+        factors = {name: rng.uniform(1 - NOISE, 1 + NOISE) for name in COLUMNS}
+        for name, factor in factors.items():
+            columns[name][layer] = np.rint(columns[name][layer] * factor).astype(np.int64)
+    return replace(instance, **{name: tuple(column) for name, column in columns.items()})
 
 
 def tight(instance: Instance) -> Instance:

@@ -14,12 +14,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 from trainplan.formulations.instances import Bytes, InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length
+from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, tables_in_file
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
@@ -40,10 +41,11 @@ class OptionRecord(Record):
 
 
 class LayerRecord(Record):
-    """A layer and its options."""
+    """A layer and its options, or the layer before it that has the same ones."""
 
     name: str | None = None
-    options: Annotated[list[OptionRecord], Field(min_length=1, max_length=1000)]
+    options: Annotated[list[OptionRecord], Field(min_length=1, max_length=1000)] | None = None
+    like: Annotated[int | None, Field(ge=0, description="in place of options: a layer before this one that has them")] = None
 
 
 class InstanceRecord(InstanceFile):
@@ -57,26 +59,38 @@ class InstanceRecord(InstanceFile):
     memory_bytes: Annotated[int, Field(gt=0, le=2**48, description="E: memory of one device")]
     layers: Annotated[list[LayerRecord], Field(min_length=1, max_length=10_000)]
     transitions_ns: Annotated[
-        list[list[list[TimeNs]]],
-        Field(description="L-1 tables: [option of layer l][option of layer l+1]"),
+        list[PairTable],
+        Field(description="L-1 tables: [option of layer l][option of layer l+1], in full, by classes, or as one before"),
     ]
 
     @model_validator(mode="after")
     def _shapes(self) -> InstanceRecord:
-        check_length("transitions_ns", self.transitions_ns, len(self.layers) - 1, "one fewer than layers", "tables")
-        for place, table in enumerate(self.transitions_ns):
-            rows, columns = (len(self.layers[place + i].options) for i in (0, 1))
-            check_length(f"transitions_ns[{place}]", table, rows, f"one for each option of layer {place}", "rows")
-            for number, row in enumerate(table):
-                check_length(f"transitions_ns[{place}][{number}]", row, columns, f"one for each option of layer {place + 1}")
         for place, layer in enumerate(self.layers):
-            names = [option.strategy for option in layer.options]
+            self._check_options(f"layers[{place}]", place, layer)
+        check_length("transitions_ns", self.transitions_ns, len(self.layers) - 1, "one fewer than layers", "tables")
+        sizes = [len(self.options_of(layer)) for layer in self.layers]
+        meanings = [f"one for each option of layer {place}" for place in range(len(sizes))]
+        check_tables("transitions_ns", self.transitions_ns, list(pairwise(sizes)), list(pairwise(meanings)))
+        for place, layer in enumerate(self.layers):
+            names = [option.strategy for option in layer.options or []]
             if repeated := {name for name in names if names.count(name) > 1}:
                 name = min(repeated)
                 raise InputError("", f"layers[{place}].options", f"names {name!r} twice", "give each option its own name")
             for number, name in enumerate(names if self.devices else []):
                 parse_strategy(name, "", f"layers[{place}].options[{number}].strategy", self.devices)
         return self
+
+    def _check_options(self, where: str, place: int, layer: LayerRecord) -> None:
+        if layer.options is None and layer.like is None:
+            raise InputError("", f"{where}.options", "is missing", "add it (see `trainplan schema`)")
+        if layer.options is not None and layer.like is not None:
+            raise InputError("", f"{where}.like", "is given beside options", "give one of them")
+        if layer.like is not None and (layer.like >= place or self.layers[layer.like].options is None):
+            raise InputError("", f"{where}.like", f"is {layer.like}", "give a layer before it that has options of its own")
+
+    def options_of(self, layer: LayerRecord) -> list[OptionRecord]:
+        """The options of a layer, or of the one that it is like."""
+        return layer.options or (self.layers[layer.like].options if layer.like is not None else None) or []
 
 
 class SolutionRecord(Record):
@@ -120,22 +134,19 @@ class Instance(ProblemInstance):
 
     def to_dict(self) -> dict[str, Any]:
         """The instance in its file format."""
-        layers = [
-            {
-                "name": self.layer_names[l],
-                "options": [
-                    {"strategy": name, **{column: int(getattr(self, column)[l][s]) for column in COLUMNS}}
-                    for s, name in enumerate(names)
-                ],
-            }
-            for l, names in enumerate(self.strategies)
-        ]
+        layers, places = [], dict[tuple[Any, ...], int]()
+        for l, names in enumerate(self.strategies):
+            columns = [getattr(self, column)[l] for column in COLUMNS]
+            first = places.setdefault((names, *(column.tobytes() for column in columns)), l)
+            rows = zip(names, *(column.tolist() for column in columns), strict=True)
+            options = [dict(zip(("strategy", *COLUMNS), row, strict=True)) for row in rows]
+            layers.append({"name": self.layer_names[l], **({"options": options} if first == l else {"like": first})})
         return {
             **self.header,
             "devices": self.devices,
             "memory_bytes": self.memory_bytes,
             "layers": layers,
-            "transitions_ns": [table.tolist() for table in self.transitions_ns],
+            "transitions_ns": tables_in_file(self.transitions_ns),
         }
 
 
@@ -163,13 +174,17 @@ def load(source: Source, where: str = "instance") -> Instance:
     record = parse(source, InstanceRecord, where if isinstance(source, Mapping) else None)
 
     def column(name: str) -> Any:
-        return tuple(np.array([getattr(o, name) for o in layer.options], np.int64) for layer in record.layers)
+        arrays: list[Integers] = []
+        for layer in record.layers:
+            numbers = [getattr(option, name) for option in layer.options or []]
+            arrays.append(np.array(numbers, np.int64) if layer.like is None else arrays[layer.like])
+        return tuple(arrays)
 
     return Instance(
         memory_bytes=record.memory_bytes,
         **{name: column(name) for name in COLUMNS},
-        transitions_ns=tuple(np.array(table, np.int64) for table in record.transitions_ns),
-        strategies=tuple(tuple(option.strategy for option in layer.options) for layer in record.layers),
+        transitions_ns=tuple(arrays_of(record.transitions_ns)),
+        strategies=tuple(tuple(option.strategy for option in record.options_of(layer)) for layer in record.layers),
         layer_names=tuple(layer.name or f"layer {place}" for place, layer in enumerate(record.layers)),
         devices=record.devices,
         **record.labels,

@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from trainplan.formulations.instances import InstanceFile, Integers, ProblemInstance, Timed, TimeNs, check_length, check_sums
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import OptionRecord
+from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, costs_of, tables_in_file
 from trainplan.formulations.step.schedules import Schedule, most_in_flight
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
@@ -53,8 +54,8 @@ class ConfigurationRecord(Record):
     schedule: Schedule = "1f1b"
     options: Annotated[list[list[PipelineOption]], Field(min_length=1, description="options of each kind of layer")]
     transitions_ns: Annotated[
-        list[list[list[TimeNs]]],
-        Field(description="a table for each kind of boundary: [option before][option after]"),
+        list[PairTable],
+        Field(description="a table for each kind of boundary: [option before][option after], in full or by classes"),
     ]
     entries_ns: Annotated[
         list[list[TimeNs]], Field(description="for each kind of boundary, by option after it, where a stage begins there")
@@ -109,9 +110,8 @@ class InstanceRecord(InstanceFile):
                     raise InputError("", field, f"is {option.sync_ns}", f"give at most time_ns = {option.time_ns}")
         for name in first:
             parse_strategy(name, "", f"{where}.options", self.devices // record.stages)
-        for kind, table in enumerate(record.transitions_ns):
-            if len(table) != len(first) or any(len(row) != len(first) for row in table):
-                raise InputError("", f"{where}.transitions_ns[{kind}]", "is not square", f"give {len(first)} by {len(first)}")
+        square, meaning = (len(first), len(first)), ("one for each strategy", "one for each strategy")
+        check_tables(f"{where}.transitions_ns", record.transitions_ns, [square] * boundaries, [meaning] * boundaries)
         for kind, row in enumerate(record.entries_ns):
             check_length(f"{where}.entries_ns[{kind}]", row, len(first))
 
@@ -119,7 +119,7 @@ class InstanceRecord(InstanceFile):
         m, layers = record.micro_batches, len(self.layer_names)
         every = [option for options in record.options for option in options]
         moves = (
-            [ns for table in record.transitions_ns for row in table for ns in row],
+            [ns for table in record.transitions_ns for ns in costs_of(table)],
             [ns for row in record.entries_ns for ns in row],
         )
         longest = max((o.time_ns for o in every), default=0) + sum(max(times, default=0) for times in moves)
@@ -204,7 +204,7 @@ class Configuration:
             "micro_batches": self.micro_batches,
             "schedule": self.schedule,
             "options": options,
-            "transitions_ns": tables.transitions_ns.tolist(),
+            "transitions_ns": tables_in_file(list(tables.transitions_ns)),
             "entries_ns": tables.entries_ns.tolist(),
         }
 
@@ -351,7 +351,7 @@ def tables_of(record: ConfigurationRecord) -> Tables:
     names = tuple(option.strategy for option in record.options[0])
     return Tables(
         strategies=names,
-        transitions_ns=np.array(record.transitions_ns, np.int64).reshape(-1, len(names), len(names)),
+        transitions_ns=np.array(arrays_of(record.transitions_ns), np.int64).reshape(-1, len(names), len(names)),
         entries_ns=np.array(record.entries_ns, np.int64).reshape(-1, len(names)),
         **columns,
     )

@@ -1,6 +1,7 @@
 """Every method against every other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -146,15 +147,7 @@ def test_galvatron_dp_is_exact_where_nothing_peaks() -> None:
         instance = random_instance(seed)
         if instance.memory_bytes > 2000:
             continue
-        flat = tp.load(
-            {
-                **instance.to_dict(),
-                "layers": [
-                    {**layer, "options": [{**option, "backward_bytes": 0} for option in layer["options"]]}
-                    for layer in instance.to_dict()["layers"]
-                ],
-            }
-        )
+        flat = replace(instance, backward_bytes=tuple(0 * column for column in instance.backward_bytes))
         exact, paper = tp.solve(flat), tp.solve(flat, "galvatron-dp", granularity_bytes=1)
         assert paper.objective == exact.objective
     assert galvatron_dp.__doc__
@@ -182,3 +175,18 @@ def test_results_carry_their_history_and_versions() -> None:
     assert objectives[-1] == result.objective
     assert set(result.to_dict()) >= {"status", "objective", "bound", "gap", "solution", "history"}
     assert "<table>" in result._repr_html_()
+
+
+@pytest.mark.parametrize("step", [10**30, 2**53, 181_723])
+def test_a_memory_step_beyond_the_memory_is_refused(step: int) -> None:
+    instance = random_instance(1).with_memory(181_722)
+    with pytest.raises(
+        tp.InputError, match=r"granularity_bytes is \d+; give 1 to 181722 for 181722 bytes of memory, such as 182"
+    ):
+        tp.solve(instance, "galvatron-dp", granularity_bytes=step)
+    assert tp.solve(instance, "galvatron-dp", granularity_bytes=181_722, explained=False).status != "failed"
+
+
+def test_a_memory_step_with_too_many_levels_is_refused() -> None:
+    with pytest.raises(tp.InputError, match=r"granularity_bytes is 1; give 2814750 to 281474976710656"):
+        tp.solve(random_instance(1).with_memory(2**48), "galvatron-dp", granularity_bytes=1)

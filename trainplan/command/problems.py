@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from trainplan.command.options import Command, Outcome, exit_code, flag, flags_o
 from trainplan.formulations.problem import problem, problem_names, problem_of
 from trainplan.pictures import drawn
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import read_data, write_whole
+from trainplan.profiling.base.files import check_readable, json_text, read_data, write_whole
 from trainplan.solvers.core.registry import methods as methods_of
 
 EXAMPLES = {
@@ -50,7 +50,9 @@ def _build(words: Sequence[str]) -> Command:
             instance = api.build(values.pop("problem"), **values)
         if output is None:
             return Outcome(instance.to_dict(), lambda: print(json.dumps(instance.to_dict())))
-        write_whole(output, json.dumps(instance.to_dict(), indent=1) + "\n")
+        text = json_text(instance.to_dict()) + "\n"
+        check_readable(output, text)
+        write_whole(output, text)
         about: dict[str, Any] = {"output": str(output), **problem_of(instance).size(instance), "instance_hash": instance.digest}
         rows = [(name, str(value)) for name, value in about.items()]
         if layers := instance.provenance.get("lifted"):
@@ -94,7 +96,7 @@ METHODS = flag("method", list[str] | None, "Of an instance: a method; may be rep
 def compare(**values: Any) -> Outcome:
     """Solve an instance with several methods and let each check the others; or hold plans side by side."""
     sources = values.pop("sources")
-    if len(sources) > 1 or "format" in read_data(sources[0]):
+    if len(sources) > 1 or "format" in _fields(sources[0]):
         rows = api.compare_plans(sources)
         return Outcome(rows, partial(render.plan_rows, rows))
     with render.searching("comparing") as progress:
@@ -104,6 +106,12 @@ def compare(**values: Any) -> Outcome:
         code = options.INFEASIBLE
     content = {"results": [result.to_dict() for result in results], "contradictions": contradictions}
     return Outcome(content, partial(render.comparison, results, contradictions), {}, code)
+
+
+def _fields(source: Path) -> Mapping[str, Any]:
+    """What a file holds, where it is an object; what else it holds is refused where it is read as an instance."""
+    content = read_data(source)
+    return content if isinstance(content, Mapping) else {}
 
 
 @takes([word("problem", str, "The problem.", "layer-strategies")])
