@@ -11,7 +11,7 @@ from trainplan.formulations.cluster_strategy.problem import Instance, load
 def random_cluster_dict(rng: random.Random, devices: int | None = None, layers: int = 6) -> dict[str, Any]:
     """Ties, zero costs, links of which one is much slower, and memory from hopeless to loose are all likely."""
     devices = devices or rng.choice([2, 3, 4, 4, 4, 6])
-    length = rng.randint(3, layers)
+    length = rng.randint(min(3, layers), layers)
     kinds = rng.randint(1, min(3, devices))
     scale = rng.choice([1, 1, 1000, 10**6])
     base = [rng.randint(0, 9) * scale for _ in range(length)]
@@ -53,6 +53,7 @@ def random_cluster_dict(rng: random.Random, devices: int | None = None, layers: 
         ],
         "uneven_shares": rng.random() < 0.5,
         "within_memory": rng.random() < 0.6,
+        "tied_bytes": rng.choice([0, rng.randint(0, 30)]),
     }
 
 

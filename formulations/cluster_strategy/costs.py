@@ -39,12 +39,14 @@ def build(
     by_unit: bool = False,
     uneven_shares: bool = False,
     within_memory: bool = True,
+    tied: bool = True,
 ) -> Instance:
     """The problem of one batch. profile: with the costs of all `shapes_of_strategies`, by kind of device.
 
     memory_bytes: of every device (default: as the cluster says); reserve_bytes: how much less of it there is. recompute: every
-    layer keeps its input only, and repeats its forward pass. Raises InputError where the profile lacks a kind of device or a
-    shape.
+    layer keeps its input only, and repeats its forward pass. tied: the gradients of a table that embedding and head share are
+    added up at the end of the step, as trainplan's programs do it; AMP's own cost model leaves that out. Raises InputError
+    where the profile lacks a kind of device or a shape.
     """
     kinds = cluster.used_kinds
     for kind in kinds:
@@ -71,6 +73,7 @@ def build(
         },
         uneven_shares=uneven_shares,
         within_memory=within_memory,
+        tied_bytes=profile.tied_parameters * profile.parameter_bytes if tied else 0,
         name=f"{profile.name} on {cluster.name}" if profile.name else NAME,
         provenance={
             "model": profile.model or {"name": profile.name},
@@ -90,8 +93,10 @@ def _reductions(profile: Profile, unit: ChainUnit) -> tuple[int, int]:
 
 
 def _shard(profile: Profile, layers: Sequence[Sequence[ChainUnit]], tmp: int) -> Shard:
-    counts = _array(sum(profile.shapes[unit.sublayer].shard(tmp).parameters for unit in layer) for layer in layers)
-    return Shard(counts * profile.parameter_bytes, counts * profile.state_bytes_per_parameter)
+    shards = [[profile.shapes[unit.sublayer].shard(tmp) for unit in layer] for layer in layers]
+    counts = _array(sum(shard.parameters for shard in layer) for layer in shards)
+    whole = tuple(place for place, layer in enumerate(shards) if all(shard.whole for shard in layer))
+    return Shard(counts * profile.parameter_bytes, counts * profile.state_bytes_per_parameter, whole)
 
 
 def _table(

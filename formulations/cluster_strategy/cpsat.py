@@ -8,7 +8,8 @@ Variables    z[j,a,b] bool     stage j holds the layers a .. b-1
              u[j,r,h] bool     data-parallel group (j, ., r) is of make h
              w[j,i,q] bool     a link of kind q lies between the stages j and j+1 of pipeline i
              G[i,n] bool       pipeline i takes n micro-batches
-             t[j,i], e[j,i], M[i], D, T
+             l[h] bool         the devices of the first and the last stage are of make h of `ends`, where a table is tied
+             t[j,i], e[j,i], M[i], D, R, T
 
     minimise   T + D                                                                                     (Eq. 4)
     path       exactly one z[j,.,.] for every j; stage j+1 begins where stage j ends
@@ -17,6 +18,8 @@ Variables    z[j,a,b] bool     stage j holds the layers a .. b-1
     time       t[j,i] >= sum_ab z[j,a,b] (time of a .. b-1 in profile f)   where p[j,i,f]
     move       e[j,i] >= sum_ab z[j,a,b] (transfer after b-1 on link q)    where w[j,i,q]; w[j,i,q] where any x's meet at q
     sync       D >= sum_ab z[j,a,b] (all-reduce of a .. b-1 on link q)     where group (j, ., r) has such a link
+               with R beside the sum for j = 0 and j = P - 1
+    tied       sum_jir x[j,i,r,c] over these two j = sum_h h_c l[h];  R = sum_h (reduction over h) l[h]
     bottleneck M[i] >= t[j,i]
     pipeline   T >= (n - 1) M[i] + sum_j e[j,i] + sum_j t[j,i]             where G[i,n]                  (Eq. 5)
     share      exactly one G[i,.]; sum_in n G[i,n] = all micro-batches
@@ -100,14 +103,16 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
             move = weighted_sum((z[j, a, b], int(case.transfer_ns[q, b - 1])) for a, b in spans[j])
             model.add(e[j, i] >= move).only_enforce_if(variable)
 
-    sync = model.new_int_var(0, int(case.sync_ns.max()), "D")
+    ends = sorted({0, degrees.pp - 1})
+    tied = _tied(model, case, [sum(x[j, i, r, c] for j in ends for i in pipelines for r in ranks) for c in kinds_of_device])
+    sync = model.new_int_var(0, int(case.sync_ns.max()) + max(case.tied_ns, default=0), "D")
     for j in stages:
         for r in ranks:
             of_class = [sum(x[j, i, r, c] for i in pipelines) for c in kinds_of_device]
             u = _makes(model, case.replicas, of_class, f"u[{j},{r}")
             for q, variable in _merged(model, case.ring_of, u, f"v[{j},{r}").items():
                 reduced = weighted_sum((z[j, a, b], int(case.sync_ns[q, a, b])) for a, b in spans[j])
-                model.add(sync >= reduced).only_enforce_if(variable)
+                model.add(sync >= reduced + (tied if j in ends else 0)).only_enforce_if(variable)
 
     shares = {(i, n): model.new_bool_var(f"G[{i},{n}]") for i in pipelines for n in case.share_choices}
     for i in pipelines:
@@ -118,7 +123,7 @@ def build(case: Case) -> tuple[cp_model.CpModel, Places]:
             terms = [z[j, a, b] for a, b in over], [p[j, i, f] for f in small], [shares[i, n] for n in taken]
             model.add(sum(map(sum, terms)) <= 2)
 
-    most = max(case.share_choices) * most_t + degrees.pp * (most_t + most_e)
+    most = case.share_choices[-1] * most_t + degrees.pp * (most_t + most_e)
     whole = model.new_int_var(0, most, "T")
     for i in pipelines:
         slowest = model.new_int_var(0, most_t, f"M[{i}]")
@@ -138,6 +143,13 @@ def _order(model: cp_model.CpModel, case: Case, x: dict[tuple[int, int, int, int
         model.add(chosen[0, i - 1, 0] <= chosen[0, i, 0])
     for r in range(1, case.degrees.tmp):
         model.add(chosen[0, 0, r - 1] <= chosen[0, 0, r])
+
+
+def _tied(model: cp_model.CpModel, case: Case, of_class: list[Any]) -> Any:
+    """R, of the first and the last stage with so many devices of each class."""
+    if not case.instance.tied_bytes:
+        return 0
+    return weighted_sum(zip(_makes(model, case.ends, of_class, "l[ends"), case.tied_ns, strict=True))
 
 
 def _makes(model: cp_model.CpModel, listed: list[tuple[int, ...]], of_class: list[Any], name: str) -> list[cp_model.IntVar]:

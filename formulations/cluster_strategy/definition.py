@@ -20,6 +20,8 @@ from trainplan.profiling.base.quantities import divisors
 
 UNEVEN_SHARES = Parameter("uneven_shares", bool, "let pipelines take different numbers of micro-batches", False)
 
+TIED = Parameter("tied", bool, "count the reduction of a table that embedding and head share, which AMP's model lacks", True)
+
 
 class ClusterStrategy(Problem):
     """Degrees, placement, micro-batch size, layer assignment and shares together (AMP, Section 3)."""
@@ -30,11 +32,11 @@ class ClusterStrategy(Problem):
     solution_record = SolutionRecord
     explained_by = "trainplan.solvers.cluster.memory:explain"
     picture = "trainplan.pictures.placement:draw_placement"
-    parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT)
+    parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, TIED)
 
     def cost_model(self, instance: Instance) -> str:
-        """AMP's costs and its objective."""
-        return "amp, Eq. 3-5"
+        """AMP's costs and its objective, and whether a tied table is reduced, too."""
+        return "amp, Eq. 3-5" + (", with the tied table" if instance.tied_bytes else "")
 
     def memory_bytes(self, instance: Instance) -> int | None:
         """The limit of every device, where all have the same; else None."""
@@ -104,6 +106,7 @@ def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance
         by_unit=bool(request.options.get(BY_UNIT.name)),
         uneven_shares=uneven_shares,
         within_memory=not request.options.get(IGNORE_MEMORY.name),
+        tied=request.options.get(TIED.name, True),
     )
 
 

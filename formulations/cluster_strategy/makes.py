@@ -14,7 +14,7 @@ from itertools import groupby, islice
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.classes import first_alike, matrix_tables, unchanged
-from trainplan.formulations.cluster_strategy.placed import group_layer_ns, group_sync_ns, pair_transfer_ns
+from trainplan.formulations.cluster_strategy.placed import end_ranks, group_layer_ns, group_sync_ns, pair_transfer_ns
 from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Instance, Solution
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.step.schedules import most_in_flight
@@ -52,13 +52,13 @@ class Case:
         return -(-self.micro_batches // self.degrees.dp)
 
     @cached_property
-    def share_choices(self) -> tuple[int, ...]:
-        """The numbers of micro-batches that a pipeline may have."""
+    def share_choices(self) -> range:
+        """The numbers of micro-batches that a pipeline may have, ascending."""
         even, rest = divmod(self.micro_batches, self.degrees.dp)
         if self.instance.uneven_shares and self.degrees.dp > 1:
-            return tuple(range(1, self.micro_batches - self.degrees.dp + 2))
+            return range(1, self.micro_batches - self.degrees.dp + 2)
         assert rest == 0
-        return (even,)
+        return range(even, even + 1)
 
     @cached_property
     def counts(self) -> Make:
@@ -71,12 +71,15 @@ class Case:
 
     @property
     def statable(self) -> bool:
-        """Whether a model may state the make of every group: there are few enough, and few enough variables for them."""
+        """Whether a model may state the make of every group: there are few enough, and few enough variables for them and for
+        the shares of pipelines."""
         degrees = self.degrees
         groups, replicas = self._makes(degrees.tmp), self._makes(degrees.dp)
-        if groups is None or replicas is None:
+        ends = self._makes(end_ranks(degrees)) if self.instance.tied_bytes else ()
+        if groups is None or replicas is None or ends is None:
             return False
-        return degrees.pp * (degrees.dp * len(groups) + degrees.tmp * len(replicas)) <= MOST_VARIABLES
+        of_groups = degrees.pp * (degrees.dp * len(groups) + degrees.tmp * len(replicas)) + len(ends)
+        return of_groups + degrees.dp * len(self.share_choices) <= MOST_VARIABLES
 
     def _makes(self, size: int) -> tuple[Make, ...] | None:
         alike = orbits(self.instance) if self.reduced else tuple(range(len(self.counts)))
@@ -157,11 +160,19 @@ class Case:
 
     @cached_property
     def replicas(self) -> list[Make]:
-        """Makes of data-parallel groups.
+        """Makes of data-parallel groups, or parts of them (see `_reducing`)."""
+        return self._reducing(self.degrees.dp)
+
+    @cached_property
+    def ends(self) -> list[Make]:
+        """Makes of all devices of the first and the last stage together, or parts of them (see `_reducing`)."""
+        return self._reducing(end_ranks(self.degrees))
+
+    def _reducing(self, size: int) -> list[Make]:
+        """Makes of groups of so many devices that reduce gradients.
 
         Of a reduced case with too many, those in one class, and for every class a part of all others: one device of it.
         """
-        size = self.degrees.dp
         if (listed := self._makes(size)) is not None:
             return list(listed)
         assert self.reduced
@@ -169,14 +180,15 @@ class Case:
         whole = [[size * taken for taken in make] for c, make in enumerate(alone) if self.counts[c] >= size]
         return [tuple(make) for make in whole + alone]
 
-    @cached_property
-    def _synchronised(self) -> tuple[list[int], Integers]:
-        """The kind of link of every make of a data-parallel group; parts of groups have the best link between two classes."""
-        size = self.degrees.dp
+    def _rings(self, listed: Sequence[Make], size: int) -> tuple[list[int], list[tuple[Instance, tuple[int, ...]]]]:
+        """The kind of link of every make of a group of so many devices, and an example of each: a group, in an instance.
+
+        Parts of groups have the best link between two classes.
+        """
         links: dict[object, int] = {}
         numbers: list[int] = []
         examples: list[tuple[Instance, tuple[int, ...]]] = []
-        for make in self.replicas:
+        for make in listed:
             whole = sum(make) == size
             devices = self.devices(make) if whole else tuple(range(size))
             key = _link(self.instance, devices) if whole else "between classes"
@@ -184,6 +196,36 @@ class Case:
                 links[key] = len(examples)
                 examples.append((self.instance if whole else _best_between_classes(self.instance), devices))
             numbers.append(links[key])
+        return numbers, examples
+
+    @cached_property
+    def tied_ns(self) -> list[int]:
+        """What the reduction of a tied table takes, by make of `ends`; empty where no table is tied."""
+        size = self.instance.tied_bytes
+        if not size:
+            return []
+        numbers, examples = self._rings(self.ends, end_ranks(self.degrees))
+        times = [group_sync_ns(instance, devices, size) for instance, devices in examples]
+        return [times[number] for number in numbers]
+
+    @property
+    def least_tied_by_place_ns(self) -> tuple[int | None, int | None]:
+        """The least that the reduction of the tied table takes where its devices are all of one class, and elsewhere; None
+        where there is no such group, or no tied table."""
+        within, elsewhere = list[int](), list[int]()
+        for make, time in zip(self.ends if self.instance.tied_bytes else (), self.tied_ns, strict=True):
+            (within if max(make) == end_ranks(self.degrees) else elsewhere).append(time)
+        return min(within, default=None), min(elsewhere, default=None)
+
+    @property
+    def least_tied_ns(self) -> int:
+        """A time that no reduction of the tied table beats."""
+        return min(self.tied_ns, default=0)
+
+    @cached_property
+    def _synchronised(self) -> tuple[list[int], Integers]:
+        """The kind of link of every make of a data-parallel group, and D of each kind, without R."""
+        numbers, examples = self._rings(self.replicas, self.degrees.dp)
         sums = self.instance.shards[self.degrees.tmp].gradient_sums
         sizes, place = np.unique(np.maximum(0, sums[None, :] - sums[:, None]), return_inverse=True)
         rows = [[group_sync_ns(instance, devices, int(value)) for value in sizes] for instance, devices in examples]

@@ -13,6 +13,7 @@ Variables    z[j,a,b] in {0,1}     stage j holds the layers a .. b-1
              u[j,r,h] in {0,1}     data-parallel group (j, ., r) is of make h
              w[j,i,q] >= 0         a link of kind q lies between the stages j and j+1 of pipeline i
              G[i,n] in {0,1}       pipeline i takes n micro-batches
+             l[h] in {0,1}         the devices of the first and the last stage are of make h, where a table is tied
              Y[j,i,f,a,b], U[j,r,q,a,b], W[j,i,q,b] >= 0: z, where the group has that profile or link
              M[i], D, T >= 0
 
@@ -28,7 +29,8 @@ Variables    z[j,a,b] in {0,1}     stage j holds the layers a .. b-1
     bottleneck M[i] >= sum c Y[j,i,...]                                                  for every j, i
     pipeline   T >= (n-1) M[i] + sum c Y[.,i,...] + sum_j E[j,i] - (n - n0) M (1 - G[i,n])       for every i, n  (Eq. 5)
     move       E[j,i] >= sum_b e[q,b] W[j,i,q,b]                                         for every j, i, q
-    sync       D >= sum s U[j,r,...]                                                     for every j, r
+    sync       D >= sum s U[j,r,...], plus R for j = 0 and j = P - 1                     for every j, r
+    tied       sum x[j,.,.,c] over these two j = sum_h h_c l[h], sum_h l[h] = 1, R = sum_h (reduction over h) l[h]
     share      sum_n G[i,n] = 1;  sum_in n G[i,n] = all micro-batches
     memory     sum z + sum y + sum G <= 2 of spans, makes and shares that exceed the memory together
     order      of the first stage's classes, as in `cpsat`
@@ -60,8 +62,9 @@ def weight(case: Case) -> int:
 
 def _most_ns(case: Case) -> int:
     stages = case.degrees.pp
-    times = int(case.times[:, -1].max()) * (max(case.share_choices) + stages)
-    return times + stages * int(case.transfer_ns.max(initial=0)) + int(case.sync_ns.max())
+    times = int(case.times[:, -1].max()) * (case.share_choices[-1] + stages)
+    syncs = int(case.sync_ns.max()) + max(case.tied_ns, default=0)
+    return times + stages * int(case.transfer_ns.max(initial=0)) + syncs
 
 
 def build(case: Case) -> pyo.ConcreteModel:
@@ -167,14 +170,17 @@ def build(case: Case) -> pyo.ConcreteModel:
             m.E[j, i] >= sum(int(case.transfer_ns[q, b - 1]) / ns_per_unit * m.W[j, i, q, b] for b in ends[j])
         ),
     )
+    tied = _tied(m, case, ns_per_unit)
     m.sync = pyo.Constraint(
         stages,
         ranks,
         rule=lambda m, j, r: (
-            sum(int(case.sync_ns[q, a, b]) / ns_per_unit * m.U[j, r, q, a, b] for q in rings for a, b in spans[j]) <= m.D
+            sum(int(case.sync_ns[q, a, b]) / ns_per_unit * m.U[j, r, q, a, b] for q in rings for a, b in spans[j])
+            + (tied if j in (0, before) else 0)
+            <= m.D
         ),
     )
-    longest, least = int(case.times[:, -1].max()) / ns_per_unit, min(case.share_choices)
+    longest, least = int(case.times[:, -1].max()) / ns_per_unit, case.share_choices[0]
     once = {i: sum(time(j, i) for j in stages) + sum(m.E[j, i] for j in range(before)) for i in pipelines}
     m.pipeline = pyo.Constraint(
         pipelines,
@@ -195,7 +201,20 @@ def build(case: Case) -> pyo.ConcreteModel:
     return m
 
 
-def _devices(listed: Sequence[Make], c: int, variables: Any, group: tuple[int, int]) -> Any:
+def _tied(m: Any, case: Case, ns_per_unit: int) -> Any:
+    """R, with its variables and constraints."""
+    if not case.instance.tied_bytes:
+        return 0
+    last, classes = case.degrees.pp - 1, range(len(case.counts))
+    m.l = pyo.Var(range(len(case.ends)), domain=pyo.Binary)
+    m.end = pyo.Constraint(expr=sum(m.l[:]) == 1)
+    m.ends = pyo.Constraint(
+        classes, rule=lambda m, c: sum(sum(m.x[j, :, :, c]) for j in {0, last}) == _devices(case.ends, c, m.l, ())
+    )
+    return sum(time / ns_per_unit * m.l[place] for place, time in enumerate(case.tied_ns))
+
+
+def _devices(listed: Sequence[Make], c: int, variables: Any, group: tuple[int, ...]) -> Any:
     """How many devices of a class a group has, by the variables for its make."""
     return sum(make[c] * variables[(*group, place)] for place, make in enumerate(listed) if make[c])
 

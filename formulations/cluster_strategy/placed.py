@@ -74,11 +74,22 @@ class Placed:
         times = self.stage_ns(cuts)
         return (np.array(shares) - 1) * times.max(axis=0) + times.sum(axis=0) + self.sent_ns(cuts).sum(axis=0)
 
+    @cached_property
+    def tied_ns(self) -> int:
+        """R: the reduction of a tied table over all devices of the first and the last stage."""
+        size = self.instance.tied_bytes
+        if not size:
+            return 0
+        devices = self.grid[sorted({0, self.degrees.pp - 1})].ravel()
+        classes = tuple(np.sort(self.instance.classes[devices]).tolist())
+        return self._group_sync_ns(size, classes, tuple(devices.tolist()))
+
     def sync_ns(self, stage: int, first: int, last: int) -> int:
-        """D of a stage with these layers: the slowest of the all-reduces of its gradients."""
+        """D of a stage with these layers: the slowest of the all-reduces of its gradients, and R on the first and last one."""
         sums = self.instance.shards[self.degrees.tmp].gradient_sums
         size = int(sums[last + 1] - sums[first])
-        return max(self._group_sync_ns(size, *group) for group in self._sync_groups[stage])
+        slowest = max(self._group_sync_ns(size, *group) for group in self._sync_groups[stage])
+        return slowest + (self.tied_ns if stage in (0, self.degrees.pp - 1) else 0)
 
     def syncs_ns(self, cuts: Sequence[int]) -> list[int]:
         """D of every stage."""
@@ -127,6 +138,11 @@ class Placed:
         return np.array(rows, np.int64).reshape(*groups.shape[:-1], columns)
 
 
+def end_ranks(degrees: Degrees) -> int:
+    """The number of ranks in the first and the last stage together."""
+    return min(2, degrees.pp) * degrees.dp * degrees.tmp
+
+
 @lru_cache(maxsize=256)
 def _in_flight(stages: int, shares: tuple[int, ...]) -> Integers:
     """Micro-batches in flight on every stage of every pipeline: (P, d)."""
@@ -134,7 +150,10 @@ def _in_flight(stages: int, shares: tuple[int, ...]) -> Integers:
 
 
 def group_layer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:
-    """Every layer in a group of tmp devices: the slowest of them, and the all-reduces at their slowest link: (L,)."""
+    """Every layer in a group of tmp devices: the slowest of them, and the all-reduces at their slowest link: (L,).
+
+    A layer that each device computes all of has no all-reduces.
+    """
     table = instance.tables[degrees.tmp, degrees.mbs]
     kinds = sorted({instance.device_kinds[device] for device in devices})
     time = table.layer_ns[kinds].max(axis=0)
@@ -144,8 +163,9 @@ def group_layer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int])
     for count, size in set(zip(instance.reductions.tolist(), instance.reduced_bytes.tolist(), strict=True)):
         message = size * degrees.mbs / max(1, count)
         made[count, size] = round(count * collective_ns(instance.network, "all-reduce", message, tuple(devices)))
-    each = [made[key] for key in zip(instance.reductions.tolist(), instance.reduced_bytes.tolist(), strict=True)]
-    return time + np.array(each, np.int64)
+    each = np.array([made[key] for key in zip(instance.reductions.tolist(), instance.reduced_bytes.tolist(), strict=True)])
+    each[list(instance.shards[degrees.tmp].whole)] = 0
+    return time + each
 
 
 def pair_transfer_ns(instance: Instance, degrees: Degrees, devices: Sequence[int]) -> Integers:

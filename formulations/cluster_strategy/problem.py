@@ -9,12 +9,15 @@ of the cluster. p puts a device on each of the ranks (j, i, r), stage j of pipel
                 t_{j,i} = sum of the layers of stage j: the slowest device's time + the all-reduces of group (j, i)
                 e_{j,i} = 2 (v mbs / b + latency), the slowest pair between groups (j, i) and (j+1, i)
                 D_{j,r} = all-reduce of stage j's gradients over its devices (j, ., r)                Eq. 3
+                          + R where j is the first or the last stage
+                R       = all-reduce of a table that embedding and head share over all devices of these two stages
     subject to  sum_i gas_i mbs = gbs, all gas_i equal unless `uneven_shares`
                 dp and tmp are powers of two, if `powers_of_two` (plans have no others)
                 on every device   sum states + min(gas_i, pp - j) sum kept + max workspace <= its memory, if `within_memory`
 
-Every group communicates at its slowest link. Readings: v / b is paid forward and back; all-reduces have their latencies. The
-memory is this project's: AMP has none, and plans by it with `within_memory` off. All numbers are integers.
+Every group communicates at its slowest link. Readings: v / b is paid forward and back; all-reduces have their latencies. R is
+what this project's programs do; AMP has none (`tied_bytes` of 0). The memory is this project's, too: AMP plans with
+`within_memory` off. All numbers are integers.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.costs import collective_ns
 
 NAME = "cluster-strategy"
-LARGEST = 2**53
+LARGEST, LARGEST_BATCH = 2**53, 10**9
 ARRAYS = ("reductions", "reduced_bytes", "boundary_bytes")
 FLAGS = ("uneven_shares", "within_memory", "powers_of_two")
 
@@ -68,6 +71,10 @@ class ShardRecord(Record):
     tmp: Degree
     gradient_bytes: list[Whole]
     state_bytes: list[Whole]
+    whole: Annotated[
+        list[Annotated[int, Field(ge=0)]],
+        Field(description="layers that each of the tmp devices computes all of, so that nothing is reduced; none by default"),
+    ] = Field(default_factory=list)
 
 
 class TableRecord(Record):
@@ -85,7 +92,7 @@ class InstanceRecord(InstanceFile):
     """The file format of a cluster-strategy instance, version 1."""
 
     problem: Literal["cluster-strategy"]
-    batch: Annotated[int, Field(ge=1, le=10**9, description="samples of one step, gbs")]
+    batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH, description="samples of one step, gbs")]
     layer_names: Annotated[list[str], Field(min_length=1, max_length=10_000)]
     kinds: Annotated[list[KindRecord], Field(min_length=1)]
     devices: Annotated[list[DevicesRecord], Field(min_length=1)]
@@ -98,6 +105,9 @@ class InstanceRecord(InstanceFile):
     uneven_shares: bool = False
     within_memory: bool = True
     powers_of_two: Annotated[bool, Field(description="dp and tmp are powers of two, as plans have them")] = False
+    tied_bytes: Annotated[
+        Whole, Field(description="of a table that embedding and head share, whose gradients both ends add up; 0: none")
+    ] = 0
 
     @model_validator(mode="after")
     def _consistent(self) -> InstanceRecord:
@@ -114,6 +124,9 @@ class InstanceRecord(InstanceFile):
         for i, shard in enumerate(self.shards):
             for name in ("gradient_bytes", "state_bytes"):
                 check_length(f"shards[{i}].{name}", getattr(shard, name), layers)
+            for place, layer in enumerate(shard.whole):
+                if layer >= layers:
+                    raise InputError("", f"shards[{i}].whole[{place}]", f"is {layer}", f"give 0 to {layers - 1}")
         degrees = [shard.tmp for shard in self.shards]
         if len(set(degrees)) < len(degrees):
             raise InputError("", "shards", f"have tmp {shown(degrees)}", "give each degree once")
@@ -139,9 +152,9 @@ class InstanceRecord(InstanceFile):
     def _most_communication_ns(self, devices: int) -> float:
         """All messages of a step one after another, as if each were an all-reduce among all devices."""
         stages, everyone = min(devices, len(self.layer_names)), tuple(range(devices))
-        messages = self.batch * (2 * stages + sum(self.reductions)) + 1
+        messages = self.batch * (2 * stages + sum(self.reductions)) + 2
         size = self.batch * (2 * stages * max(self.boundary_bytes, default=0) + sum(self.reduced_bytes))
-        size += max(sum(shard.gradient_bytes) for shard in self.shards)
+        size += max(sum(shard.gradient_bytes) for shard in self.shards) + self.tied_bytes
         each, whole = (collective_ns(self.network, "all-reduce", float(of), everyone) for of in (0, size))
         return messages * each + whole
 
@@ -155,7 +168,7 @@ class SolutionRecord(Record):
     mbs: Degree
     placement: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     cuts: list[Annotated[int, Field(ge=0)]]
-    shares: list[Degree] | None = None
+    shares: list[Annotated[int, Field(ge=1, le=LARGEST_BATCH)]] | None = None
 
 
 @dataclass(frozen=True)
@@ -168,10 +181,11 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One of tmp devices' part of every layer, (L,) each."""
+    """One of tmp devices' part of every layer, (L,) each. whole: layers that each of them computes all of."""
 
     gradient_bytes: Integers
     state_bytes: Integers
+    whole: tuple[int, ...] = ()
 
     @cached_property
     def gradient_sums(self) -> Integers:
@@ -205,6 +219,8 @@ class Degrees:
 class Instance(ProblemInstance):
     """The problem in arrays. device_kinds: kind of every device. shards by tmp, tables by (tmp, mbs).
 
+    tied_bytes: of a table that embedding and head share; 0 where there is none, and where R is left out, as in AMP.
+
     group_costs: costs of groups of devices that were looked up; `Placed` fills them in.
     """
 
@@ -221,6 +237,7 @@ class Instance(ProblemInstance):
     uneven_shares: bool = False
     within_memory: bool = True
     powers_of_two: bool = False
+    tied_bytes: int = 0
     group_costs: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
     problem = NAME
@@ -301,7 +318,7 @@ class Instance(ProblemInstance):
         """The instance in its file format."""
         return {
             **self.header,
-            **self.lists(("batch", *ARRAYS, *FLAGS, "layer_names")),
+            **self.lists(("batch", *ARRAYS, *FLAGS, "layer_names", *(["tied_bytes"] if self.tied_bytes else []))),
             "kinds": [asdict(kind) for kind in self.kinds],
             "devices": [{"kind": kind, "count": len(list(run))} for kind, run in groupby(self.device_kinds)],
             "network": self.network.model_dump(exclude_none=True),
@@ -311,7 +328,8 @@ class Instance(ProblemInstance):
 
 
 def _lists(columns: Shard | LayerTable) -> dict[str, Any]:
-    return {column.name: getattr(columns, column.name).tolist() for column in fields(columns)}
+    values = {column.name: getattr(columns, column.name) for column in fields(columns)}
+    return {name: np.asarray(value).tolist() for name, value in values.items() if len(value)}
 
 
 @dataclass(frozen=True)
@@ -378,11 +396,11 @@ def load(source: Source, where: str = "instance") -> Instance:
         device_kinds=tuple(run.kind for run in record.devices for _ in range(run.count)),
         network=record.network,
         **{name: array(getattr(record, name)) for name in ARRAYS},
-        shards={s.tmp: Shard(array(s.gradient_bytes), array(s.state_bytes)) for s in record.shards},
+        shards={s.tmp: Shard(array(s.gradient_bytes), array(s.state_bytes), tuple(s.whole)) for s in record.shards},
         tables={
             (t.tmp, t.mbs): LayerTable(array(t.layer_ns), array(t.kept_bytes), array(t.workspace_bytes)) for t in record.tables
         },
-        **record.tuples(FLAGS),
+        **record.tuples((*FLAGS, "tied_bytes")),
         **record.labels,
     )
 

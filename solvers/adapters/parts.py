@@ -51,8 +51,8 @@ def _closed(part: Part, search: Search) -> bool:
 
 
 def _least(parts: list[Part], search: Search) -> float:
-    """The bound of all parts; infinite where none has a solution."""
-    return min([part.bound for part in parts] + ([] if search.objective is None else [search.objective]))
+    """The bound of all parts; infinite where none has a solution, or there are none."""
+    return min([part.bound for part in parts] + ([] if search.objective is None else [search.objective]), default=math.inf)
 
 
 def _solve(method: Method, part: Part, parts: list[Part], search: Search, share: float) -> Outcome:

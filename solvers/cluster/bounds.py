@@ -29,12 +29,12 @@ def even_stages_ns(case: Case) -> int:
     """A time that no strategy beats.
 
     Proof: some pipeline has no less than an even share of the batch; its S is no less than all layers at their fastest, and its
-    M no less than an even part of that, or than any one layer.
+    M no less than an even part of that, or than any one layer. D of the first stage holds the reduction of a tied table.
     """
     degrees = case.degrees
     fastest = case.instance.tables[degrees.tmp, degrees.mbs].layer_ns[case.instance.class_kinds].min(axis=0)
     slowest = max(int(fastest.max()), -(-int(fastest.sum()) // degrees.pp))
-    return (case.even_share - 1) * slowest + int(fastest.sum())
+    return (case.even_share - 1) * slowest + int(fastest.sum()) + case.least_tied_ns
 
 
 def one_pipeline_ns(pipelines: PipelineSearch, cutoff: int | None, stop: Callable[[], bool]) -> tuple[int, Path | None]:
@@ -57,7 +57,7 @@ def uneven_shares_leave_none(pipelines: PipelineSearch, time_ns: int, stop: Call
     case = pipelines.case
     alone: list[int] = []  # n(v), for v = 0, 1, ..
     for weight in range(pipelines.most_weight + 1):
-        low, high = 0, alone[-1] if alone else max(case.share_choices)
+        low, high = 0, alone[-1] if alone else case.share_choices[-1]
         while low < high:
             middle = (low + high + 1) // 2
             if pipelines.least(middle, weight, time_ns, stop, first=True)[1] is None:

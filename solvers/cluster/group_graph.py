@@ -13,11 +13,15 @@ that they synchronise over), and the devices used so far of its class. Two facts
     Between such a group and one in a single class, some device's transfer is to another class.
 
 So every pipeline of every strategy is a walk through the graph that costs no more than the pipeline does.
+
+A table that embedding and head share is reduced over all devices of the first and the last stage. Within one class that may be
+far faster than elsewhere; so walks that begin and end in one class have a graph of their own, see `GroupGraph.homed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -27,6 +31,7 @@ from trainplan.formulations.cluster_strategy.makes import Case, orbits
 from trainplan.formulations.cluster_strategy.placed import Integers
 
 MOST_PAIRS = 40_000  # of groups that a pipeline may come from and go to; beyond, no pipeline is followed
+MOST_HOMED = 3_000  # nodes of a graph whose walks end where they begin; beyond, all walks count as if they did
 
 
 class TooLong(Exception):
@@ -48,9 +53,10 @@ class GroupType:
 class GroupGraph:
     """The graph of a reduced case, as arrays over nodes and edges. Raises TooLong.
 
-    Of every node: types, rings, orbits (the least orbit of its devices), and whether a run of stages in its class begins there
-    (starts). Of every edge, sorted by target: targets, sources, and moves_ns, the transfer if the cut comes before each layer
-    (edges, L + 1). heads: nodes with edges into them; begins: the first edge of each. syncs: D of every ring and span.
+    Of every node: types, rings, orbits (the least orbit of its devices), used (devices of its class so far), whether a run of
+    stages in its class begins there (starts), and whether a walk may begin or end there (initial, final). Of every edge, sorted
+    by target: targets, sources, and moves_ns, the transfer if the cut comes before each layer (edges, L + 1). heads: nodes with
+    edges into them; begins: the first edge of each. syncs: D of every ring and span, without the reduction of a tied table.
     """
 
     def __init__(self, case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> None:
@@ -87,7 +93,9 @@ class GroupGraph:
         self._nodes = nodes
         self.types = [kind for kind, *_ in nodes]
         self.rings = [q for _, q, *_ in nodes]
-        self.starts = [used == each for _, _, each, used in nodes]
+        self.used = [used for *_, used in nodes]
+        self.starts = self.initial = [used == each for _, _, each, used in nodes]
+        self.final = [True] * len(nodes)
         self.orbits = [min(frozenset().union(*types[kind])) for kind, *_ in nodes]
 
     def _add_edges(self, types: dict[GroupType, set[frozenset[int]]], stop: Callable[[], bool]) -> None:
@@ -106,11 +114,63 @@ class GroupGraph:
                     edges.append((target, source))
                     rows.append(move)
         layers = self.case.instance.layers
-        self.targets, self.sources = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
-        self.moves_ns = np.zeros((len(edges), layers + 1), np.int64)
+        moves_ns = np.zeros((len(edges), layers + 1), np.int64)
         if edges and layers > 1:
-            self.moves_ns[:, 1:-1] = rows
+            moves_ns[:, 1:-1] = rows
+        self._set_edges(edges, moves_ns)
+
+    def _set_edges(self, edges: Sequence[tuple[int, int]], moves_ns: Integers) -> None:
+        """edges: target and source of each, sorted; moves_ns: (edges, L + 1)."""
+        self.targets, self.sources = (np.array([edge[side] for edge in edges], np.int64) for side in (0, 1))
+        self.moves_ns = moves_ns
         self.heads, self.begins = np.unique(self.targets, return_index=True)
+
+    def tied(self, tied_ns: int) -> GroupGraph:
+        """The graph with a tied table whose reduction takes so long, as part of D of the first stage and of the last one."""
+        graph = copy(self)
+        graph.syncs = self.syncs.copy()
+        graph.syncs[:, 0, :-1] += tied_ns
+        graph.syncs[:, :, -1] += tied_ns
+        return graph
+
+    def homed(self) -> GroupGraph | None:
+        """The graph of walks whose first and last stage lie in one class, their home; None where it would be too large.
+
+        Such a walk begins with a run of stages at home, which takes some of its devices, and unless it stays there comes back
+        in a run that takes no more than the first one leaves. So for each type of groups, and each number of devices that the
+        first run may take, the graph is there once, with the nodes of the first run before it.
+        """
+        nodes: list[int] = []
+        initial: list[bool] = []
+        final: list[bool] = []
+        edges: list[tuple[int, int, int]] = []
+        base = list(enumerate(zip(self.targets.tolist(), self.sources.tolist(), strict=True)))
+        for kind in dict.fromkeys(kind for kind in self.types if kind.size):
+            home = [node for node, other in enumerate(self.types) if other == kind]
+            for begun in sorted({self.used[node] for node in home}):
+                first = {node: len(nodes) + place for place, node in enumerate(n for n in home if self.used[n] <= begun)}
+                after = len(nodes) + len(first)
+                nodes += [*first, *range(len(self.types))]
+                initial += [self.starts[node] for node in first] + [False] * len(self.types)
+                back = [self.types[n] == kind and self.used[n] + begun <= kind.size for n in range(len(self.types))]
+                final += [True] * len(first) + back
+                for edge, (target, source) in base:
+                    edges.append((after + target, after + source, edge))
+                    if source in first and self.starts[target]:
+                        edges.append((after + target, first[source], edge))
+                    elif source in first and target in first:
+                        edges.append((first[target], first[source], edge))
+                if len(nodes) > MOST_HOMED:
+                    return None
+        graph = copy(self)
+        graph.types, graph.starts = [self.types[node] for node in nodes], [self.starts[node] for node in nodes]
+        graph.rings, graph.orbits, graph.used = (
+            [column[node] for node in nodes] for column in (self.rings, self.orbits, self.used)
+        )
+        graph.initial, graph.final = initial, final
+        edges.sort()
+        graph._set_edges([(target, source) for target, source, _ in edges], self.moves_ns[[edge for *_, edge in edges]])
+        return graph
 
     @cached_property
     def _least_syncs(self) -> dict[int, Integers]:
@@ -176,6 +236,19 @@ class GroupGraph:
             )
 
         return [(q, each) for q, each in rings.items() if not beaten(q)]
+
+
+def graphs(case: Case, weights: Sequence[int], stop: Callable[[], bool]) -> list[GroupGraph]:
+    """Graphs of a reduced case, each with what a tied table takes there: a walk of each pipeline is in one of them.
+
+    weights: of one device of each class. Raises TooLong.
+    """
+    graph, (within, elsewhere) = GroupGraph(case, weights, stop), case.least_tied_by_place_ns
+    if within is None or (elsewhere is not None and elsewhere <= within):
+        return [graph.tied(case.least_tied_ns)]
+    if (homed := graph.homed()) is None:
+        return [graph.tied(within)]
+    return [homed.tied(within)] + ([] if elsewhere is None else [graph.tied(elsewhere)])
 
 
 def _least(rows: Sequence[Integers | None]) -> Integers | None:

@@ -20,7 +20,7 @@ import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import format_bytes
+from trainplan.profiling.base.quantities import format_bytes, plural
 from trainplan.solvers.core.result import Infeasibility
 
 Spans = list[tuple[int, int]]
@@ -31,8 +31,7 @@ def explain(instance: Instance) -> Infeasibility | None:
     """Why no strategy fits, in the user's terms; None where one does. Raises InputError where there is no strategy at all."""
     every = list(instance.degrees())
     if not every:
-        text = f"has no share for {instance.devices} devices in at most {instance.layers} stages at any micro-batch size given"
-        raise InputError("instance", "batch", text, "give one that the micro-batch sizes and numbers of pipelines divide")
+        raise _without_strategy(instance)
     if not instance.within_memory:
         return None
     packings = [_Packing(Case(instance, degrees), shares) for degrees in every for shares in _shares(Case(instance, degrees))]
@@ -44,6 +43,27 @@ def explain(instance: Instance) -> Infeasibility | None:
             least, best = packing.least_excess(least), packing
     assert least is not None
     return _reason(instance, best, least)
+
+
+def _without_strategy(instance: Instance) -> InputError:
+    """Why no degrees use all devices, and the least batch with which some do."""
+    devices, layers = instance.devices, instance.layers
+    possible = [
+        (mbs * dp, f"{plural(dp, 'pipeline')} of {plural(devices // tmp // dp, 'stage')} with micro-batches of {mbs}")
+        for tmp, mbs in instance.tables
+        for dp in range(1, devices // tmp + 1)
+        if devices % (tmp * dp) == 0 and devices // tmp // dp <= layers and instance.may_be(tmp) and instance.may_be(dp)
+    ]
+    machine, most = plural(devices, "device"), plural(layers, "stage")
+    if not possible:
+        odd = devices // (devices & -devices) if instance.powers_of_two else 1  # no power of two takes it
+        degrees = ", ".join(map(str, sorted(instance.shards)))
+        problem = f"have tmp {degrees}, with which {machine} make no pipelines of at most {most}"
+        fix = f"give {odd} layers or more" if odd > layers else f"give one that does, such as {devices // odd}, with tables"
+        return InputError("instance", "shards", problem, fix)
+    batch, example = min(possible)
+    problem = f"is {instance.batch}, which pipelines of at most {most} on {machine} do not share out"
+    return InputError("instance", "batch", problem, f"give {batch}: {example}")
 
 
 def _shares(case: Case) -> Iterator[tuple[int, ...]]:

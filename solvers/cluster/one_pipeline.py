@@ -23,7 +23,7 @@ from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.placed import Integers
 from trainplan.formulations.step.schedules import most_in_flight
 from trainplan.profiling.base.errors import InputError
-from trainplan.solvers.cluster.group_graph import GroupGraph, TooLong
+from trainplan.solvers.cluster.group_graph import GroupGraph, TooLong, graphs
 
 Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
@@ -82,21 +82,44 @@ class PipelineSearch:
     """The cheapest pipeline of a reduced case. Raises TooLong.
 
     Weights of devices are the ranks of their kinds by speed, 0 the fastest. whole_weight: of all devices; most_weight: no
-    pipeline has more.
+    pipeline has more. walks: a search of each graph that a pipeline may go through.
     """
 
     def __init__(self, case: Case, stop: Callable[[], bool] = lambda: False) -> None:
         self.case, instance, degrees = case, case.instance, case.degrees
-        self.layers, self.stages = instance.layers, degrees.pp
         slowest = case.micro_batches * float(case.layer_ns.sum(axis=1, dtype=np.float64).max())
-        if (step := slowest + degrees.pp * float(case.transfer_ns.max()) + float(case.sync_ns.max())) > FAR // 4:
+        slowest += degrees.pp * float(case.transfer_ns.max(initial=0))
+        if (step := slowest + float(case.sync_ns.max()) + max(case.tied_ns, default=0)) > FAR // 4:
             raise InputError("instance", "network", f"makes steps take {step:.3g} ns", "give faster links")
         speed = instance.tables[degrees.tmp, degrees.mbs].layer_ns.sum(axis=1)
         ranks = {int(value): place for place, value in enumerate(sorted({int(speed[k]) for k in instance.class_kinds}))}
         weights = [ranks[int(speed[kind])] for kind in instance.class_kinds]
         self.whole_weight = sum(weight * size for weight, size in zip(weights, case.counts, strict=True))
         self.most_weight = min(self.whole_weight, max(weights) * degrees.pp * degrees.tmp)
-        self.graph = GroupGraph(case, weights, stop)
+        self.walks = [WalkSearch(case, graph) for graph in graphs(case, weights, stop)]
+
+    def least(
+        self, micro_batches: int, weight: int, cutoff: int | None, stop: Callable[[], bool], first: bool = False
+    ) -> tuple[int, Path | None]:
+        """A bound on (gas - 1) M + S + D of any pipeline of at least that weight, and its path where it is the least; no path
+        where the least is at or above the cutoff, or the search was stopped. first: any path below the cutoff will do."""
+        bounds, path = list[int](), None
+        for walks in self.walks:
+            bound, cheaper = walks.least(micro_batches, weight, cutoff, stop, first)
+            bounds.append(bound)
+            if cheaper is not None:
+                path, cutoff = cheaper, bound
+                if first:
+                    break
+        return min(bounds), path
+
+
+class WalkSearch:
+    """The cheapest walk through one graph of the groups of a reduced case."""
+
+    def __init__(self, case: Case, graph: GroupGraph) -> None:
+        self.case, self.graph = case, graph
+        self.layers, self.stages = case.instance.layers, case.degrees.pp
         self._peaks = cache(case.peak_bytes)
 
     @cached_property
@@ -109,8 +132,7 @@ class PipelineSearch:
     def least(
         self, micro_batches: int, weight: int, cutoff: int | None, stop: Callable[[], bool], first: bool = False
     ) -> tuple[int, Path | None]:
-        """A bound on (gas - 1) M + S + D of any pipeline of at least that weight, and its path where it is the least; no path
-        where the least is at or above the cutoff, or the search was stopped. first: any path below the cutoff will do."""
+        """As of `PipelineSearch.least`, of the walks through this graph."""
         weight = weight if len(self.graph.types) * (weight + 1) <= MOST_STATES else 0
         slow, syncs = np.unique(self.costs[self.costs < FAR]), np.unique(self.graph.syncs)
         best, path = FAR if cutoff is None else np.int64(cutoff), None
@@ -159,7 +181,7 @@ class PipelineSearch:
         allowed = np.where(self.costs <= cap, self.costs, FAR)
         synced = self.graph.syncs <= sync_cap
         sums = np.full((len(self.graph.types), weight + 1, layers + 1), FAR)
-        for node, first in enumerate(self.graph.starts):
+        for node, first in enumerate(self.graph.initial):
             if first:
                 sums[node, min(weight, self.graph.types[node].weight), 0] = 0
         trail: list[Stage] = []
@@ -171,7 +193,7 @@ class PipelineSearch:
             for node, (kind, q) in enumerate(zip(self.graph.types, self.graph.rings, strict=True)):
                 after[node] = (sums[node][:, :, None] + step[kind.profile, q]).min(axis=1)
             trail.append((sums, step, np.minimum(after, FAR)))
-        last = trail[-1][2][:, weight, layers]
+        last = np.where(self.graph.final, trail[-1][2][:, weight, layers], FAR)
         return None if last.min() >= FAR else self._back(trail, int(last.argmin()), weight)
 
     def _allowed(self, allowed: Integers, synced: Flags, ahead: int) -> dict[tuple[int, int], Integers]:

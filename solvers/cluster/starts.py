@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice, permutations
 
@@ -51,14 +52,20 @@ def shared(case: Case, placed: Placed, cuts: tuple[int, ...]) -> Solution:
 
 
 def best_shares(micro_batches: int, slowest: Integers, once: Integers) -> list[int]:
-    """gas_i of at least 1 with the least max_i (gas_i - 1) slowest_i + once_i: each but the first goes to the pipeline that
-    ends earliest with it."""
-    shares = [1] * len(once)
-    ends = (once + slowest).tolist()
-    for _ in range(micro_batches - len(once)):
-        i = ends.index(min(ends))
-        shares[i] += 1
-        ends[i] += int(slowest[i])
+    """gas_i of at least 1 with the least max_i (gas_i - 1) slowest_i + once_i, found by bisection of that time."""
+    rest, pairs = micro_batches - len(once), list(zip(once.tolist(), slowest.tolist(), strict=True))
+
+    def more(time: int) -> list[int]:
+        """Of each pipeline, the micro-batches beside its first with which it ends by then."""
+        return [min(rest, (time - start) // each) if each else rest for start, each in pairs]
+
+    low, high = max(start for start, _ in pairs), max(start + rest * each for start, each in pairs)
+    time = low + bisect_left(range(low, high), rest, key=lambda end: sum(more(end)))
+    shares = more(time)
+    over = sum(shares) - rest
+    for i, share in enumerate(shares):
+        shares[i] = 1 + share - min(over, share)
+        over -= min(over, share)
     return shares
 
 
@@ -72,8 +79,10 @@ def _nested(case: Case, path: Path | None) -> list[tuple[int, ...]]:
         devices = np.array([device for c in order for device in case.instance.members[c]])
         for nesting in permutations(range(3)):
             grid = devices.reshape([sizes[axis] for axis in nesting]).transpose(np.argsort(nesting))
-            placement = grid.reshape(-1)
-            placements.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
+            # Where a table is tied, first and last stage side by side: the last ones of the first class come to the end.
+            for shift in range(degrees.pp if instance.tied_bytes else 1):
+                placement = np.roll(grid, shift, axis=0).reshape(-1)
+                placements.setdefault(instance.classes[placement].tobytes(), tuple(map(int, placement)))
     return list(placements.values())
 
 

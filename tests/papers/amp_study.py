@@ -120,7 +120,7 @@ def by_unit(name: str, eager: bool, recompute: bool) -> Instance:
     model, cluster = model_of(setting, eager), load_cluster(setting.cluster)
     shapes = costs.shapes_of_strategies(model.tp_degrees(DEVICES), DEVICES, setting.batch)
     profile = estimate_shapes(model, cluster, shapes, DEVICES)
-    return costs.build(profile, cluster, setting.batch, by_unit=True, recompute=recompute)
+    return costs.build(profile, cluster, setting.batch, by_unit=True, recompute=recompute, tied=False)
 
 
 def instance(setting: Setting, reading: Reading, within_memory: bool = False) -> Instance:
@@ -357,7 +357,7 @@ def mixed(model: str, batch: int, mbs: int | None = None, uneven_shares: bool = 
     chain, machine = load_model(model, dtype="float16"), load_cluster(MIXED)
     shapes = costs.shapes_of_strategies(chain.tp_degrees(machine.devices), machine.devices, batch)
     profile = estimate_shapes(chain, machine, shapes, machine.devices)
-    given = costs.build(profile, machine, batch, uneven_shares=uneven_shares)
+    given = costs.build(profile, machine, batch, uneven_shares=uneven_shares, tied=False)
     return replace(given, tables={key: table for key, table in given.tables.items() if mbs in (None, key[1])})
 
 

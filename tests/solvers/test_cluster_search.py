@@ -29,6 +29,7 @@ from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, un
 from trainplan.solvers.cluster.climb import Climber, climb
 from trainplan.solvers.cluster.memory import explain
 from trainplan.solvers.cluster.one_pipeline import Box, PipelineSearch, box_bound_ns
+from trainplan.solvers.core.registry import method, methods
 from trainplan.solvers.core.search import Search, Unsuited
 from trainplan.solvers.core.solve import solve
 
@@ -200,10 +201,11 @@ def test_nodes_that_share_their_links_alike_are_one_orbit() -> None:
 
 
 @pytest.mark.parametrize("cluster", ["amp-homogeneous-16", "amp-heterogeneous-16", "amp-p3-16"])
-@pytest.mark.parametrize("uneven", [False, True])
-def test_shipped_clusters_are_solved_without_a_model(cluster: str, uneven: bool) -> None:
+@pytest.mark.parametrize(("uneven", "tied"), [(False, False), (False, True), (True, False)])
+def test_shipped_clusters_are_solved_without_a_model(cluster: str, uneven: bool, tied: bool) -> None:
     """On the mixed one the optimum is strictly below Algorithm 1's strategy."""
-    instance = PROBLEM.instance(Request(load_model("amp-gpt2"), load_cluster(cluster), 32, options={"uneven_shares": uneven}))
+    options = {"uneven_shares": uneven, "tied": tied}
+    instance = PROBLEM.instance(Request(load_model("amp-gpt2"), load_cluster(cluster), 32, options=options))
     result, planned = solve(instance), solve(instance, "amp")
     assert (result.status, result.statistics["models"]) == ("optimal", [])
     assert result.objective is not None and planned.objective is not None
@@ -302,8 +304,58 @@ def test_too_many_makes_leave_a_bound() -> None:
 
 
 def test_a_batch_that_no_strategy_shares_is_named() -> None:
+    """By every method in the same words, with a batch that works."""
     given = random_cluster_dict(random.Random(3), devices=4)
     tables = [t | {"mbs": 4} for t in given["tables"] if t["mbs"] == 1]
     instance = load({**given, "batch": 6, "tables": tables})
-    with pytest.raises(InputError, match="batch has no share"):
-        solve(instance)
+    for entry in methods("cluster-strategy"):
+        with pytest.raises(InputError, match=r"batch is 6, which pipelines .*; give 4: 1 pipeline of 1 stage"):
+            solve(instance, entry.name)
+    assert list(replace(instance, batch=4).degrees())
+
+
+def test_degrees_that_make_no_pipelines_are_named() -> None:
+    given = random_cluster_dict(random.Random(3), devices=3, layers=1)
+    tables, shards = ([row | {"tmp": 2} for row in given[name][:1]] for name in ("tables", "shards"))
+    with pytest.raises(InputError, match=r"shards have tmp 2, with which 3 devices make no pipelines .*, such as 3"):
+        solve(load({**given, "tables": tables, "shards": shards}))
+    with pytest.raises(InputError, match=r"shards have tmp 1, .*; give 3 layers or more"):
+        solve(replace(load(given), powers_of_two=True))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_one_layer_is_solved_by_every_method(devices: int) -> None:
+    for seed in range(6):
+        instance = replace(random_cluster(seed, devices=devices, layers=1), within_memory=False)
+        results = {entry.name: solve(instance, entry.name) for entry in methods("cluster-strategy")}
+        assert {result.objective for name, result in results.items() if method(instance.problem, name).proves} == {
+            results["brute-force"].objective
+        }
+        assert not any(result.status == "failed" for result in results.values())
+
+
+def test_a_batch_of_a_billion_samples_is_shared_out() -> None:
+    """Its shares can be read again, and are not listed one by one."""
+    instance = replace(random_cluster(5, devices=4, layers=4), batch=10**9, uneven_shares=True, within_memory=False)
+    result = solve(instance, time_limit=60)
+    assert result.solution is not None and PROBLEM.violations(instance, PROBLEM.load_solution(result.solution)) == []
+    assert result.bound is not None and result.objective is not None and result.bound <= result.objective
+
+
+def test_a_tied_table_brings_first_and_last_stage_together() -> None:
+    """Two nodes and a slow link between them: what the table takes over the link is more than another transfer."""
+    given = random_cluster_dict(random.Random(1), devices=4, layers=6) | {"within_memory": False, "uneven_shares": False}
+    layers = len(given["layer_names"])
+    fast, slow = {"devices": 2, "bandwidth_bytes_per_s": 1e9}, {"devices": 4, "bandwidth_bytes_per_s": 1e6}
+    tables = [t | {"layer_ns": [[10**6] * layers], "mbs": 1} for t in given["tables"] if (t["tmp"], t["mbs"]) == (1, 1)]
+    given |= {
+        "kinds": given["kinds"][:1], "devices": [{"kind": 0, "count": 4}], "network": {"islands": [fast, slow]},
+        "shards": [given["shards"][0] | {"gradient_bytes": [10**5] * layers}], "tables": tables, "batch": 8,
+        "boundary_bytes": [1] * (layers - 1), "tied_bytes": 0,
+    }  # fmt: skip
+    apart, together = (solve(load(given | {"tied_bytes": size})) for size in (0, 10**5))
+    assert apart.solution is not None and together.solution is not None
+    placement = together.solution["placement"]
+    assert together.solution["pp"] == 4 and placement[0] // 2 == placement[3] // 2
+    assert together.objective == solve(load(given | {"tied_bytes": 10**5}), "brute-force").objective
+    assert apart.objective is not None and together.objective is not None and apart.objective < together.objective
