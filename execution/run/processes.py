@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
+from trainplan.execution.run.room import check_memory
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.measured import MeasuredCosts, Span
 from trainplan.execution.walk.memory import BACKENDS, Backend, memory_walk
@@ -69,13 +70,15 @@ def run_plans(
     record: bool = False,
     progress: Report | None = None,
     timeout: float = float("inf"),
+    where: str = "plan",
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
 
     model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
     one that the plan's placement names, and so the same one in all plans. Every set of programs passes the static checks
-    first. record: also walk the step by the times that its instructions take. Raises InputError for bad arguments, WorkerError
-    when a process fails.
+    first. record: also walk the step by the times that its instructions take. where: what errors and warnings call the plans,
+    which need more memory than they were made for, or than there is. Raises InputError for bad arguments and where a device
+    has less memory than a rank needs, WorkerError when a process fails.
     """
     check_settings(plans, steps, backend, device, seed)
     if record and backend != "serial":
@@ -90,6 +93,9 @@ def run_plans(
             "plan", "placement", "differs from another plan's", "run plans of another placement on GPUs by themselves"
         )
     jobs = [{"programs": sound_programs(plan, model)} for plan in plans]
+    walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
+    for plan, walked in zip(plans, walks, strict=True):
+        check_memory(where, plan, walked, gpus(plan, device))
     job = {
         "jobs": jobs,
         "steps": steps,
@@ -114,7 +120,7 @@ def run_plans(
                 device=device,
                 losses=first["losses"],
                 step_seconds=[max(times) for times in zip(*(rank[place]["seconds"] for rank in ranks), strict=True)],
-                predicted_peak_bytes=[memory_walk(program, backend).peak_bytes for program in programs],
+                predicted_peak_bytes=[walk.peak_bytes for walk in walks[place]],
                 peak_bytes=[rank[place]["peak_bytes"] for rank in ranks] if measure_memory else None,
                 walked_seconds=_walked_seconds(programs, [rank[place]["spans"] for rank in ranks]) if record else None,
                 gradient_difference=first["gradient_difference"],

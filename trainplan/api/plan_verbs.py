@@ -202,7 +202,7 @@ def run(
     dtype: str | None = None,
     **options: Any,
 ) -> RunReport:
-    """Run a plan on local processes. Raises InputError, WorkerError.
+    """Run a plan on local processes. Raises InputError, WorkerError; warns where it needs more memory than it was made for.
 
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
     smaller. dtype: run in this one. options: as of `execution.run.processes.run_plans`: steps (default: 3), backend, device
@@ -217,7 +217,7 @@ def run(
         fix = f"give the config of {the_model.name!r}, or plan for {other.name!r}"
         problem_text = f"is {the_model.digest!r}, but {os.fspath(model)} has {other.digest!r}"
         raise InputError(where, "model_digest", problem_text, fix)
-    return run_plans([the_plan], model=runnable(the_model, dtype, where).scaled(scale_down), **options)[0]
+    return run_plans([the_plan], model=runnable(the_model, dtype, where).scaled(scale_down), where=where, **options)[0]
 
 
 def export(source: Plan | Source, to: str) -> Export:

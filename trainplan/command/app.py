@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 
-from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.errors import InputError, InputWarning, MissingExtra
 
 FINE, BAD_INPUT, STOPPED = 0, 2, 3
 INTERRUPTED = 130  # what typer makes of Ctrl-C
@@ -82,6 +83,19 @@ def _uncalled() -> None:
 _UsageError: Any = typer.BadParameter.__base__  # typer has a parser of its own, and does not name its errors
 
 
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Shows a warning as one line on standard error, without the place in our code that it comes from."""
+    text = message.error if isinstance(message, InputWarning) else f"{category.__name__}: {message}"
+    print(f"trainplan: warning: {text}", file=sys.stderr)
+
+
 def _stop(text: str, code: int) -> NoReturn:
     print(f"trainplan: {text}", file=sys.stderr)
     raise SystemExit(code)
@@ -89,6 +103,7 @@ def _stop(text: str, code: int) -> NoReturn:
 
 def main() -> None:
     """Entry point of the `trainplan` command."""
+    warnings.showwarning = _warn
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its processes as Ctrl-C does
     try:
         raise SystemExit(application(sys.argv[1:])(standalone_mode=False) or FINE)

@@ -1,0 +1,55 @@
+"""Plans that need more memory than they were made for are warned of; where a device has less, they are refused."""
+
+from __future__ import annotations
+
+import pytest
+from trainplan.execution.run import room
+from trainplan.execution.run.processes import sound_programs
+from trainplan.execution.walk.memory import Walk, memory_walk
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError, InputWarning
+
+from tests.execution.plans import GPT2, plan_of
+
+
+def walked(memory_bytes: int | None = None) -> tuple[Plan, list[Walk]]:
+    plan = plan_of(GPT2, ["dp2"] * len(GPT2.units), 4, 8, 2, cuts=(3,))
+    walks = [memory_walk(program) for program in sound_programs(plan, None)]
+    return plan.changed(memory_bytes=memory_bytes or max(walk.peak_bytes for walk in walks)), walks
+
+
+def test_enough_memory_is_no_word_worth(recwarn: pytest.WarningsRecorder) -> None:
+    room.check_memory("plan.json", *walked(), None)
+    assert not recwarn.list
+
+
+def test_a_byte_too_few_is_warned_of_in_one_line() -> None:
+    plan, walks = walked()
+    less = plan.changed(memory_bytes=plan.memory_bytes - 1)
+    with pytest.warns(InputWarning) as warned:
+        room.check_memory("plan.json", less, walks, None)
+    [text] = [str(each.message) for each in warned]
+    assert text.startswith(f"plan.json: memory_bytes is {less.memory_bytes} (") and f"needs {plan.memory_bytes} bytes" in text
+    assert "\n" not in text
+
+
+def test_a_machine_with_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, walks = walked()
+    needed = sum(walk.peak_bytes for walk in walks)
+    monkeypatch.setattr(room, "available_bytes", lambda read: needed)
+    room.check_memory("plan.json", plan, walks, None)
+    monkeypatch.setattr(room, "available_bytes", lambda read: needed - 1)
+    with pytest.raises(InputError, match=rf"plan.json: needs {needed} bytes .* for 4 ranks; this machine has"):
+        room.check_memory("plan.json", plan, walks, None)
+
+
+def test_a_gpu_with_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class Properties:
+        total_memory = 1000
+
+    plan, walks = walked()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: Properties())
+    with pytest.raises(InputError, match=r"plan.json: needs \d+ bytes .* on rank 0; GPU 3 has 1000 B"):
+        room.check_memory("plan.json", plan, walks, (3, 2, 1, 0))
