@@ -53,6 +53,7 @@ study: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.fuzz --degenerate --count 850
 
 clean:
 	rm -rf $(VENV) build demo

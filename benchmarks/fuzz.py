@@ -1,10 +1,12 @@
 """Fuzz all problems: the methods that prove optimality must agree to the nanosecond on random small instances.
 
-Those that prove nothing run beside them: none may be below the optimum; how far above it they stay is printed. A disagreement
-is printed with the instance, and makes the exit status 1.
+Those that prove nothing run beside them: none may be below the optimum; how far above it they stay is printed. Where nothing
+fits, the memory that is said to do must do, and a byte less must not; where there is no strategy at all, all methods must say
+so in the same words. A disagreement is printed with the instance, and makes the exit status 1.
 
     python -m benchmarks.fuzz --count 5000 --seed 0
     python -m benchmarks.fuzz --problem cluster-strategy --count 500
+    python -m benchmarks.fuzz --degenerate --count 850      # one layer, one device, one option, no strategy
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,9 +26,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.errors import InputError, Unsuited
+from trainplan.solvers.core.solve import solve
 
 import trainplan as tp
+from tests import degenerate_instances as degenerate
 from tests.assignments import random_assignment_dict
 from tests.cluster_instances import random_cluster_dict
 from tests.instances import random_pipeline_dict
@@ -96,7 +101,8 @@ def random_switches(rng: random.Random) -> dict[str, Any]:
     return random_switches_instance(np.random.default_rng(rng.randrange(2**32)), layers, scale, **fields).to_dict()
 
 
-GENERATORS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
+Generators = dict[str, Callable[[random.Random], dict[str, Any]]]
+GENERATORS: Generators = {
     "layer-strategies": lambda rng: random_instance(rng, layers=6, options=5),
     "pipeline": random_pipeline_dict,
     "stage-assignment": random_assignment,
@@ -104,20 +110,52 @@ GENERATORS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "pipeline-partition": random_partition,
     "memory-switches": random_switches,
 }
+DEGENERATE: Generators = {
+    "layer-strategies": lambda rng: degenerate.layer_strategies(rng, GENERATORS["layer-strategies"]),
+    "pipeline": degenerate.pipeline,
+    "stage-assignment": degenerate.stage_assignment,
+    "cluster-strategy": degenerate.cluster_strategy,
+    "pipeline-partition": degenerate.pipeline_partition,
+    "memory-switches": degenerate.memory_switches,
+}
 
 
 def solved(instance: Any, problem: str, name: str) -> Any:
-    """A method's result; None where the instance does not suit it."""
+    """A method's result, or the error where there is nothing to solve; None where the instance does not suit the method."""
     entry = next(entry for entry in tp.methods(problem) if entry.name == name)
     more = {"workers": 1} if any(option.name == "workers" for option in entry.options) else {}
     try:
         return tp.solve(instance, name, time_limit=SECONDS, explained=entry.proves, **more)
-    except InputError:
+    except Unsuited:
         return None
+    except InputError as error:
+        return error
+
+
+def with_more(instance: Any, more: int) -> Any:
+    """The instance with so many bytes more on every device."""
+    if hasattr(instance, "kinds"):
+        return replace(instance, kinds=tuple(replace(kind, memory_bytes=kind.memory_bytes + more) for kind in instance.kinds))
+    if (memory := getattr(instance, "memory", None)) is not None:
+        return replace(instance, memory=memory.with_limits(memory.limit_bytes + more))
+    return instance.with_memory(instance.memory_bytes + more)
+
+
+def misexplained(instance: Any, reason: Any) -> list[str]:
+    """What is wrong with the memory that an explanation says would do, in words."""
+    over = reason.least_memory_bytes - reason.memory_bytes
+    wrong = [f"{over} bytes more do not do"] if solve(with_more(instance, over), JUDGE).objective is None else []
+    if over > 1 and solve(with_more(instance, over - 1), JUDGE).objective is not None:
+        wrong.append(f"{over} bytes more are said to be needed, but {over - 1} do")
+    return wrong
 
 
 def disagreements(results: dict[str, Any], proving: list[str]) -> list[str]:
     """What is wrong between the results of one instance, in words."""
+    errors = {name: str(result) for name, result in results.items() if isinstance(result, InputError)}
+    if errors:
+        others = [f"{name} is {results[name].status}" for name in results if name in proving and name not in errors]
+        return others + ([f"errors differ: {errors}"] if len(set(errors.values())) > 1 else [])
     judge = results[JUDGE]
     told = f"but {JUDGE}: {judge.status} {judge.objective}"
     found = [f"{name} is {r.status}: {r.message}" for name, r in results.items() if r.status == "failed"]
@@ -133,8 +171,9 @@ def disagreements(results: dict[str, Any], proving: list[str]) -> list[str]:
     return found
 
 
-def fuzz(problem: str, count: int, first: int, console: Console) -> int:
-    """Number of instances on which methods disagree; prints them, and what the methods did."""
+def fuzz(problem: str, count: int, first: int, console: Console, generators: Generators) -> int:
+    """Number of instances on which methods disagree; prints them, and what the methods did. generators: by problem."""
+    generator = generators[problem]
     proving = [entry.name for entry in tp.methods(problem) if entry.proves]
     names = [entry.name for entry in tp.methods(problem)]
     statuses: Counter[tuple[str, str]] = Counter()
@@ -143,19 +182,24 @@ def fuzz(problem: str, count: int, first: int, console: Console) -> int:
     solvable = wrong = 0
     for number in track(range(count), problem, console=console, disable=not console.is_terminal):
         seed = first + number
-        record = GENERATORS[problem](random.Random(seed))
+        record = generator(random.Random(seed))
         instance = tp.load(record)
         tried = {name: solved(instance, problem, name) for name in names}
         results = {name: result for name, result in tried.items() if result is not None}
+        texts = disagreements(results, proving)
+        results = {name: result for name, result in results.items() if not isinstance(result, InputError)}
         for name, result in results.items():
             statuses[name, result.status] += 1
             seconds[name] += result.build_seconds + result.solve_seconds
-        if (best := results[JUDGE].objective) is not None:
+        judged = results.get(JUDGE)
+        if judged is not None and (best := judged.objective) is not None:
             solvable += 1
             for name, known in gaps.items():
                 if name in results and (own := results[name].objective) is not None:
                     known.append((own - best) / best if best else float(own > 0))
-        if texts := disagreements(results, proving):
+        if judged is not None and judged.reason is not None:
+            texts += misexplained(instance, judged.reason)
+        if texts:
             wrong += 1
             console.print(f"seed {seed}:", *texts, sep="\n  ", markup=False)
             console.print(json.dumps(record), markup=False, soft_wrap=True)
@@ -178,9 +222,11 @@ def main() -> int:
     parser.add_argument("--problem", choices=[*GENERATORS], action="append", help="may be repeated (default: all)")
     parser.add_argument("--count", type=int, default=1000, help="instances of each problem (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--degenerate", action="store_true", help="one layer, one device, one option, no strategy")
     arguments = parser.parse_args()
     console, started = Console(width=None if sys.stdout.isatty() else 160), time.perf_counter()
-    wrong = sum(fuzz(name, arguments.count, arguments.seed, console) for name in arguments.problem or GENERATORS)
+    generators, names = DEGENERATE if arguments.degenerate else GENERATORS, arguments.problem or GENERATORS
+    wrong = sum(fuzz(name, arguments.count, arguments.seed, console, generators) for name in names)
     console.print(f"{wrong} disagreements; {time.perf_counter() - started:.1f} s")
     return int(wrong > 0)
 
