@@ -34,9 +34,11 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "layer-strategies": lambda: tp.build("layer-strategies", model=DEEP, cluster="a100-16", batch=64, memory="60GiB"),
     "layer-strategies, tight": lambda: tp.build("layer-strategies", model=DEEP, cluster="a100-16", batch=64, memory="44GiB"),
     "pipeline": lambda: tp.build("pipeline", model=DEEP, cluster="a100-64", batch=64, memory="30GiB"),
-    "stage-assignment": lambda: tp.build("stage-assignment", model=DEEP, cluster="a100-64", batch=64),
+    "stage-assignment": lambda: tp.build(
+        "stage-assignment", model=DEEP, cluster="a100-64", batch=64, pipeline=64, micro_batches=64, recompute=True
+    ),
     "pipeline-partition": lambda: tp.build(
-        "pipeline-partition", model=DEEP, cluster="a100-16", batch=64, pipeline=16, micro_batches=32
+        "pipeline-partition", model=DEEP, cluster="a100-64", batch=64, pipeline=64, micro_batches=64, recompute=True
     ),
     "memory-switches": lambda: tp.build("memory-switches", model=DEEP, cluster="h3t-a100-64", batch=1024, memory="30GiB"),
     "memory-switches, free": lambda: tp.build(

@@ -292,11 +292,12 @@ def _ways(alone: Sequence[tuple[int, int]], size: int, enough: int) -> int:
     """How many ways there are to take `size` devices of orbits of so many classes with so many devices; at most `enough`."""
     ways = np.eye(1, size + 1, dtype=np.int64)[0]  # by devices taken
     for parts, devices in alone:
-        of_orbit = np.zeros((parts + 1, size + 1), np.int64)  # by classes that something is taken of, too
+        most = min(size, parts * devices)
+        of_orbit = np.zeros((parts + 1, most + 1), np.int64)  # by classes that something is taken of, too
         of_orbit[0, 0] = 1
-        for share in range(1, min(devices, size) + 1):
+        for share in range(1, min(devices, most) + 1):
             for taken in range(parts):
-                of_orbit[taken + 1, share:] += of_orbit[taken, : size + 1 - share]
+                of_orbit[taken + 1, share:] += of_orbit[taken, : most + 1 - share]
             np.minimum(of_orbit, enough, out=of_orbit)
         ways = np.minimum(np.convolve(ways, np.minimum(of_orbit.sum(axis=0), enough))[: size + 1], enough)
     return int(ways[size])

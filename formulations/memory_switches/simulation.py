@@ -28,7 +28,7 @@ hidden states, whole gradients (until scattered), their shards (until offloaded)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -71,10 +71,15 @@ class Evaluation(Timed):
     memory: tuple[tuple[int, int], ...]
 
 
-def simulate(columns: LayerNumbers, nvlink: bool, switches: Booleans) -> tuple[Integers, Integers]:
-    """Time in ns and peak in bytes of many choices, each (K,). switches: (K, N, 7), in the order of `SWITCHES`."""
+def simulate(
+    columns: LayerNumbers, nvlink: bool, switches: Booleans, check_time: Callable[[], None] = lambda: None
+) -> tuple[Integers, Integers]:
+    """Time in ns and peak in bytes of many choices, each (K,). switches: (K, N, 7), in the order of `SWITCHES`.
+
+    check_time: called for every layer and pass; what it raises is passed on.
+    """
     step = SimulatedStep(columns, nvlink, switches)
-    step.whole()
+    step.whole(check_time)
     return step.time_ns, step.resident_bytes + step.most_held()[0]
 
 
@@ -138,17 +143,19 @@ class SimulatedStep:
         latest: Integers = reduce(np.maximum, self.clocks.values())
         return latest
 
-    def whole(self) -> tuple[Integers, Integers, Integers]:
+    def whole(self, check_time: Callable[[], None] = lambda: None) -> tuple[Integers, Integers, Integers]:
         """Simulate all of the step; gives the moments (K,) at which forward pass, backward pass and optimizer end."""
         self.change(self.clocks["compute"], self.number("input_bytes", 0))
         self.head()
         for i in range(self.layers):
+            check_time()
             self.segment += 1
             self.forward(i)
         forward = self.time_ns
         self.segment += 1
         self.turn()
         for i in reversed(range(self.layers)):
+            check_time()
             self.segment += 1
             self.backward(i)
         self.segment += 1

@@ -72,7 +72,8 @@ def unsynchronised(instance: Instance, search: Search) -> Outcome:
     if search.best is None:
         search.report(all_on)
     walks.begin(all_on)
-    for planner in (_paper, synchronised):
+    planners: tuple[Method, ...] = (_paper, synchronised)
+    for planner in planners:
         walks.begin(_planned(planner, forced, search, share))
     try:
         relaxation = Relaxation(instance, search.check_time)
@@ -149,16 +150,15 @@ class Walks:
 
     def run(self) -> dict[str, int]:
         """Walk until the budget or the time is over, or the bound is met. The number of simulated steps, as statistics."""
-        if self._over():
-            return {"simulated": self.simulated}
         unlimited = self.search.time_limit is None
         batches = max(2 * WALKS, BATCHES * LAYERS // max(LAYERS, self.instance.layers))
-        starts = sorted(self._at(np.array(list(self.starts.values()))), key=_key)[:WALKS]
-        best = min((self._walk(place, batches // (2 * WALKS)) for place in starts), key=_key)
-        while not self._over():
-            best = self._walk(best, batches // 2)
-            if unlimited:
-                break
+        with suppress(TimeoutError):
+            starts = sorted(self._at(np.array(list(self.starts.values()))), key=_key)[:WALKS]
+            best = min((self._walk(place, batches // (2 * WALKS)) for place in starts), key=_key)
+            while not self._over():
+                best = self._walk(best, batches // 2)
+                if unlimited:
+                    break
         return {"simulated": self.simulated}
 
     def _over(self) -> bool:
@@ -184,13 +184,19 @@ class Walks:
         return home
 
     def _at(self, choices: Integers) -> list[_Place]:
-        """Many places, simulated; the best that fits is reported where it is better than any before."""
+        """Many places, simulated; the best that fits is reported where it is better than any before.
+
+        Where time runs out only the first of them; TimeoutError where there is none.
+        """
         places = list[_Place]()
         for first in range(0, len(choices), self.at_once):
-            if places and self.search.out_of_time():
-                break
             rows = choices[first : first + self.at_once]
-            times, peaks = simulate(self.instance.columns, self.instance.nvlink, self.on[rows])
+            try:
+                times, peaks = simulate(self.instance.columns, self.instance.nvlink, self.on[rows], self.search.check_time)
+            except TimeoutError:
+                if places:
+                    break
+                raise
             over = np.maximum(0, peaks - self.instance.memory_bytes)
             keys = zip(over.tolist(), times.tolist(), peaks.tolist(), strict=True)
             places += [_Place(key, row) for key, row in zip(keys, rows, strict=True)]

@@ -21,7 +21,7 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution, matrix, violations
 from trainplan.formulations.memory_switches.simulation import simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
-from trainplan.solvers.core.quick import timed_out
+from trainplan.solvers.core.quick import first_plan, timed_out
 from trainplan.solvers.core.search import Outcome, Search
 
 SAMPLES = 1000
@@ -98,9 +98,14 @@ def _simulated(instance: Instance, search: Search, count: int, choices: Choices,
     on, batch = matrix([Solution(instance.options)])[0], at_once(instance.layers)
     simulated = fitting = 0
     solution: Solution | None = None
-    while simulated < count and not search.out_of_time():
+    if search.time_limit is not None and instance.layers > LONG:
+        first_plan(instance)  # simulated now and kept by `evaluate`, it takes no time when time is over
+    while simulated < count:
         rows = choices(np.arange(simulated, min(simulated + batch, count)))
-        times, peaks = simulate(instance.columns, instance.nvlink, on[rows])
+        try:
+            times, peaks = simulate(instance.columns, instance.nvlink, on[rows], search.check_time)
+        except TimeoutError:
+            break
         (fits,) = np.nonzero(peaks <= instance.memory_bytes)
         simulated, fitting = simulated + len(rows), fitting + len(fits)
         if not len(fits):

@@ -35,8 +35,9 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import Booleans
-from trainplan.solvers.core.quick import timed_out
+from trainplan.solvers.core.quick import first_plan, timed_out
 from trainplan.solvers.core.search import Outcome, Search, Unsuited
+from trainplan.solvers.switches.h3t import LONG
 
 LEVELS = 128
 MOST_CELLS, MOST_TRANSITIONS = 10**7, 4 * 10**9
@@ -53,6 +54,8 @@ def h3t_dp(instance: Instance, search: Search) -> Outcome:
     basic, levels = search.options.get("version") == "basic", search.options.get("levels") or LEVELS
     forced = replace(instance, synchronisation="forced")
     _check_size(forced, levels, basic)
+    if search.time_limit is not None and instance.layers > LONG:
+        first_plan(instance)  # simulated now and kept by `evaluate`, it takes no time when time is over
     try:
         grid = filled_grid(forced, levels, basic, search.check_time)
     except TimeoutError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.cluster_strategy.definition import PROBLEM, layout
+from trainplan.formulations.cluster_strategy.makes import makes
 from trainplan.formulations.cluster_strategy.problem import Instance, Solution, evaluate, shares_of, violations
 from trainplan.formulations.parameters import chosen
 from trainplan.formulations.request import Request
@@ -136,3 +137,26 @@ def test_a_layer_assignment_is_a_plan_too() -> None:
 def test_requests_without_a_cluster_are_told() -> None:
     with pytest.raises(InputError, match="--cluster is missing"):
         PROBLEM.instance(replace(request(small(), 8), cluster=None))
+
+
+def test_makes_are_all_ways_to_take_devices_or_too_many_to_list() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        counts, alike = list[int](), list[int]()
+        for c in range(rng.randint(1, 5)):
+            other = rng.choice(alike) if alike and rng.random() < 0.5 else c
+            alike.append(other)
+            counts.append(counts[other] if other < c else rng.randint(1, 3))
+        size = rng.randint(1, sum(counts) + 1)
+
+        def falls(make: tuple[int, ...], alike: tuple[int, ...] = tuple(alike)) -> bool:
+            """Whether no class of an orbit gives more than one before."""
+            pairs = combinations(range(len(make)), 2)
+            return all(make[a] >= make[b] for a, b in pairs if alike[a] == alike[b])
+
+        ways = [make for make in product(*(range(count + 1) for count in counts)) if sum(make) == size and falls(make)]
+        assert makes(tuple(counts), tuple(alike), size, len(ways)) == tuple(sorted(ways, reverse=True))
+        assert not ways or makes(tuple(counts), tuple(alike), size, len(ways) - 1) is None
+    nodes = 1024
+    assert makes((8,) * nodes, tuple(range(nodes)), 4096, 20_000) is None  # more than there are atoms
+    assert makes((8,) * nodes, (0,) * nodes, 8 * nodes, 20_000) == ((8,) * nodes,)

@@ -25,7 +25,7 @@ from trainplan.formulations.memory_switches.problem import (
     solution_dict,
     violations,
 )
-from trainplan.formulations.memory_switches.segments import Segments, segments
+from trainplan.formulations.memory_switches.segments import Segments, alike_layers, segments
 from trainplan.formulations.memory_switches.simulation import Evaluation, simulate
 from trainplan.formulations.memory_switches.switches import ALL_ON, SWITCHES, Switches, combinations
 from trainplan.profiling.base.errors import InputError
@@ -517,6 +517,18 @@ def test_what_is_dominated_can_be_replaced() -> None:
                 own = [enters, leaves, chain.time_ns[i, before, s, after], chain.peak_bytes[i, before, s, after]]
                 own += [chain.delta_bytes[i, s], chain.resident_bytes[i, s]]
                 assert ((rows[:, :2] == own[:2]).all(axis=1) & (rows <= own).all(axis=1)).any()
+
+
+def test_equal_layers_share_their_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = random_instance(np.random.default_rng(5), 4, synchronisation="forced")
+    order = [0, 1, 1, 1, 1, 2, 1, 1, 1, 3]  # the inner ones of a run are alike
+    repeated = replace(instance, columns={name: column[order] for name, column in instance.columns.items()})
+    assert alike_layers(repeated).tolist() == [0, 1, 2, 2, 4, 5, 6, 2, 8, 9]
+    shared = segments(repeated)
+    monkeypatch.setattr("trainplan.formulations.memory_switches.segments.alike_layers", lambda _: np.arange(10))
+    alone = segments(repeated)
+    for name in ("time_ns", "peak_bytes", "delta_bytes", "resident_bytes"):
+        assert np.array_equal(getattr(shared, name), getattr(alone, name))
 
 
 def test_equal_layers_share_their_columns() -> None:

@@ -279,7 +279,7 @@ def test_the_papers_answer_is_known_before_all_else(monkeypatch: pytest.MonkeyPa
     def none(*_: object) -> None:
         raise NothingFits
 
-    monkeypatch.setattr(free_switches, "label_setting", lambda *_: None)
+    monkeypatch.setattr(free_switches, "synchronised", lambda *_: None)
     monkeypatch.setattr(free_switches, "free_bound", none)
     instance = bert_instance("1.8b", 3 * 10**9, batch=128, layers=24, nvlink=False, noise=0.03, synchronisation="free")
     search = search_of(instance)

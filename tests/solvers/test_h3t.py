@@ -290,7 +290,7 @@ def test_a_limit_on_time_is_kept() -> None:
     instance = bert_instance("13b", 100 * 10**9, batch=1024, devices=64)
     for method in ("h3t-dp", "random", "h3t-greedy", "manual"):
         result = planned(instance, method, time_limit=1e-9)
-        assert result.solution is None and result.message and "time ran out" in result.message
+        assert result.status == "feasible" and result.message and "time ran out" in result.message
     result = planned(instance, "h3t-greedy", time_limit=0.05)
     assert result.statistics["simulated"] < 48 * 48 and result.message
     assert result.solve_seconds < 2

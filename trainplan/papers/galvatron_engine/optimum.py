@@ -21,7 +21,7 @@ from trainplan.solvers.pipeline.memory import reason
 
 def published_optimum(instance: Instance, search: Search) -> Outcome:
     """Optimal over the even partition of every configuration, proved where the bound says so. It has no options."""
-    bounds, infeasible, source = [], True, "least own time of every stage"
+    bounds, infeasible, source = list[int](), True, "least own time of every stage"
     quick = [_quick_bound(instance, configuration) for configuration in instance.configurations]
     for place, bound in enumerate(quick):
         if search.objective is None or bound < search.objective:
