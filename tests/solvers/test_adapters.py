@@ -55,7 +55,7 @@ def _cheat(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> tp.solve:  # type: 
         return outcome(instance, search)
 
     monkeypatch.setattr(registry.Entry, "method", lambda self: method)
-    return solve.solve(paper_instance(), "milp")
+    return solve.solve(paper_instance(), "milp", cold=True)
 
 
 def test_a_choice_that_breaks_the_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
