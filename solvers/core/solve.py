@@ -25,7 +25,6 @@ from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, j
 
 LEAST_MEMORY = 2**26
 EXPLAINING = 0.7  # of the grace, in which an explanation and a cheap bound have to be ready
-LARGEST_OPTION = 2**53
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
 

@@ -72,8 +72,7 @@ def unsynchronised(instance: Instance, search: Search) -> Outcome:
     if search.best is None:
         search.report(all_on)
     walks.begin(all_on)
-    planners: tuple[Method, ...] = (_paper, synchronised)
-    for planner in planners:
+    for planner in (_paper, synchronised):
         walks.begin(_planned(planner, forced, search, share))
     try:
         relaxation = Relaxation(instance, search.check_time)
