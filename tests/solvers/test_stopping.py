@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.problem import problem_of
+from trainplan.solvers.adapters import highs
 from trainplan.solvers.adapters.worker import Late, Worker
 from trainplan.solvers.core import answer, incumbents, registry
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
@@ -279,3 +280,24 @@ def test_a_method_that_takes_too_much_memory_keeps_what_it_has(monkeypatch: pyte
     method_is(monkeypatch, method)
     result = solve(instance(), solver_memory="256MiB")
     assert (result.status, result.stopped, result.solution) == ("feasible", "memory limit", {"choice": better})
+
+
+@pytest.mark.parametrize(
+    "choice, repairs, termination, bound, said",
+    [
+        (7, 0, highs.FINISHED, 7, None),
+        (7, 0, highs.FINISHED, 5, "proves these times to 2 ns only; cpsat and exact prove them"),
+        (7, 3, highs.FINISHED, 5, "and the memory to its rounding"),
+        (None, 6, highs.FINISHED, 5, "exceeds the memory by its rounding, and 6 searches in less memory found none"),
+        (None, 0, "unknown", None, "HiGHS ended with unknown and no solution"),
+        (7, 0, "maxTimeLimit", 5, None),
+    ],
+)
+def test_highs_says_why_it_proves_nothing(
+    choice: Any, repairs: int, termination: str, bound: int | None, said: str | None
+) -> None:
+    search = Search(lambda choice: choice)
+    search.report(choice)
+    answer = {"choice": choice, "repairs": repairs, "termination": termination, "bound": bound, "noise_ns": 2.0}
+    message = highs._message(answer, search)
+    assert message is None if said is None else said in str(message)
