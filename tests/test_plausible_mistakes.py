@@ -45,7 +45,7 @@ MISTAKES: list[tuple[str, ...]] = [
     (f"plan {GPT2} --sequence 0", "--sequence is 0", "give 1 to 1024"),
     ("plan --model vit-base --cluster cpu-4 --batch 8 --sequence 128", "--sequence is 128", "leave it out"),
     (f"plan {GPT2} --memory lots", "--memory is 'lots'", "8GiB"),
-    (f"plan {GPT2} --memory 0", "--memory is 0", "8GiB"),
+    (f"plan {GPT2} --memory 0", "--memory is '0'", "8GiB"),
     (f"plan {GPT2} --memory=-1GiB", "--memory is '-1GiB'", "8GiB"),
     (f"plan {GPT2} --reserve 4GiB", "--reserve is 4294967296 bytes", "256 MiB"),
     (f"plan {GPT2} --reserve some", "--reserve is 'some'", "8GiB"),

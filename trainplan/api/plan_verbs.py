@@ -109,7 +109,7 @@ def method_options(chosen: Preset, method: str) -> list[str]:
 def place(**request: Any) -> Planned:
     """`plan` on a cluster of mixed devices: degrees, placement, micro-batches and layers of stages (AMP).
 
-    request: as of `plan`, whose choices here are uneven_shares, recompute, ignore_memory and by_unit.
+    request: as of `plan`, whose choices here are uneven_shares, recompute, tied, ignore_memory and by_unit.
     """
     return plan(like="place", **request)
 
