@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
+from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.cluster.bounds import even_stages_ns
 from trainplan.solvers.cluster.placements import node_order
 
@@ -44,10 +44,7 @@ def first_plan(instance: Instance) -> Solution | None:
 
 def _even(instance: Instance, degrees: Degrees) -> Solution:
     """Stages of even time on the fastest devices."""
-    sums = np.cumsum(instance.tables[degrees.tmp, degrees.mbs].layer_ns[instance.class_kinds].min(axis=0))
-    places = np.arange(1, degrees.pp)
-    cuts = np.searchsorted(sums, sums[-1] * places / degrees.pp) + 1
-    cuts = np.minimum(np.maximum.accumulate(np.maximum(cuts, places) - places) + places, instance.layers - degrees.pp + places)
+    fastest = instance.tables[degrees.tmp, degrees.mbs].layer_ns[instance.class_kinds].min(axis=0)
     shares = instance.even_shares(degrees.dp, degrees.mbs)
     assert shares is not None
-    return Solution(degrees, node_order(instance), tuple(cuts.tolist()), shares)
+    return Solution(degrees, node_order(instance), balanced_cuts(fastest, degrees.pp), shares)

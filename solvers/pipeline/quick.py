@@ -43,7 +43,7 @@ def _partitions(instance: Instance, configuration: Configuration) -> list[Intege
     places, partitions = np.arange(1, stages), []
     for load in (np.ones(layers, np.int64), fastest):
         sums = np.cumsum(load)
-        cuts = np.searchsorted(sums, sums[-1] * places / stages) + 1
+        cuts = np.searchsorted(sums - load / 2, sums[-1] * places / stages)  # layers whose middle is before the place
         cuts = np.maximum.accumulate(np.maximum(cuts, places) - places) + places  # each stage has a layer
         partitions.append(np.diff([0, *np.minimum(cuts, layers - stages + places), layers]))
     return partitions

@@ -94,9 +94,9 @@ def unsynchronised(instance: Instance, search: Search) -> Outcome:
     return Outcome(bound=search.bound, bound_source=source)
 
 
-def _paper(forced: Instance, search: Search) -> Outcome:
-    """What the paper's dynamic program finds."""
-    search.report(filled_grid(forced, LEVELS, False, search.check_time).solution(forced))
+def _paper(instance: Instance, search: Search) -> Outcome:
+    """What the paper's dynamic program finds, of an instance whose synchronisation is forced."""
+    search.report(filled_grid(instance, LEVELS, False, search.check_time).solution(instance))
     return Outcome()
 
 
