@@ -14,7 +14,7 @@ def count_the_clock(monkeypatch: pytest.MonkeyPatch, tick_s: float = TICK_S) -> 
     def elapsed(search: Search) -> float:
         nonlocal looks
         looks += 1
-        _, began = begins.setdefault(id(search), (search, looks))
+        _, began = begins.setdefault(id(search), (search, looks - 1))
         return (looks - began) * tick_s
 
     monkeypatch.setattr(Search, "elapsed", elapsed)
