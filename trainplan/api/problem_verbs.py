@@ -97,15 +97,16 @@ def compare(
     methods: Sequence[str] | None = None,
     *,
     time_limit: float | None = 30,
+    progress: Callable[[str, Point], None] | None = None,
     **options: Any,
 ) -> tuple[list[Result], list[str]]:
     """Results of several methods on one instance, and every contradiction between them (there should be none).
 
-    methods: names (default: all that the instance's size admits). time_limit: seconds for each. options: as of
-    `core.solve.compare`, such as seed, and progress, called with the method's name and a `Point` for each better solution or
-    bound. Raises InputError.
+    methods: names (default: all that the instance's size admits). time_limit: seconds for each. progress: called with the
+    method's name and a `Point` for each better solution or bound. options: as of `core.solve.compare`, such as seed. Raises
+    InputError.
     """
-    return compare_methods(load(instance), methods, time_limit=time_limit, **options)
+    return compare_methods(load(instance), methods, time_limit=time_limit, progress=progress, **options)
 
 
 def methods(problem_name: str = "layer-strategies") -> tuple[Entry, ...]:
