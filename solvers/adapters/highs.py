@@ -68,6 +68,8 @@ def _message(answer: dict[str, Any], search: Search) -> str | None:
             "that fits: too few bytes are left to decide for floating point; cpsat and exact decide on whole bytes"
         )
     if answer["choice"] is None:
+        if answer["bound"] is not None and search.closed(answer["bound"]):
+            return None
         return f"HiGHS ended with {answer['termination']} and no solution"
     if answer["termination"] == FINISHED and not search.closed(answer["bound"]):
         return (

@@ -25,6 +25,7 @@ LEAST_SECONDS = 0.1
 PRESOLVE = "off"
 # HiGHS solves its linear programs to this tolerance too; what the bound is off by in all is taken for at most NOISE units.
 TOLERANCE = 1e-9
+CUT_OFF, CUT_NS = "objectiveLimit", 0.5
 NOISE = 1e-6
 
 
@@ -71,7 +72,7 @@ class _Solving:
         ns_per_unit, noise_ns = milp.units(instance)[0], noise(milp, instance)
         starting = first and request["start"] is not None
         # HiGHS cuts off what is not below this objective; half a nanosecond keeps its tolerance away from the next whole one.
-        below = {"objective_bound": (request["below_ns"] - 0.5) / ns_per_unit} if request["below_ns"] is not None else {}
+        below = {"objective_bound": (request["below_ns"] - CUT_NS) / ns_per_unit} if request["below_ns"] is not None else {}
 
         def bound(units: float) -> None:
             if first and math.isfinite(units):
@@ -129,10 +130,14 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
             choice, tightened, repairs = None, tightened - excess, repairs + 1
             if tightened > 0 and repairs <= REPAIRS and time.perf_counter() < solving.deadline:
                 _, choice = solving.once(problem.with_memory(instance, tightened), first=False)
-    bound, noise_ns = results.objective_bound, noise(milp, instance)
+    bound, noise_ns, below_ns = results.objective_bound, noise(milp, instance), request["below_ns"]
+    bounds = [] if bound is None else [whole_bound(bound * milp.units(instance)[0], noise_ns)]
+    better = choice is not None and below_ns is not None and problem.evaluate(instance, choice).objective < below_ns
+    if results.termination_condition.name == CUT_OFF and below_ns is not None and not better:
+        bounds.append(whole_bound(below_ns - CUT_NS, noise_ns))  # nothing is below what HiGHS was to cut off at
     return {
         "termination": results.termination_condition.name,
-        "bound": None if bound is None else whole_bound(bound * milp.units(instance)[0], noise_ns),
+        "bound": max(bounds, default=None),
         "noise_ns": noise_ns,
         "repairs": repairs,
         "choice": choice,

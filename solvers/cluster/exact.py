@@ -60,7 +60,10 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
         # The best strategy with even shares: far fewer, and often hard to better.
         branch_and_bound(replace(instance, uneven_shares=False), search.within(search.seconds(EVEN_TIME)))
     cases = [Case(instance, degrees, reduced=True, check_time=search.check_time) for degrees in instance.degrees()]
-    items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
+    try:
+        items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
+    except TimeoutError:
+        return Outcome(bound=search.bound, bound_source=search.bound_source)
     waiting, left = list(items), []
     heapify(waiting)
     steps: Counter[str] = Counter({"quick": len(items)})

@@ -66,19 +66,25 @@ def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
     ):
         yield
         return
-    inside = True
+    inside, over = True, False
 
     def look(number: int, frame: FrameType | None) -> None:
+        nonlocal over
         if inside:
             seconds = seconds_left()
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS if seconds <= 0 else max(seconds, TICK_SECONDS))
             if seconds <= 0:
+                over = True
                 raise Overrun
 
     begun, handler = time.monotonic(), signal.signal(signal.SIGALRM, look)
     outer, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds_left(), TICK_SECONDS))
     try:
         yield
+    except Exception as error:
+        if over:  # some libraries make another error of what is raised in their midst
+            raise Overrun from error
+        raise
     finally:
         inside = False
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -135,6 +135,8 @@ class _Run:
             raise
         except Overrun:
             self.outcome = Outcome(stopped="time limit", message=f"{name} did not stop at its limit and was ended")
+        except TimeoutError:
+            self.outcome = Outcome(stopped="time limit")
         except MemoryError:
             self.outcome = Outcome(stopped="memory limit", message="memory ran out")
         except Exception as error:

@@ -307,7 +307,6 @@ ENGINE_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"cost_model": "paper"}, "cost_model is 'paper'; leave it out"),
     ({"pipeline": 2}, "pipeline is 2; leave it out"),
     ({"stage": 1}, "stage is 1; leave it out"),
-    ({"micro_batches": 2}, "micro_batches is 2; leave it out"),
     ({"schedule": "gpipe"}, "schedule is 'gpipe'; leave it out"),
     ({"space": "dp"}, "space is 'dp'; leave it out"),
     ({"by_unit": True}, "by_unit is true; leave it out"),

@@ -114,9 +114,9 @@ def test_switches_narrow_the_space(files: Path) -> None:
     assert (tables.forward_bytes[1, tp8], shared.forward_bytes[1, tp8]) == (8 * 56 * 2**20, 56 * 2**20)
     assert (tables.backward_bytes < shared.backward_bytes).all()
     for options, problem in (
-        ({"micro_batches": 3}, "--micro-batches is 3; give a divisor of --batch 64"),
-        ({"most_tp": 0}, "--most-tp is 0; give at least 1"),
-        ({"parameter_mib": -1.0}, "--parameter-mib is -1; give MiB"),
+        ({"micro_batches": 3}, "micro_batches is 3; give a divisor of batch 64"),
+        ({"most_tp": 0}, "most_tp is 0; give at least 1"),
+        ({"parameter_mib": -1.0}, "parameter_mib is -1; give MiB"),
     ):
         with pytest.raises(tp.InputError, match=problem):
             tp.build("galvatron-engine", engine_files=files, batch=64, memory="36GiB", **given | options)

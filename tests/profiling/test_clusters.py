@@ -219,7 +219,7 @@ BROKEN_YAML: list[tuple[str, str, str]] = [
     ("name: x: y\n", "line 1 column 8 is not YAML", "mend the YAML there"),
     ("name: \x07\n", "is not YAML (unacceptable character", "remove control characters"),
     ("name: " + "[" * 1000, "is nested too deeply", "give the documented format"),
-    ("name: " + "9" * 5000, "holds a number of thousands of digits", "at most 18"),
+    ("name: " + "9" * 5000, "line 1 column 7 holds a number of thousands of digits", "at most 18"),
 ]
 
 

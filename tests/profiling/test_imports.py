@@ -489,12 +489,12 @@ def test_several_types_of_layers_follow_each_other(tmp_path: pathlib.Path) -> No
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"layers": 5}, "--layers is 5, but .* has 2 types of layers; give 2, such as 24,24"),
-        ({"layers": [1, 2, 3]}, "--layers is 1,2,3"),
+        ({"layers": 5}, "layers is 5, but .* has 2 types of layers; give 2, such as 24,24"),
+        ({"layers": [1, 2, 3]}, "layers is 1,2,3"),
         ({"layers": [1, 0]}, "give a whole number, at least 1"),
         ({"layers": []}, "give a whole number, at least 1"),
-        ({"sequence": 64}, "--sequence is 64,64; give one of: \\[64,16\\]"),
-        ({"hidden_size": None}, "does not say the hidden size; give --hidden-size, such as 1024,1024"),
+        ({"sequence": 64}, "sequence is 64,64; give one of: \\[64,16\\]"),
+        ({"hidden_size": None}, "does not say the hidden size; give hidden_size, such as 1024,1024"),
     ],
 )
 def test_options_of_several_types(options: Json, problem: str, tmp_path: pathlib.Path) -> None:
@@ -734,12 +734,12 @@ def test_tables_of_all_shapes_say_the_same(tmp_path: pathlib.Path) -> None:
     [
         ([[0.1, 0.2]], {"communication": None}, "does not say whether its times contain"),
         ([[0.1, 0.2]], {"communication": "yes"}, "give included or excluded"),
-        ([[0.1, 0.2]], {"communication": "excluded"}, "give --sequence and --hidden-size, or a column output_bytes"),
+        ([[0.1, 0.2]], {"communication": "excluded"}, "give sequence and hidden_size, or a column output_bytes"),
         ([[0.1, 0.2]], {"cluster": None}, "says nothing of links"),
         ([[0.1, 0.2]], {"tp": [1]}, "give 2 degrees, one for each column"),
         ([[0.1, 0.2]], {"tp": [0, 1]}, "give a whole number"),
         ([[0.1, 0.2]], {"layers": 1}, "leave it out"),
-        ([[0.1, 0.2]], {"sequence": [64, 64], "hidden_size": 8}, "--sequence is 64,64, but .* has 1 type of layers"),
+        ([[0.1, 0.2]], {"sequence": [64, 64], "hidden_size": 8}, "sequence is 64,64, but .* has 1 type of layers"),
         (HEADED, {"tp": [1, 2]}, "names its degrees"),
         ([], {}, "has no layers"),
         ([[[0.1]]], {}, "holds float64 in the shape"),

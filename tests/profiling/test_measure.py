@@ -130,7 +130,7 @@ def test_broken_journals_get_one_line(result: Any, tmp_path: Path) -> None:
 def test_a_tighter_bound_is_not_met_by_old_results(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     measure(GPT2, cluster_of(1), [(1, 1)], budget_seconds=1, spread=0.5, journal=journal)
-    with pytest.raises(InputError, match=r"was measured to a spread of 0.5; use --spread 0.5, or name another file"):
+    with pytest.raises(InputError, match=r"was measured to a spread of 0.5; use spread 0.5, or name another file"):
         measure(GPT2, cluster_of(1), [(1, 1)], budget_seconds=1, spread=0.1, journal=journal)
 
 
