@@ -43,6 +43,7 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.profiles import Profile
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.core import registry
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.core.solve import solve
@@ -190,14 +191,15 @@ def run(given: Instance, method: str, **options: Any) -> Result:
 
 
 def told(found: Result) -> dict[str, Any] | None:
-    """Time, peak and what is proven of a method's answer; None where it has none."""
+    """Time, peak and what the method itself proves of its answer; None where it has none."""
     if found.objective is None:
         return None
     assert found.evaluation is not None
+    proves = registry.method("memory-switches", found.method).proves
     return {
         "status": found.status,
         "time_ns": found.objective,
-        "bound_ns": found.bound,
+        "bound_ns": found.bound if proves else None,
         "peak_bytes": found.evaluation["peak_bytes"],
     }
 
