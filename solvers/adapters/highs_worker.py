@@ -130,11 +130,12 @@ def solve(request: dict[str, Any], send: Send) -> dict[str, Any]:
             choice, tightened, repairs = None, tightened - excess, repairs + 1
             if tightened > 0 and repairs <= REPAIRS and time.perf_counter() < solving.deadline:
                 _, choice = solving.once(problem.with_memory(instance, tightened), first=False)
-    bound, noise_ns, below_ns = results.objective_bound, noise(milp, instance), request["below_ns"]
-    bounds = [] if bound is None else [whole_bound(bound * milp.units(instance)[0], noise_ns)]
-    better = choice is not None and below_ns is not None and problem.evaluate(instance, choice).objective < below_ns
-    if results.termination_condition.name == CUT_OFF and below_ns is not None and not better:
-        bounds.append(whole_bound(below_ns - CUT_NS, noise_ns))  # nothing is below what HiGHS was to cut off at
+    noise_ns, below_ns, unit_ns = noise(milp, instance), request["below_ns"], milp.units(instance)[0]
+    bound, incumbent = results.objective_bound, results.incumbent_objective
+    bounds = [] if bound is None else [whole_bound(bound * unit_ns, noise_ns)]
+    if results.termination_condition.name == CUT_OFF and below_ns is not None:
+        better = incumbent is not None and incumbent * unit_ns < below_ns - CUT_NS
+        bounds += [] if better else [whole_bound(below_ns - CUT_NS, noise_ns)]  # nothing is below what it was to cut off at
     return {
         "termination": results.termination_condition.name,
         "bound": max(bounds, default=None),
