@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from trainplan.solvers.adapters.parts import by_configuration
-from trainplan.solvers.adapters.worker import Late, Worker
+from trainplan.solvers.adapters.worker import Worker, outcome
 from trainplan.solvers.core.search import Outcome, Search
 
 SOURCE = "HiGHS's dual bound, rounded up within its tolerance"
 FINISHED = "convergenceCriteriaSatisfied"
+
+LATE = "time ran out while the MILP was built", "HiGHS did not stop at its limit and was ended"
 
 _worker = Worker("trainplan.solvers.adapters.highs_worker")
 
@@ -21,39 +24,20 @@ def milp(instance: Any, search: Search) -> Outcome:
 
 def solve_one(instance: Any, search: Search) -> Outcome:
     """One model. Where the search has an objective already, HiGHS looks for a better solution only."""
-    build_seconds: list[float] = []
+    return outcome(_worker, instance, search, SOURCE, LATE, partial(_outcome, search))
 
-    def receive(kind: str, content: Any) -> None:
-        if kind == "built":
-            build_seconds.append(content)
-        elif kind == "solution":
-            search.report(content)
-        else:
-            search.report(bound=content, source=SOURCE)
 
-    request = {"instance": instance, "gap": search.gap, "seed": search.seed, "below_ns": search.objective}
-    try:
-        answer = _worker.answer({**request, "start": search.start}, search, receive)
-    except Late:
-        spent = build_seconds[0] if build_seconds else search.elapsed()
-        what = "HiGHS did not stop at its limit and was ended" if build_seconds else "time ran out while the MILP was built"
-        return Outcome(
-            bound=search.bound, bound_source=search.bound_source, build_seconds=spent, stopped="time limit", message=what
-        )
-    if answer.get("out_of_memory"):
-        raise MemoryError
-    spent = sum(build_seconds)
+def _outcome(search: Search, answer: dict[str, Any]) -> Outcome:
     if "error" in answer:
-        return Outcome(failed=True, message=f"HiGHS: {answer['error'].splitlines()[-1]}", build_seconds=spent)
+        return Outcome(failed=True, message=f"HiGHS: {answer['error'].splitlines()[-1]}")
     termination, choice = answer["termination"], answer["choice"]
     if termination in ("provenInfeasible", "infeasibleOrUnbounded"):
-        return Outcome(infeasible=True, bound_source="HiGHS", build_seconds=spent)
+        return Outcome(infeasible=True, bound_source="HiGHS")
     search.report(choice, answer["bound"], SOURCE if choice is None else None)
     return Outcome(
         choice=choice,
         bound=answer["bound"],
         bound_source=SOURCE,
-        build_seconds=spent,
         stopped="time limit" if termination == "maxTimeLimit" else None,
         message=_message(answer, search),
         statistics={"termination": termination},

@@ -18,12 +18,13 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
 from trainplan.solvers.core.memory_limit import memory_limited, unlimited
-from trainplan.solvers.core.search import Search
+from trainplan.solvers.core.search import Outcome, Search
 
 Send = Callable[[tuple[str, Any]], None]
 
@@ -109,6 +110,43 @@ class Worker:
             self.control.close()
             self.server.wait()
             self.server, self.process = None, None
+
+
+def outcome(
+    worker: Worker,
+    instance: Any,
+    search: Search,
+    source: str,
+    late: tuple[str, str | None],
+    read: Callable[[dict[str, Any]], Outcome],
+    **request: Any,
+) -> Outcome:
+    """What a worker comes to with an instance, asked for something better than the search has already.
+
+    source: of the bounds on the way. late: what to say where the time is up before the model is built, and after. read: the
+    outcome that an answer stands for, without the seconds of building. request: what this solver needs beside what all do.
+    """
+    build_seconds = list[float]()
+
+    def receive(kind: str, content: Any) -> None:
+        if kind == "built":
+            build_seconds.append(content)
+        elif kind == "solution":
+            search.report(content)
+        else:
+            search.report(bound=content, source=source)
+
+    request |= {"instance": instance, "gap": search.gap, "seed": search.seed}
+    try:
+        answer = worker.answer({**request, "below_ns": search.objective, "start": search.start}, search, receive)
+    except Late:
+        spent, message = (build_seconds[0], late[1]) if build_seconds else (search.elapsed(), late[0])
+        return Outcome(
+            bound=search.bound, bound_source=search.bound_source, build_seconds=spent, stopped="time limit", message=message
+        )
+    if answer.get("out_of_memory"):
+        raise MemoryError
+    return replace(read(answer), build_seconds=sum(build_seconds))
 
 
 def serve(solve: Callable[[dict[str, Any], Send], dict[str, Any]]) -> None:
