@@ -6,7 +6,6 @@ equally large shards; what differs is who is in their groups, and which samples 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainplan.execution.compile.compiler import compile_plan
@@ -61,9 +60,3 @@ def compile_classes(plan: Plan, model: Model | None = None) -> list[RankClass]:
             rounds = in_rounds(few, micro_batches, samples) or Rounds(compile_plan(plan, model, ranks[:1])[0])
         made.append(RankClass(plan, model, ranks, few, rounds))
     return made
-
-
-def of_ranks(classes: Sequence[RankClass], values: Sequence[int]) -> tuple[int, ...]:
-    """A number of each class, such as its peak bytes, as that of every rank, by rank."""
-    by_rank = {rank: value for each, value in zip(classes, values, strict=True) for rank in each.ranks}
-    return tuple(by_rank[rank] for rank in sorted(by_rank))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from zlib import crc32
 
 import pytest
-from trainplan.execution.compile.classes import compile_classes, of_ranks
+from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.folding import Segments, faithful, fold, folded_strategy, segments_of
 from trainplan.execution.program import COLLECTIVES, Instruction, Op, Program
@@ -62,8 +62,8 @@ def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
         plan = _longer(rng, rng.choice([random_plan, random_uneven_plan])(rng, rng.choice([2, 4, 8])))
         classes, whole = compile_classes(plan), compile_plan(plan)
         for backend in ("serial", "fused", "threads"):
-            peaks = of_ranks(classes, [memory_walk(each.walked, backend).peak_bytes for each in classes])
-            assert peaks == tuple(memory_walk(program, backend).peak_bytes for program in whole)
+            peaks = {rank: memory_walk(each.walked, backend).peak_bytes for each in classes for rank in each.ranks}
+            assert peaks == {program.rank: memory_walk(program, backend).peak_bytes for program in whole}
 
 
 def _cost(program: Program, instruction: Instruction) -> int:
