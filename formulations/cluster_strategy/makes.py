@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import groupby
+from itertools import chain, compress, groupby
+from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.classes import first_alike, matrix_tables, unchanged
@@ -19,7 +20,7 @@ from trainplan.formulations.cluster_strategy.problem import NAME, Degrees, Insta
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.step.schedules import most_in_flight
 from trainplan.formulations.step.stage_memory import Memory
-from trainplan.profiling.clusters.network import Island, Link, Network, Operation
+from trainplan.profiling.clusters.network import Island, Network, Operation
 
 Make = tuple[int, ...]
 MOST_MAKES = 20_000
@@ -72,7 +73,8 @@ class Case:
 
     def devices(self, make: Make) -> tuple[int, ...]:
         """Some group of devices of a make."""
-        return tuple(device for members, taken in zip(self.instance.members, make, strict=True) for device in members[:taken])
+        taken = compress(zip(self.instance.members, make, strict=True), make)
+        return tuple(chain.from_iterable([members[:count] for members, count in taken]))
 
     @property
     def statable(self) -> bool:
@@ -398,25 +400,32 @@ def _sets(island: Island, count: int) -> Iterator[tuple[str, frozenset[int]]]:
 
 def _best_between_classes(instance: Instance) -> Instance:
     """The instance with all devices on one link, no worse than that of any group with devices of two classes."""
-    network, count = instance.network, instance.devices
-    if network.matrix is not None:
-        apart = instance.classes[:, None] != instance.classes[None, :]
-        links: list[Link] = [network.matrix.link((int(a), int(b))) for a, b in np.argwhere(apart)]
-    else:
-        links = [
-            island
-            for island in network.islands
-            if island.operation in (None, "all-reduce")
-            and any(
-                name == "holding" and len(set(instance.classes[list(devices)])) > 1 for name, devices in _sets(island, count)
-            )
-        ]
-    best = Island(
-        devices=count,
-        bandwidth_bytes_per_s=max(link.bandwidth_bytes_per_s for link in links),
-        latency_ns=min(link.latency_ns for link in links),
+    classes, count = instance.classes, instance.devices
+    return on_one_link(
+        instance,
+        lambda island: any(
+            name == "holding" and len(set(classes[list(devices)])) > 1 for name, devices in _sets(island, count)
+        ),
+        classes[:, None] != classes[None, :],
     )
-    return replace(instance, network=Network(islands=[best], algorithm=network.algorithm))
+
+
+def on_one_link(instance: Instance, counts: Callable[[Island], bool], pairs: Any) -> Instance:
+    """The instance with all devices on one link, no worse for reducing gradients than any island or pair that counts.
+
+    pairs: of a network by pairs, (devices, devices) booleans.
+    """
+    network = instance.network
+    if network.matrix is not None:
+        bandwidths, *latencies = (table[pairs] for table in matrix_tables(network.matrix, instance.devices))
+        bandwidth = float(bandwidths.max())
+        latency = int(latencies[0].min()) if latencies else network.matrix.latency_ns
+    else:
+        islands = [island for island in network.islands if island.operation in (None, "all-reduce") and counts(island)]
+        bandwidth = max(island.bandwidth_bytes_per_s for island in islands)
+        latency = min(island.latency_ns for island in islands)
+    link = Island(devices=instance.devices, bandwidth_bytes_per_s=bandwidth, latency_ns=latency)
+    return replace(instance, network=Network(islands=[link], algorithm=network.algorithm))
 
 
 def _link(instance: Instance, devices: Sequence[int], operation: Operation = "all-reduce") -> object:

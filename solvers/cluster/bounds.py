@@ -25,8 +25,8 @@ from trainplan.formulations.cluster_strategy.makes import Case
 from trainplan.solvers.cluster.one_pipeline import Path, PipelineSearch
 
 
-def even_stages_ns(case: Case) -> int:
-    """A time that no strategy beats.
+def even_stages_ns(case: Case, tied_ns: int | None = None) -> int:
+    """A time that no strategy beats. tied_ns: likewise of the reduction of a tied table (default: the least of any group).
 
     Proof: some pipeline has no less than an even share of the batch; its S is no less than all layers at their fastest, and its
     M no less than an even part of that, or than any one layer. D of the first stage holds the reduction of a tied table.
@@ -34,7 +34,7 @@ def even_stages_ns(case: Case) -> int:
     degrees = case.degrees
     fastest = case.instance.tables[degrees.tmp, degrees.mbs].layer_ns[case.instance.class_kinds].min(axis=0)
     slowest = max(int(fastest.max()), -(-int(fastest.sum()) // degrees.pp))
-    return (case.even_share - 1) * slowest + int(fastest.sum()) + case.least_tied_ns
+    return (case.even_share - 1) * slowest + int(fastest.sum()) + (case.least_tied_ns if tied_ns is None else tied_ns)
 
 
 def one_pipeline_ns(pipelines: PipelineSearch, cutoff: int | None, stop: Callable[[], bool]) -> tuple[int, Path | None]:

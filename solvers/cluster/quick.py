@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from trainplan.formulations.cluster_strategy.makes import Case
+from collections.abc import Iterator
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.makes import Case, on_one_link
+from trainplan.formulations.cluster_strategy.placed import end_ranks, group_sync_ns
 from trainplan.formulations.cluster_strategy.problem import Degrees, Instance, Solution
 from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.cluster.bounds import even_stages_ns
@@ -17,7 +21,18 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
 
     Proof: see `even_stages_ns`, of each degrees; a strategy has one of them.
     """
-    return min((even_stages_ns(Case(instance, degrees)) for degrees in instance.degrees()), default=0), SOURCE
+    return min((bound for bound, _ in _bounded(instance)), default=0), SOURCE
+
+
+def _bounded(instance: Instance) -> Iterator[tuple[int, Degrees]]:
+    """All degrees, each with a time that no strategy of them beats, a tied table being reduced over the best of all links."""
+    size, tied = instance.tied_bytes if instance.devices > 1 else 0, dict[int, int]()
+    best = on_one_link(instance, lambda _: True, ~np.eye(instance.devices, dtype=bool)) if size else instance
+    for degrees in instance.degrees():
+        ranks = end_ranks(degrees)
+        if ranks not in tied:
+            tied[ranks] = group_sync_ns(best, range(ranks), size) if size else 0
+        yield even_stages_ns(Case(instance, degrees), tied[ranks]), degrees
 
 
 def first_plan(instance: Instance) -> Solution | None:
@@ -25,7 +40,7 @@ def first_plan(instance: Instance) -> Solution | None:
 
     None where none fits.
     """
-    bounded = sorted((even_stages_ns(Case(instance, degrees)), degrees) for degrees in instance.degrees())
+    bounded = sorted(_bounded(instance))
     best: tuple[int, Solution] | None = None
     tried = 0
     for bound, degrees in bounded:

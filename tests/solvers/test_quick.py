@@ -5,6 +5,7 @@ from trainplan.formulations.problem import problem
 from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.registry import ROOMS
 
+import trainplan as tp
 from tests.formulations.test_conformance import TINY
 from trainplan.testing import optimum
 
@@ -29,6 +30,15 @@ def test_no_solution_is_below_the_cheap_bound_and_first_plans_fit(name: str) -> 
             planned += 1
             tight += checked.evaluate(instance, plan).objective <= 2 * best
     assert solvable and planned >= 0.6 * solvable and tight >= 0.5 * planned
+
+
+def test_clusters_of_more_groups_than_can_be_listed_have_both() -> None:
+    """A tied table on 1,024 devices: its reduction is over groups of too many makes to list."""
+    instance = tp.build("cluster-strategy", model="gpt3-175b", cluster="h200-1024", batch=1024)
+    checked, plan, bound = problem("cluster-strategy"), first_plan(instance), cheap_bound(instance)
+    assert plan is not None and bound is not None and instance.tied_bytes > 0
+    assert not checked.violations(instance, plan)
+    assert 0 < bound[0] <= checked.evaluate(instance, plan).objective <= 2 * bound[0]
 
 
 def test_problems_of_plug_ins_have_neither() -> None:
