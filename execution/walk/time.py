@@ -105,20 +105,6 @@ class TimeWalk:
         """Until the last instruction of any rank is done."""
         return max(max(ends, default=0) for ends in self.end_ns)
 
-    @cached_property
-    def busy_ns(self) -> tuple[dict[str, int], ...]:
-        """By program and lane, how long its instructions run."""
-        lane_of, busy = LANE_OF[self.backend], [defaultdict[str, int](int) for _ in self.programs]
-        for place, program in enumerate(self.programs):
-            for instruction, start, end in zip(program.instructions, self.start_ns[place], self.end_ns[place], strict=True):
-                busy[place][lane_of(instruction)] += end - start
-        return tuple(map(dict, busy))
-
-    @property
-    def idle_ns(self) -> tuple[dict[str, int], ...]:
-        """By program and lane, how long it has nothing to run until the step ends."""
-        return tuple({lane: self.step_ns - busy for lane, busy in lanes.items()} for lanes in self.busy_ns)
-
     def operations(self) -> Iterator[Operation]:
         """What takes time, by program, in issue order."""
         lane_of = LANE_OF[self.backend]
