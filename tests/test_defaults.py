@@ -162,6 +162,11 @@ def test_a_reserve_leaves_memory() -> None:
         load_cluster("h100-8").with_reserve(80 * GIB)
 
 
+def test_a_number_that_looks_like_gigabytes_is_refused() -> None:
+    with pytest.raises(InputError, match="memory is 8, and numbers are bytes; give '8GiB' for gigabytes"):
+        tp.plan(model=small(), cluster="h100-8", batch=8, memory=8)
+
+
 def test_more_memory_than_is_usable_is_warned_of() -> None:
     with pytest.warns(InputWarning, match="memory is 80 GiB, of which a device of h100-8 has 74 GiB usable"):
         tp.build("pipeline", model=small(), cluster="h100-8", batch=8, memory="80GiB")

@@ -20,6 +20,7 @@ from trainplan.profiling.profiles import Profile, load_profile
 
 FilePath = str | os.PathLike[str]
 LARGEST_MEMORY = 2**48
+LEAST_NUMBER = 1000  # of bytes, as a number; fewer are a slip
 LONG = 2**14  # tokens of a sample beyond which plans are of a long context, which is rarely meant unsaid
 
 
@@ -55,13 +56,16 @@ def profile_of(profile: FilePath | Profile | None, reserve: str | int | None = N
 
 
 def memory_of(memory: str | int | None, reserve: str | int | None = None) -> int | None:
-    """Bytes of one device that plans may use, such as "8GiB" or a number; None as it is. Raises InputError.
+    """Bytes of one device that plans may use, such as "8GiB" or a number; None as it is. Raises InputError: for a number that
+    looks like one of gigabytes, too.
 
     reserve: what stays free of them.
     """
     if memory is None:
         return None
     size = parse_bytes(memory) if isinstance(memory, str) else memory
+    if not isinstance(memory, str) and 0 < size < LEAST_NUMBER:
+        raise InputError("command line", "--memory", f"is {size}, and numbers are bytes", f"give '{size}GiB' for gigabytes")
     if not 0 < size <= LARGEST_MEMORY:
         raise InputError("command line", "--memory", f"is {size} bytes", "give more than 0 and at most 256TiB, such as 8GiB")
     return size if reserve is None else size - reserve_of(reserve, size)
