@@ -370,7 +370,7 @@ def staged_plan(
         model=model.shape(),
         model_digest=model.digest,
         world=world,
-        memory_bytes=request.with_reserve(0).limit_bytes,
+        memory_bytes=request.with_margin(0).limit_bytes,
         batch=batch,
         stages=stages,
         units=[

@@ -20,7 +20,7 @@ class Request:
 
     model, cluster: either may be None where `profile` stands in for it. batch: samples of one step over all devices; None only
     for problems whose source has its own. memory_bytes: of one device (default: what is usable of the cluster's, or of the
-    profile's); reserve_bytes: how much less of it the solver gets, so that the compiled programs fit. profile: numbers made
+    profile's); margin_bytes: how much less of it the solver gets, so that the compiled programs fit. profile: numbers made
     earlier; else they are measured on this machine where `measured`, else estimated from shapes. options: values of the
     problem's parameters, checked and complete. report: called with the progress of measuring. obtained: the first profile that
     was made for the request; what is measured is measured once.
@@ -33,7 +33,7 @@ class Request:
     profile: Profile | None = None
     measured: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
-    reserve_bytes: int = 0
+    margin_bytes: int = 0
     report: Report | None = None
     obtained: list[Profile] = field(default_factory=list, compare=False, repr=False)
 
@@ -71,16 +71,16 @@ class Request:
     def limit_bytes(self) -> int:
         """The memory of one device that a solver may use."""
         whole = self.origin.usable_bytes if self.memory_bytes is None else self.memory_bytes
-        return max(1, whole - self.reserve_bytes)
+        return max(1, whole - self.margin_bytes)
 
     @property
     def cluster_name(self) -> str:
         """The cluster's name."""
         return self.cluster.name if self.cluster else self.origin.cluster  # type: ignore[union-attr]
 
-    def with_reserve(self, reserve_bytes: int) -> Request:
-        """The same request with this reserve in place of its own."""
-        return replace(self, reserve_bytes=reserve_bytes)
+    def with_margin(self, margin_bytes: int) -> Request:
+        """The same request with this margin in place of its own."""
+        return replace(self, margin_bytes=margin_bytes)
 
     def profile_for(self, sizes: Sequence[int], groups: Sequence[int], devices: int | None = None) -> Profile:
         """The profile with the costs of micro-batches of these sizes (samples) on stages of these numbers of devices.

@@ -281,7 +281,7 @@ def test_a_plan_says_what_was_chosen(model: Model, made: tuple[Instance, Profile
     serial = switch(model, CLUSTER, 8, memory_bytes=(low + high) // 2, backend="serial").plan
     assert serial is not None and serial.content == found.plan.content and serial.predicted is not None
     assert serial.predicted.backend == "serial" and serial.predicted.step_ns >= predicted.step_ns
-    assert violations(found.instance, chosen) == [] and found.reserve_bytes == 0
+    assert violations(found.instance, chosen) == [] and found.margin_bytes == 0
     assert len(found.walk_bytes) == 4 and max(found.walk_bytes) <= found.instance.memory_bytes
     assert load_plan(json.loads(found.plan.model_dump_json())) == found.plan
     step = tp.simulate(found.plan)
@@ -320,14 +320,14 @@ def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instan
     found = switch(model, CLUSTER, 8, memory_bytes=limit)
     assert found.plan is not None and found.plan.claim is not None
     assert alone.plan is not None and alone.plan.claim is not None
-    assert 0 < found.reserve_bytes <= more and max(found.walk_bytes) <= limit
+    assert 0 < found.margin_bytes <= more and max(found.walk_bytes) <= limit
     assert found.result.evaluation is not None
     assert found.result.evaluation["peak_bytes"] <= limit - more and found.plan.memory_bytes == limit
     claim, best = found.plan.claim, alone.plan.claim
     assert claim.bound_ns == best.bound_ns, "the bound is that of the memory asked for"
     assert claim.gap == (claim.objective_ns - best.objective_ns) / claim.objective_ns > 0
     assert claim.status == "feasible" and claim.objective_ns == found.result.objective
-    assert found.result.instance_hash == found.instance.digest == alone.instance.with_memory(limit - found.reserve_bytes).digest
+    assert found.result.instance_hash == found.instance.digest == alone.instance.with_memory(limit - found.margin_bytes).digest
     short = switch(model, CLUSTER, 8, memory_bytes=low + more // 2)
     assert (short.plan, short.result.status, short.result.solution, short.result.objective) == (None, "unknown", None, None)
     assert short.needed_bytes == low + more and short.result.bound is not None
@@ -374,7 +374,7 @@ def test_every_preset_names_the_memory_that_does(model: Model, like: str) -> Non
     assert (less.plan, less.needed_bytes) == (None, needed)
     claim = enough.plan.claim
     assert claim is not None and claim.bound_ns is not None and claim.bound_ns <= claim.objective_ns
-    assert claim.status == "feasible" or not enough.reserve_bytes or claim.gap == 0
+    assert claim.status == "feasible" or not enough.margin_bytes or claim.gap == 0
 
 
 def test_the_programs_of_both_back_ends_may_need_as_much(tmp_path: Path) -> None:

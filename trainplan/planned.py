@@ -23,7 +23,7 @@ class Planned:
     """A plan with its prediction and its claim; plan is None where nothing fits, or nothing was found (`result` says why).
 
     answer: of the solver, whose `instance` and `result` belong to the plan. judged: what the walks say of the plan's programs;
-    None where plans of the model do not become programs. reserve_bytes: how much less memory than asked for the solver got.
+    None where plans of the model do not become programs. margin_bytes: how much less memory than asked for the solver got.
     needed_bytes: where the memory is too little, one with which there is a plan, if that is known. uniform: the best plan with
     one strategy for all units, likewise; None where this plan has one itself, and where none was looked for (the problem does
     not say how, or the time was up).
@@ -34,7 +34,7 @@ class Planned:
     answer: Answer
     plan: Plan | None
     judged: Judged | None = None
-    reserve_bytes: int = 0
+    margin_bytes: int = 0
     needed_bytes: int | None = None
     uniform: Planned | None = None
 
@@ -110,7 +110,7 @@ class Planned:
             "result": self.result.to_dict(),
             "alternatives": list(self.answer.alternatives),
             "walk_bytes": list(self.walk_bytes),
-            "reserve_bytes": self.reserve_bytes,
+            "margin_bytes": self.margin_bytes,
             "needed_bytes": self.needed_bytes,
             "performance": None if self.performance is None else self.performance.to_dict(),
             "uniform": None if self.uniform is None or self.uniform.plan is None else self.uniform.plan.model_dump(),
@@ -138,9 +138,9 @@ class Planned:
             *self.performance.summary(),
             ("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} at most on any rank, of {whole}: the memory walk"),
         ]
-        if self.reserve_bytes:
-            reserve = f"{format_bytes(self.reserve_bytes)} that the solver did not get, so that the programs fit"
-            rows.append(("reserve", reserve))
+        if self.margin_bytes:
+            margin = f"{format_bytes(self.margin_bytes)} that the solver did not get, so that the programs fit"
+            rows.append(("margin", margin))
         return rows
 
     def _uniform(self) -> list[tuple[str, str]]:

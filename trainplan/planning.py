@@ -73,7 +73,7 @@ def _best(way: _Way) -> Planned:
     """The plan of the least claimed objective whose programs fit, or why there is none."""
     rounds = [way.walk(0)]
     while way.excess_bytes(rounds[-1]) > 0 and len(rounds) < ROUNDS and not way.late and not rounds[-1].interrupted:
-        rounds.append(way.walk(rounds[-1].reserve_bytes + way.excess_bytes(rounds[-1]), rounds[0].answer.bound_ns))
+        rounds.append(way.walk(rounds[-1].margin_bytes + way.excess_bytes(rounds[-1]), rounds[0].answer.bound_ns))
     first, last = rounds[0], rounds[-1]
     if last.plan is not None and way.excess_bytes(last) <= 0:
         return last
@@ -116,13 +116,13 @@ class _Way:
         """The seconds that are left; None without a limit."""
         return None if self.time_limit is None else max(LEAST_SECONDS, self.remaining())
 
-    def walk(self, reserve: int, bound_ns: int | None = None) -> Planned:
+    def walk(self, margin: int, bound_ns: int | None = None) -> Planned:
         """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps."""
         self.begin("measuring" if self.request.measured and not self.request.obtained else "estimating")
-        instances = self.preset.problem.instances(self.request.with_reserve(reserve))
+        instances = self.preset.problem.instances(self.request.with_margin(margin))
         self.begin(f"solving ({self.method})")
         answer = self.search(instances, self.method, **self.arguments)
-        return self.plan(answer if reserve == 0 else _bounded(answer, bound_ns), reserve)
+        return self.plan(answer if margin == 0 else _bounded(answer, bound_ns), margin)
 
     def search(self, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
         """The preset's search of these instances, in the time that is left."""
@@ -131,10 +131,10 @@ class _Way:
         answer: Answer = attribute(self.preset.searcher)(instances, method, **limits, **options, **arguments)
         return answer
 
-    def plan(self, answer: Answer, reserve: int) -> Planned:
+    def plan(self, answer: Answer, margin: int) -> Planned:
         """The plan of an answer, judged."""
         if answer.solution is None:
-            return Planned(self.request, self.preset, answer, None, reserve_bytes=reserve)
+            return Planned(self.request, self.preset, answer, None, margin_bytes=margin)
         problem, began = self.preset.problem, self.clock()
         self.begin("compiling and walking the plan's programs")
         plan = problem.plan(answer.instance, answer.solution, self.request)
@@ -150,7 +150,7 @@ class _Way:
             method=answer.result.method,
             versions=versions(),
         )
-        return Planned(self.request, self.preset, answer, plan.changed(claim=claim), judged, reserve)
+        return Planned(self.request, self.preset, answer, plan.changed(claim=claim), judged, margin)
 
     def excess_bytes(self, tried: Planned) -> int:
         """By how much the plan's programs exceed the memory, at the rank where it is most; at most 0 where they fit."""
@@ -162,21 +162,21 @@ class _Way:
     def uniform(self, best: Planned) -> Planned | None:
         """The best plan with one strategy for all units, whose programs fit, too; None where the problem does not say how to
         look for it, or the time is up."""
-        problem, limit, reserve = self.preset.problem, self.request.with_reserve(0).limit_bytes, 0
+        problem, limit, margin = self.preset.problem, self.request.with_margin(0).limit_bytes, 0
         if problem.memory_bytes(best.instance) is None:
             return None
         for _ in range(ROUNDS):
             if self.remaining() < WALKS * max(self.walk_seconds):
                 return None
-            instances, method = problem.uniform(problem.with_memory(best.instance, limit - reserve))
+            instances, method = problem.uniform(problem.with_memory(best.instance, limit - margin))
             if not instances:
                 return None
             self.begin("looking for the best plan with one strategy")
             answer = best_answer(instances, method, time_limit=self.seconds, clock=self.clock, seed=self.arguments["seed"])
-            made = self.plan(_bounded(answer, best.answer.bound_ns), reserve)
+            made = self.plan(_bounded(answer, best.answer.bound_ns), margin)
             if (over := self.excess_bytes(made)) <= 0:
                 return made
-            reserve += over
+            margin += over
         return replace(made, plan=None, judged=None)
 
     def least(self, bound_ns: int | None = None) -> Planned | None:
@@ -189,7 +189,7 @@ class _Way:
         return None
 
     def _least(self, bound_ns: int | None) -> Planned | None:
-        problem, whole = self.preset.problem, self.request.with_reserve(0)
+        problem, whole = self.preset.problem, self.request.with_margin(0)
         tight = [instance for each in problem.instances(whole) if (instance := problem.tightest(each)) is not None]
         limits = [problem.memory_bytes(instance) for instance in tight]
         possible = [(limit, place) for place, limit in enumerate(limits) if limit is not None]
@@ -201,7 +201,7 @@ class _Way:
 
     def needed(self, least: Planned) -> tuple[int, list[str]]:
         """The memory that such a plan needs, its programs, too, and the advice to give it."""
-        limit = self.request.with_reserve(least.reserve_bytes).limit_bytes
+        limit = self.request.with_margin(least.margin_bytes).limit_bytes
         needed = max(limit, *least.walk_bytes, 0)
         advice = [f"give --memory of at least {needed}B"]
         serial = needed if least.judged is None else max(limit, least.judged.serial_bytes)
@@ -262,13 +262,13 @@ def _judged(plan: Plan, request: Request, backend: str | None) -> tuple[Plan, Ju
 
 def plan_answer(first: Planned, answer: Answer) -> Planned:
     """Another answer to a request that has been planned, as a plan with its own prediction and claim."""
-    return _Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.reserve_bytes)
+    return _Way(first.request, first.preset, answer.result.method, None, {}).plan(answer, first.margin_bytes)
 
 
 def limits_bytes(plan: Plan, request: Request) -> list[int]:
     """The memory of every rank's device: the one asked for, else what is usable of its kind."""
     if request.memory_bytes is not None or request.cluster is None:
-        return [request.with_reserve(0).limit_bytes] * plan.world
+        return [request.with_margin(0).limit_bytes] * plan.world
     kinds = {kind.name: kind.usable_bytes for kind in request.cluster.used_kinds}
     devices = plan.placement or range(plan.world)
     return [kinds[request.cluster.device_kinds[device]] for device in devices]

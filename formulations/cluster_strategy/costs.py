@@ -34,7 +34,7 @@ def build(
     batch: int,
     *,
     memory_bytes: int | None = None,
-    reserve_bytes: int = 0,
+    margin_bytes: int = 0,
     recompute: bool = False,
     by_unit: bool = False,
     uneven_shares: bool = False,
@@ -43,7 +43,7 @@ def build(
 ) -> Instance:
     """The problem of one batch. profile: with the costs of all `shapes_of_strategies`, by kind of device.
 
-    memory_bytes: of every device (default: what is usable of it); reserve_bytes: how much less of it there is. recompute: every
+    memory_bytes: of every device (default: what is usable of it); margin_bytes: how much less of it there is. recompute: every
     layer keeps its input only, and repeats its forward pass. tied: the gradients of a table that embedding and head share are
     added up at the end of the step, as trainplan's programs do it; AMP's own cost model leaves that out. Raises InputError
     where the profile lacks a kind of device or a shape.
@@ -60,7 +60,7 @@ def build(
     return Instance(
         batch=batch,
         layer_names=tuple(map(layer_name, layers)),
-        kinds=tuple(Kind(kind.name, max(1, (memory_bytes or kind.usable_bytes) - reserve_bytes)) for kind in kinds),
+        kinds=tuple(Kind(kind.name, max(1, (memory_bytes or kind.usable_bytes) - margin_bytes)) for kind in kinds),
         device_kinds=tuple(numbers[kind] for kind in cluster.device_kinds),
         network=cluster.network,
         reductions=_array(sum(count for count, _ in layer) for layer in reduced),

@@ -101,7 +101,7 @@ def strategy_instance(request: Request, uneven_shares: bool = False) -> Instance
         request.cluster,
         request.samples,
         memory_bytes=request.memory_bytes,
-        reserve_bytes=request.reserve_bytes,
+        margin_bytes=request.margin_bytes,
         recompute=bool(request.options.get(RECOMPUTE.name)),
         by_unit=bool(request.options.get(BY_UNIT.name)),
         uneven_shares=uneven_shares,

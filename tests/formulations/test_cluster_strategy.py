@@ -93,12 +93,12 @@ def test_building_takes_any_dp_and_planning_powers_of_two() -> None:
     assert [instance.powers_of_two for instance in PROBLEM.instances(asked)] == [True]
 
 
-def test_a_reserve_is_taken_from_every_device_and_not_from_the_plan() -> None:
+def test_a_margin_is_taken_from_every_device_and_not_from_the_plan() -> None:
     asked = request(small(), 8)
-    [whole], [less] = PROBLEM.instances(asked), PROBLEM.instances(asked.with_reserve(1000))
+    [whole], [less] = PROBLEM.instances(asked), PROBLEM.instances(asked.with_margin(1000))
     assert [kind.memory_bytes - 1000 for kind in whole.kinds] == [kind.memory_bytes for kind in less.kinds]
     solution = drawn(less, random.Random(0))
-    assert layout(less, solution, asked.with_reserve(1000)).memory_bytes == CLUSTER.memory_bytes
+    assert layout(less, solution, asked.with_margin(1000)).memory_bytes == CLUSTER.memory_bytes
 
 
 def test_enumeration_has_the_optimum_and_its_count() -> None:

@@ -81,7 +81,7 @@ def test_a_request_becomes_instances_and_a_plan(checked: Problem) -> None:
     plan = check_request(checked, asked)
     if plan is not None:
         assert plan.model_digest == model.digest and plan.world == 4
-    tight = checked.instance(Request(model, load_cluster("cpu-4"), 8, memory_bytes=2**30, options=options, reserve_bytes=2**20))
+    tight = checked.instance(Request(model, load_cluster("cpu-4"), 8, memory_bytes=2**30, options=options, margin_bytes=2**20))
     check_files(checked, tight)
     assert checked.memory_bytes(tight) in (2**30 - 2**20, None)
 

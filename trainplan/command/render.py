@@ -219,7 +219,7 @@ def _sequence(model: Model) -> str:
 
 def _memory(request: Request) -> str:
     """The memory of each device that is planned with, beside all of it where some is in reserve."""
-    limit, whole = request.with_reserve(0).limit_bytes, request.origin.memory_bytes
+    limit, whole = request.with_margin(0).limit_bytes, request.origin.memory_bytes
     reserved = request.memory_bytes is None and limit < whole
     return f"{format_bytes(whole)}, {format_bytes(limit)} usable each" if reserved else f"{format_bytes(limit)} each"
 
