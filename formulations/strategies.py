@@ -1,16 +1,17 @@
-"""Galvatron-BMW's search space (Section III-B): strategies of one layer on one group of devices, and where its data lies.
+"""Strategies of one layer on one group of devices, and where its data lies (Galvatron-BMW, Section III-B).
 
-A strategy is an ordered list of levels, each a paradigm (dp, sdp or tp) with a degree of 2, 4, 8, ...; a paradigm appears
-once, and the degrees multiply to the group. The first level spans the slowest links: ranks of a group are numbered in mixed
-radix, first level outermost. Written `dp2-tp4`, `sdp8-ckpt`; on one device `single`, `single-ckpt`.
+A strategy is an ordered list of levels, each a paradigm (dp, sdp or tp) with a degree of 2 or more; a paradigm appears once,
+and the degrees multiply to the group. The first level spans the slowest links: ranks of a group are numbered in mixed radix,
+first level outermost. Written `dp2-tp4`, `sdp8-ckpt`; on one device `single`, `single-ckpt`. Galvatron-BMW's decision trees
+have degrees 2, 4, 8, ... alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations, pairwise, permutations
 from math import prod
 from typing import Literal, get_args
@@ -18,6 +19,7 @@ from typing import Literal, get_args
 from trainplan.profiling.base.errors import InputError
 
 Paradigm = Literal["dp", "sdp", "tp"]
+Digit = tuple[int, int]  # of a rank: distance between the ranks of neighbouring values, and the number of values
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 DATA: frozenset[Paradigm] = frozenset({"dp", "sdp"})  # those that split the samples
 
@@ -83,18 +85,19 @@ class Strategy:
         return place
 
     @cached_property
-    def layout(self) -> tuple[int, ...]:
-        """Bits of a rank (0 the least significant) that number its block of samples, the most significant first.
+    def layout(self) -> tuple[Digit, ...]:
+        """The digits of a rank that number its block of samples, the most significant first, as few as there can be.
 
-        Two strategies with equal layouts need no re-layout between them.
+        Two strategies of one group with equal layouts need no re-layout between them.
         """
-        bits, position = [], self.group.bit_length() - 1
+        digits: list[Digit] = []
         for paradigm, degree in self.levels:
-            width = degree.bit_length() - 1
-            if paradigm in DATA:
-                bits += [position - 1 - i for i in range(width)]
-            position -= width
-        return tuple(bits)
+            stride = self.strides()[paradigm]
+            if paradigm in DATA and digits and digits[-1][0] == stride * degree:
+                digits[-1] = stride, digits[-1][1] * degree
+            elif paradigm in DATA:
+                digits.append((stride, degree))
+        return tuple(digits)
 
 
 def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:
@@ -107,8 +110,8 @@ def parse_strategy(text: str, where: str = "strategy", field: str = "", group: i
         if match is None:
             raise InputError(where, field, f"is {text!r}", f"give levels of dp, sdp and tp with degrees, such as {example!r}")
         degree = int(match[2])
-        if degree < 2 or degree & (degree - 1):
-            raise InputError(where, field, f"is {text!r}", f"give degrees from 2, 4, 8, ..., such as {example!r}")
+        if degree < 2:
+            raise InputError(where, field, f"is {text!r}", f"give degrees of 2 or more, such as {example!r}")
         levels.append((match[1], degree))  # type: ignore[arg-type]
     if len({paradigm for paradigm, _ in levels}) < len(levels):
         raise InputError(where, field, f"is {text!r}", f"name each paradigm once, such as {example!r}")
@@ -150,31 +153,64 @@ def _factorisations(group: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def gather_ranks(before: Strategy, after: Strategy, rank: int) -> tuple[int, ...]:
-    """Ranks whose blocks, put together, hold all rows that `rank` needs under `after` (Slice-Gather): the fewest, ascending.
+    """Ranks whose blocks, put together, hold all rows that `rank` needs under `after` (Slice-Gather), ascending; the fewest
+    where the degrees of both are powers of two.
 
     The rank alone where it already holds them under `before`; then only slicing is left to do.
 
-    Samples are numbered by log2(group) bits, most significant first; a layout ties leading sample bits to rank bits. The
-    gather runs over the rank bits that `before` ties to a sample bit and `after` does not tie to the same one.
+    Both layouts write a sample's number in digits, the most significant first, each of which is a digit of the rank. The
+    gather runs over those digits of the rank that are one of the sample under `before`, and not the same one under `after`. Of
+    strategies that do not write ranks in common digits (dp2-tp3 and dp3-tp2) it runs over the whole group.
     """
+    freed = _freed_digits(before, after)
+    if freed is None:
+        return tuple(range(before.group))
     ranks = [rank]
-    for bit in _freed_bits(before, after):
-        ranks += [r ^ (1 << bit) for r in ranks]
+    for stride, degree in freed:
+        ranks = [r + (place - r // stride % degree) * stride for r in ranks for place in range(degree)]
     return tuple(sorted(ranks))
 
 
 def gather_groups(before: Strategy, after: Strategy) -> Iterator[tuple[int, ...]]:
     """All groups that `gather_ranks` gives, each once, the one of rank 0 first; none where ranks only slice."""
-    freed = sum(1 << bit for bit in _freed_bits(before, after))
-    if freed:
-        for rank in range(before.group):
-            if not rank & freed:
-                yield gather_ranks(before, after, rank)
+    for rank in range(before.group):
+        group = gather_ranks(before, after, rank)
+        if len(group) > 1 and group[0] == rank:
+            yield group
 
 
-def _freed_bits(before: Strategy, after: Strategy) -> list[int]:
-    available, needed = before.layout, after.layout
-    return [bit for place, bit in enumerate(available) if place >= len(needed) or needed[place] != bit]
+@cache
+def _freed_digits(before: Strategy, after: Strategy) -> tuple[Digit, ...] | None:
+    """The digits of ranks to gather over; None where ranks have no digits that both strategies are written in."""
+    digits = [*before.layout, *after.layout]
+    cuts = sorted({stride for stride, _ in digits} | {stride * degree for stride, degree in digits})
+    if any(high % low for low, high in pairwise(cuts)):
+        return None
+    available, needed = (_in_primes(each.layout, cuts) for each in (before, after))
+    return tuple(digit for place, digit in enumerate(available) if _place(needed, place) != _place(available, place))
+
+
+def _in_primes(layout: Sequence[Digit], cuts: Sequence[int]) -> list[Digit]:
+    """The same digits, cut at these strides and further to prime degrees."""
+    digits: list[Digit] = []
+    for stride, degree in layout:
+        inside = [cut for cut in cuts if stride <= cut <= stride * degree]
+        for low, high in reversed(list(pairwise(inside))):
+            digits += _primes(low, high)
+    return digits
+
+
+def _primes(low: int, high: int) -> Iterator[Digit]:
+    """The digits of prime degrees between two strides, the most significant first."""
+    while high > low:
+        prime = next(factor for factor in range(2, high // low + 1) if high // low % factor == 0)
+        high //= prime
+        yield high, prime
+
+
+def _place(digits: Sequence[Digit], place: int) -> tuple[Digit | None, int]:
+    """A digit, and what those before it multiply to: of how many parts of the samples it tells one."""
+    return digits[place] if place < len(digits) else None, prod(degree for _, degree in digits[:place])
 
 
 def rows_of(strategy: Strategy, rank: int, first: int, count: int) -> range:

@@ -1,11 +1,18 @@
 """The search space of Galvatron-BMW, and re-layouts between its strategies."""
 
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainplan.formulations.strategies import decision_tree, gather_groups, gather_ranks, parse_strategy, rows_of
+from trainplan.formulations.strategies import (
+    Strategy,
+    decision_tree,
+    gather_groups,
+    gather_ranks,
+    parse_strategy,
+    rows_of,
+)
 from trainplan.profiling.base.errors import InputError
 
 TREES = (1, 2, 4, 8)
@@ -38,7 +45,7 @@ def test_first_level_spans_the_slowest_links() -> None:
     assert [parse_strategy("tp4-dp2").data_index(rank) for rank in range(8)] == [0, 1] * 4
 
 
-@pytest.mark.parametrize("text", ["dp3", "dp2-dp4", "dp1", "xx8", "dp2tp4", "", "ckpt", "dp8-ckpt-ckpt", "dp0"])
+@pytest.mark.parametrize("text", ["dp03", "dp2-dp4", "dp1", "xx8", "dp2tp4", "", "ckpt", "dp8-ckpt-ckpt", "dp0"])
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_strategy(text)
@@ -67,6 +74,28 @@ def test_relayout_gives_each_rank_its_rows_from_the_fewest_ranks(group: int, dat
     groups = list(gather_groups(before, after))
     assert sorted(groups) == sorted({g for g in (gather_ranks(before, after, r) for r in range(group)) if len(g) > 1})
     assert not groups or groups[0] == gather_ranks(before, after, 0)
+
+
+def _factorisations(group: int) -> list[tuple[int, ...]]:
+    factors = (factor for factor in range(2, group + 1) if group % factor == 0)
+    return [(factor, *rest) for factor in factors for rest in _factorisations(group // factor)] if group > 1 else [()]
+
+
+@pytest.mark.parametrize("group", [3, 6, 9, 12])
+def test_relayout_of_any_degrees_gives_each_rank_its_rows(group: int) -> None:
+    """Of all pairs of strategies: all ranks of a gather take part in the same one, and equal layouts need none."""
+    degrees = [degrees for degrees in _factorisations(group) if len(degrees) <= 3]
+    orders = [(order, each) for each in degrees for order in permutations(("dp", "sdp", "tp"), len(each))]
+    strategies = [Strategy(tuple(zip(order, each, strict=True))) for order, each in orders]
+    for before, after in product(strategies, strategies):
+        count = 2 * before.data_degree * after.data_degree
+        for rank in range(group):
+            ranks = gather_ranks(before, after, rank)
+            needed = set(rows_of(after, rank, 0, count))
+            assert needed <= {row for r in ranks for row in rows_of(before, r, 0, count)}
+            assert rank in ranks and all(gather_ranks(before, after, r) == ranks for r in ranks)
+            if before.layout == after.layout:
+                assert ranks == (rank,) and needed == set(rows_of(before, rank, 0, count))
 
 
 def test_samples_are_covered_once_by_every_data_group() -> None:
