@@ -1,8 +1,9 @@
 """The judge of every plan: its programs are compiled, checked and walked, and the walks say what a step takes and needs.
 
-Of plans for more than MOST_PROCESSES devices, which do not run on one machine, one rank of each class of equal ranks is
-compiled and walked, at the pace of the slowest kind of device and link of its class, and its checks stand for all (see
-`walk.class_checks`).
+Of plans for more than FEW_RANKS devices, one rank of each class of equal ranks is compiled and walked, and its checks stand
+for all (see `walk.class_checks`): where all ranks of a class have equal devices and links, so that this is exact; and where
+the plan is for more than MOST_PROCESSES, which do not run on one machine, at the pace of the slowest kind of device and link
+of each class.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from trainplan.formulations.plan import Plan
 from trainplan.profiling.profiles import Profile
 
 Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that is compiled
+FEW_RANKS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,8 @@ class Judged:
         """The durations as a table that a plan can carry, from which `judge_carried` walks it again. For judgements by a
         profile."""
         assert isinstance(self.durations, ProfiledCosts)
-        return carried([rounds.few for rounds in self.time.rounds], self.durations)
+        by_class = len(self.classes) < self.plan.world
+        return carried([rounds.few for rounds in self.time.rounds], self.durations) | ({"by_class": True} if by_class else {})
 
     def _by_rank(self, values: Sequence[int]) -> tuple[int, ...]:
         pairs = zip(self.classes.values(), values, strict=True)
@@ -80,20 +83,24 @@ def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, back
     for plans with memory switches, whose point is what lanes do beside each other). Raises InputError where the profile lacks
     a shape.
     """
-    return judge_by(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend)
+    alike = plan.placement is None and profile.network.uniform and len(set(kinds or ())) < 2
+    return judge_by(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend, by_class=alike)
 
 
 def judge_carried(plan: Plan, table: Carried, backend: Backend | None = None) -> Judged:
     """Walk a plan by the durations that it carries (see `Judged.carried`). Raises InputError where they do not suffice."""
-    return judge_by(plan, lambda _: CarriedCosts(table), backend)
+    return judge_by(plan, lambda _: CarriedCosts(table), backend, by_class="by_class" in table)
 
 
-def judge_by(plan: Plan, costs: Callable[[Classes], Durations], backend: Backend | None = None) -> Judged:
-    """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks."""
+def judge_by(
+    plan: Plan, costs: Callable[[Classes], Durations], backend: Backend | None = None, by_class: bool = False
+) -> Judged:
+    """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: walk one rank of
+    each class already where there are more than FEW_RANKS."""
     backend = backend or ("serial" if plan.switches() is None else "streams")
     backends: set[Backend] = {"serial", backend}
     programs: Sequence[Program | Rounds]
-    if plan.world <= MOST_PROCESSES:
+    if plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):
         classes: Classes = {rank: (rank,) for rank in range(plan.world)}
         programs = walked = compile_plan(plan)
         faults = check(walked)

@@ -67,7 +67,7 @@ def test_programs_of_several_stages_never_need_more_than_their_plans_say() -> No
         }
         batch = micro_batches * rng.choice([1, 2, 4]) * (4 // stages)
         most = make_plan(model, CPU, batch, 2**40, **options)
-        least = make_plan(model, CPU, batch, 1, **options).result.reason
+        least = make_plan(model, CPU, batch, 1000, **options).result.reason
         assert least is not None
         assert len(most.instance.configurations) == 1
         assert most.result.evaluation is not None
@@ -118,7 +118,7 @@ def test_plans_of_several_stages_run() -> None:
     ]
     for number, (model, stages, schedule) in enumerate(cases):
         options: dict[str, Any] = {"pipeline": stages, "micro_batches": 4, "schedule": schedule, "by_unit": number % 2 == 1}
-        least = make_plan(model, CPU, 16, 1, **options).result.reason
+        least = make_plan(model, CPU, 16, 1000, **options).result.reason
         assert least is not None
         planned = make_plan(model, CPU, 16, least.least_memory_bytes if number % 3 else 2**40, **options)
         holds(planned, 4)

@@ -50,9 +50,9 @@ def planned(
 ) -> Planned:
     """The best plan for a request, as a preset plans.
 
-    backend: of `run`, on which the plan must fit, too (default: the one that the programs are made for). time_limit: seconds in
-    all. progress: called with a text that names what is begun, and with a Point of each better plan or bound. gap, seed,
-    options: of the method. Raises InputError.
+    backend: of `run`, on which the plan must fit, too (default: the one that the programs are made for). time_limit: seconds of
+    all searches; the last plan is compiled and walked even after it. progress: called with a text that names what is begun, and
+    with a Point of each better plan or bound. gap, seed, options: of the method. Raises InputError.
     """
     check_arguments(time_limit, gap, seed)
     if backend is not None and backend not in BACKENDS:

@@ -207,10 +207,11 @@ def test_one_rank_of_each_stage_stands_for_all(backend: str, monkeypatch: pytest
     for _ in range(30):
         plan = random_plan(rng, rng.choice([2, 4, 8, 16]), rng.choice([*EVEN, TIED]))
         profile = profile_of(plan)
-        known = judge(plan, profile, backend=backend)  # type: ignore[arg-type]
-        with monkeypatch.context() as patch:
-            patch.setattr(judging, "MOST_PROCESSES", 0)
-            few = judge(plan, profile, backend=backend)  # type: ignore[arg-type]
+        judged = []
+        for most in (plan.world, 0):
+            monkeypatch.setattr(judging, "FEW_RANKS", most)
+            judged.append(judge(plan, profile, backend=backend))  # type: ignore[arg-type]
+        known, few = judged
         assert len(few.time.programs) == len(plan.stages)
         assert (few.step_ns, few.peak_bytes, few.host_bytes) == (known.step_ns, known.peak_bytes, known.host_bytes)
 

@@ -78,10 +78,10 @@ def plan(
         stand in for model and cluster. measure: the model, on this machine (default: estimate from shapes).
     How to search:
         like: a preset (galvatron-bmw, amp, autopipe, h3t) or a problem. method: a name of `methods`. backend: of `run`, on
-        which the plan must fit, too. time_limit: seconds in all. gap: relative gap at which to stop. seed: of the method. cold:
-        MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
-        progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns) for each
-        better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
+        which the plan must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the
+        method. cold: MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such
+        as "8GiB". progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns)
+        for each better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
         galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
         `partition`. h3t: see `switch`.

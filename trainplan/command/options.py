@@ -168,7 +168,7 @@ REQUEST = panel(
 METHOD = flag("method", str, "A name from `trainplan methods PROBLEM`; exact is the best proven one.", "exact")
 SEED = flag("seed", int, "Seed of the method.", 0)
 GAP = flag("gap", float, "Relative gap at which to stop.", 0.0)
-TIME_LIMIT = flag("time_limit", float | None, "Seconds in all; the best solution and its bound are kept.")
+TIME_LIMIT = flag("time_limit", float | None, "Seconds until the search ends; the best solution and its bound are kept.")
 OPTION = flag("option", list[str] | None, "NAME=VALUE, an option of the method; may be repeated.")
 COLD = flag("cold", bool, "MILP and CP-SAT do not begin from the plan of a fast method.", False)
 SOLVER_MEMORY = flag("solver_memory", str | None, "Memory that the method may take, such as 8GiB; the best until then is kept.")
