@@ -83,7 +83,7 @@ def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, back
     for plans with memory switches, whose point is what lanes do beside each other). Raises InputError where the profile lacks
     a shape.
     """
-    alike = plan.placement is None and profile.network.uniform and len(set(kinds or ())) < 2
+    alike = plan.regular and plan.placement is None and profile.network.uniform and len(set(kinds or ())) < 2
     return judge_by(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend, by_class=alike)
 
 
@@ -100,7 +100,7 @@ def judge_by(
     backend = backend or ("serial" if plan.switches() is None else "streams")
     backends: set[Backend] = {"serial", backend}
     programs: Sequence[Program | Rounds]
-    if plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):
+    if not plan.regular or plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):
         classes: Classes = {rank: (rank,) for rank in range(plan.world)}
         programs = walked = compile_plan(plan)
         faults = check(walked)

@@ -16,8 +16,9 @@ set: a mark is a buffer of no bytes. `waits` is the transitive reduction of all 
 
 Buffers whose names begin in `host-` lie in the host's memory, all others in the device's.
 
-A send and its receive name their buffer alike. A send that is followed by a receive from the same rank is grouped with it, so
-that two neighbours that both have something to send do not wait for each other for ever.
+A send and its receive name their buffer alike (but for the sender's rank, see `sent_as`). Sends to the ranks of another stage
+are one operation, as are receives; sends that are followed by receives from the same stage are grouped with them, so that two
+neighbours that both have something to send do not wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ LANES: dict[Op, Stream] = {
 }
 
 
+FROM = "-from-"  # in the name of a buffer for what one of several senders sends, before the sender's rank
 UNIT_BUFFERS = frozenset({"parameter", "gradient", "moments", "gathered", "whole-gradient"})  # named by their unit alone
 
 
@@ -194,12 +196,13 @@ class Instruction:
 class Program:
     """One rank's program. buffers: bytes by name; persistent: those that live from step to step, on device and host.
 
-    units: those of the rank's stage. place: the rank's number in its stage, from 0; strategies speak of these. samples: of the
-    whole step. micro_batches: those that the rank works on.
+    units: those of the rank's stage. stage_ranks: all ranks of the stage, ascending; place: this one's number among them, from
+    0, of which strategies speak. samples: of the whole step. micro_batches: those that the rank works on.
     """
 
     rank: int
     world: int
+    stage_ranks: tuple[int, ...]
     place: int
     units: range
     model: Model
@@ -215,6 +218,14 @@ class Program:
         """Whether parameters, gradients and moments live there; the device then has what memory switches leave on it."""
         return f"host-parameter.{self.units.start}" in self.buffers
 
+    def within(self, message: Instruction) -> tuple[int, ...]:
+        """The ranks in whose process group a message travels: its two ends; where stages of unlike sizes meet, so that a rank
+        may have several at once, all ranks."""
+        unit = message.unit
+        assert unit is not None
+        alike = self.strategies[unit - 1].group == self.strategies[unit].group
+        return message.group if alike else tuple(range(self.world))
+
     @property
     def persistent_bytes(self) -> int:
         """Bytes of the device that live from step to step."""
@@ -226,10 +237,24 @@ class Program:
         return sum(size for name, size in self.buffers.items() if on_host(name))
 
 
-def grouped(send: Instruction, receive: Instruction) -> Instruction:
-    """A send and a receive as one operation."""
-    both = {name: getattr(send, name) + getattr(receive, name) for name in ("reads", "writes", "frees", "message_bytes")}
-    return Instruction(Op.SEND_RECEIVE, group=send.group, grouped=(send, receive), **both)
+def grouped(*messages: Instruction) -> Instruction:
+    """Sends, receives, or both as one operation; one message as it is."""
+    if len(messages) == 1:
+        return messages[0]
+    ops = {message.op for message in messages}
+    ranks = sorted({rank for message in messages for rank in message.group})
+    names = {
+        name: tuple(each for message in messages for each in getattr(message, name)) for name in ("reads", "writes", "frees")
+    }
+    size = sum(message.message_bytes for message in messages)
+    op = ops.pop() if len(ops) == 1 else Op.SEND_RECEIVE
+    return Instruction(op, group=tuple(ranks), grouped=messages, message_bytes=size, **names)  # type: ignore[arg-type]
+
+
+def sent_as(name: str) -> str:
+    """The sender's name of a buffer that holds what one of several senders sent."""
+    kind, dot, rest = name.partition(".")
+    return kind.partition(FROM)[0] + dot + rest
 
 
 class Clocks:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from math import lcm
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -33,7 +35,8 @@ class PlannedUnit(Record):
 
 
 class Stage(Record):
-    """A pipeline stage: its ranks, and its first and last unit, both included. It may begin at any sub-layer."""
+    """A pipeline stage: its ranks, ascending, which strategies number in this order, and its first and last unit, both
+    included. It may begin at any sub-layer."""
 
     ranks: Annotated[list[int], Field(min_length=1)]
     first_unit: Annotated[int, Field(ge=0)]
@@ -113,7 +116,8 @@ class Claim(Record):
 class Plan(Record):
     """A whole training plan. `model_digest` names the architecture that it was made for.
 
-    stages: in pipeline order, of equal size. A unit's strategy is over the ranks of its stage. schedule: the order of forward
+    stages: in pipeline order, each on ranks of its own, as many as it likes. A unit's strategy is over the ranks of its stage.
+    schedule: the order of forward
     and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
     batch.shares, of each replica. placement: the cluster's device of each rank, for who launches it; left out, rank r goes on
     device r. What a rank does is the same on every device.
@@ -170,6 +174,7 @@ class Plan(Record):
         check_length("units", self.units, len(names), "the units of the model", "items")
         self._check_stages(len(names))
         self._check_placement()
+        sizes = [len(stage.ranks) for stage in self.stages for _ in range(stage.first_unit, stage.last_unit + 1)]
         samples, parts, even = self.batch.global_samples, self.batch.micro_batches, self.batch.shares is None
         if even and samples % parts:
             raise InputError("", "batch.micro_batches", f"is {parts}", f"give a divisor of global_samples = {samples}")
@@ -177,7 +182,7 @@ class Plan(Record):
             if unit.name != name:
                 raise InputError("", f"units[{position}].name", f"is {unit.name!r}", f"give {name!r}")
             field, problem = f"units[{position}].strategy", f"is {unit.strategy!r}"
-            strategy = parse_strategy(unit.strategy, "", field, self.stage_size)
+            strategy = parse_strategy(unit.strategy, "", field, sizes[position])
             part, tp = model.units[position].sublayer, strategy.degree("tp")
             if not part.runs_on(tp):
                 works = max(t for t in range(1, tp) if part.runs_on(t))
@@ -215,7 +220,10 @@ class Plan(Record):
 
     def _check_shares(self, shares: list[int]) -> None:
         """Replicas that work apart until their gradients are summed: all units are laid out alike, dp outermost, no sdp."""
-        batch, size, replicas, total = self.batch, self.stage_size, len(shares), sum(shares)
+        batch, size, replicas, total = self.batch, len(self.stages[0].ranks), len(shares), sum(shares)
+        if len(unlike := {len(stage.ranks) for stage in self.stages}) > 1:
+            problem = f"is there, with stages of {' and '.join(map(str, sorted(unlike)))} ranks"
+            raise InputError("", "batch.shares", problem, "leave it out, or give stages of equal size")
         if size % replicas:
             fix = (
                 f"give 2, or another divisor of the {size} ranks of a stage" if size > 1 else "leave it out: stages have 1 rank"
@@ -243,7 +251,7 @@ class Plan(Record):
             fix = f"give at most {most}: {len(self.stages)} stages with {parts} micro-batches can use no more"
             raise InputError("", "sliced", problem, fix)
         samples = self.batch.global_samples // (parts if shares is None else sum(shares))
-        apart = 1 if shares else max(strategy.data_degree for strategy in self.strategies())  # degrees are powers of two
+        apart = 1 if shares else lcm(*(strategy.data_degree for strategy in self.strategies()))
         if samples % (2 * apart):
             works = -(-samples // (2 * apart)) * 2 * apart
             fix = f"leave it out, or give micro-batches of {works} samples: each half is laid out over {apart} ranks by itself"
@@ -285,15 +293,22 @@ class Plan(Record):
                 raise InputError("", f"{field}.switches", f"is {shown(unit.switches)}", fix)
 
     def _check_stages(self, units: int) -> None:
+        """Units are covered in order, and every rank is in one stage."""
         count, begin = len(self.stages), 0
-        if count > units or self.world % count:
-            works = max(c for c in range(1, min(count, units) + 1) if self.world % c == 0)
-            raise InputError("", "stages", f"are {count}", f"give a divisor of world = {self.world}, such as {works}")
+        if count > units:
+            raise InputError("", "stages", f"are {count}", f"give at most {units}: every stage needs a unit")
+        stage_of: dict[int, int] = {}
         for index, stage in enumerate(self.stages):
-            field, ranks = f"stages[{index}]", range(index * self.stage_size, (index + 1) * self.stage_size)
-            if stage.ranks != list(ranks):
-                fix = f"give ranks {ranks[0]} to {ranks[-1]} in order: stages are of equal size"
-                raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", fix)
+            field = f"stages[{index}]"
+            for place, rank in enumerate(stage.ranks):
+                if not 0 <= rank < self.world or rank in stage_of:
+                    problem = f"is {rank}" + (f", which is in stages[{stage_of[rank]}]" if rank in stage_of else "")
+                    raise InputError(
+                        "", f"{field}.ranks[{place}]", problem, f"give each of the ranks 0 to {self.world - 1} once"
+                    )
+                stage_of[rank] = index
+            if stage.ranks != sorted(stage.ranks):
+                raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", f"give {shown(sorted(stage.ranks))}")
             if stage.first_unit != begin:
                 raise InputError("", f"{field}.first_unit", f"is {stage.first_unit}", f"give {begin}, the first unit left")
             end = units - (count - index)  # the stages after this one need a unit each
@@ -301,11 +316,21 @@ class Plan(Record):
                 fix = f"give {end}" if index == count - 1 else f"give {begin} to {end}"
                 raise InputError("", f"{field}.last_unit", f"is {stage.last_unit}", fix)
             begin = stage.last_unit + 1
+        if len(stage_of) < self.world:
+            left = next(rank for rank in range(self.world) if rank not in stage_of)
+            raise InputError("", "stages", f"leave rank {left} out", f"give each of the ranks 0 to {self.world - 1} once")
 
     @property
-    def stage_size(self) -> int:
-        """Ranks of a stage."""
-        return self.world // len(self.stages)
+    def stage_sizes(self) -> list[int]:
+        """The number of ranks of each stage."""
+        return [len(stage.ranks) for stage in self.stages]
+
+    @cached_property
+    def regular(self) -> bool:
+        """Whether stages are of one size, a power of two, on ranks in order: one rank of each kind then stands for all."""
+        size, *others = self.stage_sizes
+        ranks = [rank for stage in self.stages for rank in stage.ranks]
+        return {size, *others} == {size} and size & (size - 1) == 0 and ranks == list(range(self.world))
 
     def planned_model(self) -> Model:
         """The model that the plan was made for. Raises InputError where its fields are not those of a model."""

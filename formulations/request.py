@@ -82,10 +82,17 @@ class Request:
         """The same request with this margin in place of its own."""
         return replace(self, margin_bytes=margin_bytes)
 
-    def profile_for(self, sizes: Sequence[int], groups: Sequence[int], devices: int | None = None) -> Profile:
+    def profile_for(
+        self,
+        sizes: Sequence[int],
+        groups: Sequence[int],
+        devices: int | None = None,
+        degrees: Sequence[int] | None = None,
+    ) -> Profile:
         """The profile with the costs of micro-batches of these sizes (samples) on stages of these numbers of devices.
 
-        devices: all that the profile is for (default: the origin's). Raises InputError.
+        devices: all that the profile is for (default: the origin's). degrees: of tensor parallelism (default: all powers of two
+        that the model can be split into). Raises InputError.
         """
         earlier = self.profile or (self.obtained[0] if self.measured and self.obtained else None)
         profile = obtain_profile(
@@ -94,6 +101,7 @@ class Request:
             sizes,
             groups,
             devices=self.origin.devices if devices is None else devices,
+            degrees=degrees,
             earlier=earlier,
             measured=self.measured,
             progress=self.report,

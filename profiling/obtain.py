@@ -18,14 +18,15 @@ def obtain_profile(
     groups: Sequence[int],
     *,
     devices: int,
+    degrees: Sequence[int] | None = None,
     earlier: Profile | None = None,
     measured: bool = False,
     progress: Report | None = None,
 ) -> Profile:
     """The profile to plan with: the earlier one if it is for this model, else measured on this machine, else estimated.
-
-    sizes: of micro-batches, in samples; groups: devices of a stage; devices: all that the profile is for. What an earlier or
-    measured profile lacks is completed from what it has. model, cluster: None where the earlier one says all.
+    sizes: of micro-batches, in samples; groups: devices of a stage; devices: all that the profile is for; degrees: of tensor
+    parallelism (default: all powers of two that the model can be split into). What an earlier or measured profile lacks is
+    completed from what it has. model, cluster: None where the earlier one says all.
     """
     # Planning from a file estimates nothing, and only some requests measure: each way loads its own modules.
     from trainplan.profiling.complete import for_shapes
@@ -36,9 +37,10 @@ def obtain_profile(
             _check_model(earlier, model)
         if cluster is not None:
             _check_cluster(earlier, cluster)
-        return for_shapes(earlier, devices, _shapes((earlier.described_model or earlier).tp_degrees(group), groups, sizes))
+        degrees = degrees or (earlier.described_model or earlier).tp_degrees(group)
+        return for_shapes(earlier, devices, _shapes(degrees, groups, sizes))
     assert model is not None and cluster is not None
-    shapes = _shapes(model.tp_degrees(group), groups, sizes)
+    shapes = _shapes(degrees or model.tp_degrees(group), groups, sizes)
     if not measured:
         from trainplan.profiling.estimate import estimate_shapes
 

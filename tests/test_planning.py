@@ -77,7 +77,7 @@ def test_programs_of_several_stages_never_need_more_than_their_plans_say() -> No
         holds(found, 4)
         assert found.plan is not None
         assert (len(found.plan.stages), found.plan.schedule) == (stages, options["schedule"])
-        assert found.plan.stage_size == 4 // stages
+        assert found.plan.stage_sizes[0] == 4 // stages
         if model.tied:
             assert found.plan.units[0].name == "embedding"
         ratios.append(max(found.walk_bytes) / found.result.evaluation["peak_bytes"])  # type: ignore[index]
@@ -149,7 +149,7 @@ def test_large_clusters(cluster: str, devices: int) -> None:
     plan = found.plan
     assert plan is not None
     assert plan.predicted is not None
-    assert (plan.world, len(plan.stages), plan.stage_size) == (devices, 8, devices // 8)
+    assert (plan.world, len(plan.stages), plan.stage_sizes[0]) == (devices, 8, devices // 8)
     walks = found.walk_bytes
     assert len(walks) == devices
     assert found.result.evaluation is not None

@@ -15,7 +15,8 @@ COST_MODEL = "executed"
 
 def plan_profile(plan: Plan, request: Request) -> Profile:
     """The profile with the costs of the plan's own shapes, from where the request's numbers come. Raises InputError."""
-    return request.profile_for([samples_of(plan)], [plan.stage_size])
+    degrees = sorted({strategy.degree("tp") for strategy in plan.strategies()})
+    return request.profile_for([samples_of(plan)], sorted(set(plan.stage_sizes)), degrees=None if plan.regular else degrees)
 
 
 def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str] | None) -> Predicted:
@@ -27,12 +28,15 @@ def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str]
         backend=judged.time.backend,
         profile_origin=profile.origin,
         durations=dict(judged.carried()),
-        stages=None if plan.switches() is not None else stage_times(plan, profile, kinds),
+        stages=stage_times(plan, profile, kinds),
     )
 
 
-def stage_times(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> list[StageTimes]:
-    """What the passes of each stage take, in the plan's form."""
+def stage_times(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> list[StageTimes] | None:
+    """What the passes of each stage take, in the plan's form; None of plans with switches, or of stages of unlike sizes, which
+    are no pipeline of equal messages."""
+    if plan.switches() is not None or not plan.regular:
+        return None
     planned = work_of(plan, profile, kinds)
     rows = zip(planned.work.forward_ns, planned.work.backward_ns, (*planned.work.transfer_ns, 0), planned.syncs_ns, strict=True)
     return [StageTimes(forward_ns=f, backward_ns=b, transfer_ns=c, sync_ns=d) for f, b, c, d in rows]

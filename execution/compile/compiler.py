@@ -2,8 +2,9 @@
 
 Plans with memory switches have a compiler of their own, `switch_passes`; this is that of all others.
 
-Between stages a rank talks to the one of its own place in the next or previous stage. Hidden states and gradients alike travel
-in the sender's layout, and the receiver re-lays them as it would those of a unit of its own.
+Between stages of one size a rank talks to the one of its own place in the next or previous stage. Hidden states and gradients
+alike travel in the sender's layout, and the receiver re-lays them as it would those of a unit of its own. Between stages of
+unlike sizes every rank is sent the rows of its own layout, by each rank that serves it.
 
 Where the schedule slices micro-batches, the halves of one travel as messages of their own up to the first stage that runs it
 whole; there the stage before joins them, and sends one. Gradients always travel whole: on a stage that ran halves, the last
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.compile.switch_passes import SwitchCompiler
 from trainplan.execution.compile.unit_passes import UnitPasses
-from trainplan.execution.program import Op, Part, Program, grouped
+from trainplan.execution.program import FROM, Op, Part, Program, grouped
 from trainplan.execution.uncollected import uncollected
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.schedules import Pass, orders
@@ -39,7 +40,8 @@ def compile_plan(
     counts = {min(count, most_micro_batches or count) for count in plan.batch.shares or [plan.batch.micro_batches]}
     by_count = {count: orders(plan.schedule, stages, count, plan.sliced) for count in counts}
     programs = dict[int, Program]()
-    for first, *others in by_kind(planned_ranks(plan, model, ranks, most_micro_batches)):
+    placed = planned_ranks(plan, model, ranks, most_micro_batches)
+    for first, *others in by_kind(placed) if plan.regular else [[rank] for rank in placed]:
         if switches is not None:
             compiler: UnitPasses = SwitchCompiler.at(first, switches=tuple(switches), nvlink=bool(plan.nvlink))
         else:
@@ -80,21 +82,21 @@ class _Compiler(UnitPasses):
     def _forward_pass(self, part: Part) -> None:
         first, after = self.units.start, self.units.stop
         if first > 0:
-            self._receive(f"hidden.{first}", first, part, laid_as=first - 1, neighbour=-1)
+            self._receive(f"hidden.{first}", first, part, -1)
         for unit in self.units:
             self.forward(unit, part)
         if after > self.last:
             self.loss(part)
         elif part.half is None or self.runs_in_halves(self.stage + 1, part.micro_batch):
-            self._send(f"hidden.{after}", after, part, neighbour=1)
+            self._send(f"hidden.{after}", after, part, 1)
         elif part.half == 1:
             whole = self._join(f"hidden.{after}", after, part)
-            self._send(f"hidden.{after}", after, whole, neighbour=1)
+            self._send(f"hidden.{after}", after, whole, 1)
 
     def _backward_pass(self, part: Part) -> None:
         first, after = self.units.start, self.units.stop
         if after <= self.last:
-            self._receive(f"input-gradient.{after}", after, part, laid_as=after, neighbour=1)
+            self._receive(f"input-gradient.{after}", after, part, 1)
         last = part.micro_batch == self.micro_batches - 1
         for unit in reversed(self.units):
             self.backward(unit, part.micro_batch)
@@ -103,22 +105,63 @@ class _Compiler(UnitPasses):
         if first > 0:
             if self.runs_in_halves(self.stage, part.micro_batch):
                 self._join(f"input-gradient.{first}", first, part)
-            self._send(f"input-gradient.{first}", first, part, neighbour=-1)
+            self._send(f"input-gradient.{first}", first, part, -1)
             for unit in reversed(self.units if last else ()):
                 self.reduce_gradients(unit)
 
-    def _send(self, kind: str, unit: int, part: Part, neighbour: int) -> None:
+    def _send(self, kind: str, unit: int, part: Part, step: int) -> None:
+        """A boundary's rows to the next (1) or previous (-1) stage: all of them to the rank of the same place; where stages are
+        of unlike sizes, to each rank the rows that it is sent by this one."""
         name = f"{kind}.{part}"
-        size = self.buffers[name]
-        self.issue(Op.SEND, unit, part, reads=(name,), frees=(name,), group=self.lane(neighbour), message_bytes=size)
+        before, after = (unit - 1, unit) if step > 0 else (unit, unit - 1)
+        if self._alike(unit):
+            peers = [(self.neighbours(step)[self.place], {}, self.buffers[name])]
+        else:
+            block = self.rows(before, part)
+            peers = [
+                (self.neighbours(step)[place], {"blocks": (block,), "rows": rows}, self.boundary_bytes(unit - 1, len(rows)))
+                for (sender, place), rows in self.transfers(before, after, part).items()
+                if sender == self.place
+            ]
+        sends = [
+            self.instruction(Op.SEND, unit, part, reads=(name,), group=self.lane(peer), args=args, message_bytes=size)
+            for peer, args, size in peers
+        ]
+        if sends:
+            self.issued.append(grouped(*sends[:-1], sends[-1].changed(frees=(name,))))
+        else:
+            self.issue(Op.MARK, unit, part, reads=(name,), frees=(name,))
 
-    def _receive(self, kind: str, unit: int, part: Part, laid_as: int, neighbour: int) -> None:
-        name, lane = f"{kind}.{part}", self.lane(neighbour)
-        size = self.boundary_bytes(unit - 1, len(self.rows(laid_as, part)))
-        self.buffer(name, size)
-        self.issue(Op.RECEIVE, unit, part, writes=(name,), group=lane, message_bytes=size)
-        if [(i.op, i.group) for i in self.issued[-2:]] == [(Op.SEND, lane), (Op.RECEIVE, lane)]:
-            self.issued[-2:] = [grouped(*self.issued[-2:])]
+    def _receive(self, kind: str, unit: int, part: Part, step: int) -> None:
+        """A boundary's rows from the next (1) or previous (-1) stage: in the sender's layout; where stages are of unlike sizes,
+        in this one's, joined from what comes."""
+        name = f"{kind}.{part}"
+        before, after = (unit, unit - 1) if step > 0 else (unit - 1, unit)
+        if self._alike(unit):
+            sources = [(self.neighbours(step)[self.place], name, self.rows(before, part))]
+        else:
+            pairs = self.transfers(before, after, part).items()
+            sources = [(self.neighbours(step)[sender], "", rows) for (sender, place), rows in pairs if place == self.place]
+            kinds = [kind.replace(".", f"{FROM}{peer}.") if len(sources) > 1 else kind for peer, _, _ in sources]
+            sources = [(peer, f"{each}.{part}", rows) for each, (peer, _, rows) in zip(kinds, sources, strict=True)]
+        receives = []
+        for peer, place, rows in sources:
+            size = self.boundary_bytes(unit - 1, len(rows))
+            fields = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "message_bytes": size}
+            receives.append(self.instruction(Op.RECEIVE, unit, part, args={"rows": rows}, **fields))
+        if self.issued and self.issued[-1].op is Op.SEND and set(self.issued[-1].group) <= {self.rank, *self.neighbours(step)}:
+            receives = [*self.issued.pop().messages, *receives]
+        self.issued.append(grouped(*receives))
+        if len(sources) > 1:
+            rows = self.rows(after, part)
+            size = self.boundary_bytes(unit - 1, len(rows))
+            names, blocks = tuple(place for _, place, _ in sources), tuple(rows for _, _, rows in sources)
+            args = {"blocks": blocks, "rows": rows}
+            self.issue(Op.JOIN, unit, part, reads=names, writes=(self.buffer(name, size),), frees=names, args=args)
+
+    def _alike(self, unit: int) -> bool:
+        """Whether the stages of a unit and of the one before it are of one size."""
+        return self.strategies[unit - 1].group == self.strategies[unit].group
 
     def _join(self, kind: str, unit: int, part: Part) -> Part:
         """The halves of the part's micro-batch become one buffer."""
@@ -130,6 +173,6 @@ class _Compiler(UnitPasses):
 
     def _reduce_tied(self) -> None:
         both = tuple(f"gradient.{unit}" for unit in (0, self.last) if unit in self.units)
-        size, last = self.model.tied_elements * self.model.element_bytes, self.world - self.size
-        group = tuple(sorted({*range(self.size), *range(last, self.world)}))
+        size = self.model.tied_elements * self.model.element_bytes
+        group = tuple(sorted({*self.groups[0], *self.groups[-1]}))
         self.issue(Op.REDUCE_TIED, reads=both, writes=both, group=group, message_bytes=size, workspace_bytes=size)

@@ -17,7 +17,8 @@ SAMPLED = frozenset({Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.BACKWARD, Op.
 
 @dataclass
 class PlannedRank:
-    """A rank of a plan. stages: the units of each. place: the rank's number in its stage, from 0; strategies speak of these.
+    """A rank of a plan. stages: the units of each; groups: its ranks, ascending. place: the
+    rank's number in its stage, from 0; strategies speak of these.
 
     micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
     sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
@@ -27,15 +28,16 @@ class PlannedRank:
     model: Model
     strategies: tuple[Strategy, ...]
     stages: tuple[range, ...]
+    groups: tuple[tuple[int, ...], ...]
     batch: Batch
     rank: int
     sliced: int
     most_micro_batches: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.size = self.strategies[0].group
-        self.world = self.size * len(self.stages)
-        self.stage, self.place = divmod(self.rank, self.size)
+        self.world = sum(map(len, self.groups))
+        self.stage = next(stage for stage, group in enumerate(self.groups) if self.rank in group)
+        self.place = self.groups[self.stage].index(self.rank)
         self.units = self.stages[self.stage]
         self.last = len(self.model.units) - 1
         shares = self.batch.shares
@@ -103,7 +105,8 @@ class PlannedRank:
 
     def ranks(self, places: Iterable[int]) -> tuple[int, ...]:
         """Ranks of places in this stage."""
-        return tuple(self.rank - self.place + place for place in places)
+        group = self.groups[self.stage]
+        return tuple([group[place] for place in places])
 
     def samples_of(self, instruction: Instruction) -> dict[str, Any]:
         """The samples that an instruction speaks of, as its arguments. (Of SAMPLED alone.)
@@ -152,9 +155,35 @@ class PlannedRank:
         """Bytes of the hidden states of some samples that a unit passes to the next one."""
         return self.model.units[unit].sublayer.boundary_bytes(rows)
 
+    def transfers(self, before: int, after: int, part: Part) -> dict[tuple[int, int], tuple[int, ...]]:
+        """The rows that places of the stage of one unit send to places of the stage of another (see `row_transfers`)."""
+        rows = ([self.rows_at(place, unit, part) for place in range(self.strategies[unit].group)] for unit in (before, after))
+        return row_transfers(*rows)
+
+    def neighbours(self, step: int) -> tuple[int, ...]:
+        """The ranks of the next (1) or previous (-1) stage."""
+        return self.groups[self.stage + step]
+
     def lane(self, neighbour: int) -> tuple[int, ...]:
-        """This rank and that of its place in the next (1) or previous (-1) stage, ascending."""
-        return tuple(sorted((self.rank, self.rank + neighbour * self.size)))
+        """This rank and another, ascending."""
+        return tuple(sorted((self.rank, neighbour)))
+
+
+def row_transfers(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Which rows go from each place of one group to each place of another, by (sender, receiver), in the receiver's order.
+
+    before, after: the rows of each place. Where several senders have a row, each serves its part of the receivers.
+    """
+    holders: dict[int, list[int]] = {}
+    for place, rows in enumerate(before):
+        for row in rows:
+            holders.setdefault(row, []).append(place)
+    sent: dict[tuple[int, int], list[int]] = {}
+    for place, rows in enumerate(after):
+        for row in rows:
+            senders = holders[row]
+            sent.setdefault((senders[place * len(senders) // len(after)], place), []).append(row)
+    return {pair: tuple(rows) for pair, rows in sent.items()}
 
 
 def planned_ranks(
@@ -163,8 +192,9 @@ def planned_ranks(
     """Where all ranks of a plan stand, or some. model, most_micro_batches: as of `compile_plan`."""
     strategies = tuple(plan.strategies())
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
+    groups = tuple(tuple(stage.ranks) for stage in plan.stages)
     return [
-        PlannedRank(model, strategies, stages, plan.batch, rank, plan.sliced, most_micro_batches=most_micro_batches)
+        PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, most_micro_batches=most_micro_batches)
         for rank in (range(plan.world) if ranks is None else ranks)
     ]
 

@@ -30,7 +30,7 @@ class UnitPasses(PlannedRank):
     @classmethod
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
         """The compiler of a rank. fields: those of the compiler alone."""
-        placed = (rank.model, rank.strategies, rank.stages, rank.batch, rank.rank, rank.sliced)
+        placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
         return cls(*placed, most_micro_batches=rank.most_micro_batches, **fields)
 
     def program(self) -> Program:
@@ -38,12 +38,16 @@ class UnitPasses(PlannedRank):
         raise NotImplementedError
 
     def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
-        """The next instruction; what samples it speaks of follows from the rest (see `PlannedRank.samples_of`)."""
+        """The next instruction."""
+        self.issued.append(self.instruction(op, unit, part, **fields))
+
+    def instruction(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> Instruction:
+        """An instruction with the samples that it speaks of, unless its arguments tell them."""
         micro_batch, half = part or (None, None)
-        instruction = Instruction(op, unit, micro_batch, half, **fields)
-        if op in SAMPLED and (samples := self.samples_of(instruction)):
-            instruction.args.update(samples)
-        self.issued.append(instruction)
+        made = Instruction(op, unit, micro_batch, half, **fields)
+        if op in SAMPLED and not made.args:
+            made.args.update(self.samples_of(made))
+        return made
 
     def buffer(self, name: str, size: int, persistent: bool = False) -> str:
         """Declare a buffer of so many bytes, and give its name back. persistent: it lives from step to step."""
@@ -57,6 +61,7 @@ class UnitPasses(PlannedRank):
         return Program(
             self.rank,
             self.world,
+            self.groups[self.stage],
             self.place,
             self.units,
             self.model,
@@ -240,7 +245,7 @@ class UnitPasses(PlannedRank):
     def _relaid(self, name: str, result: str, before: int, after: int, part: Part) -> str:
         """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""
         a, b = self.strategies[before], self.strategies[after]
-        if a.layout == b.layout:
+        if a.layout == b.layout or a.group != b.group:  # between stages of unlike sizes, messages bring each rank its own rows
             return name
         places = self.gathered_places(before, after)
         local, boundary = len(places) == 1, min(before, after)

@@ -51,6 +51,10 @@ def check_pipeline(plan: Plan, families: tuple[str, ...], runtime: str, where: s
         raise InputError(where, "model.config.model_type", f"is {family!r}, which is not exported to {runtime}", fix)
     if len(plan.stages) == 1:
         raise InputError(where, "stages", "has 1 item", "give a plan with a pipeline, such as one of `plan --pipeline 2`")
+    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    if len(set(plan.stage_sizes)) > 1 or ranks != list(range(plan.world)):
+        fix = f"give stages of equal size on ranks in order, as {runtime} has them"
+        raise InputError(where, "stages", f"are of {shown(plan.stage_sizes)} ranks", fix)
     if plan.batch.shares is not None:
         fix = f"plan without uneven shares: all replicas run the same number of micro-batches in {runtime}"
         raise InputError(where, "batch.shares", f"is {shown(plan.batch.shares)}", fix)

@@ -113,8 +113,8 @@ def export(plan: Plan, where: str) -> Export:
         "tied": model.tied,
         "schedule": plan.schedule,
         "micro_batches": plan.batch.micro_batches,
-        "micro_batch_samples": micro_batch_samples(plan, plan.stage_size),
-        "replicas": plan.stage_size,
+        "micro_batch_samples": micro_batch_samples(plan, plan.stage_sizes[0]),
+        "replicas": plan.stage_sizes[0],
         "stages": stages,
         "split_spec": dict.fromkeys(points, "BEGINNING"),
     }

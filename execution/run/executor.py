@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.execution.run.copying import Copying
 from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.execution.run.rank_state import Groups
@@ -30,7 +30,13 @@ from trainplan.profiling.models import torch_units
 
 def make_groups(programs: list[Program]) -> Groups:
     """Every process group that the programs use, made in one order on all ranks (a group pool)."""
-    wanted = {instruction.group for program in programs for instruction in program.instructions if len(instruction.group) > 1}
+    wanted = {
+        program.within(message) if message.op in POINT_TO_POINT else message.group
+        for program in programs
+        for instruction in program.instructions
+        for message in instruction.messages
+        if len(message.group) > 1
+    }
     return {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
 
 
@@ -78,10 +84,13 @@ class Executor(Sharding, Copying):
         """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
         messages = []
         for message in instruction.messages:
-            group = self.groups[message.group]
+            group = self.groups[self.program.within(message)]
             (peer,) = set(message.group) - {self.rank}
             if message.op is Op.SEND:
-                messages.append(dist.P2POp(dist.isend, self.values[message.reads[0]], peer, group))
+                sent = self.values[message.reads[0]]
+                if message.args:
+                    sent = self._rows_of(message, sent)
+                messages.append(dist.P2POp(dist.isend, sent, peer, group))
             else:
                 assert message.unit is not None
                 shape = self.model.units[message.unit].sublayer.input_shape(len(message.args["rows"]))
@@ -184,12 +193,17 @@ class Executor(Sharding, Copying):
         self._keep_rows(instruction, everyone)
 
     def _keep_rows(self, instruction: Instruction, source: Tensor) -> None:
+        self.values[instruction.writes[0]] = self._rows_of(instruction, source)
+
+    def _rows_of(self, instruction: Instruction, source: Tensor) -> Tensor:
+        """The rows that an instruction wants, of a tensor that holds its blocks."""
         place = {row: index for index, row in enumerate(row for block in instruction.args["blocks"] for row in block)}
         wanted = torch.tensor([place[row] for row in instruction.args["rows"]], device=source.device)
-        self.values[instruction.writes[0]] = source.index_select(0, wanted)
+        return source.index_select(0, wanted)
 
     def _join(self, instruction: Instruction) -> None:
-        self.values[instruction.writes[0]] = torch.cat([self.values[name] for name in instruction.reads])
+        joined = torch.cat([self.values[name] for name in instruction.reads])
+        self.values[instruction.writes[0]] = self._rows_of(instruction, joined) if "rows" in instruction.args else joined
 
     def _reduce_loss(self, instruction: Instruction) -> None:
         if len(instruction.group) > 1:

@@ -91,7 +91,7 @@ class ProfiledCosts:
     ) -> None:
         self._profile, self._strategies, self._samples = profile, plan.strategies(), samples_of(plan)
         self._devices = plan.placement or range(plan.world)
-        self._kinds, self._classes, self._size = kinds, classes or {}, plan.stage_size
+        self._kinds, self._classes, self._size = kinds, classes or {}, plan.stage_sizes[0]
         self._alike = plan.placement is None and profile.network.uniform
         self._known: dict[tuple[Any, ...], int] = {}
         self._work = cache(self._unit_work)
@@ -100,8 +100,8 @@ class ProfiledCosts:
         """What an instruction takes, in whole ns."""
         if instruction.op in FREE:
             return 0
-        if instruction.op is Op.SEND_RECEIVE:
-            instruction = _received(instruction)
+        if instruction.grouped:
+            return sum(self(program, message) for message in _received(instruction))
         key = (
             program.rank,
             instruction.op,
@@ -149,6 +149,9 @@ class ProfiledCosts:
         """The devices of the groups in which the ranks of a class do this. Groups within a stage differ by what their ranks'
         numbers in it differ by, digit by digit; messages go to the same place of another stage."""
         rank, group, size = program.rank, instruction.group, self._size
+        if len(self._ranks(rank)) == 1:
+            yield tuple(self._devices[member] for member in group)
+            return
         within = all(member // size == rank // size for member in group)
         ranks = (rank,) if self._alike or not (within or len(group) == 2) else self._ranks(rank)
         begin = rank - program.place
@@ -165,9 +168,9 @@ def _half(time_ns: int, half: int | None) -> int:
     return time_ns if half is None else time_ns // 2 if half == 0 else time_ns - time_ns // 2
 
 
-def _received(instruction: Instruction) -> Instruction:
-    (receive,) = (message for message in instruction.messages if message.op is Op.RECEIVE)
-    return receive
+def _received(instruction: Instruction) -> list[Instruction]:
+    """The receives of an operation, whose messages come one after the other."""
+    return [message for message in instruction.messages if message.op is Op.RECEIVE]
 
 
 class CarriedCosts:
@@ -186,8 +189,8 @@ class CarriedCosts:
         """What an instruction takes, in whole ns. Raises InputError where the table does not say."""
         if instruction.op in FREE:
             return 0
-        if instruction.op is Op.SEND_RECEIVE:
-            instruction = _received(instruction)
+        if instruction.grouped:
+            return sum(self(program, message) for message in _received(instruction))
         key = (program.rank, *_shape(instruction))
         if key not in self._keys:
             time = self._look_up(program, name_of(program, instruction))
@@ -215,7 +218,7 @@ def carried(programs: Sequence[Program], durations: ProfiledCosts) -> Carried:
     for program in programs:
         seen: set[tuple[Any, ...]] = set()
         stage = stages[firsts.index(program.units.start)]
-        for instruction in program.instructions:
+        for instruction in (each for i in program.instructions for each in (_received(i) if i.grouped else [i])):
             if instruction.op in FREE or _shape(instruction) in seen:
                 continue
             seen.add(_shape(instruction))
@@ -229,8 +232,6 @@ def carried(programs: Sequence[Program], durations: ProfiledCosts) -> Carried:
 
 def _with_halves(instruction: Instruction) -> list[Instruction]:
     """An instruction, and those of the halves of its micro-batch where they move half as much."""
-    if instruction.op is Op.SEND_RECEIVE:
-        instruction = _received(instruction)
     size = instruction.message_bytes
     if instruction.op not in HALVED or instruction.half is not None or size % 2:
         return [instruction]
@@ -239,8 +240,6 @@ def _with_halves(instruction: Instruction) -> list[Instruction]:
 
 def _shape(instruction: Instruction) -> tuple[Any, ...]:
     """What tells instructions of a rank apart that need not take equally long."""
-    if instruction.op is Op.SEND_RECEIVE:
-        instruction = _received(instruction)
     subject = (instruction.reads or instruction.writes or ("",))[0].partition(".")[0]
     return instruction.op, instruction.unit, instruction.half, instruction.message_bytes, subject
 

@@ -167,7 +167,7 @@ class Interpreter:
         assert instruction.unit is not None
         program = self.programs[rank]
         places = program.strategies[instruction.unit].peers(program.place, paradigm)
-        return tuple(rank - program.place + place for place in places)
+        return tuple(program.stage_ranks[place] for place in places)
 
 
 def _what(instruction: Instruction) -> tuple[Op, int | None, int | None, int | None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all, sent_as
 from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.copy_meanings import COPIED
 from trainplan.execution.walk.interpreter import Fault, Hidden, Interpreter, JointRule, Rule, Weights, fault_at
@@ -207,8 +207,11 @@ def _join(run: Interpreter, rank: int, head: Instruction) -> None:
     if tuple(half.rows for half in halves) != head.args["blocks"]:
         raise fault_at(rank, head, "joins other samples than it was compiled for")
     if any(not half.whole() or half.boundary != head.unit or half.stage != halves[0].stage for half in halves):
-        raise fault_at(rank, head, "joins what is not both halves of one boundary, whole")
-    rows = tuple(row for half in halves for row in half.rows)
+        raise fault_at(rank, head, "joins what is not all parts of one boundary, whole")
+    joined = tuple(row for half in halves for row in half.rows)
+    rows = head.args.get("rows", joined)
+    if sorted(rows) != sorted(joined):
+        raise fault_at(rank, head, f"makes samples {_some(rows)} of samples {_some(joined)}")
     run.values[rank][head.writes[0]] = halves[0]._replace(rows=rows)
 
 
@@ -299,16 +302,19 @@ def _reduce_loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
 def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (sender, receiver), (send, receive) = ranks, heads
     (name,), (place,) = send.reads, receive.writes
-    if name != place:
+    if name != sent_as(place):
         raise fault_at(sender, send, f"of {name} meets the receive of {place} on rank {receiver}")
     if send.message_bytes != receive.message_bytes:
         raise fault_at(sender, send, f"has {send.message_bytes} bytes, rank {receiver} receives {receive.message_bytes}")
     value = run.value(sender, name)
     if not value.whole():
         raise fault_at(sender, send, "passes on a partial sum")
-    if value.rows != receive.args["rows"]:
-        raise fault_at(receiver, receive, f"is of samples {_some(receive.args['rows'])} and gets {_some(value.rows)}")
-    run.values[receiver][place] = value
+    rows = send.args.get("rows", value.rows)
+    if not set(rows) <= set(value.rows) or send.args.get("blocks", (value.rows,)) != (value.rows,):
+        raise fault_at(sender, send, f"passes on samples {_some(rows)} of {name}, which holds {_some(value.rows)}")
+    if rows != receive.args["rows"]:
+        raise fault_at(receiver, receive, f"is of samples {_some(receive.args['rows'])} and gets {_some(rows)}")
+    run.values[receiver][place] = value._replace(rows=rows)
 
 
 _RULES: dict[Op, Rule] = {

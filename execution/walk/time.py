@@ -167,6 +167,9 @@ def time_walk(
     return TimeWalk(rounds, backend, tuple(walk.starts), tuple(walk.ends))
 
 
+Channel = tuple[int, int]
+
+
 class _Step(NamedTuple):
     """What the walk looks at in an instruction. gathers: in a collective; exchanges: in a message."""
 
@@ -209,11 +212,12 @@ class _Walk:
         self.ends: list[list[int]] = [[] for _ in rounds]
         self.free: list[dict[str, int]] = [defaultdict(int) for _ in rounds]  # of each lane, until when it is taken
         self.sent: list[int] = [-1] * len(rounds)  # the latest instruction whose send has gone off
-        # When a program's messages were sent, to later stages (True) and to earlier ones; how many of them each receiver has
-        # taken; and the receivers that have come to the next one before it is sent.
-        self.messages: dict[tuple[int, bool], list[int]] = defaultdict(list)
-        self.taken: dict[tuple[int, int], int] = defaultdict(int)
-        self.missing: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        self.stands = bool(stands_for)
+        # When messages were sent through each channel; how many of them each receiver has taken; and the receivers that have
+        # come to the next one before it is sent.
+        self.messages: dict[Channel, list[int]] = defaultdict(list)
+        self.taken: dict[tuple[Channel, int], int] = defaultdict(int)
+        self.missing: dict[Channel, list[int]] = defaultdict(list)
         self.meetings: dict[tuple[int, ...], list[tuple[int, int, _Step]]] = defaultdict(list)  # who has come, and when
 
     def run(self) -> None:
@@ -272,23 +276,27 @@ class _Walk:
         self.waiting.extend(place for place, _, _ in arrived[:-1])
 
     def exchange(self, place: int, number: int, step: _Step, start: int) -> int | None:
-        """When a message, or a send with its receive, begins; None where what it receives is not sent yet."""
-        rank, op = self.ranks[place], step.instruction.op
-        (peer,) = (other for other in step.instruction.group if other != rank)
-        other = self.place_of.get(peer)
-        if other is None:
-            return start
-        if op is not Op.RECEIVE and self.sent[place] < number:
+        """When messages begin; None where one that is received is not sent yet."""
+        rank, messages = self.ranks[place], step.instruction.messages
+        ends = [(message, *set(message.group) - {rank}) for message in messages]
+        if self.sent[place] < number:
             self.sent[place] = number
-            key = (place, peer > rank)
-            self.messages[key].append(start + step.duration_ns * (op is Op.SEND))
-            self.waiting.extend(self.missing.pop(key, ()))
-        if op is Op.SEND:
-            return start
-        key = (other, peer < rank)
-        taken = self.taken[other, place]
-        if len(self.messages[key]) == taken:
-            self.missing[key].append(place)
-            return None
-        self.taken[other, place] += 1
-        return max(start, self.messages[key][taken])
+            gone = start + step.duration_ns * (step.instruction.op is Op.SEND)
+            for key in [self.channel(place, peer, peer > rank) for message, peer in ends if message.op is Op.SEND]:
+                self.messages[key].append(gone)
+                self.waiting.extend(self.missing.pop(key, ()))
+        received = [(self.place_of[peer], peer) for message, peer in ends if message.op is Op.RECEIVE and peer in self.place_of]
+        channels = [self.channel(other, rank, peer < rank) for other, peer in received]
+        for key in channels:
+            if len(self.messages[key]) == self.taken[key, place]:
+                self.missing[key].append(place)
+                return None
+        for key in channels:
+            start = max(start, self.messages[key][self.taken[key, place]])
+            self.taken[key, place] += 1
+        return start
+
+    def channel(self, sender: int, receiver: int, later: bool) -> Channel:
+        """What a program's messages to a rank go through. Where programs stand for others, messages to all ranks of the later
+        stages go through one, and those to the earlier ones."""
+        return sender, (later if self.stands else receiver)

@@ -32,11 +32,10 @@ def samples_of(plan: Plan) -> int:
 
 
 def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
-    """Stage times of a plan. profiles: one for each stage, of the kinds of devices that it is on, with all shapes' costs.
+    """Stage times of a regular plan. Raises InputError.
 
-    Of data-parallel pipelines with different shares, that with the most micro-batches counts. A stage re-lays what it
-    receives, too.
-    Raises InputError.
+    profiles: one for each stage, of the kinds of devices that it is on, with the costs of all shapes. Of data-parallel
+    pipelines with different shares, that with the most micro-batches counts. A stage re-lays what it receives, too.
     """
     strategies, samples = plan.strategies(), samples_of(plan)
     devices = plan.placement or range(plan.world)
@@ -60,6 +59,6 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
             ranks = zip(plan.stages[number - 1].ranks, stage.ranks, strict=True)
             moves.append(slowest_message_ns(profile, message, [(devices[a], devices[b]) for a, b in ranks]))
     for end in {0, len(plan.stages) - 1}:
-        syncs[end] += tied_ns(profiles[0], plan.stage_size, len(plan.stages))
+        syncs[end] += tied_ns(profiles[0], plan.stage_sizes[0], len(plan.stages))
     work = Work(tuple(forward), tuple(backward), tuple(moves))
     return PlannedWork(work, tuple(syncs), plan.batch.micro_batches, tuple(names))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations, product
+from math import lcm, prod
 from typing import Any
 
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.step.schedules import Schedule, most_sliced
-from trainplan.formulations.strategies import decision_tree
+from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
 
 # Vocabularies that no tensor-parallel degree divides; chains that are tied, not tied, with post-norm, with grouped queries.
@@ -79,6 +80,43 @@ def random_plan(rng: random.Random, world: int = 4, model: Model | None = None, 
     samples = micro_batches * size * rng.choice([1, 2])
     schedule: Schedule = rng.choice(["1f1b", "1f1b", "gpipe"])
     return plan_of(model, [str(rng.choice(tree)) for _ in range(units)], world, samples, micro_batches, cuts, schedule)
+
+
+def all_strategies(size: int) -> list[str]:
+    """Every strategy of a group of any size, without recomputation: degrees need not be powers of two."""
+    strategies = []
+    for count in range(4):
+        for degrees in product(range(2, size + 1), repeat=count):
+            if prod(degrees) == size:
+                strategies += [
+                    "-".join(f"{paradigm}{degree}" for paradigm, degree in zip(order, degrees, strict=True))
+                    for order in permutations(("dp", "sdp", "tp"), count)
+                ]
+    return ["single" if size == 1 else text for text in strategies]
+
+
+def random_unlike_plan(rng: random.Random, world: int = 4, sliced: bool = False) -> Plan:
+    """Stages on any disjoint ranks, of any sizes, each unit with any strategy of its stage; any cuts and schedule."""
+    model = rng.choice([GPT2, UNTIED, BERT, LLAMA])
+    units, stages = len(model.units), rng.randint(2 if sliced else 1, min(world, 4))
+    ranks, cuts = rng.sample(range(world), world), sorted(rng.sample(range(1, world), stages - 1))
+    groups = [sorted(ranks[a:b]) for a, b in pairwise([0, *cuts, world])]
+    begins = [0, *sorted(rng.sample(range(1, units), stages - 1)), units]
+    strategies = []
+    for group, (begin, end) in zip(groups, pairwise(begins), strict=True):
+        for unit in model.units[begin:end]:
+            tree = [text for text in all_strategies(len(group)) if unit.sublayer.runs_on(parse_strategy(text).degree("tp"))]
+            strategies.append(rng.choice(tree) + rng.choice(["", "", "-ckpt"]))
+    apart = lcm(*(parse_strategy(text).data_degree for text in strategies)) * (2 if sliced else 1)
+    micro_batches = rng.choice([1, 2, 3, 5])
+    plan = plan_of(model, ["single"] * units, 1, micro_batches * apart, micro_batches).model_dump()
+    plan |= {"world": world, "schedule": "1f1b" if sliced else rng.choice(SCHEDULES)}
+    plan["stages"] = [
+        {"ranks": group, "first_unit": begin, "last_unit": end - 1}
+        for group, (begin, end) in zip(groups, pairwise(begins), strict=True)
+    ]
+    plan["units"] = [unit | {"strategy": text} for unit, text in zip(plan["units"], strategies, strict=True)]
+    return load_plan(plan | {"sliced": rng.randint(1, most_sliced(stages, micro_batches)) if sliced else 0})
 
 
 def random_sliced_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:

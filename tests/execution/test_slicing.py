@@ -295,7 +295,7 @@ def test_halves_hold_no_more_than_the_whole(backend: Backend) -> None:
             plan = random_sliced_plan(rng, world)
             samples = plan.batch.global_samples // plan.batch.micro_batches
             for program, other in zip(*(map(compile_plan, (plan, plan.model_copy(update={"sliced": 0})))), strict=True):
-                stage, again = program.rank // plan.stage_size, 0
+                stage, again = program.rank // plan.stage_sizes[0], 0
                 for unit in program.units:
                     part, strategy = program.model.units[unit].sublayer, program.strategies[unit]
                     rows, tp = samples // strategy.data_degree, strategy.degree("tp")

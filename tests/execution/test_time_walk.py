@@ -46,7 +46,7 @@ TIED = GPT2.with_fields(vocab_size=64)
 def profile_of(plan: Plan) -> Profile:
     """Estimated for all shapes of the plan, on 64 devices with one link."""
     samples = plan.batch.global_samples // sum(plan.batch.shares or [plan.batch.micro_batches]) * len(plan.batch.shares or [1])
-    found = obtain_profile(plan.planned_model(), CPU, [samples], [plan.stage_size], devices=4)
+    found = obtain_profile(plan.planned_model(), CPU, [samples], [plan.stage_sizes[0]], devices=4)
     return found.changed(network=Network(islands=[Island(devices=64, bandwidth_bytes_per_s=3.3e9, latency_ns=977)]))
 
 
@@ -79,7 +79,7 @@ def simulated(plan: Plan, profile: Profile) -> tuple[Timeline, int]:
 def passes_of(judged: Judged, stages: int) -> list[list[tuple[Pass, int]]]:
     """Of the first rank of each stage, when its passes begin."""
     by_rank = dict(zip((program.rank for program in judged.time.programs), judged.time.passes(), strict=True))
-    size = judged.plan.stage_size
+    size = judged.plan.stage_sizes[0]
     return [[(event.task, event.start_ns) for event in by_rank[stage * size]] for stage in range(stages)]
 
 
