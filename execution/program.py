@@ -23,9 +23,10 @@ neighbours that both have something to send do not wait for each other for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 from trainplan.formulations.strategies import Strategy
@@ -196,15 +197,15 @@ class Instruction:
 class Program:
     """One rank's program. buffers: bytes by name; persistent: those that live from step to step, on device and host.
 
-    units: those of the rank's stage. stage_ranks: all ranks of the stage, ascending; place: this one's number among them, from
-    0, of which strategies speak. samples: of the whole step. micro_batches: those that the rank works on.
+    units: those of the rank's stage, or stages. stage_ranks: all ranks of the stage, ascending; place: this one's number among
+    them, from 0, of which strategies speak. samples: of the whole step. micro_batches: those that the rank works on.
     """
 
     rank: int
     world: int
     stage_ranks: tuple[int, ...]
     place: int
-    units: range
+    units: Sequence[int]
     model: Model
     strategies: tuple[Strategy, ...]
     samples: int
@@ -216,15 +217,22 @@ class Program:
     @property
     def optimizer_on_host(self) -> bool:
         """Whether parameters, gradients and moments live there; the device then has what memory switches leave on it."""
-        return f"host-parameter.{self.units.start}" in self.buffers
+        return f"host-parameter.{self.units[0]}" in self.buffers
 
     def within(self, message: Instruction) -> tuple[int, ...]:
-        """The ranks in whose process group a message travels: its two ends; where stages of unlike sizes meet, so that a rank
-        may have several at once, all ranks."""
+        """The ranks in whose process group a message travels: its two ends; where a rank may have several messages at once,
+        since stages of unlike sizes meet or stages are interleaved, all ranks."""
         unit = message.unit
         assert unit is not None
-        alike = self.strategies[unit - 1].group == self.strategies[unit].group
+        alike = self.strategies[unit - 1].group == self.strategies[unit].group and len(self.chunks) == 1
         return message.group if alike else tuple(range(self.world))
+
+    @cached_property
+    def chunks(self) -> tuple[range, ...]:
+        """The units of each of the rank's stages."""
+        begins = [unit for unit in self.units if unit - 1 not in self.units]
+        ends = [unit + 1 for unit in self.units if unit + 1 not in self.units]
+        return tuple(range(begin, end) for begin, end in zip(begins, ends, strict=True))
 
     @property
     def persistent_bytes(self) -> int:

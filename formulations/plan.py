@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from trainplan.formulations.instances import TimeNs, check_length
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
 from trainplan.formulations.request import Request
-from trainplan.formulations.step.schedules import Schedule, most_sliced
+from trainplan.formulations.step.schedules import PlanSchedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import Record, only, parse
@@ -36,7 +36,7 @@ class PlannedUnit(Record):
 
 class Stage(Record):
     """A pipeline stage: its ranks, ascending, which strategies number in this order, and its first and last unit, both
-    included. It may begin at any sub-layer."""
+    included. It may begin at any sub-layer. Under the interleaved schedule it is one of several chunks of its ranks."""
 
     ranks: Annotated[list[int], Field(min_length=1)]
     first_unit: Annotated[int, Field(ge=0)]
@@ -136,7 +136,7 @@ class Plan(Record):
     world: Annotated[int, Field(ge=1, le=2**20)]
     memory_bytes: Annotated[int, Field(gt=0)]
     batch: Batch
-    schedule: Schedule = "1f1b"
+    schedule: PlanSchedule = "1f1b"
     sliced: Annotated[int, Field(ge=0)] = 0
     placement: list[int] | None = None
     nvlink: bool | None = None
@@ -173,6 +173,8 @@ class Plan(Record):
         names = [unit.name for unit in model.units]
         check_length("units", self.units, len(names), "the units of the model", "items")
         self._check_stages(len(names))
+        if self.schedule == "interleaved-1f1b":
+            self._check_interleaved()
         self._check_placement()
         sizes = [len(stage.ranks) for stage in self.stages for _ in range(stage.first_unit, stage.last_unit + 1)]
         samples, parts, even = self.batch.global_samples, self.batch.micro_batches, self.batch.shares is None
@@ -298,9 +300,13 @@ class Plan(Record):
         if count > units:
             raise InputError("", "stages", f"are {count}", f"give at most {units}: every stage needs a unit")
         stage_of: dict[int, int] = {}
+        depth = self.depth
         for index, stage in enumerate(self.stages):
             field = f"stages[{index}]"
-            for place, rank in enumerate(stage.ranks):
+            if index >= depth and stage.ranks != (before := self.stages[index - depth].ranks):
+                fix = f"give {shown(before)}, as stages[{index - depth}] has"
+                raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", fix)
+            for place, rank in enumerate(stage.ranks if index < depth else ()):
                 if not 0 <= rank < self.world or rank in stage_of:
                     problem = f"is {rank}" + (f", which is in stages[{stage_of[rank]}]" if rank in stage_of else "")
                     raise InputError(
@@ -319,6 +325,31 @@ class Plan(Record):
         if len(stage_of) < self.world:
             left = next(rank for rank in range(self.world) if rank not in stage_of)
             raise InputError("", "stages", f"leave rank {left} out", f"give each of the ranks 0 to {self.world - 1} once")
+
+    @property
+    def depth(self) -> int:
+        """Stages that are each on ranks of their own: all, unless they are interleaved; those after them are on these ranks
+        again, in turn."""
+        if self.schedule != "interleaved-1f1b":
+            return len(self.stages)
+        first = self.stages[0].ranks
+        return next((index for index, stage in enumerate(self.stages) if index and stage.ranks == first), len(self.stages))
+
+    @property
+    def chunks(self) -> int:
+        """How many stages each rank has."""
+        return len(self.stages) // self.depth
+
+    def _check_interleaved(self) -> None:
+        depth, count, problem = self.depth, len(self.stages), "is 'interleaved-1f1b'"
+        if depth < 2 or count % depth or count == depth:
+            fix = "give 1f1b, or stages of which each rank has as many, at least 2, and the next one always lies on other ranks"
+            raise InputError("", "schedule", f"{problem}, with {count} stages on {depth} groups of ranks", fix)
+        if self.batch.shares is not None:
+            raise InputError("", "batch.shares", "is there, with interleaved stages", "leave it out, or give schedule 1f1b")
+        if (parts := self.batch.micro_batches) % depth:
+            fix = f"give a multiple of the {depth} groups of ranks, such as {-(-parts // depth) * depth}"
+            raise InputError("", "batch.micro_batches", f"is {parts}, with interleaved stages", fix)
 
     @property
     def stage_sizes(self) -> list[int]:

@@ -139,7 +139,7 @@ def stage_memory(plan: Plan, judged: Judged) -> list[StageMemory]:
     """What holds the memory of the fullest device of each stage, at its peak, by the memory walk."""
     by_stage: dict[int, int] = {}
     for place, rounds in enumerate(judged.time.rounds):
-        first, peak = rounds.few.units.start, judged.memory[place].peak_bytes
+        first, peak = rounds.few.units[0], judged.memory[place].peak_bytes
         if first not in by_stage or peak > judged.memory[by_stage[first]].peak_bytes:
             by_stage[first] = place
     rows = []

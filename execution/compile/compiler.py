@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.compile.switch_passes import SwitchCompiler
 from trainplan.execution.compile.unit_passes import UnitPasses
-from trainplan.execution.program import FROM, Op, Part, Program, grouped
+from trainplan.execution.program import FROM, POINT_TO_POINT, Instruction, Op, Part, Program, grouped
 from trainplan.execution.uncollected import uncollected
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.step.messages import Item, with_messages
 from trainplan.formulations.step.schedules import Pass, orders
 from trainplan.profiling.models.model import Model
 
@@ -38,14 +39,15 @@ def compile_plan(
     model = model or plan.planned_model()
     switches, stages = plan.switches(), len(plan.stages)
     counts = {min(count, most_micro_batches or count) for count in plan.batch.shares or [plan.batch.micro_batches]}
-    by_count = {count: orders(plan.schedule, stages, count, plan.sliced) for count in counts}
+    by_count = {count: orders(plan.schedule, stages, count, plan.sliced, plan.chunks) for count in counts}
+    interleaved = with_messages(by_count[plan.batch.micro_batches], stages) if plan.chunks > 1 else None
     programs = dict[int, Program]()
     placed = planned_ranks(plan, model, ranks, most_micro_batches)
     for first, *others in by_kind(placed) if plan.regular else [[rank] for rank in placed]:
         if switches is not None:
             compiler: UnitPasses = SwitchCompiler.at(first, switches=tuple(switches), nvlink=bool(plan.nvlink))
         else:
-            compiler = _Compiler.at(first, orders=by_count)
+            compiler = _Compiler.at(first, orders=by_count, interleaved=interleaved)
         programs[first.rank] = compiler.program()
         programs.update({other.rank: other.translated(programs[first.rank]) for other in others})
     return [programs[rank] for rank in (range(plan.world) if ranks is None else ranks)]
@@ -53,21 +55,26 @@ def compile_plan(
 
 @dataclass
 class _Compiler(UnitPasses):
-    """orders: of the passes on all stages, by the number of micro-batches."""
+    """orders: of the passes on all devices, by the number of micro-batches. interleaved: of passes and messages on all devices,
+    where these have several stages each."""
 
     orders: Mapping[int, Sequence[Sequence[Pass]]] = field(kw_only=True)
+    interleaved: Sequence[Sequence[Item]] | None = field(kw_only=True, default=None)
 
     def program(self) -> Program:
         for unit in self.units:
             self.place_states(unit)
         for unit in self.units:
             self.issue(Op.ZERO_GRADIENTS, unit, writes=(f"gradient.{unit}",))
-        for kind, micro_batch, _, half in self.orders[self.micro_batches][self.stage]:
-            if kind == "forward":
-                self._forward_pass(Part(micro_batch, half))
-            else:
-                self._backward_pass(Part(micro_batch))
-        if self.model.tied and self.stage in (0, len(self.stages) - 1):
+        if self.interleaved is None:
+            for kind, micro_batch, _, half in self.orders[self.micro_batches][self.stage]:
+                if kind == "forward":
+                    self._forward_pass(Part(micro_batch, half))
+                else:
+                    self._backward_pass(Part(micro_batch))
+        else:
+            self._interleave(self.interleaved[self.stage])
+        if self.model.tied and {0, self.last} & set(self.units):
             self._reduce_tied()
         for unit in self.units:
             self.issue(
@@ -79,26 +86,52 @@ class _Compiler(UnitPasses):
         self.reduce(Op.REDUCE_LOSS, None, None, "loss", tuple(range(self.world)))
         return self.finished()
 
+    def _interleave(self, items: Sequence[Item]) -> None:
+        """The rank's part of the order of passes and messages of all ranks. Messages without a pass between them are one."""
+        for what, (kind, micro_batch, stage, _) in items:
+            units, part = self.stages[stage], Part(micro_batch)
+            after, first = units.stop, units.start
+            if what == "pass" and kind == "forward":
+                self._forward(units, part)
+            elif what == "pass":
+                for unit in reversed(units):
+                    self.backward(unit, micro_batch)
+            elif kind == "forward":
+                message = self._send if what == "send" else self._receive
+                message(f"hidden.{after}", after, part, 1 if what == "send" else -1)
+            else:
+                message = self._send if what == "send" else self._receive
+                message(f"input-gradient.{first}", first, part, -1 if what == "send" else 1)
+        for unit in reversed(self.units):
+            self.reduce_gradients(unit)
+
+    def _forward(self, units: range, part: Part) -> None:
+        for unit in units:
+            self.forward(unit, part)
+        if units.stop > self.last:
+            self.loss(part)
+
     def _forward_pass(self, part: Part) -> None:
-        first, after = self.units.start, self.units.stop
+        units = self.stages[self.stage]
+        first, after = units.start, units.stop
         if first > 0:
             self._receive(f"hidden.{first}", first, part, -1)
-        for unit in self.units:
-            self.forward(unit, part)
+        self._forward(units, part)
         if after > self.last:
-            self.loss(part)
-        elif part.half is None or self.runs_in_halves(self.stage + 1, part.micro_batch):
+            return
+        if part.half is None or self.runs_in_halves(self.stage + 1, part.micro_batch):
             self._send(f"hidden.{after}", after, part, 1)
         elif part.half == 1:
             whole = self._join(f"hidden.{after}", after, part)
             self._send(f"hidden.{after}", after, whole, 1)
 
     def _backward_pass(self, part: Part) -> None:
-        first, after = self.units.start, self.units.stop
+        units = self.stages[self.stage]
+        first, after = units.start, units.stop
         if after <= self.last:
             self._receive(f"input-gradient.{after}", after, part, 1)
         last = part.micro_batch == self.micro_batches - 1
-        for unit in reversed(self.units):
+        for unit in reversed(units):
             self.backward(unit, part.micro_batch)
             if last and first == 0:
                 self.reduce_gradients(unit)
@@ -106,20 +139,21 @@ class _Compiler(UnitPasses):
             if self.runs_in_halves(self.stage, part.micro_batch):
                 self._join(f"input-gradient.{first}", first, part)
             self._send(f"input-gradient.{first}", first, part, -1)
-            for unit in reversed(self.units if last else ()):
+            for unit in reversed(units if last else ()):
                 self.reduce_gradients(unit)
 
     def _send(self, kind: str, unit: int, part: Part, step: int) -> None:
-        """A boundary's rows to the next (1) or previous (-1) stage: all of them to the rank of the same place; where stages are
-        of unlike sizes, to each rank the rows that it is sent by this one."""
+        """The rows of the boundary before a unit to the next (1) or previous (-1) stage: all of them to the rank of the same
+        place; where stages are of unlike sizes, to each rank the rows that it is sent by this one."""
         name = f"{kind}.{part}"
         before, after = (unit - 1, unit) if step > 0 else (unit, unit - 1)
+        there = self.neighbours(after)
         if self._alike(unit):
-            peers = [(self.neighbours(step)[self.place], {}, self.buffers[name])]
+            peers = [(there[self.place], {}, self.buffers[name])]
         else:
             block = self.rows(before, part)
             peers = [
-                (self.neighbours(step)[place], {"blocks": (block,), "rows": rows}, self.boundary_bytes(unit - 1, len(rows)))
+                (there[place], {"blocks": (block,), "rows": rows}, self.boundary_bytes(unit - 1, len(rows)))
                 for (sender, place), rows in self.transfers(before, after, part).items()
                 if sender == self.place
             ]
@@ -128,36 +162,47 @@ class _Compiler(UnitPasses):
             for peer, args, size in peers
         ]
         if sends:
-            self.issued.append(grouped(*sends[:-1], sends[-1].changed(frees=(name,))))
+            self._messages([*sends[:-1], sends[-1].changed(frees=(name,))], there)
         else:
             self.issue(Op.MARK, unit, part, reads=(name,), frees=(name,))
 
     def _receive(self, kind: str, unit: int, part: Part, step: int) -> None:
-        """A boundary's rows from the next (1) or previous (-1) stage: in the sender's layout; where stages are of unlike sizes,
-        in this one's, joined from what comes."""
+        """The rows of the boundary before a unit from the next (1) or previous (-1) stage: in the sender's layout; where stages
+        are of unlike sizes, in this one's, joined from what comes."""
         name = f"{kind}.{part}"
         before, after = (unit, unit - 1) if step > 0 else (unit - 1, unit)
+        there = self.neighbours(before)
         if self._alike(unit):
-            sources = [(self.neighbours(step)[self.place], name, self.rows(before, part))]
+            sources = [(there[self.place], name, self.rows(before, part))]
         else:
             pairs = self.transfers(before, after, part).items()
-            sources = [(self.neighbours(step)[sender], "", rows) for (sender, place), rows in pairs if place == self.place]
-            kinds = [kind.replace(".", f"{FROM}{peer}.") if len(sources) > 1 else kind for peer, _, _ in sources]
-            sources = [(peer, f"{each}.{part}", rows) for each, (peer, _, rows) in zip(kinds, sources, strict=True)]
+            those = [(there[sender], rows) for (sender, place), rows in pairs if place == self.place]
+            names = [name if len(those) == 1 else name.replace(".", f"{FROM}{peer}.", 1) for peer, _ in those]
+            sources = [(peer, each, rows) for each, (peer, rows) in zip(names, those, strict=True)]
         receives = []
         for peer, place, rows in sources:
             size = self.boundary_bytes(unit - 1, len(rows))
-            fields = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "message_bytes": size}
-            receives.append(self.instruction(Op.RECEIVE, unit, part, args={"rows": rows}, **fields))
-        if self.issued and self.issued[-1].op is Op.SEND and set(self.issued[-1].group) <= {self.rank, *self.neighbours(step)}:
-            receives = [*self.issued.pop().messages, *receives]
-        self.issued.append(grouped(*receives))
+            writes = (self.buffer(place, size),)
+            group, args = self.lane(peer), {"rows": rows}
+            receives.append(self.instruction(Op.RECEIVE, unit, part, writes=writes, group=group, args=args, message_bytes=size))
+        self._messages(receives, there)
         if len(sources) > 1:
             rows = self.rows(after, part)
             size = self.boundary_bytes(unit - 1, len(rows))
             names, blocks = tuple(place for _, place, _ in sources), tuple(rows for _, _, rows in sources)
             args = {"blocks": blocks, "rows": rows}
             self.issue(Op.JOIN, unit, part, reads=names, writes=(self.buffer(name, size),), frees=names, args=args)
+
+    def _messages(self, messages: Sequence[Instruction], there: Sequence[int]) -> None:
+        """Messages with the ranks of another stage, as one operation: with the sends to the same ranks that come before
+        receives, and under the interleaved schedule with all that come right before."""
+        last = self.issued[-1] if self.issued else None
+        answers = last is not None and last.op is Op.SEND and messages[0].op is Op.RECEIVE
+        together = answers and last is not None and set(last.group) <= {self.rank, *there}
+        if last is not None and last.op in POINT_TO_POINT and (together or self.interleaved is not None):
+            self.issued.pop()
+            messages = [*last.messages, *messages]
+        self.issued.append(grouped(*messages))
 
     def _alike(self, unit: int) -> bool:
         """Whether the stages of a unit and of the one before it are of one size."""

@@ -17,7 +17,8 @@ SAMPLED = frozenset({Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.BACKWARD, Op.
 
 @dataclass
 class PlannedRank:
-    """A rank of a plan. stages: the units of each; groups: its ranks, ascending. place: the
+    """A rank of a plan. stages: the units of each; groups: its ranks, ascending. stage: the first one of this rank, which has
+    several where they are interleaved; units: of all of them. place: the
     rank's number in its stage, from 0; strategies speak of these.
 
     micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
@@ -35,10 +36,11 @@ class PlannedRank:
     most_micro_batches: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.world = sum(map(len, self.groups))
-        self.stage = next(stage for stage, group in enumerate(self.groups) if self.rank in group)
+        self.world = len({rank for group in self.groups for rank in group})
+        self.stage, *more = [stage for stage, group in enumerate(self.groups) if self.rank in group]
         self.place = self.groups[self.stage].index(self.rank)
-        self.units = self.stages[self.stage]
+        chunks = [self.stages[stage] for stage in (self.stage, *more)]
+        self.units: Sequence[int] = chunks[0] if not more else tuple(unit for chunk in chunks for unit in chunk)
         self.last = len(self.model.units) - 1
         shares = self.batch.shares
         of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
@@ -160,9 +162,9 @@ class PlannedRank:
         rows = ([self.rows_at(place, unit, part) for place in range(self.strategies[unit].group)] for unit in (before, after))
         return row_transfers(*rows)
 
-    def neighbours(self, step: int) -> tuple[int, ...]:
-        """The ranks of the next (1) or previous (-1) stage."""
-        return self.groups[self.stage + step]
+    def neighbours(self, unit: int) -> tuple[int, ...]:
+        """The ranks of the stage of a unit."""
+        return next(group for group, stage in zip(self.groups, self.stages, strict=True) if unit in stage)
 
     def lane(self, neighbour: int) -> tuple[int, ...]:
         """This rank and another, ascending."""

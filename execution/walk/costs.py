@@ -198,7 +198,7 @@ class CarriedCosts:
         return self._keys[key]
 
     def _look_up(self, program: Program, name: str) -> int:
-        stage = self._firsts.index(program.units.start) if program.units.start in self._firsts else None
+        stage = self._firsts.index(program.units[0]) if program.units[0] in self._firsts else None
         for table in (self._ranks.get(str(program.rank), {}), {} if stage is None else self._stages[stage]):
             if name in table:
                 return table[name]
@@ -212,12 +212,12 @@ def carried(programs: Sequence[Program], durations: ProfiledCosts) -> Carried:
     `stages`: by stage, what instructions take by their names (see `name_of`). `ranks`: by rank, what is not as in the first
     program of its stage. `first_units`: of the stages.
     """
-    firsts = sorted({program.units.start for program in programs})
+    firsts = sorted({program.units[0] for program in programs})
     stages: list[dict[str, int]] = [{} for _ in firsts]
     ranks: dict[str, dict[str, int]] = {}
     for program in programs:
         seen: set[tuple[Any, ...]] = set()
-        stage = stages[firsts.index(program.units.start)]
+        stage = stages[firsts.index(program.units[0])]
         for instruction in (each for i in program.instructions for each in (_received(i) if i.grouped else [i])):
             if instruction.op in FREE or _shape(instruction) in seen:
                 continue

@@ -21,7 +21,7 @@ are then priced once.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,36 +116,41 @@ class TimeWalk:
     def passes(self) -> tuple[tuple[Event, ...], ...]:
         """By program, the forward and backward passes of micro-batches or their halves, in the order in which they begin.
 
-        `device` and `stage` of an event are the place of the program's stage among those of all programs here. A pass runs
+        `device` and `stage` of an event are the place of the program's stage among those of all programs here; later stages of
+        the same ranks are numbered on from there. A pass runs
         from the first to the last of its computations and collectives within the stage; `ready_ns` is when its message
         begins, if it has one. What is behind the last backward pass (optimizer, loss) is no part of any.
         """
-        firsts = sorted({program.units.start for program in self.programs})
+        firsts = sorted({program.units[0] for program in self.programs})
         return tuple(
-            _passes(program, firsts.index(program.units.start), starts, ends)
+            _passes(program, firsts.index(program.units[0]), len(firsts), starts, ends)
             for program, starts, ends in zip(self.programs, self.start_ns, self.end_ns, strict=True)
         )
 
 
-def _passes(program: Program, stage: int, starts: Sequence[int], ends: Sequence[int]) -> tuple[Event, ...]:
-    """The passes of one program. Those of a micro-batch turn from forward to backward where its loss is computed or its hidden
-    states are sent, of the second half where they go in halves; the backward pass of both halves is one."""
-    turned, ready = set[int](), dict[Pass, int]()
+def _passes(program: Program, device: int, devices: int, starts: Sequence[int], ends: Sequence[int]) -> tuple[Event, ...]:
+    """The passes of one program, through each of its stages. Those of a micro-batch turn from forward to backward where its
+    loss is computed or its hidden states are sent, of the second half where they go in halves; the backward pass of both halves
+    is one."""
+    turned, ready = set[tuple[int, int]](), dict[Pass, int]()
+    stage_of = {unit: device + chunk * devices for chunk, units in enumerate(program.chunks) for unit in units}
     spans: dict[Pass, tuple[int, int]] = {}
     for instruction, start, end in zip(program.instructions, starts, ends, strict=True):
         for message in instruction.messages:
-            number = message.micro_batch
-            if number is None:
+            number, unit = message.micro_batch, message.unit
+            if number is None or unit is None:
                 continue
-            task = Pass("backward", number, stage) if number in turned else Pass("forward", number, stage, message.half)
+            stage = stage_of[unit if unit in stage_of else unit - 1]  # what follows a stage is named by the unit after it
+            passed = (number, stage) in turned
+            task = Pass("backward", number, stage) if passed else Pass("forward", number, stage, message.half)
             if message.op is Op.RECEIVE:
                 ready[task] = start
             elif message.op not in (Op.SEND, Op.JOIN):
                 spans[task] = (min(spans.get(task, (start, 0))[0], start), end)
             hidden = message.op is Op.SEND and message.reads[0].startswith("hidden")
             if (hidden or message.op is Op.LOSS) and message.half != 0:
-                turned.add(number)
-    events = [Event(task, stage, ready.get(task, start), start, end) for task, (start, end) in spans.items()]
+                turned.add((number, stage))
+    events = [Event(task, device, ready.get(task, start), start, end) for task, (start, end) in spans.items()]
     return tuple(sorted(events, key=lambda event: (event.start_ns, event.end_ns)))
 
 
@@ -286,14 +291,14 @@ class _Walk:
                 self.messages[key].append(gone)
                 self.waiting.extend(self.missing.pop(key, ()))
         received = [(self.place_of[peer], peer) for message, peer in ends if message.op is Op.RECEIVE and peer in self.place_of]
-        channels = [self.channel(other, rank, peer < rank) for other, peer in received]
-        for key in channels:
-            if len(self.messages[key]) == self.taken[key, place]:
+        channels = Counter(self.channel(other, rank, peer < rank) for other, peer in received)
+        for key, count in channels.items():
+            if len(self.messages[key]) < self.taken[key, place] + count:
                 self.missing[key].append(place)
                 return None
-        for key in channels:
-            start = max(start, self.messages[key][self.taken[key, place]])
-            self.taken[key, place] += 1
+        for key, count in channels.items():
+            self.taken[key, place] += count
+            start = max(start, self.messages[key][self.taken[key, place] - 1])
         return start
 
     def channel(self, sender: int, receiver: int, later: bool) -> Channel:

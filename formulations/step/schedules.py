@@ -11,8 +11,8 @@ Slicing k micro-batches: the forward pass of micro-batch q < k comes in two halv
 belongs to the warm-up, and that of micro-batch 0 on the last device, too. A half travels on as soon as it is done, but for
 the last warm-up pass of a device: what it sends is received in the 1F1B phase, whole, after its second half.
 
-Plans have `1f1b` and `gpipe` (`Schedule`); slicing is the plan's `sliced`, and `simulate` alone interleaves. `orders` is where
-a plan's schedule becomes an order of passes.
+Planners choose among `1f1b` and `gpipe` (`Schedule`), plans may have all of them; slicing is the plan's `sliced`. `orders` is
+where a plan's schedule becomes an order of passes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 Schedule = Literal["1f1b", "gpipe"]
+PlanSchedule = Literal["1f1b", "gpipe", "interleaved-1f1b"]
 Kind = Literal["forward", "backward"]
-SCHEDULE_NAMES: dict[str, str] = {"1f1b": "1F1B-Flush", "gpipe": "GPipe"}  # for people
+SCHEDULE_NAMES: dict[str, str] = {  # for people
+    "1f1b": "1F1B-Flush",
+    "gpipe": "GPipe",
+    "interleaved-1f1b": "interleaved 1F1B",
+}
 
 
 class Pass(NamedTuple):
@@ -90,8 +95,11 @@ def interleaved(devices: int, chunks: int, micro_batches: int) -> list[list[Pass
     return orders
 
 
-def orders(schedule: Schedule, stages: int, micro_batches: int, sliced: int = 0) -> list[list[Pass]]:
-    """The orders of a plan's schedule, one for each stage, with the first `sliced` micro-batches of 1F1B in halves."""
+def orders(schedule: PlanSchedule, stages: int, micro_batches: int, sliced: int = 0, chunks: int = 1) -> list[list[Pass]]:
+    """The orders of a plan's schedule, one for each device, with the first `sliced` micro-batches of 1F1B in halves. stages: on
+    all devices; chunks: how many of them each device has, which only the interleaved schedule lets be more than 1."""
+    if schedule == "interleaved-1f1b":
+        return interleaved(stages // chunks, chunks, micro_batches)
     if schedule == "gpipe":
         return gpipe(stages, micro_batches)
     assert schedule == "1f1b", f"{schedule} has no order"

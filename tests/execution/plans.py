@@ -9,7 +9,7 @@ from math import lcm, prod
 from typing import Any
 
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.step.schedules import Schedule, most_sliced
+from trainplan.formulations.step.schedules import PlanSchedule, Schedule, most_sliced
 from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
 
@@ -98,9 +98,38 @@ def all_strategies(size: int) -> list[str]:
 def random_unlike_plan(rng: random.Random, world: int = 4, sliced: bool = False) -> Plan:
     """Stages on any disjoint ranks, of any sizes, each unit with any strategy of its stage; any cuts and schedule."""
     model = rng.choice([GPT2, UNTIED, BERT, LLAMA])
-    units, stages = len(model.units), rng.randint(2 if sliced else 1, min(world, 4))
+    stages = rng.randint(2 if sliced else 1, min(world, 4))
     ranks, cuts = rng.sample(range(world), world), sorted(rng.sample(range(1, world), stages - 1))
     groups = [sorted(ranks[a:b]) for a, b in pairwise([0, *cuts, world])]
+    micro_batches = rng.choice([1, 2, 3, 5])
+    if sliced:
+        return _laid_out(rng, model, groups, micro_batches, "1f1b", rng.randint(1, most_sliced(stages, micro_batches)))
+    return _laid_out(rng, model, groups, micro_batches, rng.choice(SCHEDULES))
+
+
+def random_interleaved_plan(rng: random.Random, world: int = 4) -> Plan:
+    """Two or more stages on each rank, in turn, on groups of any sizes; any cuts; each unit with any strategy of its stage."""
+    model = rng.choice([GPT2, UNTIED, BERT, LLAMA])
+    units = len(model.units)
+    depth = rng.choice([p for p in (2, 3, 4) if p <= world and 2 * p <= units])
+    chunks = rng.randint(2, units // depth)
+    ranks, cuts = rng.sample(range(world), world), sorted(rng.sample(range(1, world), depth - 1))
+    if rng.random() < 0.5 and world % depth == 0:
+        cuts = list(range(world // depth, world, world // depth))
+    groups = [sorted(ranks[a:b]) for a, b in pairwise([0, *cuts, world])] * chunks
+    return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
+
+
+def _laid_out(
+    rng: random.Random,
+    model: Model,
+    groups: Sequence[list[int]],
+    micro_batches: int,
+    schedule: PlanSchedule,
+    sliced: int = 0,
+) -> Plan:
+    """The stages of these ranks, cut anywhere, each unit with any strategy of its stage."""
+    units, stages = len(model.units), len(groups)
     begins = [0, *sorted(rng.sample(range(1, units), stages - 1)), units]
     strategies = []
     for group, (begin, end) in zip(groups, pairwise(begins), strict=True):
@@ -108,15 +137,14 @@ def random_unlike_plan(rng: random.Random, world: int = 4, sliced: bool = False)
             tree = [text for text in all_strategies(len(group)) if unit.sublayer.runs_on(parse_strategy(text).degree("tp"))]
             strategies.append(rng.choice(tree) + rng.choice(["", "", "-ckpt"]))
     apart = lcm(*(parse_strategy(text).data_degree for text in strategies)) * (2 if sliced else 1)
-    micro_batches = rng.choice([1, 2, 3, 5])
     plan = plan_of(model, ["single"] * units, 1, micro_batches * apart, micro_batches).model_dump()
-    plan |= {"world": world, "schedule": "1f1b" if sliced else rng.choice(SCHEDULES)}
+    plan |= {"world": len({rank for group in groups for rank in group}), "schedule": schedule, "sliced": sliced}
     plan["stages"] = [
         {"ranks": group, "first_unit": begin, "last_unit": end - 1}
         for group, (begin, end) in zip(groups, pairwise(begins), strict=True)
     ]
     plan["units"] = [unit | {"strategy": text} for unit, text in zip(plan["units"], strategies, strict=True)]
-    return load_plan(plan | {"sliced": rng.randint(1, most_sliced(stages, micro_batches)) if sliced else 0})
+    return load_plan(plan)
 
 
 def random_sliced_plan(rng: random.Random, world: int = 4, model: Model | None = None, stages: int | None = None) -> Plan:

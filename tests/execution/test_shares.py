@@ -68,7 +68,7 @@ def test_each_replica_works_on_its_own_block_of_samples() -> None:
         assert reduced == list(reversed(program.units)), "once each, in the order of the backward pass"
         first = next(n for n, i in enumerate(order) if i.op is Op.ALL_REDUCE_GRADIENTS)
         count = len(program.units)
-        before = (shares[replica] - 1) * count + (1 if program.units.start == 0 else count)  # behind a stage's last message
+        before = (shares[replica] - 1) * count + (1 if program.units[0] == 0 else count)  # behind a stage's last message
         assert sum(i.op is Op.BACKWARD for i in order[:first]) == before
 
 

@@ -1,0 +1,120 @@
+"""Several stages on each rank, in turn (interleaved 1F1B): checked, walked, and run against one process."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.memory import BACKENDS
+from trainplan.execution.walk.time import time_walk
+from trainplan.formulations.plan import load_plan
+from trainplan.formulations.step.messages import TIMES, with_messages
+from trainplan.formulations.step.schedules import interleaved
+from trainplan.formulations.step.timeline import Event, Work, simulate
+from trainplan.profiling.base.errors import InputError
+
+from tests.execution.plans import GPT2, all_strategies, plan_of, random_interleaved_plan
+from tests.sizes import some_and_all
+
+
+def interleaved_dict(depth: int = 2, chunks: int = 2, micro_batches: int = 4) -> dict[str, Any]:
+    """A device a stage, in turn, cut evenly."""
+    units, stages = len(GPT2.units), depth * chunks
+    cuts = [stage * units // stages for stage in range(1, stages)]
+    plan = plan_of(GPT2, ["single"] * units, stages, 2 * micro_batches, micro_batches, cuts).model_dump()
+    plan |= {"world": depth, "schedule": "interleaved-1f1b"}
+    plan["stages"] = [stage | {"ranks": [number % depth]} for number, stage in enumerate(plan["stages"])]
+    return plan
+
+
+@pytest.mark.parametrize("count", some_and_all(60, 600))
+def test_random_plans_are_sound(count: int) -> None:
+    for seed in range(count):
+        rng = random.Random(seed)
+        programs = compile_plan(random_interleaved_plan(rng, rng.choice([2, 3, 4, 5, 6, 8])))
+        assert check(programs) == [], seed
+        assert {len(program.chunks) for program in programs} & {2, 3, 4}
+
+
+@pytest.mark.parametrize(("world", "backend"), [(2, "serial"), (3, "fused"), (4, "threads")])
+@pytest.mark.parametrize("count", some_and_all(5, 40))
+def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:
+    rng = random.Random(world)
+    reports = run_plans([random_interleaved_plan(rng, world) for _ in range(count)], backend=backend)  # type: ignore[arg-type]
+    for report in reports:
+        assert report.gradient_difference is not None and report.parameter_difference is not None
+        assert report.gradient_difference < 1e-12 and report.parameter_difference < 1e-12
+
+
+def times_of(events: Sequence[Event]) -> list[tuple[object, ...]]:
+    """When each pass of each stage begins and ends."""
+    return sorted((*event.task[:3], event.start_ns, event.end_ns) for event in events)
+
+
+@pytest.mark.parametrize(("depth", "chunks", "micro_batches"), [(2, 2, 4), (2, 4, 2), (4, 2, 8), (3, 2, 9)])
+def test_the_walk_is_the_simulated_pipeline(depth: int, chunks: int, micro_batches: int) -> None:
+    """Where messages take no time, and backward passes twice as long as forward ones: step, and every pass of every stage."""
+    programs = compile_plan(load_plan(interleaved_dict(depth, chunks, micro_batches)))
+    times = {Op.FORWARD: 1, Op.BACKWARD: 2}
+    sizes = {unit: len(units) for program in programs for units in program.chunks for unit in units}
+
+    def duration_ns(_: Program, instruction: Instruction) -> int:
+        share = 840 // sizes[instruction.unit] if instruction.unit in sizes else 0
+        return times.get(instruction.op, 0) * share
+
+    stages = depth * chunks
+    work = Work((840,) * stages, (1680,) * stages, (0,) * (stages - 1))
+    timeline = simulate(work, interleaved(depth, chunks, micro_batches))
+    walk = time_walk(programs, duration_ns)
+    assert walk.step_ns == timeline.time_ns
+    for events, expected in zip(walk.passes(), timeline.devices, strict=True):
+        assert times_of(events) == times_of(expected)
+    for backend in BACKENDS:
+        assert time_walk(programs, duration_ns, backend).step_ns <= walk.step_ns
+
+
+def test_messages_stand_between_the_passes_that_make_and_need_them() -> None:
+    for depth, chunks, micro_batches in ((2, 2, 4), (4, 3, 8), (8, 2, 16)):
+        stages = depth * chunks
+        everything = with_messages(interleaved(depth, chunks, micro_batches), stages)
+        sent = sum(item.what == "send" for items in everything for item in items)
+        assert sent == 2 * micro_batches * (stages - 1) == sum(i.what == "receive" for items in everything for i in items)
+        for items in everything:
+            places = {item: place for place, item in enumerate(items)}
+            for item, place in places.items():
+                if item.what == "send":
+                    assert places[item._replace(what="pass")] < place
+                elif item.what == "receive":
+                    step = 1 if item.task.kind == "forward" else -1
+                    needed_by = item.task._replace(stage=item.task.stage + step)
+                    assert place < places[item._replace(what="pass", task=needed_by)]
+    assert TIMES["forward"] < TIMES["backward"]
+
+
+def test_stages_that_cannot_be_interleaved_are_refused_in_words() -> None:
+    good = interleaved_dict()
+    assert (load_plan(good).depth, load_plan(good).chunks) == (2, 2)
+    batch = {"global_samples": 6, "micro_batches": 3}
+    for changes, told in (
+        ({"batch": batch}, "is 3, with interleaved stages; give a multiple of the 2 groups of ranks, such as 4"),
+        ({"schedule": "1f1b"}, r"stages\[2\].ranks\[0\] is 0, which is in stages\[0\]"),
+        ({"sliced": 1}, "sliced is 1; leave it out, or give schedule 1f1b"),
+        ({"stages": on_ranks(good, (0, 1, 1, 0))}, r"stages\[2\].ranks\[0\] is 1, which is in stages\[1\]"),
+        ({"stages": on_ranks(good, (0, 1, 0, 0))}, r"stages\[3\].ranks is \[0\]; give \[1\], as stages\[1\]"),
+    ):
+        with pytest.raises(InputError, match=told):
+            load_plan({**good, **changes})
+
+
+def on_ranks(plan: dict[str, Any], ranks: Sequence[int]) -> list[dict[str, Any]]:
+    """The stages of a plan, each on one rank."""
+    return [stage | {"ranks": [rank]} for stage, rank in zip(plan["stages"], ranks, strict=True)]
+
+
+def test_all_strategies_of_a_group_are_drawn() -> None:
+    assert {"single"} == set(all_strategies(1)) and {"dp3", "sdp3", "tp3"} == set(all_strategies(3))
+    assert {"dp2-tp3", "tp3-dp2", "sdp6"} < set(all_strategies(6))
