@@ -60,11 +60,10 @@ class Op(StrEnum):
     FORWARD = "forward"  # partial output; keeps the graph
     FORWARD_WITHOUT_GRAPH = "forward-without-graph"
     RECOMPUTE = "recompute"  # the graph again, from the kept input
-    BACKWARD = "backward"  # partial input gradient; adds to the parameter gradients
+    BACKWARD = "backward"  # partial input gradient; adds to the parameter gradients that it reads, else writes them
     LOSS_STATISTICS = "loss-statistics"  # per token: largest logit, sum of exponentials, target's logit, of the shard
     LOSS = "loss"  # the rank's loss, and the logits' gradient in their place
     OPTIMIZER_STEP = "optimizer-step"
-    ZERO_GRADIENTS = "zero-gradients"
     SLICE = "slice"  # re-layout where the rank already holds its rows
     GATHER_SLICE = "gather-slice"  # re-layout: gather blocks, keep own rows
     JOIN = "join"  # the rows of both halves of a micro-batch, in one buffer

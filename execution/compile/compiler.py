@@ -64,8 +64,6 @@ class _Compiler(UnitPasses):
     def program(self) -> Program:
         for unit in self.units:
             self.place_states(unit)
-        for unit in self.units:
-            self.issue(Op.ZERO_GRADIENTS, unit, writes=(f"gradient.{unit}",))
         if self.interleaved is None:
             for kind, micro_batch, _, half in self.orders[self.micro_batches][self.stage]:
                 if kind == "forward":

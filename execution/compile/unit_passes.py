@@ -6,6 +6,8 @@ tensor parallelism is one all-reduce forward and one back.
 
 A micro-batch whose forward pass ran in halves has two graphs, and each has a backward pass of its own, one half right after
 the other. Parameters are gathered, and gradients reduced, once for both.
+
+The first micro-batch of a step writes its gradients, in the place of those of the step before; all others add to them.
 """
 
 from __future__ import annotations
@@ -163,13 +165,13 @@ class UnitPasses(PlannedRank):
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
         arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
         weights = self._gathered(unit, whole, after=arrived[0])
-        gradient, sdp = f"gradient.{unit}", self.strategies[unit].degree("sdp")
+        gradient, sdp, first = f"gradient.{unit}", self.strategies[unit].degree("sdp"), micro_batch == 0
         if sdp > 1:
             gradient = self.buffer(f"whole-gradient.{unit}", self.buffers[weights])
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
             incoming = arrived[place if apart else 0]
-            adds = (gradient,) if sdp == 1 or place else ()  # to a gradient that is there already
+            adds = (gradient,) if place or not (first or sdp > 1) else ()  # to a gradient that is there already
             freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
             self.recompute(unit, part, weights)
             self.compute_backward(unit, part, (incoming, weights, *adds), gradient, freed)
@@ -177,7 +179,7 @@ class UnitPasses(PlannedRank):
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
         if sdp > 1:
             self._reduce_replicated(unit, whole, gradient)
-            self.scatter_gradient(unit, whole, adds=True)
+            self.scatter_gradient(unit, whole, adds=not first)
 
     def recompute(self, unit: int, part: Part, weights: str) -> None:
         """The graph again, from the kept input, where the unit's strategy says so."""

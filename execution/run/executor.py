@@ -139,16 +139,16 @@ class Executor(Sharding, Copying):
         edge: GradientEdge
         edge, x = self.values.pop(graph)
         name = instruction.writes[-1]
-        if unit.partitioned and name not in instruction.reads:
-            gradient = torch.zeros_like(unit.whole)
-            for parameter, start, end, shape in unit.layout:
-                unit.views[parameter].grad = gradient[start:end].view(shape)
-            self.values[name] = gradient
+        if name not in instruction.reads:
+            if unit.partitioned:
+                self.values[name] = torch.empty_like(unit.whole)
+            unit.gradients.write(self._gradient_buffer(name))
         gradient_of_output = self.values[incoming]
         if blocks := instruction.args.get("blocks"):  # of both halves, of which this is one
             assert instruction.half is not None
             gradient_of_output = gradient_of_output.split([len(block) for block in blocks])[instruction.half]
         torch.autograd.backward([edge], [gradient_of_output])
+        unit.gradients.complete()
         if len(instruction.writes) > 1:
             self.values[instruction.writes[0]] = x.grad
 
@@ -176,9 +176,6 @@ class Executor(Sharding, Copying):
         self.unit(instruction).optimizer.step()
 
     _host_optimizer_step = _optimizer_step
-
-    def _zero_gradients(self, instruction: Instruction) -> None:
-        self.unit(instruction).gradient.zero_()
 
     def _all_reduce(self, instruction: Instruction) -> None:
         self.collective(dist.all_reduce, instruction, self.values[instruction.writes[0]])

@@ -52,8 +52,7 @@ class RankState:
         elif kind == "parameter":
             empty_storage(self.units[int(place)].flat_shard)
         elif kind == "whole-gradient":
-            for view in self.units[int(place)].views.values():
-                view.grad = None
+            self.units[int(place)].gradients.drop()
         self.values.pop(name, None)
 
     def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:

@@ -36,16 +36,17 @@ class Sharding(RankState):
         self.collective(dist.all_reduce, instruction, buffer[unit.replicated_start : unit.layout[-1][2]])
 
     def _reduce_scatter_gradients(self, instruction: Instruction) -> None:
-        """To a buffer of its own, or added to the gradient that it reads."""
+        """To the shard's gradient, added to it where it is read; or to a buffer of its own, where that is on the host."""
         unit, whole, name = self.unit(instruction), self.values[instruction.reads[0]], instruction.writes[0]
-        piece = whole.new_empty(unit.gradient.shape)
+        adds, aside = name in instruction.reads, name not in self.program.persistent
+        piece = whole.new_empty(unit.gradient.shape) if adds or aside else unit.gradient
         if len(instruction.group) > 1:
             self.collective(dist.reduce_scatter_tensor, instruction, piece, whole)
         else:
             piece.copy_(whole)
-        if name in instruction.reads:
+        if adds:
             unit.gradient += piece
-        else:
+        elif aside:
             self.values[name] = piece
 
     def _all_reduce_gradients(self, instruction: Instruction) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from trainplan.execution.program import Program
+from trainplan.execution.run.flat_gradients import FlatGradients
 from trainplan.execution.run.reference import LEARNING_RATE
 from trainplan.profiling.models import torch_units
 
@@ -25,7 +26,8 @@ class UnitState:
     """A unit on this rank: its place, and views of its whole parameters.
 
     flat_shard: that on the device, from which the whole is gathered. master: the shard that the optimizer works on, with
-    its gradient; the same, unless that is on the host. partitioned: whether the whole is only there while gathered.
+    its gradient; the same, unless that is on the host. gradients: where backward passes leave those of the views. partitioned:
+    whether the whole is only there while gathered.
     """
 
     shard: torch_units.Shard
@@ -36,6 +38,7 @@ class UnitState:
     optimizer: torch.optim.Optimizer
     whole: Tensor
     views: dict[str, Tensor]
+    gradients: FlatGradients
     partitioned: bool
     replicated_start: int
 
@@ -82,11 +85,9 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
     views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
     if partitioned:
         empty_storage(whole)
-    else:
-        for name, start, end, shape in layout:
-            views[name].grad = gradient[start:end].view(shape)
     master.requires_grad_().grad = gradient
+    gradients = FlatGradients(layout, views)
     optimizer = torch.optim.AdamW([master], lr=LEARNING_RATE, fused=True)
     replicated = [start for name, start, _, _ in layout if specification[name].split is None]
     first = replicated[0] if replicated else size
-    return UnitState(shard, layout, flat_shard, master, gradient, optimizer, whole, views, partitioned, first)
+    return UnitState(shard, layout, flat_shard, master, gradient, optimizer, whole, views, gradients, partitioned, first)

@@ -57,7 +57,6 @@ FREE = frozenset(
         Op.TARGETS,
         Op.LOSS_STATISTICS,
         Op.LOSS,
-        Op.ZERO_GRADIENTS,
         Op.SLICE,
         Op.JOIN,
         Op.REDUCE_LOSS,

@@ -179,12 +179,8 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     name = head.writes[-1]
     before = run.value(rank, name) if name in head.reads else EMPTY
     if before is None:
-        raise fault_at(rank, head, f"adds to {name}, which was not zeroed")
+        raise fault_at(rank, head, f"adds to {name}, which is of the step before")
     run.values[rank][name] = before.plus(contribution)
-
-
-def _zero(run: Interpreter, rank: int, head: Instruction) -> None:
-    run.values[rank][head.writes[0]] = EMPTY
 
 
 def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -251,7 +247,7 @@ def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instru
             raise fault_at(rank, head, "sums over other ranks than share its shard")
         before = run.value(rank, head.writes[0]) if head.writes[0] in head.reads[1:] else EMPTY
         if before is None:
-            raise fault_at(rank, head, f"adds to {head.writes[0]}, which was not zeroed")
+            raise fault_at(rank, head, f"adds to {head.writes[0]}, which is of the step before")
         run.values[rank][head.writes[0]] = total if before is EMPTY else before.plus(total)
 
 
@@ -328,7 +324,6 @@ _RULES: dict[Op, Rule] = {
     Op.LOSS: _loss,
     Op.OPTIMIZER_STEP: _optimizer_step,
     Op.HOST_OPTIMIZER_STEP: _optimizer_step,
-    Op.ZERO_GRADIENTS: _zero,
     Op.JOIN: _join,
     **COPIED,
     **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), _nothing),

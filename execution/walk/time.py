@@ -46,7 +46,6 @@ ALONE = frozenset(
         Op.LOSS_STATISTICS,
         Op.LOSS,
         Op.OPTIMIZER_STEP,
-        Op.ZERO_GRADIENTS,
         Op.SLICE,
         Op.JOIN,
         Op.PREFETCH_SHARD,
