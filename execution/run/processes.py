@@ -226,7 +226,7 @@ def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, An
     if job["gpus"] is not None:
         device = torch.device("cuda", job["gpus"][rank])
         torch.cuda.set_device(device)
-    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]])
+    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]], device)
     return device, groups, dist.new_group(list(range(world)))
 
 
