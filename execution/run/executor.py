@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +43,18 @@ def make_groups(programs: list[Program], device: torch.device) -> Groups:
     return groups
 
 
+def _nobody(place: int) -> None:
+    """Is told of nothing."""
+
+
 @dataclass
 class Executor(Sharding, Copying):
     """Runs a rank's program, step after step. Each operation has a method that is named as it is."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.begins: Callable[[int], None] = _nobody  # called with the place of each instruction that begins
+        self.places = {id(instruction): place for place, instruction in enumerate(self.program.instructions)}
         self.streams: CudaStreams | None = None
         self.lanes: dict[Backend, Lanes] = {}
 
@@ -85,7 +92,14 @@ class Executor(Sharding, Copying):
 
     def execute(self, instruction: Instruction) -> None:
         """An instruction; what it frees stays for whoever runs the program to give back."""
-        _METHODS[instruction.op](self, instruction)
+        place = self.places[id(instruction)]
+        self.begins(place)
+        try:
+            _METHODS[instruction.op](self, instruction)
+        except BaseException:
+            begins, self.begins = self.begins, _nobody  # other lanes may still begin something: this is where it went wrong
+            begins(place)
+            raise
 
     def _point_to_point(self, instruction: Instruction) -> None:
         """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
