@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import cuda
 from trainplan.execution.program import Instruction, Program
-from trainplan.execution.run.threads import run_lanes
+from trainplan.execution.run.threads import Lanes
 from trainplan.execution.walk.frees import deferred_frees
 
 HOST, ISSUED = "host", "issued"
@@ -35,6 +35,8 @@ class CudaStreams:
         self._streams = {lane: lane_stream(device, lane) for lane in sorted({i.stream for i in self._instructions} - {HOST})}
         waited = {index for waits in self._waits for index in waits if self._instructions[index].stream != HOST}
         self._events = {index: cuda.Event() for index in sorted(waited)}
+        lanes = [HOST if instruction.stream == HOST else ISSUED for instruction in self._instructions]
+        self._lanes = Lanes(self._waits, lanes, here=ISSUED)
 
     def step(self, run: Callable[[Instruction], None], free: Callable[[str], None]) -> None:
         """Run every instruction with `run`, and give buffers back by name with `free`; all is done on return.
@@ -44,8 +46,7 @@ class CudaStreams:
         current = cuda.current_stream(self._device)
         for stream in self._streams.values():
             stream.wait_stream(current)
-        lanes = [HOST if instruction.stream == HOST else ISSUED for instruction in self._instructions]
-        run_lanes(self._waits, lanes, lambda place: self._instruction(place, run, free), here=ISSUED)
+        self._lanes.step(lambda place: self._instruction(place, run, free))
         for stream in self._streams.values():
             stream.synchronize()
         for name in self._frees.at_end:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,14 +23,18 @@ from trainplan.execution.run.copying import Copying
 from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.execution.run.rank_state import Groups
 from trainplan.execution.run.sharding import Sharding
-from trainplan.execution.run.threads import run_fused, run_threads
+from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
 from trainplan.execution.walk.measured import Span
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
 
 
-def make_groups(programs: list[Program]) -> Groups:
-    """Every process group that the programs use, made in one order on all ranks (a group pool)."""
+def make_groups(programs: list[Program], device: torch.device) -> Groups:
+    """Every process group that the programs use (a group pool), made and then warmed up in one order on all ranks.
+
+    A group's first collective sets up its connections. Here members come to the groups that they share in one order, so none
+    waits for another in two groups crosswise, and no step pays for it.
+    """
     wanted = {
         program.within(message) if message.op in POINT_TO_POINT else message.group
         for program in programs
@@ -37,7 +42,15 @@ def make_groups(programs: list[Program]) -> Groups:
         for message in instruction.messages
         if len(message.group) > 1
     }
-    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in sorted(wanted)}
+    for ranks, group in groups.items():
+        if dist.get_rank() in ranks:
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+    return groups
+
+
+def _nobody(place: int) -> None:
+    """Is told of nothing."""
 
 
 @dataclass
@@ -46,8 +59,10 @@ class Executor(Sharding, Copying):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.begins: Callable[[int], None] = _nobody  # called with the place of each instruction that begins
+        self.places = {id(instruction): place for place, instruction in enumerate(self.program.instructions)}
         self.streams: CudaStreams | None = None
-        self.pauses = random.Random(self.seed * 1009 + self.rank)
+        self.lanes: dict[Backend, Lanes] = {}
 
     def step(self, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
         """Run the program once; the loss of the whole batch. spans: of `serial`, gets when each instruction began and ended."""
@@ -60,15 +75,20 @@ class Executor(Sharding, Copying):
                 self.run(instruction)
                 if spans is not None:
                     spans.append((started, time.perf_counter_ns()))
-        elif backend == "fused":
-            run_fused(self.program.instructions, self.run)
-        elif backend == "threads":
-            run_threads(self.program.instructions, self.run, self.pauses)
-        else:
+        elif backend == "streams":
             self.streams = self.streams or CudaStreams(self.program, self.device)
             self.streams.step(self.execute, self.free)
+        else:
+            if backend not in self.lanes:
+                self.lanes[backend] = self._make_lanes(backend)
+            self.lanes[backend].step(lambda place: self.run(self.program.instructions[place]))
         assert not self.values, f"left over: {sorted(self.values)}"
         return float(self.loss)
+
+    def _make_lanes(self, backend: Backend) -> Lanes:
+        if backend == "fused":
+            return fused_lanes(self.program.instructions)
+        return PausingLanes(self.program.instructions, random.Random(self.seed * 1009 + self.rank))
 
     def run(self, instruction: Instruction) -> None:
         """An instruction, with what it frees."""
@@ -78,7 +98,14 @@ class Executor(Sharding, Copying):
 
     def execute(self, instruction: Instruction) -> None:
         """An instruction; what it frees stays for whoever runs the program to give back."""
-        _METHODS[instruction.op](self, instruction)
+        place = self.places[id(instruction)]
+        self.begins(place)
+        try:
+            _METHODS[instruction.op](self, instruction)
+        except BaseException:
+            begins, self.begins = self.begins, _nobody  # other lanes may still begin something: this is where it went wrong
+            begins(place)
+            raise
 
     def _point_to_point(self, instruction: Instruction) -> None:
         """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
@@ -89,7 +116,7 @@ class Executor(Sharding, Copying):
             if message.op is Op.SEND:
                 sent = self.values[message.reads[0]]
                 if message.args:
-                    sent = self._rows_of(message, sent)
+                    sent = self.rows.of(message, sent)
                 messages.append(dist.P2POp(dist.isend, sent, peer, group))
             else:
                 assert message.unit is not None
@@ -102,12 +129,10 @@ class Executor(Sharding, Copying):
     _send = _receive = _send_receive = _point_to_point
 
     def _input(self, instruction: Instruction) -> None:
-        rows = list(instruction.args["rows"])
-        self.values[instruction.writes[0]] = self.tokens[rows, :-1].contiguous()
+        self.values[instruction.writes[0]] = self.rows.of(instruction, self.tokens[:, :-1])
 
     def _targets(self, instruction: Instruction) -> None:
-        rows = list(instruction.args["rows"])
-        self.values[instruction.writes[0]] = self.tokens[rows, 1:].contiguous()
+        self.values[instruction.writes[0]] = self.rows.of(instruction, self.tokens[:, 1:])
 
     def _compute(self, instruction: Instruction) -> tuple[Tensor, Tensor]:
         """Partial output of a unit, and its input as a leaf of the graph."""
@@ -181,26 +206,17 @@ class Executor(Sharding, Copying):
         self.collective(dist.all_reduce, instruction, self.values[instruction.writes[0]])
 
     def _slice(self, instruction: Instruction) -> None:
-        self._keep_rows(instruction, self.values[instruction.reads[0]])
+        self.values[instruction.writes[0]] = self.rows.of(instruction, self.values[instruction.reads[0]])
 
     def _gather_slice(self, instruction: Instruction) -> None:
         block = self.values[instruction.reads[0]].contiguous()
         everyone = block.new_empty((len(instruction.group) * block.shape[0], *block.shape[1:]))
         self.collective(dist.all_gather_into_tensor, instruction, everyone, block)
-        self._keep_rows(instruction, everyone)
-
-    def _keep_rows(self, instruction: Instruction, source: Tensor) -> None:
-        self.values[instruction.writes[0]] = self._rows_of(instruction, source)
-
-    def _rows_of(self, instruction: Instruction, source: Tensor) -> Tensor:
-        """The rows that an instruction wants, of a tensor that holds its blocks."""
-        place = {row: index for index, row in enumerate(row for block in instruction.args["blocks"] for row in block)}
-        wanted = torch.tensor([place[row] for row in instruction.args["rows"]], device=source.device)
-        return source.index_select(0, wanted)
+        self.values[instruction.writes[0]] = self.rows.of(instruction, everyone)
 
     def _join(self, instruction: Instruction) -> None:
         joined = torch.cat([self.values[name] for name in instruction.reads])
-        self.values[instruction.writes[0]] = self._rows_of(instruction, joined) if "rows" in instruction.args else joined
+        self.values[instruction.writes[0]] = self.rows.of(instruction, joined) if "rows" in instruction.args else joined
 
     def _reduce_loss(self, instruction: Instruction) -> None:
         if len(instruction.group) > 1:

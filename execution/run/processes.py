@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from trainplan.execution.compile.compiler import compile_plan
@@ -16,7 +17,8 @@ from trainplan.execution.walk.memory import BACKENDS, Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.processes import Report, run_workers
+from trainplan.profiling.base.processes import Report, Reporter, run_workers
+from trainplan.profiling.base.watchdog import STALL_S, Position
 from trainplan.profiling.models.model import Model
 
 MOST_PROCESSES = 64
@@ -33,6 +35,7 @@ UNEXECUTED = (
     "rope_scaling",
     "rope_interleaved",
 )
+AFTER = 2**31  # the number of a step that is behind all others
 RELEASE_S = 0.004  # gloo's thread lets go of a collective's tensors well within it
 EXECUTED_FAMILIES = ("gpt2", "bert", "llama")  # one stream of tokens, and a language head
 
@@ -76,6 +79,7 @@ def run_plans(
     record: bool = False,
     progress: Report | None = None,
     timeout: float = float("inf"),
+    stall_timeout: float = STALL_S,
     where: str = "plan",
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
@@ -83,10 +87,11 @@ def run_plans(
     model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
     one that the plan's placement names, and so the same one in all plans. Every set of programs passes the static checks
     first. record: also walk the step by the times that its instructions take. where: what errors and warnings call the plans,
-    which need more memory than they were made for, or than there is. Raises InputError for bad arguments and where a device
-    has less memory than a rank needs, WorkerError when a process fails.
+    which need more memory than they were made for, or than there is. timeout: seconds for all of it; stall_timeout: seconds
+    after which a rank that is stopped, or all that stand still, are ended (see `profiling.base.watchdog`). Raises InputError
+    for bad arguments and where a device has less memory than a rank needs, WorkerError when a process fails.
     """
-    check_settings(plans, steps, backend, device, seed)
+    check_settings(plans, steps, backend, device, seed, stall_timeout)
     if record and backend != "serial":
         raise InputError("command line", "--record", f"goes with {backend!r}", "give --backend serial: lanes hide who waits")
     if measure_memory and backend not in MEASURED_BACKENDS:
@@ -113,7 +118,9 @@ def run_plans(
         "record": record,
     }
     target = "trainplan.execution.run.processes:run_rank"
-    ranks = run_workers(target, world, job, progress=progress, timeout=timeout, backend=COMMUNICATION[device])
+    limits = {"timeout": timeout, "stall_timeout": stall_timeout}
+    place = partial(place_in_step, jobs)
+    ranks = run_workers(target, world, job, progress=progress, place=place, backend=COMMUNICATION[device], **limits)
     reports = []
     for place, plan_job in enumerate(jobs):
         programs, first = plan_job["programs"], ranks[0][place]
@@ -143,7 +150,22 @@ def _walked_seconds(programs: Sequence[Program], spans: Sequence[Sequence[Sequen
     return time_walk(programs, costs, "serial").step_ns / 1e9
 
 
-def check_settings(plans: Sequence[Plan], steps: int, backend: Backend, device: Device, seed: int) -> None:
+def place_in_step(jobs: Sequence[Mapping[str, Sequence[Program]]], rank: int, position: Sequence[int]) -> str:
+    """Where a rank is, in words: in which step of which plan of the jobs, and at which instruction, as `steps` counts them."""
+    plan, step, number = position
+    of_plan = f" of plan {plan + 1}" if len(jobs) > 1 else ""
+    if step == 0:
+        return f"before the first step{of_plan}"
+    if number == 0:
+        return f"at the beginning of step {step}{of_plan}"
+    if step == AFTER:
+        return f"after the last step{of_plan}"
+    return f"in step {step}{of_plan}, at {jobs[plan]['programs'][rank].instructions[number - 1]}"
+
+
+def check_settings(
+    plans: Sequence[Plan], steps: int, backend: Backend, device: Device, seed: int, stall_timeout: float
+) -> None:
     """What every run of plans needs. Raises InputError."""
     world = plans[0].world
     assert all(plan.world == world for plan in plans)
@@ -153,6 +175,10 @@ def check_settings(plans: Sequence[Plan], steps: int, backend: Backend, device: 
         raise InputError("command line", "--backend", f"is {backend!r}", one_of(backend, BACKENDS))
     if not 0 <= seed < 2**31:
         raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
+    if not stall_timeout >= 1:
+        raise InputError(
+            "command line", "--stall-timeout", f"is {stall_timeout:g}", f"give 1 second or more, such as {STALL_S:g}"
+        )
     if world > MOST_PROCESSES:
         fix = f"run plans of up to {MOST_PROCESSES} devices on one machine"
         raise InputError("plan", "world", f"is {world}", fix)
@@ -187,7 +213,7 @@ def sound_programs(plan: Plan, model: Model | None) -> list[Program]:
     return programs
 
 
-def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
     """Body of one rank: all plans of the job, one after the other."""
     from trainplan.execution.run.comparison import Differences, Outcome, compare
 
@@ -226,7 +252,7 @@ def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, An
     if job["gpus"] is not None:
         device = torch.device("cuda", job["gpus"][rank])
         torch.cuda.set_device(device)
-    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]])
+    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]], device)
     return device, groups, dist.new_group(list(range(world)))
 
 
@@ -241,15 +267,20 @@ def make_executor(program: Program, groups: Any, seed: int, device: Any) -> Any:
 
 
 def steps(
-    executor: Any, job: dict[str, Any], number: int, everyone: Any, report: Report, recorded: list[list[Span]] | None = None
+    executor: Any, job: dict[str, Any], number: int, everyone: Any, report: Reporter, recorded: list[list[Span]] | None = None
 ) -> Iterator[tuple[float, float]]:
     """Loss and seconds of each step of a plan of the job, which all ranks begin together. (The loss comes off a GPU last, once
-    all is done.) number: the plan's. recorded: gets, for each step, when each instruction began and ended."""
+    all is done.) number: the plan's. recorded: gets, for each step, when each instruction began and ended.
+
+    The rank's position is the plan's number, the step, from 1, and its latest instruction, from 1: see `place_in_step`.
+    """
     import torch
     import torch.distributed as dist
 
     for step in range(1, job["steps"] + 1):
         spans = None if recorded is None else list[Span]()
+        report.position.set(number, step, 0)
+        executor.begins = partial(_begins, report.position, number, step)
         dist.barrier(everyone)
         if executor.device.type == "cuda":
             torch.cuda.synchronize()
@@ -260,6 +291,11 @@ def steps(
             recorded.append(spans)
         report({"plan": number, "step": step, "steps": job["steps"], "loss": loss, "seconds": took})
         yield loss, took
+    report.position.set(number, AFTER, 1)
+
+
+def _begins(position: Position, number: int, step: int, place: int) -> None:
+    position.set(number, step, place + 1)
 
 
 def _allocated(executor: Any, backend: Backend) -> int:

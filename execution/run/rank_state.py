@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainplan.execution.program import Instruction, Program
+from trainplan.execution.run.row_selections import RowSelections
 from trainplan.execution.run.unit_state import UnitState, empty_storage, host_tensor, make_unit
 
 Groups = dict[tuple[int, ...], Any]
@@ -37,6 +38,7 @@ class RankState:
         host = {name: size for name, size in self.program.buffers.items() if name.startswith(("host-hidden", "host-tied"))}
         self.host = {name: host_tensor(size, torch.uint8, self.device) for name, size in host.items()}
         self.values: dict[str, Any] = {}
+        self.rows = RowSelections(self.program, self.device)
         self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
 
     def unit(self, instruction: Instruction) -> UnitState:

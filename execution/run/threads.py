@@ -1,7 +1,8 @@
 """Threads that run a program together: each works through a lane in issue order, held back by nothing but the program's waits.
 
 An instruction waits for earlier ones only, so the earliest that is not done can always begin: lanes do not get stuck on each
-other. The calling thread takes the lane that computes, so that torch's backward pass stays where its graph was made.
+other. The calling thread takes the lane that computes, so that torch's backward pass stays where its graph was made. The other
+threads live as long as their Lanes, step after step, and with them what torch sets up for each thread that computes.
 
 The back-end `threads` gives every lane of the program a thread, and pauses before instructions at random: an order that the
 waits do not force will be seen broken. gloo allows one thread to a group; all collectives are on one lane.
@@ -13,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from trainplan.execution.program import Instruction
 
@@ -21,59 +23,75 @@ PAUSED = 0.25  # the share of instructions that are paused before: a late one am
 GRACE_S = 5.0  # that a lane may take to end what it is in once another has failed
 
 
-def run_threads(
-    instructions: Sequence[Instruction],
-    run: Callable[[Instruction], None],
-    rng: random.Random,
-    longest_pause_s: float = LONGEST_PAUSE_S,
-) -> None:
-    """A thread for each lane; once an instruction may begin, it pauses for up to `longest_pause_s` seconds, as `rng` says."""
-    pauses = [rng.uniform(0, longest_pause_s) if rng.random() < PAUSED else 0.0 for _ in instructions]
+class Lanes:
+    """Runs instructions on lanes beside each other, step after step.
 
-    def paused(place: int) -> None:
-        if pauses[place]:
-            time.sleep(pauses[place])
-        run(instructions[place])
-
-    run_lanes([i.waits for i in instructions], [i.stream for i in instructions], paused, here="compute")
-
-
-def run_fused(instructions: Sequence[Instruction], run: Callable[[Instruction], None]) -> None:
-    """Compute on the calling thread, everything else as one FIFO in issue order on a second (NCCL's order)."""
-    lanes = ["compute" if instruction.stream == "compute" else "beside" for instruction in instructions]
-    run_lanes([i.waits for i in instructions], lanes, lambda place: run(instructions[place]), here="compute")
-
-
-def run_lanes(waits: Sequence[Sequence[int]], lanes: Sequence[str], run: Callable[[int], None], here: str) -> None:
-    """Call `run` with each instruction's place: lanes beside each other, `here` on the calling thread, each in issue order.
-
-    waits, lanes: of each instruction. The first error of any lane is raised. From then on no lane begins anything; one that is
-    still inside an instruction after GRACE_S seconds, in a collective whose other ranks are gone, say, is left behind.
+    waits, lanes: of each instruction, those that it waits for, and its lane. The lane `here` runs on the thread that calls
+    `step`, every other on a thread of its own, which ends when this object is gone (one that has been left behind, once what
+    it is in ends).
     """
-    assert all(index < place for place, before in enumerate(waits) for index in before)
-    progress = _Progress(len(waits))
 
-    def work(lane: str) -> None:
+    def __init__(self, waits: Sequence[Sequence[int]], lanes: Sequence[str], here: str) -> None:
+        assert all(index < place for place, before in enumerate(waits) for index in before)
+        self._waits, self._here = waits, here
+        self._places = {lane: [place for place, other in enumerate(lanes) if other == lane] for lane in sorted({*lanes, here})}
+        self._threads = {lane: ThreadPoolExecutor(1, lane) for lane in self._places if lane != here}
+
+    def step(self, run: Callable[[int], None]) -> None:
+        """Call `run` with each instruction's place, each lane in issue order.
+
+        The first error of any lane is raised. From then on no lane begins anything; one that is still inside an instruction
+        after GRACE_S seconds, in a collective whose other ranks are gone, say, is left behind.
+        """
+        progress = _Progress(len(self._waits))
+        others: list[Future[None]] = [
+            thread.submit(self._work, self._places[lane], run, progress) for lane, thread in self._threads.items()
+        ]
+        self._work(self._places[self._here], run, progress)
+        progress.reaches(range(len(self._waits)))
+        wait(others, GRACE_S)
+        if progress.error is not None:
+            raise progress.error
+
+    def _work(self, places: Sequence[int], run: Callable[[int], None], progress: _Progress) -> None:
+        """The instructions of a lane, until one of any lane fails."""
         try:
-            for place in (place for place, other in enumerate(lanes) if other == lane):
-                if not progress.reaches(waits[place]):
+            for place in places:
+                if not progress.reaches(self._waits[place]):
                     return
                 run(place)
                 progress.done(place)
-            if lane == here:
-                progress.reaches(range(len(waits)))
         except BaseException as error:
             progress.failed(error)
 
-    others = [threading.Thread(target=work, args=(lane,), daemon=True) for lane in sorted({*lanes} - {here})]
-    for thread in others:
-        thread.start()
-    work(here)
-    deadline = time.monotonic() + GRACE_S
-    for thread in others:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    if progress.error is not None:
-        raise progress.error
+
+class PausingLanes(Lanes):
+    """A thread for each lane of a program, which pauses at random before instructions that may begin, up to `longest_pause_s`
+    seconds, as `rng` says."""
+
+    def __init__(
+        self, instructions: Sequence[Instruction], rng: random.Random, longest_pause_s: float = LONGEST_PAUSE_S
+    ) -> None:
+        super().__init__([i.waits for i in instructions], [i.stream for i in instructions], here="compute")
+        self._rng, self._longest_pause_s = rng, longest_pause_s
+
+    def step(self, run: Callable[[int], None]) -> None:
+        """As of `Lanes`, with pauses that differ from step to step."""
+        rng, longest = self._rng, self._longest_pause_s
+        pauses = [rng.uniform(0, longest) if rng.random() < PAUSED else 0.0 for _ in self._waits]
+
+        def paused(place: int) -> None:
+            if pauses[place]:
+                time.sleep(pauses[place])
+            run(place)
+
+        super().step(paused)
+
+
+def fused_lanes(instructions: Sequence[Instruction]) -> Lanes:
+    """Compute on the calling thread, everything else as one FIFO in issue order on a second (NCCL's order)."""
+    lanes = ["compute" if instruction.stream == "compute" else "beside" for instruction in instructions]
+    return Lanes([instruction.waits for instruction in instructions], lanes, here="compute")
 
 
 class _Progress:

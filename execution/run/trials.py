@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from trainplan.execution.run.processes import (
     check_settings,
     gpus,
     make_executor,
+    place_in_step,
     sound_programs,
     start_rank,
     steps,
@@ -37,7 +39,8 @@ from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import write_whole
-from trainplan.profiling.base.processes import Report, WorkerError, run_workers
+from trainplan.profiling.base.processes import Report, Reporter, WorkerError, run_workers
+from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.models.model import Model
 
 TARGET = "trainplan.execution.run.trials:try_rank"
@@ -79,16 +82,18 @@ def run_trials(
     backend: Backend = "serial",
     device: Device = "cpu",
     timeout: float = 600.0,
+    stall_timeout: float = STALL_S,
     progress: Report | None = None,
 ) -> list[Trial]:
     """Try plans of one world size: a Trial for each, in their order. See above for what counts as a failure.
 
     model: the model to run in place of the plans' own. steps: those timed, after `warmup` others. timeout: seconds for each
-    plan, without the start of processes. progress: told each step of rank 0, and each plan's end. Raises InputError.
+    plan, without the start of processes; stall_timeout: as of `run_plans`. progress: told each step of rank 0, and each
+    plan's end. Raises InputError.
     """
     if not plans:
         return []
-    check_settings(plans, steps, backend, device, seed)
+    check_settings(plans, steps, backend, device, seed, stall_timeout)
     if warmup < 0:
         raise InputError("command line", "--warmup", f"is {warmup}", "give 0 or more")
     if not 0 < timeout <= threading.TIMEOUT_MAX:
@@ -99,7 +104,7 @@ def run_trials(
     while waiting := [place for place in range(len(plans)) if place not in trials]:
         ready = [place for place in waiting if gpus(plans[place], device) == gpus(plans[waiting[0]], device)]
         job = {**settings, "jobs": [jobs[place] for place in ready], "gpus": gpus(plans[ready[0]], device)}
-        results, failure = _start(plans[0].world, job, COMMUNICATION[device], ready, progress)
+        results, failure = _start(plans[0].world, job, COMMUNICATION[device], ready, progress, stall_timeout)
         for place, result in zip(ready, results, strict=False):
             trials[place] = _ran(place, plans[place], result, warmup)
         # The plans end in their order, so the one that failed is the next.
@@ -138,7 +143,7 @@ def _ran(place: int, plan: Plan, result: dict[str, Any], warmup: int) -> Trial:
 
 
 def _start(
-    world: int, job: dict[str, Any], communication: str, places: list[int], progress: Report | None
+    world: int, job: dict[str, Any], communication: str, places: list[int], progress: Report | None, stall_timeout: float
 ) -> tuple[list[dict[str, Any]], _Failure | None]:
     """One start of the processes: what the plans gave, up to the first that failed, and how that one did."""
     results: list[dict[str, Any]] = []
@@ -150,9 +155,10 @@ def _start(
             progress({**event, "plan": places[event["plan"]]})
 
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
-        limit = START_S + job["timeout"] * len(places)
+        limits = {"timeout": START_S + job["timeout"] * len(places), "stall_timeout": stall_timeout}
+        place = partial(place_in_step, job["jobs"])
         try:
-            run_workers(TARGET, world, {**job, "folder": folder}, timeout=limit, progress=follow, backend=communication)
+            run_workers(TARGET, world, {**job, "folder": folder}, progress=follow, place=place, backend=communication, **limits)
         except WorkerError as error:
             if len(results) < len(places):
                 return results, _failure(error, folder)
@@ -176,7 +182,7 @@ def _tell(folder: str, rank: int, status: Status, message: str) -> None:
     write_whole(Path(folder, f"{time.monotonic_ns()}.{rank}"), json.dumps({"status": status, "message": message}))
 
 
-def try_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
+def try_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
     """Body of one rank: the plans of the job one after the other, until one fails."""
     from trainplan.profiling.measure.timing import is_out_of_memory
 
@@ -189,7 +195,7 @@ def try_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None
         raise
 
 
-def _try_plans(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
+def _try_plans(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
     from trainplan.profiling.measure.timing import slowest
 
     def give_up() -> None:

@@ -5,6 +5,9 @@ gathered buffer is one tensor whose storage is emptied between uses: views into 
 parameters again once they are gathered back. It is filled through `.data`, so that autograd's version counters take no offence
 at contents that are the same.
 
+Every unit has an optimizer of its own, so that its moments and its count of steps change at its own instruction and nowhere
+else. Against one for all units of the rank that costs some 25 microseconds a unit and step.
+
 Where the optimizer works on the host, shards of parameters, gradients and moments lie there, in memory that a GPU copies from
 and to directly. The device's own copy of the shard then has its storage emptied too wherever it is prefetched.
 """

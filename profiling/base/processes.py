@@ -1,4 +1,8 @@
-"""Local processes that work together: start them, hand each a job, collect what they return, end them all when one fails."""
+"""Local processes that work together: start them, hand each a job, collect what they return, end them all when one fails.
+
+One fails when it raises, when a signal ends it, and when it comes to a halt (see watchdog.py). The error is one line: which
+process, where it was in its work, and the cause, or what the end may mean.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,103 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
+from trainplan.profiling.base.files import write_whole
 from trainplan.profiling.base.progress import Report
+from trainplan.profiling.base.watchdog import STALL_S, Position, Stall, Watchdog
 
-ENDED = b"ended"
+BEGAN, ENDED = b"began", b"ended"
+LAUNCHER = -1  # among the ranks, the process that starts them
+LOOK_S = 0.25  # between two looks of the watchdog
+LAST_WORDS_S = 0.5  # that processes have to fail as well once one has: the first whose end is seen need not be the cause
+Place = Callable[[int, tuple[int, ...]], str]
 
 
 class WorkerError(RuntimeError):
-    """A worker process ended without an answer; the message holds the end of what it wrote. code: its exit code, if any."""
+    """A worker process ended without an answer, or came to a halt. code: its exit code, if it ended."""
 
     code: int | None = None
+
+
+class Reporter:
+    """What a process tells the one that started it: events, by a call, which count on rank 0 alone; and where it is."""
+
+    def __init__(self, answers: TextIO | None, position: Position) -> None:
+        self._answers, self.position = answers, position
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if self._answers:
+            print(json.dumps(event), file=self._answers, flush=True)
+
+
+@dataclass
+class _Workers:
+    """The processes as the one that started them sees them. place: where a rank's position is, in words, such as "in step 2".
+
+    ids: of those that run, by rank; codes: exit codes of those that have ended, the first one first.
+    """
+
+    folder: Path
+    world: int
+    place: Place
+    positions: list[Position] = field(init=False)
+    ids: dict[int, int] = field(default_factory=dict)
+    codes: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.positions = [_position(self.folder, rank) for rank in range(self.world)]
+
+    def name(self, rank: int) -> str:
+        """A process, for people."""
+        return "the process that starts the others" if rank == LAUNCHER else f"process {rank} of {self.world}"
+
+    def whereabouts(self, rank: int) -> str:
+        """Where a process was last, to be put behind its name."""
+        where = "" if rank == LAUNCHER else self.place(rank, self.positions[rank].get())
+        return where and f", {where}"
+
+    def failed(self, rank: int, code: int) -> WorkerError:
+        """The error for a process that ended with a code."""
+        if code == -signal.SIGKILL:
+            end = "was killed (SIGKILL), by hand or by the system for lack of memory"
+        else:
+            end = f"was ended by {_signal_name(-code)}" if code < 0 else "failed" if rank != LAUNCHER else "ended"
+        cause = self._cause(rank) if code > 0 else ""
+        error = WorkerError(self.name(rank) + f" {end}{self.whereabouts(rank)}" + (cause and f": {cause}"))
+        error.code = code
+        return error
+
+    def _cause(self, rank: int) -> str:
+        if (note := _note(self.folder, rank)).exists():
+            return str(json.loads(note.read_text())["cause"])
+        log = Path(self.folder, "log" if rank == LAUNCHER else f"log.{rank}")
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        return lines[-1] if lines else "it said nothing of why"
+
+    def first_failed(self) -> tuple[int, int] | None:
+        """The process that failed first, and its code: one that a signal ended, else the one that raised first."""
+        failed = [(rank, code) for rank, code in self.codes.items() if code]
+        return min(failed, key=lambda each: (each[1] > 0, self._raised_at(each[0]) if each[1] > 0 else 0), default=None)
+
+    def _raised_at(self, rank: int) -> int:
+        note = _note(self.folder, rank)
+        return json.loads(note.read_text())["time"] if note.exists() else sys.maxsize
+
+    def stalled(self, stall: Stall, stall_s: float) -> WorkerError:
+        """The error for processes that have come to a halt."""
+        if stall.name is not None:
+            rank, meaning = stall.name, "by SIGSTOP or a debugger; all processes were ended"
+            return WorkerError(f"{self.name(rank)} was stopped for {stall_s:g} s{self.whereabouts(rank)}: {meaning}")
+        last = min(self.ids, key=lambda rank: self.positions[rank].get() if rank != LAUNCHER else (sys.maxsize,))
+        meaning = "the processes wait for each other or for a lost connection; all were ended"
+        return WorkerError(
+            f"nothing has moved for {stall_s:g} s, {self.name(last)} least of all{self.whereabouts(last)}: {meaning}"
+        )
 
 
 def run_workers(
@@ -34,15 +122,20 @@ def run_workers(
     job: Any,
     *,
     timeout: float = float("inf"),
+    stall_timeout: float = STALL_S,
     progress: Report | None = None,
+    place: Place = lambda rank, position: "",
     backend: str = "gloo",
 ) -> list[Any]:
     """Run `module:function(rank, world, job, report)` in `world` processes joined by `backend`; results by rank.
 
-    The job and the results are pickled. What rank 0 reports reaches `progress` while the work goes on. Raises WorkerError.
+    The job and the results are pickled. `report` is a Reporter: what rank 0 reports reaches `progress` while the work goes
+    on, and `place(rank, position)` puts the position that a rank sets in words, for errors. timeout: seconds for all of it;
+    stall_timeout: seconds for which a process may be stopped, or all stand still. Raises WorkerError.
     """
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
         Path(folder, "job").write_bytes(pickle.dumps((job, backend)))
+        workers = _Workers(Path(folder), world, place)
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // world)),
@@ -54,11 +147,11 @@ def run_workers(
             launcher = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True
             )
-        codes: dict[int, int] = {}
-        relay = threading.Thread(target=_relay, args=(launcher, codes, progress), daemon=True)
+        workers.ids[LAUNCHER] = launcher.pid
+        relay = threading.Thread(target=_relay, args=(launcher, workers, progress), daemon=True)
         try:
             relay.start()
-            _await(launcher, codes, world, folder, time.monotonic() + timeout)
+            _await(launcher, workers, time.monotonic() + timeout, stall_timeout)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)  # the launcher's and all ranks'
@@ -68,39 +161,55 @@ def run_workers(
         return [pickle.loads(Path(folder, f"result.{rank}").read_bytes()) for rank in range(world)]
 
 
-def _relay(launcher: subprocess.Popen[bytes], codes: dict[int, int], progress: Report | None) -> None:
-    """Pass on what rank 0 reports, and note which rank ended with which code."""
+def _relay(launcher: subprocess.Popen[bytes], workers: _Workers, progress: Report | None) -> None:
+    """Pass on what rank 0 reports, and note which rank began as which process and ended with which code."""
     assert launcher.stdout is not None
     for line in launcher.stdout:
         if progress and line.startswith(b"{"):
             progress(json.loads(line))
+        elif line.startswith(BEGAN):
+            rank, process = map(int, line.split()[1:])
+            workers.ids[rank] = process
         elif line.startswith(ENDED):
             rank, code = map(int, line.split()[1:])
-            codes[rank] = code
+            workers.ids.pop(rank)
+            workers.codes[rank] = code
 
 
-def _await(launcher: subprocess.Popen[bytes], codes: dict[int, int], world: int, folder: str, deadline: float) -> None:
+def _await(launcher: subprocess.Popen[bytes], workers: _Workers, deadline: float, stall_s: float) -> None:
+    watchdog, next_look = Watchdog(workers.positions, stall_s), 0.0
     while True:
         gone = launcher.poll()
-        for rank, code in sorted(codes.items()):
-            if code:
-                # The first to fail is often not the cause: give the others a moment to write theirs.
-                time.sleep(0.5)
-                raise _failed(f"process {rank} of {world}", code, Path(folder, f"log.{rank}"))
-        if len(codes) == world:
+        if workers.first_failed():
+            time.sleep(LAST_WORDS_S)
+            cause = workers.first_failed()
+            assert cause is not None
+            raise workers.failed(*cause)
+        if len(workers.codes) == workers.world:
             return
         if gone is not None and gone != 0:
-            raise _failed("the process that starts the others", gone, Path(folder, "log"))
-        if time.monotonic() > deadline:
-            raise WorkerError(f"the {world} processes did not finish in time and were ended")
+            raise workers.failed(LAUNCHER, gone)
+        now = time.monotonic()
+        if now > deadline:
+            raise WorkerError(f"the {workers.world} processes did not finish in time and were ended")
+        if now > next_look:
+            next_look = now + LOOK_S
+            if stall := watchdog.look(now, dict(workers.ids)):
+                raise workers.stalled(stall, stall_s)
         time.sleep(0.02)
 
 
-def _failed(who: str, code: int, log: Path) -> WorkerError:
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    error = WorkerError(f"{who} ended with code {code}: " + (" | ".join(lines[-3:]) or "no message"))
-    error.code = code
-    return error
+def _position(folder: Path, rank: int) -> Position:
+    return Position(folder / f"position.{rank}")
+
+
+def _note(folder: Path, rank: int) -> Path:
+    """Where a process that raises writes down when and what."""
+    return folder / f"raised.{rank}"
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def launch(folder: str, world: int, target: str) -> None:
@@ -113,6 +222,7 @@ def launch(folder: str, world: int, target: str) -> None:
         if (process := os.fork()) == 0:
             _run(folder, rank, world, target)
         ranks[process] = rank
+        print(BEGAN.decode(), rank, process, flush=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for _ in range(world):
         process, status = os.wait()
@@ -126,12 +236,20 @@ def _run(folder: str, rank: int, world: int, target: str) -> NoReturn:
         os.dup2(os.open(Path(folder, f"log.{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
         work(folder, rank, world, target)
         code = 0
-    except BaseException:
+    except BaseException as error:
+        raised = time.monotonic_ns()  # before others fail because this one does
+        write_whole(_note(Path(folder), rank), json.dumps({"time": raised, "cause": in_one_line(error)}))
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def in_one_line(error: BaseException) -> str:
+    """The kind of an error, and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _end_with_parent() -> None:
@@ -148,11 +266,7 @@ def work(folder: str, rank: int, world: int, target: str) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-
-    def report(event: dict[str, Any]) -> None:
-        if rank == 0:
-            print(json.dumps(event), file=answers, flush=True)
-
+    report = Reporter(answers if rank == 0 else None, _position(Path(folder), rank))
     job, backend = pickle.loads(Path(folder, "job").read_bytes())
     module, name = target.split(":")
     function = getattr(importlib.import_module(module), name)

@@ -9,7 +9,7 @@ import pytest
 from trainplan.execution.program import STREAMS, Instruction, Program
 from trainplan.execution.run import threads
 from trainplan.execution.run.processes import run_plans
-from trainplan.execution.run.threads import run_fused, run_threads
+from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
 from trainplan.execution.walk.checks import lifetimes, races
 from trainplan.profiling.base.errors import InputError
 
@@ -53,24 +53,26 @@ class Record:
             self.ended[place] = self._now
 
 
-def _fused(program: Program, run: Run, seed: int) -> None:
-    run_fused(program.instructions, run)
+def _fused(program: Program, seed: int) -> Lanes:
+    return fused_lanes(program.instructions)
 
 
-def _threads(program: Program, run: Run, seed: int) -> None:
-    run_threads(program.instructions, run, random.Random(seed), longest_pause_s=0.0005)
+def _threads(program: Program, seed: int) -> Lanes:
+    return PausingLanes(program.instructions, random.Random(seed), longest_pause_s=0.0005)
+
+
+def _step(lanes: Lanes, program: Program, run: Run) -> None:
+    lanes.step(lambda place: run(program.instructions[place]))
 
 
 @pytest.mark.parametrize(("backend", "lanes"), [(_fused, 2), (_threads, 4)])
-def test_lanes_keep_their_order_and_their_waits_and_nothing_else(
-    backend: Callable[[Program, Run, int], None], lanes: int
-) -> None:
+def test_lanes_keep_their_order_and_their_waits_and_nothing_else(backend: Callable[[Program, int], Lanes], lanes: int) -> None:
     rng, overtaken = random.Random(8), 0
     for seed in range(20):
         program = random_program(rng)
         assert races(program) == lifetimes(program) == []
         record = Record(program)
-        backend(program, record.run, seed)
+        _step(backend(program, seed), program, record.run)
         assert record.wrong == []
         assert sorted(record.ended) == list(range(len(program.instructions)))
         for place, index in all_waits(program):
@@ -97,7 +99,7 @@ def test_pauses_show_orders_that_no_wait_forces() -> None:
             left_out += 1
             for seed in range(8):
                 record = Record(changed)
-                run_threads(changed.instructions, record.run, random.Random(seed), longest_pause_s=0.0005)
+                _step(_threads(changed, seed), changed, record.run)
                 if record.wrong or record.ended[index] > record.began[place]:
                     seen += 1
                     break
@@ -110,7 +112,7 @@ def test_pauses_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads.time, "sleep", slept.append)
     paused = []
     for seed in (1, 1, 2):
-        run_threads(program.instructions, Record(program).run, random.Random(seed), longest_pause_s=0.5)
+        _step(PausingLanes(program.instructions, random.Random(seed), longest_pause_s=0.5), program, Record(program).run)
         paused.append(sorted(slept))
         slept.clear()
     assert paused[0] == paused[1] != paused[2]
@@ -120,10 +122,10 @@ def test_pauses_follow_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("backend", [_fused, _threads])
 @pytest.mark.parametrize("lane", STREAMS)
-def test_an_error_of_any_lane_stops_all_of_them_and_is_raised(backend: Callable[[Program, Run, int], None], lane: str) -> None:
+def test_an_error_of_any_lane_stops_all_of_them_and_is_raised(backend: Callable[[Program, int], Lanes], lane: str) -> None:
     program = random_program(random.Random(4))
     of_lane = [place for place, i in enumerate(program.instructions) if i.stream == lane]
-    threads_before = threading.active_count()
+    lanes = backend(program, 0)
     for failing in (of_lane[0], of_lane[len(of_lane) // 2], of_lane[-1]):
         record, failed = Record(program), threading.Event()
 
@@ -134,12 +136,26 @@ def test_an_error_of_any_lane_stops_all_of_them_and_is_raised(backend: Callable[
             record.run(instruction)
 
         with pytest.raises(ArithmeticError, match=f"in .* unit {failing}$"):
-            backend(program, run, 0)
+            _step(lanes, program, run)
         later = {place for place in range(len(program.instructions)) if failing in program.instructions[place].waits}
         assert failing not in record.began
         assert not later & set(record.began), "what waits for it never begins"
         assert all(place < failing for place in record.began if program.instructions[place].stream == lane)
-    assert threading.active_count() == threads_before
+
+
+@pytest.mark.parametrize(("backend", "threads"), [(_fused, 2), (_threads, 4)])
+def test_threads_live_from_step_to_step_and_end_with_their_lanes(
+    backend: Callable[[Program, int], Lanes], threads: int
+) -> None:
+    program = random_program(random.Random(8))
+    lanes, alive = backend(program, 0), set[threading.Thread]()
+    for _ in range(5):
+        _step(lanes, program, lambda instruction: alive.add(threading.current_thread()))
+    assert len(alive) == threads
+    del lanes
+    for thread in alive - {threading.current_thread()}:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
 
 
 def test_a_lane_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +173,9 @@ def test_a_lane_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> No
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        threads.run_lanes([(), ()], ["communication", "compute"], run, here="compute")
+        Lanes([(), ()], ["communication", "compute"], here="compute").step(run)
     with pytest.raises(MemoryError):
-        threads.run_lanes([(), ()], ["communication", "host"], run, here="compute")
+        Lanes([(), ()], ["communication", "host"], here="compute").step(run)
     never.set()  # it never ended, and both calls did
 
 
@@ -168,7 +184,7 @@ def test_an_interrupt_is_an_error_too() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        threads.run_lanes([(), (0,)], ["compute", "copy"], run, here="compute")
+        Lanes([(), (0,)], ["compute", "copy"], here="compute").step(run)
 
 
 def test_plans_on_threads_equal_one_process() -> None:

@@ -20,6 +20,7 @@ from trainplan.planning import plan_row, planned
 from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
@@ -203,6 +204,7 @@ def trial(
     backend: Any = "serial",
     device: Any = "cpu",
     timeout: float = 600.0,
+    stall_timeout: float = STALL_S,
     seed: int = 0,
     running: Any = None,
     **request: Any,
@@ -211,10 +213,12 @@ def trial(
 
     plans: any plans of one model and number of devices (default: the `top` best that the preset `like` has for the request,
     which is as of `plan`). warmup: steps before those that are timed. scale_down: run a model with the same units, about that
-    many times smaller. run_dtype: run in this one. device: cpu (gloo) or cuda (NCCL). timeout: seconds for each plan. running:
-    called with a dict for each step, such as {"plan": 0, "step": 1, "steps": 10}. Raises InputError.
+    many times smaller. run_dtype: run in this one. device: cpu (gloo) or cuda (NCCL). timeout: seconds for each plan.
+    stall_timeout: as of `run`. running: called with a dict for each step, such as {"plan": 0, "step": 1, "steps": 10}. Raises
+    InputError.
     """
     settings = {"steps": steps, "warmup": warmup, "backend": backend, "device": device, "timeout": timeout, "seed": seed}
+    settings["stall_timeout"] = stall_timeout
     first = None
     if plans is not None:
         chosen = [_loaded(each)[0] for each in plans]
@@ -279,6 +283,7 @@ def run(
     compare: bool = True,
     measure_memory: bool = False,
     record: bool = False,
+    stall_timeout: float = STALL_S,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
     """Run a plan on local processes. Raises InputError, WorkerError; warns where it needs more memory than it was made for.
@@ -288,9 +293,12 @@ def run(
     cuda (NCCL). seed: of parameters and samples. compare: also run on one process and compare gradients. measure_memory: what
     each rank allocates. record: walk the step by the times that its instructions take here, too. progress: called with a dict
     for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
+
+    stall_timeout: a rank that is stopped (SIGSTOP) for so many seconds ends the run, and so do ranks that for so long neither
+    get on, nor use a processor, nor wait for a disk. A step may take longer.
     """
     options: dict[str, Any] = {"steps": steps, "backend": backend, "device": device, "seed": seed, "compare": compare}
-    options |= {"measure_memory": measure_memory, "record": record, "progress": progress}
+    options |= {"measure_memory": measure_memory, "record": record, "progress": progress, "stall_timeout": stall_timeout}
     the_plan, where = _loaded(source)
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")

@@ -24,6 +24,7 @@ from trainplan.formulations.parameters import Parameter
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_different, check_writable, write_whole
+from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.shipped import shipped
 from trainplan.solvers.core.result import Result
 
@@ -180,6 +181,11 @@ BACKEND_HELP = (
     "GPUs also streams (one for each lane)."
 )
 RUN_BACKEND = flag("backend", str, BACKEND_HELP, "serial")
+STALL_HELP = (
+    "End the run once a rank has been stopped (SIGSTOP) for so many seconds, or once all have neither got on nor used a "
+    "processor for as long; a slow step does not count."
+)
+STALL_TIMEOUT = flag("stall_timeout", float, STALL_HELP, STALL_S)
 RUN_DEVICE = flag("device", str, "cpu (gloo) or cuda (NCCL), a GPU for each process.", "cpu")
 
 

@@ -76,6 +76,7 @@ def simulate(source: Path, **values: Any) -> Outcome:
         flag("measure_memory", bool, "Measure what each rank allocates in a step.", False),
         flag("record", bool, "Walk the step by the measured times of its instructions, too.", False),
         options.RUN_DEVICE,
+        options.STALL_TIMEOUT,
         flag("seed", int, "Seed of parameters and samples.", 0),
     ]
 )
@@ -107,6 +108,7 @@ def _trial(words: Sequence[str]) -> Command:
             options.RUN_BACKEND,
             options.RUN_DEVICE,
             flag("timeout", float, "Seconds for each plan, without the start of processes.", 600.0),
+            options.STALL_TIMEOUT,
         ],
         options.SEARCH,
         [output("Write the fastest plan here.")],
@@ -117,7 +119,7 @@ def _trial(words: Sequence[str]) -> Command:
         One that fails, runs out of memory or out of time is a result like others.
         """
         if plans:
-            names = ("steps", "warmup", "scale_down", "run_dtype", "backend", "device", "timeout", "seed")
+            names = ("steps", "warmup", "scale_down", "run_dtype", "backend", "device", "timeout", "stall_timeout", "seed")
             values = {name: values[name] for name in names}
         with render.trials("running") as running:
             trials = api.trial(plans or None, running=running, **values)

@@ -1,0 +1,105 @@
+"""Notices that processes which work together have come to a halt, so that nobody waits for them for ever.
+
+Two signs count, each of which must last for a stated time without a break:
+
+- *stopped*: the system holds a process back, by SIGSTOP or for a debugger. It may have been stopped by hand, and be continued.
+- *stuck*: no process has got any further in its work, none waits for a disk, and together they have hardly used a processor.
+  They wait for each other, or for something that does not come.
+
+Work that is merely slow shows neither: it uses a processor, however small a share of one it gets. Where the watching process
+itself was held back in the meantime, all counts begin anew. What processes do is read from /proc; where there is none, nothing
+is noticed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+STALL_S = 30.0  # that either sign must last for, unless a caller says otherwise
+IDLE = 0.005  # the share of a processor that a process may use while it only waits: threads of torch look about now and then
+NUMBERS = 3  # that say where a process is
+
+
+class Activity(NamedTuple):
+    """What the system says of a process: its state, a letter as in /proc/PID/stat, and the processor time it has used."""
+
+    state: str
+    cpu_s: float
+
+
+class Stall(NamedTuple):
+    """A halt that has lasted too long. name: of the process that is stopped; None where all are stuck."""
+
+    kind: Literal["stopped", "stuck"]
+    name: int | None = None
+
+
+class Position:
+    """Where a process is in its work: a few whole numbers, in a file's memory that it shares with those who watch it."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("ab") as file:
+            file.truncate(8 * NUMBERS)
+        with path.open("r+b") as file:
+            self._numbers = memoryview(mmap.mmap(file.fileno(), 8 * NUMBERS)).cast("q")
+
+    def set(self, *numbers: int) -> None:
+        """Say where the process is now; takes less than a microsecond."""
+        for place, number in enumerate(numbers):
+            self._numbers[place] = number
+
+    def get(self) -> tuple[int, ...]:
+        """Where the process is; zeros before it has said so."""
+        return tuple(self._numbers)
+
+
+def activity(process: int) -> Activity | None:
+    """What a process does; None where the system does not say, or the process is gone."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()
+    return Activity(state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"))
+
+
+class Watchdog:
+    """Looks at processes again and again. positions: of the processes that work; stall_s: how long either sign must last."""
+
+    def __init__(
+        self,
+        positions: list[Position],
+        stall_s: float = STALL_S,
+        activity_of: Callable[[int], Activity | None] = activity,
+    ) -> None:
+        self._positions, self._stall_s, self._activity_of = positions, stall_s, activity_of
+        self._last_look = float("-inf")
+        self._stopped_since: dict[int, float] = {}
+        self._quiet_since = float("-inf")
+        self._cpu_then = 0.0
+        self._places_then: list[tuple[int, ...]] = []
+
+    def look(self, now: float, processes: Mapping[int, int]) -> Stall | None:
+        """A look at the processes, whose ids are listed by their names; the stall, if there is one. now: in seconds."""
+        seen = {name: self._activity_of(process) for name, process in processes.items()}
+        places = [position.get() for position in self._positions]
+        cpu_s = sum(each.cpu_s for each in seen.values() if each)
+        if now - self._last_look > self._stall_s / 2:
+            self._stopped_since.clear()
+            self._quiet_since = float("inf")
+        self._last_look = now
+        for name, each in seen.items():
+            if each is None or each.state not in "Tt":
+                self._stopped_since.pop(name, None)
+            elif now - self._stopped_since.setdefault(name, now) >= self._stall_s:
+                return Stall("stopped", name)
+        # A process that ends takes its time with it: the sum may fall, too.
+        waits_for_disk = any(each is None or each.state == "D" for each in seen.values())
+        worked = abs(cpu_s - self._cpu_then) > IDLE * self._stall_s * len(processes)
+        if waits_for_disk or worked or places != self._places_then or now < self._quiet_since:
+            self._quiet_since, self._cpu_then, self._places_then = now, cpu_s, places
+        return Stall("stuck") if now - self._quiet_since >= self._stall_s else None
