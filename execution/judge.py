@@ -79,9 +79,9 @@ class Judged:
 def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, backend: Backend | None = None) -> Judged:
     """Compile, check and walk a plan by the times of a profile, which has the costs of all its shapes.
 
-    kinds: of every device, by number; None where no cluster is named. backend: whose lanes count (default: `serial`; `streams`
-    for plans with memory switches, whose point is what lanes do beside each other). Raises InputError where the profile lacks
-    a shape.
+    kinds: of every device, by number; None where no cluster is named. backend: whose lanes count (default: the plan's; else
+    `serial`, and `streams` for plans with memory switches, whose point is what lanes do beside each other). Raises InputError
+    where the profile lacks a shape.
     """
     alike = plan.regular and plan.placement is None and profile.network.uniform and len(set(kinds or ())) < 2
     return judge_by(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend, by_class=alike)
@@ -97,7 +97,7 @@ def judge_by(
 ) -> Judged:
     """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: walk one rank of
     each class already where there are more than FEW_RANKS."""
-    backend = backend or ("serial" if plan.switches() is None else "streams")
+    backend = backend or plan.backend or ("serial" if plan.switches() is None else "streams")
     backends: set[Backend] = {"serial", backend}
     programs: Sequence[Program | Rounds]
     if not plan.regular or plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):

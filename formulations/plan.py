@@ -120,7 +120,8 @@ class Plan(Record):
     schedule: the order of forward
     and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
     batch.shares, of each replica. placement: the cluster's device of each rank, for who launches it; left out, rank r goes on
-    device r. What a rank does is the same on every device.
+    device r. What a rank does is the same on every device. backend: of the executor, on which the plan fits and is predicted;
+    left out, serial, and streams with memory switches.
 
     Memory switches are given for all units or for none. With them all ranks are one stage and one sharded-data group (`sdpN`,
     or `single`), and the step has one micro-batch: that is what the switches' model speaks of. nvlink goes with them: whether
@@ -139,6 +140,7 @@ class Plan(Record):
     schedule: PlanSchedule = "1f1b"
     sliced: Annotated[int, Field(ge=0)] = 0
     placement: list[int] | None = None
+    backend: Literal["serial", "fused", "threads", "streams"] | None = None
     nvlink: bool | None = None
     stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]

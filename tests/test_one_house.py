@@ -36,14 +36,15 @@ def models(rng: random.Random) -> Model:
 
 
 def requests() -> Iterator[dict[str, Any]]:
-    """Random requests: models, clusters of CPUs and GPUs, batches, memory from tight to ample."""
+    """Random requests: models, clusters of CPUs and GPUs, batches, memory from tight to ample, a back-end or none."""
     rng = random.Random(13)
-    for _ in range(REQUESTS):
+    for number in range(REQUESTS):
         cluster: Cluster = load_cluster(rng.choice(["cpu-4", "rtx-titan-8", "a100-16"]))
         model = models(rng)
         states = 16 * model.total_parameters
         memory = round(states * rng.choice([0.3, 0.6, 1.2, 8]) + 2**20 * rng.choice([1, 4, 64]))
-        yield {"model": model, "cluster": cluster, "batch": cluster.devices * rng.choice([2, 4]), "memory": memory}
+        request = {"model": model, "cluster": cluster, "batch": cluster.devices * rng.choice([2, 4]), "memory": memory}
+        yield request | {"backend": (None, None, "streams", None, "serial")[number % 5]}
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -279,7 +280,7 @@ def test_a_plan_says_what_was_chosen(model: Model, made: tuple[Instance, Profile
     predicted = found.plan.predicted
     assert predicted.backend == "streams" and tuple(predicted.peak_bytes) == found.walk_bytes
     serial = switch(model, CLUSTER, 8, memory_bytes=(low + high) // 2, backend="serial").plan
-    assert serial is not None and serial.content == found.plan.content and serial.predicted is not None
+    assert serial is not None and serial.content == found.plan.content | {"backend": "serial"} and serial.predicted is not None
     assert serial.predicted.backend == "serial" and serial.predicted.step_ns >= predicted.step_ns
     assert violations(found.instance, chosen) == [] and found.margin_bytes == 0
     assert len(found.walk_bytes) == 4 and max(found.walk_bytes) <= found.instance.memory_bytes
@@ -400,6 +401,7 @@ def test_a_later_round_that_finds_nothing_says_so(model: Model, made: Any, monke
     limit = step_peak(made[0], Switches(segment_sync=True))
     monkeypatch.setattr(answer, "solve", once)
     monkeypatch.setattr(planning, "judge", needing_more)
+    monkeypatch.setattr(planning, "ended_after", lambda _: nullcontext())  # however slow this machine is
     found = switch(model, CLUSTER, 8, memory_bytes=limit, time_limit=1e-6 if late else None)
     least = step_peak(made[0], ALL_ON)
     assert rounds == ([limit, least] if late else [limit, limit - 7, least]), "at last the least that any step needs"

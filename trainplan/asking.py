@@ -80,10 +80,10 @@ def reserve_of(reserve: str | int, memory_bytes: int) -> int:
     return size
 
 
-def check_spelling(given: Collection[str], possible: Collection[str], owner: str) -> None:
+def check_spelling(names: Collection[str], possible: Collection[str], owner: str) -> None:
     """Raises InputError for a keyword argument that is not possible, but near to one that is."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in (*given, *possible)}
-    for name in given:
+    flags = {name: f"--{name.replace('_', '-')}" for name in (*names, *possible)}
+    for name in names:
         near = [] if name in possible else get_close_matches(name, possible, n=1, cutoff=0.75)
         if near:
             fix = f"did you mean {flags[near[0]]}?"

@@ -157,6 +157,7 @@ class Planned:
         text = f"{other.one_strategy} for all units, {shape}"
         if self.uniform_excess is not None and other.predicted is not None:
             text += f": {format_time(other.predicted.step_ns)} a step, {self.uniform_excess:+.2%}"
+            text += ", faster by the walks than the optimum of the problem's costs" * (self.uniform_excess < 0)
         elif plan.claim is not None and other.claim is not None and plan.claim.objective_ns:
             ratio = other.claim.objective_ns / plan.claim.objective_ns - 1
             text += f": {format_time(other.claim.objective_ns)} claimed, {ratio:+.2%}"
@@ -171,7 +172,7 @@ class Planned:
         rows = [
             ("claim", f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}"),
             ("status", claim.status),
-            ("lower bound", bound),
+            ("bound of claim", bound),
             ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
             ("method", claim.method),
         ]

@@ -16,8 +16,8 @@ from math import inf
 from typing import Any
 
 from trainplan.asking import compiles
-from trainplan.execution.judge import Judged, judge
-from trainplan.execution.walk.memory import BACKENDS, Backend
+from trainplan.execution.judge import Judged, judge, judge_carried
+from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
@@ -138,7 +138,8 @@ class _Way:
         problem, began = self.preset.problem, self.clock()
         self.begin("compiling and walking the plan's programs")
         plan = problem.plan(answer.instance, answer.solution, self.request)
-        plan, judged = _judged(plan, self.request, self.backend)
+        plan = plan if self.backend is None else plan.changed(backend=self.backend)
+        plan, judged = _judged(plan, self.request)
         self.walk_seconds.append(self.clock() - began)
         claim = Claim(
             problem=problem.name,
@@ -249,14 +250,13 @@ def _bounded(answer: Answer, bound_ns: int | None) -> Answer:
     return answer if answer.objective_ns is None else replace(answer, bound_ns=bound_ns)
 
 
-def _judged(plan: Plan, request: Request, backend: str | None) -> tuple[Plan, Judged | None]:
+def _judged(plan: Plan, request: Request) -> tuple[Plan, Judged | None]:
     """The plan with its prediction, and what the walks say; where its model has no programs, as it is."""
     if not compiles(plan.planned_model()):
         return plan, None
     profile = plan_profile(plan, request)
     kinds = None if request.cluster is None else request.cluster.device_kinds
-    chosen: Backend | None = next((each for each in BACKENDS if each == backend), None)
-    judged = judge(plan, profile, kinds, chosen)
+    judged = judge(plan, profile, kinds)
     return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
 
 
@@ -274,13 +274,25 @@ def limits_bytes(plan: Plan, request: Request) -> list[int]:
     return [kinds[request.cluster.device_kinds[device]] for device in devices]
 
 
+def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
+    """Rows of plans, the shortest step first, all on the lanes of `streams`."""
+    step = row["lanes_ns"] if row["lanes_ns"] is not None else row["step_ns"]
+    return step is None, step or 0
+
+
 def plan_row(name: str, plan: Plan) -> dict[str, Any]:
-    """A plan in one row: what the walks predict of it, and what is claimed."""
-    predicted, claim = plan.predicted, plan.claim
+    """A plan in one row: what the walks predict of it, on its own back-end and, to hold all plans alike, on `streams`; and what
+    is claimed."""
+    predicted, claim, lanes_ns = plan.predicted, plan.claim, None
+    if predicted is not None and predicted.durations is not None:
+        alike = predicted.backend == "streams"
+        lanes_ns = predicted.step_ns if alike else judge_carried(plan, predicted.durations, "streams").step_ns
     samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
     return {
         "name": name,
+        "lanes_ns": lanes_ns,
         "step_ns": None if predicted is None else predicted.step_ns,
+        "backend": None if predicted is None else predicted.backend,
         "samples_per_s": None if predicted is None else samples_per_s,
         "tokens_per_s_per_device": None if predicted is None else samples_per_s * plan.planned_model().tokens / plan.world,
         "peak_bytes": None if predicted is None else predicted.most_bytes,

@@ -278,7 +278,8 @@ class Case:
         return self.windows[limits_bytes]
 
     def peak_bytes(self, ahead: int) -> Integers:
-        """Peak of a stage of layers [first, end) with `ahead` micro-batches in flight: (L + 1, L + 1); 0 where end <= first."""
+        """Peak of a stage of layers [first, end) with `ahead` micro-batches in flight: (L + 1, L + 1); 0 where end <= first. By
+        running sums of all stages at once; a test asserts that they are `Memory.stage_peak`."""
         table = self.instance.tables[self.degrees.tmp, self.degrees.mbs]
         stacked = self.instance.shards[self.degrees.tmp].state_bytes + ahead * table.kept_bytes
         sums = np.pad(stacked.cumsum(), (1, 0))

@@ -101,7 +101,8 @@ class Placed:
         return int(self.pipelines_ns(cuts, shares).max()) + max(self.syncs_ns(cuts))
 
     def peak_bytes(self, cuts: Sequence[int], shares: Sequence[int]) -> Integers:
-        """Of every stage in every pipeline under 1F1B: (P, d)."""
+        """Of every stage in every pipeline under 1F1B: (P, d). By sums over all stages at once; a test asserts that they are
+        `Memory.stage_peak`."""
         degrees, starts = self.degrees, [0, *cuts]
         table, shard = self.instance.tables[degrees.tmp, degrees.mbs], self.instance.shards[degrees.tmp]
         states, kept = (np.add.reduceat(column, starts) for column in (shard.state_bytes, table.kept_bytes))

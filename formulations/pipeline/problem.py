@@ -31,6 +31,7 @@ from trainplan.formulations.layer_strategies.problem import Instance as StageIns
 from trainplan.formulations.layer_strategies.problem import OptionRecord
 from trainplan.formulations.pair_tables import PairTable, arrays_of, check_tables, costs_of, tables_in_file
 from trainplan.formulations.step.schedules import Schedule, most_in_flight
+from trainplan.formulations.step.stage_memory import stage_peak
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
@@ -433,7 +434,7 @@ def evaluate_stage(
     instance: Instance, configuration: Configuration, number: int, first: int, choice: Sequence[int]
 ) -> EvaluatedStage:
     """One stage that begins at layer `first`, under the options of its layers."""
-    tables, ahead = configuration.tables, configuration.in_flight(number) - 1
+    tables, in_flight = configuration.tables, configuration.in_flight(number)
     kinds = instance.layer_kinds[first : first + len(choice)]
     places = (list(kinds), list(choice))
     time = int(tables.time_ns[places].sum())
@@ -441,18 +442,17 @@ def evaluate_stage(
         time += int(tables.entries_ns[instance.boundary_kinds[first - 1], choice[0]])
     inside = list(instance.boundary_kinds[first : first + len(choice) - 1])
     time += int(tables.transitions_ns[inside, list(choice[:-1]), list(choice[1:])].sum())
-    forward, states = tables.forward_bytes[places], int(tables.state_bytes[places].sum())
-    peaks = np.cumsum(forward) + tables.backward_bytes[places] + ahead * int(forward.sum()) + states
-    place = int(peaks.argmax())
+    states = tables.state_bytes[places]
+    peak, place = stage_peak(states, tables.forward_bytes[places], tables.backward_bytes[places], in_flight)
     return EvaluatedStage(
         first=first,
         last=first + len(choice) - 1,
-        in_flight=ahead + 1,
+        in_flight=in_flight,
         time_ns=time,
         sync_ns=int(tables.sync_ns[places].sum()),
-        peak_bytes=int(peaks[place]),
-        peak_layer=first + place,
-        state_bytes=states,
+        peak_bytes=int(peak),
+        peak_layer=first + int(place),
+        state_bytes=int(states.sum()),
     )
 
 

@@ -32,16 +32,23 @@ Limit = Annotated[int, Field(gt=0, le=2**48)]
 
 
 def stage_peak(
-    state_bytes: Integers, carried_bytes: Integers, kept_bytes: Integers, work_bytes: Integers, in_flight: int
-) -> tuple[int, int]:
+    state_bytes: Integers,
+    kept_bytes: Integers,
+    work_bytes: Integers,
+    in_flight: int = 1,
+    carried_bytes: Integers | None = None,
+) -> tuple[Any, Any]:
     """The peak of a stage, in bytes, and the first of its layers whose backward pass reaches it, counted from 0.
 
-    The columns are (L,), of its layers in order; their meaning, and the formula, stand at the head of this file.
+    The columns are (.., L), of its layers in order, for as many choices as there are; their meaning, and the formula, stand at
+    the head of this file. carried_bytes: none where it is left out.
     """
-    by_layer = np.cumsum(kept_bytes) + work_bytes
-    base = state_bytes.sum() + in_flight * carried_bytes.sum() + (in_flight - 1) * kept_bytes.sum()
-    layer = int(by_layer.argmax())
-    return int(base + by_layer[layer]), layer
+    kept = kept_bytes.cumsum(axis=-1)
+    by_layer = kept + work_bytes
+    base = state_bytes.sum(axis=-1) + (in_flight - 1) * kept[..., -1]
+    if carried_bytes is not None:
+        base = base + in_flight * carried_bytes.sum(axis=-1)
+    return base + by_layer.max(axis=-1), by_layer.argmax(axis=-1)
 
 
 class MemoryRecord(Record):
@@ -103,10 +110,9 @@ class Memory:
         """The peak of a stage with the layers first .. end - 1, in bytes, and the layer in whose backward pass it is."""
         stage = slice(first, end)
         carried = self.kept_bytes[stage]
-        peak, layer = stage_peak(
-            self.state_bytes[stage], carried, np.zeros_like(carried), self.workspace_bytes[stage], in_flight
-        )
-        return peak, first + layer
+        columns = self.state_bytes[stage], np.zeros_like(carried), self.workspace_bytes[stage]
+        peak, layer = stage_peak(*columns, in_flight, carried)
+        return int(peak), first + int(layer)
 
     def peak_bytes(self, first: int, end: int, in_flight: int) -> int:
         """The peak of a stage with the layers first .. end - 1, in bytes."""

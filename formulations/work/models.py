@@ -112,7 +112,7 @@ def transition_ns(
 
 
 def layer_costs(parts: Sequence[UnitCosts]) -> UnitCosts:
-    """Consecutive units under one strategy as one layer: Eq. 2 over the units gives the layer's O_b exactly."""
+    """Consecutive units under one strategy as one layer: Eq. 2 (`stage_peak`) over the units gives the layer's O_b exactly."""
     stacked, peak = 0, 0
     for part in parts:
         stacked += part.forward_bytes

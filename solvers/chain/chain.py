@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
+from trainplan.formulations.step.stage_memory import stage_peak
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -177,7 +178,7 @@ class MemoryChain:
             np.stack([column[choices[:, l]] for l, column in enumerate(columns)], axis=1)
             for columns in (self.forward_bytes, self.backward_bytes, self.state_bytes)
         )
-        peaks: Integers = (np.cumsum(forward, axis=1) + backward).max(axis=1) + states.sum(axis=1)
+        peaks: Integers = stage_peak(states, forward, backward)[0]
         return peaks
 
     def allows(self, choices: Integers) -> Booleans:

@@ -75,7 +75,7 @@ def _nested(case: Case, path: Path | None) -> Iterator[tuple[int, ...]]:
     pipelines and tmp ranks; placements that differ by devices of one class are given once."""
     instance, degrees = case.instance, case.degrees
     sizes = (degrees.pp, degrees.dp, degrees.tmp)
-    given: set[bytes] = set()
+    seen: set[bytes] = set()
     for order in [_along(instance, path), *_orders(instance)]:
         devices = np.array([device for c in order for device in case.instance.members[c]])
         for nesting in permutations(range(3)):
@@ -84,8 +84,8 @@ def _nested(case: Case, path: Path | None) -> Iterator[tuple[int, ...]]:
             for shift in range(degrees.pp if instance.tied_bytes else 1):
                 placement = np.roll(grid, shift, axis=0).reshape(-1)
                 classes = instance.classes[placement].tobytes()
-                if classes not in given:
-                    given.add(classes)
+                if classes not in seen:
+                    seen.add(classes)
                     yield tuple(placement.tolist())
 
 

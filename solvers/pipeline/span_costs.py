@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
 from trainplan.formulations.pipeline.problem import Configuration, Instance, Tables
+from trainplan.formulations.step.stage_memory import stage_peak
 from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import chain_of
 from trainplan.solvers.chain.label_setting import label_setting
@@ -193,10 +194,9 @@ class SpanCosts:
     def _fits(self, first: int, last: int, depth: int, solved: SolvedSpan) -> bool:
         kinds, choice = list(self.instance.layer_kinds[first : last + 1]), list(solved.choice or ())
         tables = self.configuration.tables
-        forward = tables.forward_bytes[kinds, choice]
-        until = np.cumsum(forward) + tables.backward_bytes[kinds, choice]
-        states = int(tables.state_bytes[kinds, choice].sum()) + (depth - 1) * int(forward.sum())
-        return int(until.max()) + states <= self.instance.memory_bytes
+        columns = (tables.state_bytes, tables.forward_bytes, tables.backward_bytes)
+        peak, _ = stage_peak(*(column[kinds, choice] for column in columns), depth)
+        return int(peak) <= self.instance.memory_bytes
 
     def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> SolvedSpan:
         stage = self.stage_instance(first, last, depth, weight)

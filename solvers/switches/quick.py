@@ -51,8 +51,8 @@ def first_plan(instance: Instance) -> Solution | None:
     forced = ["segment_sync"] if instance.forced else []
     settings = [Switches.of({*names, *forced}) for names in SETTINGS]
     kept, resident = kept_bytes(instance, matrix([Solution(tuple(settings))])[0])
-    for switches, held in zip(settings, (kept + resident).sum(axis=0).tolist(), strict=True):
+    for switches, size in zip(settings, (kept + resident).sum(axis=0).tolist(), strict=True):
         plan = Solution((switches,) * instance.layers)
-        if held <= instance.memory_bytes and not violations(instance, plan):
+        if size <= instance.memory_bytes and not violations(instance, plan):
             return plan
     return None

@@ -46,7 +46,7 @@ def plan(folder: Path) -> Path:
         "start-up",
         "bubble",
         "4 pipelines of 4 stages",
-        "lower bound",
+        "bound of claim",
         "the memory walk",
     ):
         assert text in done.stdout

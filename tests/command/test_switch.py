@@ -52,7 +52,7 @@ def plan(folder: Path, words: list[str]) -> Path:
     path, picture = folder / "plan.json", folder / "plan.png"
     done = call("switch", *words, "--memory", LIMIT, "-o", path, "--picture", picture)
     assert done.returncode == 0, done.stderr
-    for text in ("embedding", "head", "offload hidden", "share of layers", "●", "optimal", "lower bound", "the memory walk"):
+    for text in ("embedding", "head", "offload hidden", "share of layers", "●", "optimal", "bound of claim", "the memory walk"):
         assert text in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert f"written  {picture}" in done.stdout

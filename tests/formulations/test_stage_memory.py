@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations, pairwise
 
 import numpy as np
+from trainplan.formulations.cluster_strategy.makes import cases
 from trainplan.formulations.layer_strategies import problem as layer_strategies
 from trainplan.formulations.step.schedules import one_f_one_b
 from trainplan.formulations.step.stage_memory import Memory, stage_peak
+
+from tests.formulations.test_conformance import TINY
 
 
 def walked_peak(columns: np.ndarray, in_flight: int) -> int:
@@ -31,7 +35,8 @@ def test_stage_peak_is_the_largest_sum_of_a_walk_over_its_passes() -> None:
     for seed in range(200):
         rng = np.random.default_rng(seed)
         columns, in_flight = rng.integers(0, rng.choice([2, 100]), (4, rng.integers(1, 8))), int(rng.integers(1, 6))
-        peak, layer = stage_peak(*columns, in_flight)
+        states, carried, kept, work = columns
+        peak, layer = stage_peak(states, kept, work, in_flight, carried)
         assert peak == walked_peak(columns, in_flight), seed
         assert 0 <= layer < columns.shape[1]
 
@@ -41,8 +46,7 @@ def test_without_held_bytes_one_micro_batch_is_eq_2() -> None:
         rng = random.Random(seed)
         count = rng.randint(1, 7)
         states, kept, work = ([rng.randint(0, 50) for _ in range(count)] for _ in range(3))
-        nothing = np.zeros(count, np.int64)
-        found = stage_peak(np.array(states), nothing, np.array(kept), np.array(work), 1)
+        found = stage_peak(np.array(states), np.array(kept), np.array(work))
         instance = layer_strategies.load(
             {
                 "problem": "layer-strategies",
@@ -79,3 +83,22 @@ def test_without_kept_bytes_it_is_the_sum_and_the_largest_workspace() -> None:
         assert memory.stage_peak(first, end, in_flight) == (peak, first + work[stage].argmax())
         window = memory.first_layers([in_flight])[0, end - 1]
         assert (memory.peak_bytes(first, end, in_flight) <= 400) == (first >= window)
+
+
+def test_all_stages_at_once_need_what_each_does_alone() -> None:
+    """Of cluster-strategy: the peaks of a placed strategy, and those of a case's spans."""
+    for seed in range(20):
+        instance = TINY["cluster-strategy"](seed)
+        for case in cases(instance):
+            table, shard = instance.tables[case.degrees.tmp, case.degrees.mbs], instance.shards[case.degrees.tmp]
+            columns = shard.state_bytes, table.kept_bytes, table.workspace_bytes
+            memory = Memory(np.full(case.degrees.pp, 1, np.int64), *columns)
+            for ahead in (1, 3):
+                peaks = case.peak_bytes(ahead)
+                for first, end in combinations(range(instance.layers + 1), 2):
+                    assert peaks[first, end] == memory.peak_bytes(first, end, ahead)
+            cuts, shares = tuple(range(1, case.degrees.pp)), tuple(range(1, case.degrees.dp + 1))
+            placed = instance.placed(case.degrees, tuple(range(instance.devices)))
+            for stage, (first, end) in enumerate(pairwise((0, *cuts, instance.layers))):
+                each = [memory.peak_bytes(first, end, case.in_flight(share, stage)) for share in shares]
+                assert placed.peak_bytes(cuts, shares)[stage].tolist() == each

@@ -16,7 +16,7 @@ from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BA
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.planned import Planned
-from trainplan.planning import plan_row, planned
+from trainplan.planning import plan_row, planned, row_rank
 from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source
@@ -133,7 +133,7 @@ def switch(**request: Any) -> Planned:
 
 
 def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | InputError]:
-    """The plans of several presets (default: all) for one request, judged alike, the shortest predicted step first.
+    """The plans of several presets (default: all) for one request, the shortest step first, all on the lanes of `streams`.
 
     A preset that the request does not suit gives its error, behind the others.
     """
@@ -148,9 +148,9 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
         if answer.interrupted:
             break
 
-    def rank(answer: Planned | InputError) -> tuple[int, int]:
-        step = None if isinstance(answer, InputError) or answer.plan is None else answer.plan.predicted
-        return (1, 0) if step is None else (0, step.step_ns)
+    def rank(answer: Planned | InputError) -> tuple[bool, int]:
+        plan = None if isinstance(answer, InputError) else answer.plan
+        return (True, 1) if plan is None else row_rank(plan_row("", plan))
 
     return sorted(answers, key=rank)
 
@@ -161,7 +161,7 @@ def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
     for number, source in enumerate(sources):
         the_plan, where = _loaded(source)
         rows.append(plan_row(f"plan {number}" if isinstance(source, Plan | Mapping) else where, the_plan))
-    return sorted(rows, key=lambda row: (row["step_ns"] is None, row["step_ns"] or 0))
+    return sorted(rows, key=row_rank)
 
 
 def simulate(

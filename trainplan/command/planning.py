@@ -42,7 +42,13 @@ passes, recomputation left out. The bubble is the share of the devices' time in 
 exposed where nothing computes beside it."""
 BACKEND = panel(
     options.SEARCHING,
-    [flag("backend", str | None, "On which back-end of `run` the plan must fit, too. [default: the plan's own]")],
+    [
+        flag(
+            "backend",
+            str | None,
+            "The back-end of `run` that the plan is for, fits on and is predicted on. [default: serial; with switches streams]",
+        )
+    ],
 )
 
 

@@ -264,8 +264,9 @@ def plans(answers: Sequence[Any]) -> None:
 
 
 def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Plans side by side, as they are predicted; beside it what is claimed of each."""
-    columns = ("plan", "step", "samples/s", "tokens/s/device", "memory", "stages", "micro-batches", "claim", "bound", "gap")
+    """Plans side by side: their steps all on the lanes of `streams`, and as each is predicted; beside it what is claimed."""
+    times = ("step, streams", "step", "back-end", "samples/s", "tokens/s/device")
+    columns = ("plan", *times, "memory", "stages", "micro-batches", "claim", "bound", "gap")
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
     table((*columns, "problem"), [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
 
@@ -360,7 +361,8 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
             rows.append(("", f"on the lanes of {plan.predicted.backend}; this run's back-end is {report.backend}"))
         rows.append(("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} peak{scaled}"))
     if (claim := plan.claim) is not None and claim.bound_ns is not None and claim.gap is not None:
-        rows.append(("lower bound", f"{format_time(claim.bound_ns)}, gap {claim.gap:.4%} ({claim.status}, {claim.method})"))
+        text = f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}, at least"
+        rows.append(("claim", f"{text} {format_time(claim.bound_ns)}, gap {claim.gap:.4%} ({claim.status}, {claim.method})"))
     rows.append(
         ("ran", f"{report.model} in {report.dtype} on {report.world} processes, {report.backend} back-end, {report.device}")
     )

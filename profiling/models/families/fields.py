@@ -155,8 +155,8 @@ class Fields:
 
     def only(self, name: str, value: Any) -> None:
         """Refuse any other value of a field that trainplan's models have no choice of."""
-        given = self.config.get(name, value)
-        self._check(name, given, given in (None, value), f"give {shown(value)}: trainplan's models have no other")
+        configured = self.config.get(name, value)
+        self._check(name, configured, configured in (None, value), f"give {shown(value)}: trainplan's models have no other")
 
     def divisor(self, name: str, value: int, of: str, size: int) -> None:
         """Refuse a value that does not divide `size`, which errors call `of`."""
