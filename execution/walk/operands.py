@@ -56,6 +56,7 @@ FORMS: dict[Op, tuple[str, ...]] = {
 }
 handles_all(FORMS)
 MARK = "mark."
+RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}  # whether the unit is
 LETTING_GO = {Op.RESHARD: "gathered.u", Op.DROP_HIDDEN: "hidden.u.p"}
 READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.MARK: 0}  # behind so many reads, others are there for their order alone
 
@@ -104,6 +105,8 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
     else:
         layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "whole"
         fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
+    if i.op in RECOMPUTED and i.unit is not None and program.strategies[i.unit].ckpt != RECOMPUTED[i.op]:
+        return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
     if not fits:
         return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not what its operation does"
     return None

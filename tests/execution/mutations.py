@@ -38,6 +38,7 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
 EVERYWHERE = (
     *("op", "unit", "micro_batch", "half", "reads", "writes", "group", "args", "message_bytes", "workspace_bytes", "lane"),
 )
+OF_ALL_PROGRAMS = ("world", "units", "model", "strategies", "samples", "micro_batches", "buffers", "persistent")
 
 
 class Mutant(NamedTuple):
@@ -267,8 +268,8 @@ def _ungrouped(rng: random.Random, programs: Programs) -> tuple[str, Programs] |
     return f"rank {rank}, {place}: messages in another order", _with(programs, rank, rest, True)
 
 
-def _of_program(name: str) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
-    """Another value of a field of a program."""
+def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
+    """Another value of a field of a program, or of all that have the same there."""
 
     def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
         rank = rng.randrange(len(programs))
@@ -290,8 +291,10 @@ def _of_program(name: str) -> Callable[[random.Random, Programs], tuple[str, Pro
             other = rng.choice([value[::-1], value[:-1], tuple(replace(each, ckpt=not each.ckpt) for each in value)])
         else:
             other = max(0, value + rng.choice([-1, 1, 2]))
-        return f"rank {rank}: {name} of the program", [
-            replace(each, **{name: other}) if each is program else each for each in programs
+        where = "all ranks" if everywhere else f"rank {rank}"
+        return f"{where}: {name} of the program", [
+            replace(each, **{name: other}) if each is program or (everywhere and getattr(each, name) == value) else each
+            for each in programs
         ]
 
     return change
@@ -319,7 +322,8 @@ KINDS: dict[str, Callable[[random.Random, Programs], tuple[str, Programs] | None
     **{f"{way}, everywhere": _ordering(way, everywhere=True) for way in ("swap", "move", "drop", "twice")},
     "messages": _ungrouped,
     **{f"program's {each.name}": _of_program(each.name) for each in fields(Program) if each.name != "instructions"},
+    **{f"program's {name}, everywhere": _of_program(name, True) for name in OF_ALL_PROGRAMS},
     "malformed": _malformed,
 }
-# Kinds whose changes may leave a sound program: another order of the same step, or a name of what nobody looks at.
-OF_ORDER = frozenset({"waits", "after", "marks", "reads", "micro_batch", "half", "messages", "swap", "move", "freed later"})
+# Kinds whose changes may leave a sound program: another order of the same step, or a label of what nobody looks at.
+OF_ORDER = frozenset({"waits", "after", "marks", "reads", "micro_batch", "half", "messages", "swap", "move", "twice"})
