@@ -23,7 +23,7 @@ from typing import Any
 
 from trainplan.execution.program import Clocks, Instruction, Op, Program, Stream
 from trainplan.execution.uncollected import uncollected
-from trainplan.execution.walk.fields import malformed
+from trainplan.execution.walk.fields import malformed, misplaced
 from trainplan.execution.walk.groups import groups
 from trainplan.execution.walk.meanings import meanings
 from trainplan.execution.walk.operands import operands
@@ -33,14 +33,15 @@ from trainplan.execution.walk.sizes import sizes, states
 @uncollected()
 def check(programs: Sequence[Program]) -> list[str]:
     """Every fault found, in words that name rank and instruction; empty for sound programs."""
-    return malformed(programs) or faults_of_each(programs) or meanings(programs)
+    return misplaced(programs) or faults_of_each(programs) or meanings(programs)
 
 
 def faults_of_each(programs: Sequence[Program]) -> list[str]:
-    """What is wrong with well-formed programs, each by itself."""
+    """What is wrong with the instructions of programs, each by itself."""
     kinds = _kinds(programs)
-    if misused := [fault for program in kinds for fault in operands(program)]:
-        return misused
+    for test in (malformed, operands):  # what comes after relies on what comes before
+        if wrong := [fault for program in kinds for fault in test(program)]:
+            return wrong
     faults = [fault for program in programs for fault in (*states(program), *groups(program))]
     return faults + [fault for program in kinds for fault in (*sizes(program), *races(program), *lifetimes(program))]
 
@@ -68,22 +69,25 @@ def _alike(a: Program, b: Program) -> bool:
 
 
 def _alike_instructions(i: Instruction, j: Instruction) -> bool:
-    if _shape(i) != _shape(j) or len(i.group) != len(j.group) or len(i.grouped) != len(j.grouped):
+    if not type(i) is type(j) is Instruction or _shape(i) != _shape(j):
         return False
-    if (i.args or j.args) and _counts(i.args) != _counts(j.args):
+    if not all(type(each) is tuple for each in (i.group, j.group, i.grouped, j.grouped)):
+        return False
+    if len(i.group) != len(j.group) or len(i.grouped) != len(j.grouped) or type(i.args) is not dict:
+        return False
+    if i.args is not j.args and (i.args or j.args) and _kind(i.args) != _kind(j.args):
         return False
     return all(_alike_instructions(*messages) for messages in zip(i.grouped, j.grouped, strict=True))
 
 
-def _counts(args: dict[str, Any]) -> dict[str, Any]:
+def _kind(value: Any) -> Any:
     """Arguments, of samples their number alone."""
-    return {name: _count(value) for name, value in args.items()}
-
-
-def _count(value: Any) -> Any:
-    if not isinstance(value, tuple):
+    if type(value) is dict:
+        return {name: _kind(each) for name, each in value.items()}
+    if type(value) is not tuple:
         return value
-    return [len(each) for each in value] if value and isinstance(value[0], tuple) else len(value)
+    types = set(map(type, value))
+    return list(map(_kind, value)) if tuple in types else (len(value), types)
 
 
 def races(program: Program) -> list[str]:

@@ -19,8 +19,7 @@ from trainplan.execution.compile.folding import Segments, fold
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.checks import faults_of_each
-from trainplan.execution.walk.fields import malformed
-from trainplan.execution.walk.groups import groups
+from trainplan.execution.walk.fields import misplaced
 from trainplan.execution.walk.meanings import meanings
 
 
@@ -28,7 +27,7 @@ from trainplan.execution.walk.meanings import meanings
 def check_classes(classes: Sequence[RankClass]) -> list[str]:
     """Every fault found in the programs of all classes of a plan, as `check`; empty for sound programs."""
     few = [each.few for each in classes]
-    faults = malformed(few, every_rank=False) or faults_of_each(few)
+    faults = misplaced(few, every_rank=False) or faults_of_each(few)
     if faults:
         return faults
     folding = fold(classes[0].plan)
@@ -39,7 +38,7 @@ def check_classes(classes: Sequence[RankClass]) -> list[str]:
         fault = unlike(each.few, folding.segments, other, folding.folded_segments)
         if fault is not None:
             return [fault]
-    return [fault for program in programs for fault in groups(program)] or meanings(programs)
+    return meanings(programs)
 
 
 def unlike(program: Program, segments: Segments, folded: Program, folded_segments: Segments) -> str | None:

@@ -46,7 +46,7 @@ _INSTRUCTION: dict[str, tuple[Test, str]] = {
     "half": (lambda value: value is None or (type(value) is int and value in (0, 1)), "0, 1 or None"),
     **dict.fromkeys(("reads", "writes", "frees", "after", "marks"), (_names, "a tuple of names")),
     "group": (_numbers, "a tuple of ranks"),
-    "args": (lambda value: isinstance(value, Mapping), "a mapping"),
+    "args": (lambda value: type(value) is dict, "a dict"),
     **dict.fromkeys(("message_bytes", "workspace_bytes"), (_is_number, "a number of bytes")),
     "waits": (_numbers, "a tuple of instructions' numbers"),
     "grouped": (
@@ -104,9 +104,11 @@ OF_NO_HALF = OF_NO_PART | {
 }
 
 
-def malformed(programs: Sequence[Program], every_rank: bool = True) -> list[str]:
-    """What keeps programs from being programs. every_rank: they are those of all ranks, in order; else at least one of each
-    stage."""
+def misplaced(programs: Sequence[Program], every_rank: bool = True) -> list[str]:
+    """What is wrong with the programs' own fields, and with how their ranks stand to each other.
+
+    every_rank: the programs are those of all ranks, in order; else at least one of each stage.
+    """
     if not programs:
         return ["there is no program"]
     for place, program in enumerate(programs):
@@ -119,13 +121,24 @@ def malformed(programs: Sequence[Program], every_rank: bool = True) -> list[str]
             fault = f"says that it is rank {program.rank} of {program.world}; there are {len(programs)}"
         if fault is not None:
             faults.append(f"rank {place if every_rank else program.rank}: {fault}")
-    faults = faults or _stages(programs)
-    seen: dict[tuple[range, int], set[int]] = {}
-    for program in () if faults else programs:
-        fault = _wrong_instruction(program, seen.setdefault((program.units, program.micro_batches), set()))
+    return faults or _stages(programs)
+
+
+def malformed(program: Program) -> list[str]:
+    """The first instruction of a program that is none, in words."""
+    micro_batches = set[int | None]()
+    for place, instruction in enumerate(program.instructions):
+        fault = _wrong_field(instruction, _INSTRUCTION)
+        if fault is None and instruction.grouped:
+            fault = next(filter(None, map(_wrong_message, instruction.grouped)), None)
+        for i in () if fault else instruction.messages:
+            micro_batches.add(i.micro_batch)
+            fault = fault or _wrong_arguments(i) or _wrong_label(i, program)
         if fault is not None:
-            faults.append(f"rank {program.rank}: {fault}")
-    return faults
+            return [f"rank {program.rank}: instruction {place}: {fault}"]
+    if (numbers := micro_batches - {None}) != set(range(program.micro_batches)):
+        return [f"rank {program.rank}: micro_batches is {program.micro_batches}, and instructions are of {len(numbers)}"]
+    return []
 
 
 def _wrong_field(record: Program | Instruction, tests: Mapping[str, tuple[Test, str]]) -> str | None:
@@ -173,28 +186,6 @@ def _stages(programs: Sequence[Program]) -> list[str]:
             return [*faults, f"rank {program.rank}: has {program.units}, where {count} units go on from unit {begin}"]
         begin = program.units.stop
     return faults
-
-
-def _wrong_instruction(program: Program, seen: set[int]) -> str | None:
-    """The first instruction that is none, in words. seen: those that need no second look."""
-    micro_batches = set[int | None]()
-    for place, instruction in enumerate(program.instructions):
-        if id(instruction) in seen:
-            micro_batches.update(i.micro_batch for i in instruction.messages)
-            continue
-        seen.add(id(instruction))
-        fault = _wrong_field(instruction, _INSTRUCTION)
-        if fault is None and instruction.grouped:
-            fault = next(filter(None, map(_wrong_message, instruction.grouped)), None)
-        for i in () if fault else instruction.messages:
-            micro_batches.add(i.micro_batch)
-            fault = fault or _wrong_arguments(i) or _wrong_label(i, program)
-        if fault is not None:
-            return f"instruction {place}: {fault}"
-    numbers = micro_batches - {None}
-    if numbers != set(range(program.micro_batches)):
-        return f"micro_batches is {program.micro_batches}, and instructions are of {len(numbers)}"
-    return None
 
 
 def _wrong_message(message: Instruction) -> str | None:

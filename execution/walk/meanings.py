@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
@@ -31,16 +32,18 @@ class Sum:
     def counts(self) -> Mapping[Any, int]:
         """How often each term is in the sum."""
         if self._counts is None:
-            counts, left = Counter[Any](), [self]
+            terms, sums, left = list[Iterable[Any]](), list[Mapping[Any, int]](), [self]
             while left:
                 part = left.pop()
                 if part._counts is None:
                     left += part._parts
-                    for term in part._terms:
-                        counts[term] += 1
+                    terms.append(part._terms)
                 else:
-                    for term, count in part._counts.items():
-                        counts[term] += count
+                    sums.append(part._counts)
+            counts = Counter(chain.from_iterable(terms))
+            for each in sums:
+                for term, count in each.items():
+                    counts[term] += count
             self._counts = dict(counts)
         return self._counts
 
