@@ -1,32 +1,21 @@
 """The judge of every plan: its programs are compiled, checked and walked, and the walks say what a step takes and needs.
 
-Of plans for more than FEW_RANKS devices, one rank of each class of equal ranks is compiled and walked, and its checks stand
-for all (see `walk.class_checks`): where all ranks of a class have equal devices and links, so that this is exact; and where
-the plan is for more than MOST_PROCESSES, which do not run on one machine, at the pace of the slowest kind of device and link
-of each class.
+Where one rank stands for a class of equal ones (see `compiled`), it is walked at the pace of the slowest kind of device and
+link of its class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from trainplan.execution.compile.classes import compile_classes
-from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.program import Program
-from trainplan.execution.rounds import Rounds
-from trainplan.execution.run.processes import MOST_PROCESSES
-from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.class_checks import check_classes
+from trainplan.execution.compiled import Classes, compiled, default_backend
 from trainplan.execution.walk.costs import Carried, CarriedCosts, ProfiledCosts, carried
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
 from trainplan.execution.walk.time import Durations, TimeWalk, time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.profiles import Profile
-
-Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that is compiled
-FEW_RANKS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,24 +84,10 @@ def judge_carried(plan: Plan, table: Carried, backend: Backend | None = None) ->
 def judge_by(
     plan: Plan, costs: Callable[[Classes], Durations], backend: Backend | None = None, by_class: bool = False
 ) -> Judged:
-    """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: walk one rank of
-    each class already where there are more than FEW_RANKS."""
-    backend = backend or plan.backend or ("serial" if plan.switches() is None else "streams")
-    backends: set[Backend] = {"serial", backend}
-    programs: Sequence[Program | Rounds]
-    if not plan.regular or plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):
-        classes: Classes = {rank: (rank,) for rank in range(plan.world)}
-        programs = walked = compile_plan(plan)
-        faults = check(walked)
-    else:
-        ranks = compile_classes(plan)
-        classes = {each.ranks[0]: each.ranks for each in ranks}
-        programs = [each.rounds for each in ranks]
-        walked = [each.walked for each in ranks]
-        faults = check_classes(ranks)
-    assert not faults, faults[0]
-    memory = [max((memory_walk(p, b) for b in backends), key=lambda walk: walk.peak_bytes) for p in walked]
-    stands_for = {other: rank for rank, others in classes.items() for other in others if other != rank}
-    durations = costs(classes)
-    time = time_walk(programs, durations, backend, stands_for)
-    return Judged(plan, classes, tuple(memory), time, durations)
+    """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: as of `compiled`."""
+    backend, made = backend or default_backend(plan), compiled(plan, by_class)
+    assert not made.faults, made.faults[0]
+    stands_for = {other: rank for rank, others in made.classes.items() for other in others if other != rank}
+    durations = costs(made.classes)
+    time = time_walk(made.programs, durations, backend, stands_for)
+    return Judged(plan, made.classes, made.memory(backend), time, durations)

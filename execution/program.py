@@ -196,13 +196,15 @@ class Instruction:
 class Program:
     """One rank's program. buffers: bytes by name; persistent: those that live from step to step, on device and host.
 
-    units: those of the rank's stage, or stages. stage_ranks: all ranks of the stage, ascending; place: this one's number among
-    them, from 0, of which strategies speak. samples: of the whole step. micro_batches: those that the rank works on.
+    stages: the units of each stage of the plan, and groups: its ranks, ascending. units: those of the rank's stages, of
+    which it has several where they are interleaved; place: the rank's number among the ranks of its stage, from 0, of which
+    strategies speak. samples: of the whole step. micro_batches: those that the rank works on.
     """
 
     rank: int
     world: int
-    stage_ranks: tuple[int, ...]
+    stages: tuple[range, ...]
+    groups: tuple[tuple[int, ...], ...]
     place: int
     units: Sequence[int]
     model: Model
@@ -221,17 +223,27 @@ class Program:
     def within(self, message: Instruction) -> tuple[int, ...]:
         """The ranks in whose process group a message travels: its two ends; where a rank may have several messages at once,
         since stages of unlike sizes meet or stages are interleaved, all ranks."""
+        return message.group if self.one_by_one(message) else tuple(range(self.world))
+
+    def one_by_one(self, message: Instruction) -> bool:
+        """Whether a rank has one message at a time with the stage that this one is from or for, and one the other way."""
         unit = message.unit
         assert unit is not None
-        alike = self.strategies[unit - 1].group == self.strategies[unit].group and len(self.chunks) == 1
-        return message.group if alike else tuple(range(self.world))
+        return self.strategies[unit - 1].group == self.strategies[unit].group and len(self.chunks) == 1
 
     @cached_property
     def chunks(self) -> tuple[range, ...]:
         """The units of each of the rank's stages."""
-        begins = [unit for unit in self.units if unit - 1 not in self.units]
-        ends = [unit + 1 for unit in self.units if unit + 1 not in self.units]
-        return tuple(range(begin, end) for begin, end in zip(begins, ends, strict=True))
+        return tuple(stage for stage, group in zip(self.stages, self.groups, strict=True) if self.rank in group)
+
+    @cached_property
+    def stage_ranks(self) -> tuple[int, ...]:
+        """The ranks of the rank's stage, ascending."""
+        return next(group for group in self.groups if self.rank in group)
+
+    def ranks_of(self, unit: int) -> tuple[int, ...]:
+        """The ranks of the stage of a unit, ascending."""
+        return next(group for stage, group in zip(self.stages, self.groups, strict=True) if unit in stage)
 
     @property
     def persistent_bytes(self) -> int:

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.asking import FilePath, cluster_of, compiles, profile_of
-from trainplan.checking import load, solution_source
+from trainplan.checking import plan_or_instance, solution_source
 from trainplan.execution.judge import Judged, judge, judge_carried
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.formulations.plan import Plan, StageTimes, load_plan
+from trainplan.formulations.plan import Plan, StageTimes
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.critical import Critical, critical_path
@@ -25,7 +25,7 @@ from trainplan.formulations.step.timeline import Timeline, Work, simulate
 from trainplan.performance import Performance, performance
 from trainplan.predicting import plan_profile, stage_times
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.files import Source, read_data
+from trainplan.profiling.base.files import Source
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.clusters.cluster import Cluster
@@ -141,7 +141,7 @@ def simulate_source(
 ) -> Simulation:
     """A step of a plan, or of a partition of a pipeline-partition instance; see `trainplan.api.simulate`. Raises InputError."""
     _check_schedule(schedule or "1f1b", chunks)
-    subject = _plan_or_instance(source)
+    subject = plan_or_instance(source)
     if isinstance(subject, Plan):
         _leave_out({"--solution": solution, "--chunks": None if chunks == 1 else chunks, "--method": method}, "a plan says it")
         request = Request(
@@ -261,18 +261,6 @@ def _leave_out(options: Mapping[str, Any], why: str) -> None:
     for option, value in options.items():
         if value is not None:
             raise InputError("command line", option, "is given", f"leave it out: {why}")
-
-
-def _plan_or_instance(source: Plan | Any | Source) -> Plan | Any:
-    if not isinstance(source, str | os.PathLike | Mapping):
-        return source
-    content = source if isinstance(source, Mapping) else read_data(source)
-    if isinstance(content, Mapping) and "problem" in content:
-        return load(source)
-    if isinstance(content, Mapping) and "format" not in content:
-        where = "source" if isinstance(source, Mapping) else os.fspath(source)
-        raise InputError(where, "", "is neither a plan nor an instance", "give a plan's file, or an instance's")
-    return load_plan(source)
 
 
 def _in_chunks(instance: Instance, chunks: int) -> Instance:

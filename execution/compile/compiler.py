@@ -161,8 +161,9 @@ class _Compiler(UnitPasses):
         ]
         if sends:
             self._messages([*sends[:-1], sends[-1].changed(frees=(name,))], there)
-        else:
-            self.issue(Op.MARK, unit, part, reads=(name,), frees=(name,))
+        else:  # nobody is sent its rows: it goes with the last instruction that touches it
+            last = max(place for place, i in enumerate(self.issued) if name in (*i.reads, *i.writes))
+            self.issued[last] = self.issued[last].changed(frees=(*self.issued[last].frees, name))
 
     def _receive(self, kind: str, unit: int, part: Part, step: int) -> None:
         """The rows of the boundary before a unit from the next (1) or previous (-1) stage: in the sender's layout; where stages

@@ -63,7 +63,8 @@ class UnitPasses(PlannedRank):
         return Program(
             self.rank,
             self.world,
-            self.groups[self.stage],
+            self.stages,
+            self.groups,
             self.place,
             self.units,
             self.model,

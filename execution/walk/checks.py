@@ -1,5 +1,9 @@
 """Static checks: what can be wrong with a set of programs, found without starting a process.
 
+- fields: all of the right type and in their ranges, and ranks that agree on the world, the model and the stages;
+- operands: every operation takes its own kinds of buffers, in their places, on its own lane, and lets go of them;
+- groups: every operation is over the ranks that hold what it gathers or sums, or have what it sends or receives;
+- sizes: the bytes of buffers, messages and workspaces are those that the model, the strategies and the samples make;
 - races: two accesses of one buffer, at least one a change, that no chain of lane order and waits puts in order, and a
   synchronisation that some lane does not wait for, or the other way round;
 - lifetimes: a buffer read before it is written, used after it is freed, or never freed;
@@ -7,20 +11,83 @@
   every collective must find the same operation, message and group at the head of every member's queue, and every send its
   receive, so that the order in which each rank issues its communication ends; and at each optimizer step every gradient must
   hold each sample once.
+
+Ranks whose programs differ in groups and samples alone are one kind: but for groups and meanings, one of them stands for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
-from trainplan.execution.program import Clocks, Op, Program, Stream
+from trainplan.execution.program import Clocks, Instruction, Op, Program, Stream
+from trainplan.execution.uncollected import uncollected
+from trainplan.execution.walk.fields import malformed, misplaced
+from trainplan.execution.walk.groups import groups
 from trainplan.execution.walk.meanings import meanings
+from trainplan.execution.walk.operands import operands
+from trainplan.execution.walk.sizes import sizes, states
 
 
+@uncollected()
 def check(programs: Sequence[Program]) -> list[str]:
     """Every fault found, in words that name rank and instruction; empty for sound programs."""
-    faults = [fault for program in programs for fault in (*races(program), *lifetimes(program))]
-    return faults or meanings(programs)
+    return misplaced(programs) or faults_of_each(programs) or meanings(programs)
+
+
+def faults_of_each(programs: Sequence[Program]) -> list[str]:
+    """What is wrong with the instructions of programs, each by itself."""
+    kinds = _kinds(programs)
+    for test in (malformed, operands):  # what comes after relies on what comes before
+        if wrong := [fault for program in kinds for fault in test(program)]:
+            return wrong
+    faults = [fault for program in programs for fault in (*states(program), *groups(program))]
+    return faults + [fault for program in kinds for fault in (*sizes(program), *races(program), *lifetimes(program))]
+
+
+def _kinds(programs: Sequence[Program]) -> list[Program]:
+    """Programs of which each other one is a copy with other groups and samples."""
+    kinds: list[Program] = []
+    for program in programs:
+        if not any(_alike(program, other) for other in kinds):
+            kinds.append(program)
+    return kinds
+
+
+_shape = attrgetter(
+    *("op", "unit", "micro_batch", "half", "reads", "writes", "frees", "message_bytes", "workspace_bytes", "waits", "lane"),
+    *("after", "marks"),
+)
+
+
+def _alike(a: Program, b: Program) -> bool:
+    names = ("units", "micro_batches", "persistent", "buffers")
+    if any(getattr(a, name) != getattr(b, name) for name in names) or len(a.instructions) != len(b.instructions):
+        return False
+    return all(i is j or _alike_instructions(i, j) for i, j in zip(a.instructions, b.instructions, strict=True))
+
+
+def _alike_instructions(i: Instruction, j: Instruction) -> bool:
+    if not type(i) is type(j) is Instruction or _shape(i) != _shape(j):
+        return False
+    if not all(type(each) is tuple for each in (i.group, j.group, i.grouped, j.grouped)):
+        return False
+    if len(i.group) != len(j.group) or len(i.grouped) != len(j.grouped) or type(i.args) is not dict:
+        return False
+    if i.args is not j.args and (i.args or j.args) and _kind(i.args) != _kind(j.args):
+        return False
+    return all(_alike_instructions(*messages) for messages in zip(i.grouped, j.grouped, strict=True))
+
+
+def _kind(value: Any) -> Any:
+    """Arguments, of samples their number alone."""
+    if type(value) is dict:
+        return {name: _kind(each) for name, each in value.items()}
+    if type(value) is not tuple:
+        return value
+    types = set(map(type, value))
+    return list(map(_kind, value)) if tuple in types else (len(value), types)
 
 
 def races(program: Program) -> list[str]:

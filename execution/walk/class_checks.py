@@ -1,6 +1,7 @@
 """Static checks of plans of any number of ranks and micro-batches.
 
-1. One rank of each class is checked for races and lifetimes, with its first few micro-batches (see `execution.rounds`).
+1. One rank of each class is checked by itself, with its first few micro-batches (see `execution.rounds`): all that
+   `walk.checks` says of a rank alone, its groups and its bytes among it.
 2. The folded plan (see `compile.folding`) is compiled for all of its ranks, and these are run together on what values mean.
 3. The programs of 1 and of 2 are compared, instruction by instruction: the same operations on buffers of the same names in the
    same order, held back by the same waits, with peers along the same segments of ranks. So 2 is about what 1
@@ -17,13 +18,16 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.folding import Segments, fold
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.uncollected import uncollected
-from trainplan.execution.walk.checks import lifetimes, meanings, races
+from trainplan.execution.walk.checks import faults_of_each
+from trainplan.execution.walk.fields import misplaced
+from trainplan.execution.walk.meanings import meanings
 
 
 @uncollected()
 def check_classes(classes: Sequence[RankClass]) -> list[str]:
     """Every fault found in the programs of all classes of a plan, as `check`; empty for sound programs."""
-    faults = [fault for each in classes for fault in (*races(each.few), *lifetimes(each.few))]
+    few = [each.few for each in classes]
+    faults = misplaced(few, every_rank=False) or faults_of_each(few)
     if faults:
         return faults
     folding = fold(classes[0].plan)

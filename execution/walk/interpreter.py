@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
-from trainplan.formulations.strategies import Paradigm
 
 
 class Fault(Exception):
@@ -161,13 +160,6 @@ class Interpreter:
             strategy = program.strategies[unit]
             shards[unit] = Shard(strategy.index(program.place, "tp"), strategy.degree("tp"), strategy.degree("sdp"))
         return shards[unit]
-
-    def peers(self, rank: int, instruction: Instruction, paradigm: Paradigm) -> tuple[int, ...]:
-        """Ranks that differ from this one only along a level of the unit's strategy."""
-        assert instruction.unit is not None
-        program = self.programs[rank]
-        places = program.strategies[instruction.unit].peers(program.place, paradigm)
-        return tuple(program.stage_ranks[place] for place in places)
 
 
 def _what(instruction: Instruction) -> tuple[Op, int | None, int | None, int | None]:

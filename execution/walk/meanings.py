@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all, sent_as
 from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.copy_meanings import COPIED
 from trainplan.execution.walk.interpreter import Fault, Hidden, Interpreter, JointRule, Rule, Weights, fault_at
-from trainplan.formulations.strategies import Paradigm
 
 
 class Sum:
@@ -32,16 +32,18 @@ class Sum:
     def counts(self) -> Mapping[Any, int]:
         """How often each term is in the sum."""
         if self._counts is None:
-            counts, left = Counter[Any](), [self]
+            terms, sums, left = list[Iterable[Any]](), list[Mapping[Any, int]](), [self]
             while left:
                 part = left.pop()
                 if part._counts is None:
                     left += part._parts
-                    for term in part._terms:
-                        counts[term] += 1
+                    terms.append(part._terms)
                 else:
-                    for term, count in part._counts.items():
-                        counts[term] += count
+                    sums.append(part._counts)
+            counts = Counter(chain.from_iterable(terms))
+            for each in sums:
+                for term, count in each.items():
+                    counts[term] += count
             self._counts = dict(counts)
         return self._counts
 
@@ -77,6 +79,19 @@ def meanings(programs: Sequence[Program]) -> list[str]:
 def _some(rows: Sequence[int]) -> str:
     """Samples, the first few of them."""
     return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
+
+
+@lru_cache(maxsize=2**14)
+def _contribution(rows: tuple[int, ...], tp_index: int) -> Gradient:
+    return Gradient(Sum(rows), Sum([(row, tp_index) for row in rows]))
+
+
+def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Gradient:
+    """A gradient that has been begun in this step."""
+    gradient = run.value(rank, name)
+    if not isinstance(gradient, Gradient):
+        raise fault_at(rank, head, f"adds to {name}, which was not zeroed")
+    return gradient
 
 
 @cache
@@ -175,12 +190,9 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     shard = run.shard(rank, head)
     if head.unit > 0:
         run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, _only(shard.tp_index), shard.tp, "gradient")
-    contribution = Gradient(Sum(graph.rows), Sum([(row, shard.tp_index) for row in graph.rows]))
     name = head.writes[-1]
-    before = run.value(rank, name) if name in head.reads else EMPTY
-    if before is None:
-        raise fault_at(rank, head, f"adds to {name}, which is of the step before")
-    run.values[rank][name] = before.plus(contribution)
+    before = _gradient(run, rank, head, name) if name in head.reads else EMPTY
+    run.values[rank][name] = before.plus(_contribution(graph.rows, shard.tp_index))
 
 
 def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -221,8 +233,6 @@ def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]
 
 def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     for rank, head in zip(ranks, heads, strict=True):
-        if tuple(ranks) != run.peers(rank, head, "sdp"):
-            raise fault_at(rank, head, "gathers over other ranks than hold its shards")
         assert head.unit is not None
         if run.value(rank, head.reads[0]) != Weights(head.unit):
             raise fault_at(rank, head, f"gathers {head.reads[0]}, which is not this step's shard of its unit")
@@ -230,24 +240,19 @@ def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instr
 
 
 def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    total = Sum((), tuple(run.value(rank, head.reads[0]).replicated for rank, head in zip(ranks, heads, strict=True)))
-    for rank, head in zip(ranks, heads, strict=True):
-        value = run.value(rank, head.reads[0])
+    gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    total = Sum((), tuple(value.replicated for value in gradients))
+    for rank, head, value in zip(ranks, heads, gradients, strict=True):
         run.values[rank][head.writes[0]] = Gradient(value.split, total, value.tied)
 
 
 def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group (added to what the shard held)."""
-    gradients = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
+    gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     split, replicated = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:2])
     total = Gradient(split, replicated, gradients[0].tied)
-    paradigm: Paradigm = "sdp" if heads[0].op is Op.REDUCE_SCATTER_GRADIENTS else "dp"
     for rank, head in zip(ranks, heads, strict=True):
-        if tuple(ranks) != run.peers(rank, head, paradigm):
-            raise fault_at(rank, head, "sums over other ranks than share its shard")
-        before = run.value(rank, head.writes[0]) if head.writes[0] in head.reads[1:] else EMPTY
-        if before is None:
-            raise fault_at(rank, head, f"adds to {head.writes[0]}, which is of the step before")
+        before = _gradient(run, rank, head, head.writes[0]) if head.writes[0] in head.reads[1:] else EMPTY
         run.values[rank][head.writes[0]] = total if before is EMPTY else before.plus(total)
 
 

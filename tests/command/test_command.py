@@ -13,8 +13,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from trainplan.profiling.models.model import load_model
 
+import trainplan as tp
 from tests.command.calls import call
+from tests.execution.plans import GPT2, pipeline, plan_of
 from tests.instances import paper_instance, random_dict
 
 COMMAND = [str(Path(sys.executable).parent / "trainplan")]
@@ -132,6 +135,38 @@ def test_violated_solutions(instance: Path, tmp_path: Path) -> None:
     told(call("check", instance, solution), "choice[0] is -1")
     solution.write_text(json.dumps({"choices": [0]}))
     told(call("check", instance, solution), "choice is missing")
+
+
+def test_check_of_a_plan(tmp_path: Path, instance: Path) -> None:
+    """Its programs, and the memory that they need; the instance of a solution is not taken for one."""
+    plan, path = pipeline(GPT2, 2, 4), tmp_path / "plan.json"
+    path.write_text(plan.model_dump_json())
+    done = call("check", path)
+    assert done.returncode == 0 and done.stderr == ""
+    for part in ("2 ranks", "2 programs (each rank's)", "instructions", "peak memory", "memory limit", "violations"):
+        assert part in done.stdout
+    content = json.loads(call("check", path, "--json").stdout)
+    assert content["violations"] == [] and content["peak_bytes"] > 0
+    path.write_text(plan.changed(memory_bytes=content["peak_bytes"] - 1).model_dump_json())
+    over = call("check", path)
+    assert over.returncode == 1
+    assert f"rank {content['peak_rank']} needs {content['peak_bytes']} bytes, more than memory_bytes" in over.stdout
+    told(call("check", path, path), "solution is given; leave it out")
+    told(call("check", instance), "solution is missing; give one")
+    path.write_text("{}")
+    told(call("check", path), "is neither a plan nor an instance")
+
+
+def test_check_of_a_plan_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = pipeline(GPT2, 2, 4)
+    assert tp.check(plan) == tp.check(plan.model_dump()) and tp.check(plan).violations == ()
+    monkeypatch.setattr("trainplan.execution.compiled.check", lambda programs: ["rank 0: is wrong"])
+    checked = tp.check(plan)
+    assert checked.violations == checked.faults == ("rank 0: is wrong",) and checked.peak_bytes is None
+    vision = load_model("vit-huge-32")
+    unrun = plan_of(vision, ["single"] * len(vision.units), 1)
+    with pytest.raises(tp.InputError, match="'vit'; give a plan of a model that becomes programs: gpt2, bert, llama"):
+        tp.check(unrun)
 
 
 def test_what_a_limit_stops_is_exit_3(instance: Path) -> None:

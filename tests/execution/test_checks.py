@@ -2,16 +2,18 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.program import LANES, POINT_TO_POINT, Instruction, Op, Program, handles_all
 from trainplan.execution.walk.checks import check, lifetimes, meanings, races
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.formulations.strategies import decision_tree
 
+from tests.execution.mutations import KINDS, OF_ORDER, mutants
 from tests.execution.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan
 
 Mutation = Callable[[Program, int], Program | None]
@@ -261,3 +263,122 @@ def test_the_walk_sees_what_is_kept_for_longer() -> None:
     for _ in range(20):
         program = compile_plan(random_plan(rng))[0]
         assert memory_walk(program, "fused").peak_bytes >= memory_walk(program).peak_bytes
+
+
+def _changed(programs: list[Program], op: Op, /, **fields: object) -> list[Program]:
+    """The first instruction of that operation with other fields, on every rank that has one."""
+    result = []
+    for program in programs:
+        place = next((n for n, i in enumerate(program.instructions) if i.op is op), None)
+        changed = None if place is None else program.instructions[place].changed(**fields)
+        result.append(program if place is None else _with(program, place, changed))
+    return result
+
+
+def _faulty(programs: list[Program], op: Op, /, **fields: object) -> str:
+    faults = check(_changed(programs, op, **fields))
+    assert faults, (op, fields)
+    return faults[0]
+
+
+def test_a_tied_matrix_is_reduced_over_all_that_hold_it() -> None:
+    """On one stage, on two that share no rank, and with all members of a smaller group of one mind."""
+    for strategies, cuts in ((["dp2-tp2"], []), (["tp2"], [4]), (["sdp2"], [3]), (["single"], [2, 4, 6])):
+        programs = compile_plan(plan_of(GPT2, strategies * len(GPT2.units), 4, cuts=cuts))
+        assert check(programs) == []
+        for groups in ({0: (0,), 1: (1,), 2: (2,), 3: (3,)}, {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}):
+            changed = [_changed([program], Op.REDUCE_TIED, group=groups[program.rank])[0] for program in programs]
+            assert "reduce-tied is over rank" in check(changed)[0]
+
+
+def test_an_operation_in_another_s_place_is_seen() -> None:
+    plain, recomputed = (compile_plan(plan_of(GPT2, [s] * len(GPT2.units), 4)) for s in ("dp4", "dp4-ckpt"))
+    for programs, one, other in (
+        (plain, Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH),
+        (plain, Op.FORWARD, Op.RECOMPUTE),
+        (recomputed, Op.FORWARD_WITHOUT_GRAPH, Op.FORWARD),
+        (recomputed, Op.RECOMPUTE, Op.FORWARD_WITHOUT_GRAPH),
+        (plain, Op.OPTIMIZER_STEP, Op.HOST_OPTIMIZER_STEP),
+        (plain, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_REPLICATED),
+    ):
+        fault = _faulty(programs, one, op=other)
+        assert fault.startswith("rank 0: ") and str(other) in fault, (one, other)
+
+
+def test_exchanged_reads_of_a_backward_pass_are_seen() -> None:
+    programs = compile_plan(plan_of(GPT2, ["dp4"] * len(GPT2.units), 4))
+    reads = next(i for i in programs[0].instructions if i.op is Op.BACKWARD).reads
+    for one in range(len(reads)):
+        for other in range(one):
+            changed = list(reads)
+            changed[one], changed[other] = changed[other], changed[one]
+            assert "not what its operation does" in _faulty(programs, Op.BACKWARD, reads=tuple(changed))
+
+
+def test_operations_stay_on_their_lanes() -> None:
+    programs = compile_plan(plan_of(GPT2, ["dp2-tp2"] * len(GPT2.units), 4))
+    for op in (Op.ALL_REDUCE, Op.FORWARD, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_LOSS):
+        for lane in ("compute", "copy", "host"):
+            if LANES[op] != lane:
+                assert f"is on the lane {lane}, not on {LANES[op]}" in _faulty(programs, op, lane=lane)
+
+
+def test_bytes_that_do_not_agree_with_buffers_are_seen() -> None:
+    """On all ranks alike: nobody contradicts."""
+    programs = compile_plan(plan_of(GPT2, ["dp2-tp2", "tp4-ckpt", "sdp2-tp2", "sdp4"] * 2, 4, 16))
+    ops = {i.op for i in programs[0].instructions}
+    assert ops >= {Op.GATHER_SLICE, Op.GATHER_PARAMETERS, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.RECOMPUTE}
+    for op in sorted(ops):
+        assert f"rank 0: {op}" in _faulty(programs, op, message_bytes=12345) and "moves 12345" in _faulty(
+            programs, op, message_bytes=12345
+        )
+        assert "takes 12345 beside" in _faulty(programs, op, workspace_bytes=12345)
+    for name, size in programs[0].buffers.items():
+        changed = [replace(program, buffers={**program.buffers, name: size + 8}) for program in programs]
+        assert any(f"{name} has {size + 8} bytes, not {size}" in fault for fault in check(changed)), name
+
+
+def test_ranks_of_one_world_are_seen_to_agree() -> None:
+    programs = compile_plan(pipeline(GPT2, 4, 3))
+    other = GPT2.in_dtype("float32")
+    for fields in (
+        {"rank": 2},
+        {"world": 8},
+        {"place": 1},
+        {"model": other},
+        {"samples": 8},
+        {"micro_batches": 4},
+        {"units": range(99)},
+        {"strategies": programs[1].strategies[:-1]},
+        {"persistent": programs[1].persistent - {"loss"}},
+        {"buffers": {**programs[1].buffers, "host-hidden.1.0": 8}},
+    ):
+        assert check([programs[0], replace(programs[1], **fields), *programs[2:]])[0].startswith("rank 1: "), fields
+
+
+def test_what_is_no_program_gets_a_sentence() -> None:
+    """Fields of other types or out of range, reads that are missing, units that there are not: rank and instruction, and no
+    exception."""
+    programs, wrong = compile_plan(plan_of(GPT2, ["dp2-sdp2", "dp2-tp2"] * 4, 4)), ("x", -1, 10**6, 1.5, (None,), {"x": 1})
+    rng = random.Random(3)
+    for name in (field.name for field in dataclass_fields(Instruction)):
+        for value in wrong:
+            place = rng.randrange(len(programs[1].instructions))
+            changed = programs[1].instructions[place].changed(**{name: value})
+            faults = check([programs[0], _with(programs[1], place, changed), *programs[2:]])
+            large = value == 10**6 and name in ("message_bytes", "workspace_bytes")
+            assert faults[0].startswith("rank 1: " if large else f"rank 1: instruction {place}: "), (name, value, faults)
+    for op in {i.op for i in programs[1].instructions}:
+        place = next(n for n, i in enumerate(programs[1].instructions) if i.op is op)
+        for fields in ({"reads": ()}, {"writes": ()}, {"unit": 99}, {"micro_batch": 99}):
+            changed = programs[1].instructions[place].changed(**fields)
+            if changed != programs[1].instructions[place]:
+                assert check([programs[0], _with(programs[1], place, changed), *programs[2:]])[0].startswith("rank 1: ")
+
+
+def test_150_mutations_that_must_be_seen() -> None:
+    """Over all kinds of fields but those of order alone, of which many changes are another order of the same step."""
+    kinds = [kind for kind in KINDS if kind.split(",")[0] not in OF_ORDER]
+    for mutant in mutants(random.Random(150), 150, kinds):
+        faults = check(mutant.programs)
+        assert faults and faults[0].startswith("rank "), mutant[:3]

@@ -20,7 +20,7 @@ from trainplan.solvers.core.registry import methods as methods_of
 EXAMPLES = {
     "build": "trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 --memory 2GiB -o instance.json",
     "solve": "trainplan solve instance.json --method milp --time-limit 10 -o solution.json",
-    "check": "trainplan check instance.json solution.json",
+    "check": "trainplan check plan.json",
     "compare": "trainplan compare instance.json --method milp --method cpsat --time-limit 10",
     "methods": "trainplan methods layer-strategies",
     "schema": "trainplan schema layer-strategies > schema.json",
@@ -80,9 +80,14 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     return Outcome(result.to_dict(), partial(render.solved, loaded, result), files, exit_code(result))
 
 
-@takes([INSTANCE, word("solution", Path, "A solution file.")])
+CHECKED = word("source", Path, "A plan file, or an instance file.")
+
+
+@takes([CHECKED, word("solution", Path | None, "Of an instance: a solution file.", None)])
 def check(**values: Any) -> Outcome:
-    """Check a solution against an instance: its time, its peak memory, and what it violates."""
+    """Check the programs of a plan, and the memory that they need; or a solution against an instance: its time, its peak
+    memory, and what it violates.
+    """
     checked = api.check(**values)
     code = options.INFEASIBLE if checked.violations else options.FINE
     return Outcome(checked.to_dict(), partial(render.checked, checked), code=code)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from trainplan.checking import Checked
+from trainplan.checking import Checked, CheckedPlan
 from trainplan.execution.walk.time import LANE_OF
 from trainplan.formulations.plan import Plan, PlannedUnit
 from trainplan.formulations.problem import Table as Rows
@@ -145,8 +145,11 @@ def methods(problem: str, entries: Sequence[Entry]) -> None:
     table(("method", "proves", "about", "options"), rows, problem)
 
 
-def checked(check: Checked) -> None:
+def checked(check: Checked | CheckedPlan) -> None:
     """What a check found: time, memory, violations."""
+    if isinstance(check, CheckedPlan):
+        pairs([*_programs(check), *_violations(check.violations)])
+        return
     rows = [("problem", check.problem)]
     if check.objective is not None:
         rows.append(("time", format_time(check.objective)))
@@ -154,8 +157,25 @@ def checked(check: Checked) -> None:
         rows.append(("peak memory", peak_text(check.peak_bytes, check.peak_layer_name, check.peak_ns)))
     if check.memory_bytes is not None:
         rows.append(("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)"))
-    rows += [("violation", text) for text in check.violations] or [("violations", "none")]
-    pairs(rows)
+    pairs([*rows, *_violations(check.violations)])
+
+
+def _violations(texts: Sequence[str]) -> list[tuple[str, str]]:
+    return [("violation", text) for text in texts] or [("violations", "none")]
+
+
+def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
+    """What was checked of a plan, and the memory of its fullest device."""
+    each = "each rank's" if check.programs == check.ranks else "one of each class of equal ranks"
+    rows = [
+        ("plan", f"{check.model} on {plural(check.ranks, 'rank')}"),
+        ("checked", f"{plural(check.programs, 'program')} ({each}), {check.instructions:,} instructions"),
+    ]
+    if check.peak_bytes is not None:
+        rows.append(("peak memory", f"{format_bytes(check.peak_bytes)} ({check.peak_bytes} bytes) on rank {check.peak_rank}"))
+    if check.host_bytes:
+        rows.append(("on the host", f"{format_bytes(check.host_bytes)} ({check.host_bytes} bytes)"))
+    return [*rows, ("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)")]
 
 
 def plan_table(plan: Plan) -> None:

@@ -1,0 +1,62 @@
+"""A plan's programs, compiled and checked: those of all ranks, or of one rank of each class of equal ones.
+
+Of plans for more than MOST_PROCESSES devices, which do not run on one machine, one rank of each class is compiled, with as few
+of its micro-batches as tell the rest (see `rounds`), and its checks stand for all (see `walk.class_checks`). So it is from
+FEW_RANKS on where all ranks of a class are walked alike, and never where ranks do not fall into classes (see `Plan.regular`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainplan.execution.compile.classes import compile_classes
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import Program
+from trainplan.execution.rounds import Rounds
+from trainplan.execution.run.processes import MOST_PROCESSES
+from trainplan.execution.walk.checks import check
+from trainplan.execution.walk.class_checks import check_classes
+from trainplan.execution.walk.memory import Backend, Walk, memory_walk
+from trainplan.formulations.plan import Plan
+
+FEW_RANKS = 8
+Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that is compiled
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """classes: of each rank that is compiled, all that it stands for. programs: theirs; walked: programs with the same peaks,
+    shorter where a program repeats in rounds. faults: what the checks say, in words; none of sound programs."""
+
+    plan: Plan
+    classes: Classes
+    programs: Sequence[Program | Rounds]
+    walked: Sequence[Program]
+    faults: Sequence[str]
+
+    @property
+    def instructions(self) -> int:
+        """The number of instructions of all programs that were compiled, whole."""
+        return sum(len(each) if isinstance(each, Rounds) else len(each.instructions) for each in self.programs)
+
+    def memory(self, backend: Backend) -> tuple[Walk, ...]:
+        """The walk of each program on a back-end or on the serial one, whichever needs more."""
+        backends: set[Backend] = {"serial", backend}
+        return tuple(max((memory_walk(p, b) for b in backends), key=lambda walk: walk.peak_bytes) for p in self.walked)
+
+
+def default_backend(plan: Plan) -> Backend:
+    """Whose lanes count: those that the plan names; else `streams` for plans with memory switches, whose point is what lanes do
+    beside each other, and `serial`."""
+    return plan.backend or ("serial" if plan.switches() is None else "streams")
+
+
+def compiled(plan: Plan, by_class: bool = False) -> Compiled:
+    """Compile and check a plan. by_class: one rank of each class already where there are more than FEW_RANKS."""
+    if not plan.regular or plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):
+        programs = compile_plan(plan)
+        return Compiled(plan, {rank: (rank,) for rank in range(plan.world)}, programs, programs, check(programs))
+    ranks = compile_classes(plan)
+    rounds, walked = [each.rounds for each in ranks], [each.walked for each in ranks]
+    return Compiled(plan, {each.ranks[0]: each.ranks for each in ranks}, rounds, walked, check_classes(ranks))

@@ -1,0 +1,147 @@
+"""The names of buffers, and how many bytes each must have: what a rank's model, strategies and samples make of its kind."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from trainplan.execution.program import Op, Part, Program, sent_as
+
+INDEX_BYTES = 8
+MOMENTS = 2
+LOSS_BYTES = 8
+STATISTICS = 3  # of each token
+HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
+STATES = ("parameter", "gradient", "moments")
+OF_STEP = frozenset({"loss", "host-tied"})
+OF_UNIT = frozenset({*STATES, *HOST_STATES, "gathered", "whole-gradient"})
+OF_PART = frozenset({"targets", "statistics", "all-statistics"})
+OF_UNIT_AND_PART = frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden"})
+
+
+class Name(NamedTuple):
+    """What a buffer's name says: its kind, and the unit and the part of a micro-batch that it is about."""
+
+    kind: str
+    unit: int | None = None
+    part: Part | None = None
+
+    def __str__(self) -> str:
+        return ".".join(str(each) for each in self if each is not None)
+
+
+@lru_cache(maxsize=2**16)
+def parsed(name: str) -> Name | None:
+    """The parts of a buffer's name; None if it is none."""
+    kind, *texts = name.split(".")
+    if not all(text.isdecimal() and len(text) < 10 for text in texts):
+        return None
+    numbers = list(map(int, texts))
+    unit = numbers.pop(0) if kind in OF_UNIT | OF_UNIT_AND_PART and numbers else None
+    part = Part(*numbers) if kind in OF_PART | OF_UNIT_AND_PART and len(numbers) in (1, 2) else None
+    result = Name(kind, unit, part)
+    complete = kind in OF_STEP or (unit is not None if kind in OF_UNIT else part is not None)
+    return result if complete and str(result) == name else None
+
+
+def partitioned(program: Program, unit: int) -> bool:
+    """Whether the whole of a unit's parameters is only there while they are gathered."""
+    return program.optimizer_on_host or program.strategies[unit].degree("sdp") > 1
+
+
+class Sizes:
+    """Bytes of a rank's buffers."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.model, self.units = program, program.model, program.units
+        self._sizes: dict[tuple[str, int | None, int], int | None] = {}
+        self._shards: dict[int, int] = {}
+        self._workspaces: dict[tuple[Op, int, int], int] = {}
+
+    def of(self, name: str, rows: int) -> int | None:
+        """Bytes of a buffer with so many samples; None where the rank has no such buffer."""
+        parts = parsed(sent_as(name))
+        if parts is None:
+            return None
+        key = (parts.kind, parts.unit, rows)
+        if key not in self._sizes:
+            unit = parts.unit
+            self._sizes[key] = self._of_step(*key[::2]) if unit is None else self._of_unit(parts.kind, unit, rows)
+        return self._sizes[key]
+
+    def shard_bytes(self, unit: int) -> int:
+        """Of the rank's shard of a unit's parameters, its end padded."""
+        if unit not in self._shards:
+            strategy, sublayer = self.program.strategies[unit], self.model.units[unit].sublayer
+            elements = sublayer.parameter_count(strategy.degree("tp"), strategy.index(self.program.place, "tp"))
+            self._shards[unit] = -(-elements // strategy.degree("sdp")) * self.model.element_bytes
+        return self._shards[unit]
+
+    def workspace(self, op: Op, unit: int, rows: int) -> int:
+        """What a computation on so many samples needs beside its buffers."""
+        key = (op, unit, rows)
+        if key not in self._workspaces:
+            sublayer, tp = self.sublayer(unit), self.tp(unit)
+            if op is Op.BACKWARD:
+                size = sublayer.backward_workspace_bytes(rows, tp)
+            else:
+                size = sublayer.forward_workspace_bytes(rows, tp)
+            if op is Op.FORWARD_WITHOUT_GRAPH:
+                size += sublayer.kept_bytes(rows, tp)
+            if op is Op.RECOMPUTE:
+                size += sublayer.output_bytes(rows, tp)
+            self._workspaces[key] = size
+        return self._workspaces[key]
+
+    def tp(self, unit: int) -> int:
+        """The tensor-parallel degree of a unit."""
+        return self.program.strategies[unit].degree("tp")
+
+    def sublayer(self, unit: int) -> Any:
+        """The sub-layer of a unit."""
+        return self.model.units[unit].sublayer
+
+    def _of_step(self, kind: str, rows: int) -> int | None:
+        """Of what is of no unit, or of the last one."""
+        model, last = self.model, len(self.model.units) - 1
+        if kind == "loss":
+            return LOSS_BYTES
+        if kind == "host-tied":
+            return model.tied_elements * model.element_bytes if model.tied and self.program.optimizer_on_host else None
+        if last not in self.units:
+            return None
+        tokens = rows * model.tokens
+        if kind == "targets":
+            return tokens * INDEX_BYTES
+        copies = 1 if kind == "statistics" else self.tp(last)
+        return STATISTICS * copies * tokens * model.element_bytes if copies > 1 or kind == "statistics" else None
+
+    def _of_unit(self, kind: str, unit: int, rows: int) -> int | None:
+        chunk = next((each for each in self.program.chunks if each.start <= unit <= each.stop), range(0))
+        first, after = chunk.start, chunk.stop
+        if kind in ("hidden", "host-hidden", "input"):
+            if not first <= unit <= after:
+                return None
+            if unit == 0:
+                return int(self.sublayer(0).input_bytes(rows))
+            sublayer = self.sublayer(unit - 1)
+            return int(sublayer.output_bytes(rows, self.tp(unit - 1)) if unit > first else sublayer.boundary_bytes(rows))
+        if kind == "input-gradient":
+            if not max(first, 1) <= unit <= after or unit == len(self.model.units):
+                return None
+            return int(self.sublayer(unit).input_bytes(rows) if unit < after else self.sublayer(unit - 1).boundary_bytes(rows))
+        if unit not in self.units:
+            return None
+        if kind == "graph":
+            return int(self.sublayer(unit).kept_bytes(rows, self.tp(unit)))
+        if kind == "output-gradient":
+            return int(self.sublayer(unit).boundary_bytes(rows))
+        return self._of_state(kind, unit)
+
+    def _of_state(self, kind: str, unit: int) -> int | None:
+        on_host, shard = self.program.optimizer_on_host, self.shard_bytes(unit)
+        if kind in ("gathered", "whole-gradient"):
+            return shard * self.program.strategies[unit].degree("sdp") if partitioned(self.program, unit) else None
+        if kind in (("moments",) if on_host else HOST_STATES):
+            return None
+        return shard * (MOMENTS if kind.endswith("moments") else 1)

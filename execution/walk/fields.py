@@ -1,0 +1,248 @@
+"""Whether programs are programs at all: every field of the right type and in its range, the same world for all ranks.
+
+What else looks at programs may then rely on it. Each fault names the rank, and the instruction by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainplan.execution.program import STREAMS, Instruction, Op, Program
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.models.model import Model
+
+Test = Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _numbers(value: Any) -> bool:
+    return type(value) is tuple and (not value or (set(map(type, value)) == {int} and min(value) >= 0))
+
+
+def _names(value: Any) -> bool:
+    return type(value) is tuple and (not value or set(map(type, value)) == {str})
+
+
+def _instructions(value: Any) -> bool:
+    return type(value) is tuple and (not value or set(map(type, value)) == {Instruction})
+
+
+def _blocks(value: Any) -> bool:
+    return type(value) is tuple and all(map(_numbers, value))
+
+
+def _units(value: Any) -> bool:
+    return type(value) is range and value.step == 1 and len(value) > 0
+
+
+def _number_or_none(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 0)
+
+
+_INSTRUCTION: dict[str, tuple[Test, str]] = {
+    "op": (lambda value: type(value) is Op, "an operation"),
+    "unit": (_number_or_none, "a unit"),
+    "micro_batch": (_number_or_none, "a micro-batch"),
+    "half": (lambda value: value is None or (type(value) is int and value in (0, 1)), "0, 1 or None"),
+    **dict.fromkeys(("reads", "writes", "frees", "after", "marks"), (_names, "a tuple of names")),
+    "group": (_numbers, "a tuple of ranks"),
+    "args": (lambda value: type(value) is dict, "a dict"),
+    **dict.fromkeys(("message_bytes", "workspace_bytes"), (_is_number, "a number of bytes")),
+    "waits": (_numbers, "a tuple of instructions' numbers"),
+    "grouped": (
+        lambda value: value == () or (type(value) is tuple and set(map(type, value)) == {Instruction}),
+        "a tuple of instructions",
+    ),
+    "lane": (lambda value: value is None or value in STREAMS, "a lane"),
+}
+_PROGRAM: dict[str, tuple[Test, str]] = {
+    **dict.fromkeys(("rank", "place"), (_is_number, "a rank")),
+    **dict.fromkeys(("world", "samples", "micro_batches"), (lambda value: _is_number(value) and value > 0, "a number above 0")),
+    "stages": (lambda value: type(value) is tuple and len(value) > 0 and all(map(_units, value)), "a tuple of ranges of units"),
+    "groups": (lambda value: _blocks(value) and len(value) > 0 and all(value), "a tuple of tuples of ranks"),
+    "units": (lambda value: _units(value) or (_numbers(value) and len(value) > 0), "units"),
+    "model": (lambda value: isinstance(value, Model), "a model"),
+    "strategies": (
+        lambda value: type(value) is tuple and len(value) > 0 and all(type(each) is Strategy for each in value),
+        "a tuple of strategies",
+    ),
+    "buffers": (
+        lambda value: isinstance(value, Mapping) and all(type(n) is str and _is_number(size) for n, size in value.items()),
+        "bytes by name",
+    ),
+    "persistent": (lambda value: type(value) is frozenset and all(type(name) is str for name in value), "a set of names"),
+    "instructions": (_instructions, "a tuple of instructions"),
+}
+_ARGUMENTS: dict[str, tuple[Test, str]] = {
+    "rows": (_numbers, "a tuple of samples"),
+    "blocks": (_blocks, "a tuple of tuples of samples"),
+    "scale": (lambda value: type(value) is float, "a number"),
+}
+TAKEN: dict[Op, tuple[str, ...]] = {  # names of arguments; none of the others
+    **dict.fromkeys((Op.INPUT, Op.TARGETS, Op.RECEIVE), ("rows",)),
+    **dict.fromkeys((Op.SLICE, Op.GATHER_SLICE), ("blocks", "rows")),
+    Op.JOIN: ("blocks",),
+    Op.LOSS: ("scale",),
+}
+# What an operation is about: units of the rank's, unless it is of none or of the boundary to another stage; and which of them
+# are of no micro-batch.
+OF_NO_UNIT = frozenset({Op.REDUCE_TIED, Op.REDUCE_LOSS, Op.SEND_RECEIVE})
+OF_LAST_UNIT = frozenset({Op.TARGETS, Op.LOSS_STATISTICS, Op.GATHER_STATISTICS, Op.LOSS})
+OF_BOUNDARY = frozenset({Op.SEND, Op.RECEIVE, Op.JOIN})  # the hidden states behind the last unit, and so on
+OF_NO_PART = OF_NO_UNIT | {
+    Op.OPTIMIZER_STEP,
+    Op.HOST_OPTIMIZER_STEP,
+    Op.ALL_REDUCE_GRADIENTS,
+    Op.SYNCHRONISE,
+}
+OF_NO_HALF = OF_NO_PART | {
+    Op.REDUCE_REPLICATED,
+    Op.REDUCE_SCATTER_GRADIENTS,
+    Op.RESHARD,
+    Op.PREFETCH_SHARD,
+    Op.OFFLOAD_GRADIENT,
+    Op.MARK,
+}
+
+
+def misplaced(programs: Sequence[Program], every_rank: bool = True) -> list[str]:
+    """What is wrong with the programs' own fields, and with how their ranks stand to each other.
+
+    every_rank: the programs are those of all ranks, in order; else at least one of each stage.
+    """
+    if not programs:
+        return ["there is no program"]
+    for place, program in enumerate(programs):
+        if (fault := _wrong_field(program, _PROGRAM)) is not None:
+            return [f"rank {place}: {fault}"]
+    first, faults = programs[0], []
+    for place, program in enumerate(programs):
+        fault = _misplaced(program, first)
+        if every_rank and (program.rank != place or program.world != len(programs)):
+            fault = f"says that it is rank {program.rank} of {program.world}; there are {len(programs)}"
+        if fault is not None:
+            faults.append(f"rank {place if every_rank else program.rank}: {fault}")
+    return faults
+
+
+def malformed(program: Program) -> list[str]:
+    """The first instruction of a program that is none, in words."""
+    micro_batches = set[int | None]()
+    for place, instruction in enumerate(program.instructions):
+        fault = _wrong_field(instruction, _INSTRUCTION)
+        if fault is None and instruction.grouped:
+            fault = next(filter(None, map(_wrong_message, instruction.grouped)), None)
+        for i in () if fault else instruction.messages:
+            micro_batches.add(i.micro_batch)
+            fault = fault or _wrong_arguments(i) or _wrong_label(i, program)
+        if fault is not None:
+            return [f"rank {program.rank}: instruction {place}: {fault}"]
+    if (numbers := micro_batches - {None}) != set(range(program.micro_batches)):
+        return [f"rank {program.rank}: micro_batches is {program.micro_batches}, and instructions are of {len(numbers)}"]
+    return []
+
+
+def _wrong_field(record: Program | Instruction, tests: Mapping[str, tuple[Test, str]]) -> str | None:
+    fields = record.__dict__
+    for name, (test, wanted) in tests.items():
+        if not test(fields[name]):
+            return f"{name} is {_shown(fields[name])}, not {wanted}"
+    return None
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _misplaced(program: Program, first: Program) -> str | None:
+    """What is wrong with a rank's place among the others."""
+    for name in ("world", "model", "strategies", "samples", "stages", "groups"):
+        value, other = getattr(program, name), getattr(first, name)
+        if value is not other and value != other:
+            return f"{name} is {_shown(value)}, of rank {first.rank} {_shown(other)}"
+    if len(program.strategies) != len(program.model.units):
+        return f"has {len(program.strategies)} strategies for {len(program.model.units)} units"
+    if (fault := _wrong_stages(program)) is not None:
+        return fault
+    if not program.chunks:
+        return f"is in none of the stages' groups {_shown(program.groups)}"
+    if (place := program.stage_ranks.index(program.rank)) != program.place:
+        return f"place is {program.place}, not {place}, of {len(program.stage_ranks)} ranks of a stage"
+    if (units := tuple(unit for chunk in program.chunks for unit in chunk)) != tuple(program.units):
+        return f"has units {_shown(program.units)}, not {_shown(units)}, those of its stages"
+    return None
+
+
+def _wrong_stages(program: Program) -> str | None:
+    """Stages that do not cover the units in order, or whose ranks are not those of their strategies, each rank in one group."""
+    if len(program.stages) != len(program.groups) or len(program.stages) > len(program.strategies):
+        return f"has {len(program.stages)} stages on {len(program.groups)} groups of ranks"
+    begin = 0
+    for stage, group in zip(program.stages, program.groups, strict=True):
+        if stage.start != begin:
+            return f"has stages {_shown(program.stages)}, where units go on from unit {begin}"
+        begin = stage.stop
+        strategies = program.strategies[stage.start : stage.stop]
+        if any(strategy.group != len(group) for strategy in strategies) or list(group) != sorted(set(group)):
+            return f"has strategies of other groups than the {len(group)} ranks {_shown(group)} of a stage"
+    if begin != len(program.strategies):
+        return f"has stages {_shown(program.stages)} for {len(program.strategies)} units"
+    ranks = [rank for group in dict.fromkeys(program.groups) for rank in group]
+    if sorted(ranks) != list(range(program.world)):
+        return f"has groups of ranks {_shown(program.groups)}, not each of the {program.world} ranks in one"
+    return None
+
+
+def _wrong_message(message: Instruction) -> str | None:
+    return "a message is grouped itself" if message.grouped else _wrong_field(message, _INSTRUCTION)
+
+
+def _wrong_arguments(i: Instruction) -> str | None:
+    names = TAKEN.get(i.op, ())
+    if not names and not i.args:
+        return None
+    if i.op is Op.BACKWARD and "blocks" in i.args:
+        names = ("blocks",)
+    if i.op is Op.SEND or (i.op is Op.JOIN and "rows" in i.args):  # between stages of unlike sizes
+        names = ("blocks", "rows")
+    if set(i.args) != {*names}:
+        return f"{i} has arguments {_shown(sorted(map(str, i.args)))}, not {_shown(sorted(names))}"
+    for name in names:
+        test, wanted = _ARGUMENTS[name]
+        if not test(i.args[name]):
+            return f"{i}: {name} is {_shown(i.args[name])}, not {wanted}"
+    if i.op is Op.JOIN or i.op is Op.BACKWARD:
+        count = len(i.reads) if "rows" in names else 2
+    else:
+        count = 1 if i.op is Op.SEND else max(1, len(i.group))
+    if "blocks" in names and len(i.args["blocks"]) != count:
+        return f"{i} has {len(i.args['blocks'])} blocks of samples"
+    if i.op is Op.BACKWARD and names and i.half is None:
+        return f"{i} has blocks of halves, and is of none"
+    return None
+
+
+def _wrong_label(i: Instruction, program: Program) -> str | None:
+    """What an instruction says that it is about, against what its operation can be about."""
+    if i.op in OF_NO_UNIT:
+        units: Sequence[int | None] = (None,)
+    elif i.op in OF_LAST_UNIT:
+        units = (len(program.strategies) - 1,)
+    elif i.op in OF_BOUNDARY and i.reads + i.writes:
+        joined = i.op is Op.JOIN and "rows" in i.args  # what several ranks have sent
+        before = (i.op is Op.RECEIVE or joined) == (i.reads + i.writes)[0].startswith("hidden")
+        units = tuple(chunk.start if before else chunk.stop for chunk in program.chunks)
+    else:
+        units = program.units
+    if i.unit not in units:
+        return f"{i.op} is of unit {i.unit}, not of {units[0] if len(units) == 1 else _shown(units)}"
+    if (i.micro_batch is None) != (i.op in OF_NO_PART):
+        return f"{i.op} is of micro-batch {i.micro_batch}"
+    if i.micro_batch is not None and i.micro_batch >= program.micro_batches:
+        return f"{i.op} is of micro-batch {i.micro_batch} of {program.micro_batches}"
+    return f"{i.op} is of half {i.half}" if i.half is not None and i.op in OF_NO_HALF else None

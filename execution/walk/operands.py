@@ -1,0 +1,209 @@
+"""Which buffers each operation reads, writes and frees, and in which places: those that the executor takes from there.
+
+A form is `reads -> writes`. In it `u` stands for the instruction's unit and `v` for the one after; `p` for its part, a
+micro-batch or half of one, `w` for the whole micro-batch of a half, `a` and `b` for the halves of a whole one. `|` is between
+alternatives, `?` behind what may be left out. What stands in braces depends on where a unit's parameters are (see LAYOUTS).
+
+A buffer goes with the last instruction that touches it. Only gathered parameters and hidden states that have been offloaded
+have an operation of their own for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from itertools import product
+
+from trainplan.execution.program import COPIES, FROM, LANES, Instruction, Op, Part, Program, grouped, handles_all, sent_as
+from trainplan.execution.walk.buffers import parsed, partitioned
+
+INPUT = "hidden.u.p|input.u.p"
+OUTPUT_GRADIENT = "hidden.v.p|input-gradient.v.p|input-gradient.v.w|output-gradient.u.p|output-gradient.u.w"
+FORMS: dict[Op, tuple[str, ...]] = {
+    Op.INPUT: ("-> hidden.u.p",),
+    Op.TARGETS: ("-> targets.p",),
+    Op.FORWARD: (f"{INPUT} {{weights}} -> hidden.v.p graph.u.p",),
+    Op.FORWARD_WITHOUT_GRAPH: (f"{INPUT} {{weights}} -> hidden.v.p",),
+    Op.RECOMPUTE: (f"{INPUT} {{weights}} -> graph.u.p",),
+    Op.BACKWARD: (f"graph.u.p {INPUT} {OUTPUT_GRADIENT} {{weights}} {{sum_before}} -> input-gradient.u.p? {{sum}}",),
+    Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
+    Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> hidden.v.p loss",),
+    Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u",),
+    Op.SLICE: ("hidden.u.p -> input.u.p", "input-gradient.v.p -> output-gradient.u.p"),
+    Op.GATHER_SLICE: ("hidden.u.p -> input.u.p", "input-gradient.v.p -> output-gradient.u.p"),
+    Op.JOIN: ("hidden.u.a hidden.u.b -> hidden.u.p", "input-gradient.u.a input-gradient.u.b -> input-gradient.u.p"),
+    Op.ALL_REDUCE: ("hidden.v.p -> hidden.v.p", "input-gradient.u.p -> input-gradient.u.p"),
+    Op.GATHER_STATISTICS: ("statistics.p -> all-statistics.p",),
+    Op.GATHER_PARAMETERS: ("parameter.u -> gathered.u",),
+    Op.REDUCE_REPLICATED: ("{sum} -> {sum}",),
+    Op.REDUCE_SCATTER_GRADIENTS: ("whole-gradient.u {shard_before} -> gradient.u",),
+    Op.ALL_REDUCE_GRADIENTS: ("gradient.u -> gradient.u",),
+    Op.REDUCE_TIED: (),  # of no unit: see `tied_buffers`
+    Op.REDUCE_LOSS: ("loss -> loss",),
+    Op.SEND: ("hidden.u.p ->", "input-gradient.u.p ->"),
+    Op.RECEIVE: ("-> hidden.u.p", "-> input-gradient.u.p"),
+    Op.SEND_RECEIVE: (),  # what its send and its receive do
+    Op.PREFETCH_SHARD: ("host-parameter.u -> parameter.u",),
+    Op.RESHARD: ("->",),
+    Op.OFFLOAD_HIDDEN: ("hidden.u.p -> host-hidden.u.p",),
+    Op.DROP_HIDDEN: ("host-hidden.u.p ->",),
+    Op.PREFETCH_HIDDEN: ("host-hidden.u.p -> input.u.p",),
+    Op.OFFLOAD_GRADIENT: ("gradient.u -> host-gradient.u",),
+    Op.HOST_OPTIMIZER_STEP: ("host-gradient.u -> host-parameter.u host-moments.u",),
+    Op.SYNCHRONISE: ("->",),
+    Op.MARK: ("->",),
+}
+handles_all(FORMS)
+MARK = "mark."
+RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}  # whether the unit is
+LETTING_GO = {Op.RESHARD: "gathered.u", Op.DROP_HIDDEN: "hidden.u.p"}
+READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.MARK: 0}  # behind so many reads, others are there for their order alone
+
+# Of a unit: the parameters that computations use, the gradient that they add to, and whether they read what is there of it.
+LAYOUTS: dict[str, dict[str, str]] = {
+    "whole": {"weights": "parameter.u", "sum": "gradient.u", "sum_before": "gradient.u?", "shard_before": ""},
+    "sharded": {
+        "weights": "gathered.u",
+        "sum": "whole-gradient.u",
+        "sum_before": "whole-gradient.u?",
+        "shard_before": "gradient.u?",
+    },
+    "on the host": {"weights": "gathered.u", "sum": "whole-gradient.u", "sum_before": "", "shard_before": ""},
+}
+
+
+def operands(program: Program) -> list[str]:
+    """Instructions that do not take their operation's buffers in their places, that let go of others, or are on a lane of
+    others."""
+    faults, copying = [], {i.stream for i in program.instructions if i.op in COPIES}
+    if len(copying) > 1:
+        faults.append(f"rank {program.rank}: copies are on the lanes {' and '.join(sorted(copying))}, not on one")
+    layouts = [layout_of(program, unit) for unit in range(len(program.strategies))]
+    for instruction in program.instructions:
+        if (fault := _misused(program, instruction, layouts)) is not None:
+            faults.append(f"rank {program.rank}: {instruction} {fault}")
+    return faults
+
+
+def layout_of(program: Program, unit: int) -> str:
+    """Where a unit's parameters are: one of LAYOUTS."""
+    if program.optimizer_on_host:
+        return "on the host"
+    return "sharded" if partitioned(program, unit) else "whole"
+
+
+def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
+    if i.lane is not None and not (i.op in COPIES and i.lane == "communication"):
+        return f"is on the lane {i.lane}, not on {LANES[i.op]}, as all of its kind are"
+    if not all(name.startswith(MARK) for name in (*i.after, *i.marks)):
+        return f"comes after {_names(i.after)} and sets {_names(i.marks)}: not marks alone"
+    if i.grouped or i.op is Op.SEND_RECEIVE:
+        return _ungrouped(program, i, layouts)
+    if i.op is Op.REDUCE_TIED:
+        fits = (i.reads, i.writes, i.frees) == tied_buffers(program)
+    else:
+        if i.op is Op.JOIN and "rows" in i.args:
+            return _unjoined(i)
+        layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "whole"
+        fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
+    if i.op in RECOMPUTED and i.unit is not None and program.strategies[i.unit].ckpt != RECOMPUTED[i.op]:
+        return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
+    if not fits:
+        return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not what its operation does"
+    return None
+
+
+def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | None:
+    if len(i.grouped) < 2 or not {message.op for message in i.grouped} <= {Op.SEND, Op.RECEIVE}:
+        return "is not several sends and receives"
+    if all(map(program.one_by_one, i.grouped)):
+        if [message.op for message in i.grouped] != [Op.SEND, Op.RECEIVE]:
+            return "is not a send and a receive"
+        if i.grouped[0].group != i.grouped[1].group:
+            return "groups messages with two ranks"
+    together = grouped(*i.grouped)
+    if together != i.changed(waits=()) or any(message.waits for message in i.grouped):
+        return "is not what its messages are together"
+    return next((fault for message in i.grouped if (fault := _misused(program, message, layouts))), None)
+
+
+def _unjoined(i: Instruction) -> str | None:
+    """Parts of one boundary that several ranks have sent, which become one buffer."""
+    part = Part(i.micro_batch or 0, i.half)
+    names = {f"{kind}.{i.unit}.{part}" for kind in ("hidden", "input-gradient")}
+    parts = {sent_as(name) for name in i.reads if FROM in name}
+    if len(i.writes) == 1 and parts == {*i.writes} <= names and len({*i.reads}) == len(i.reads) and i.frees == i.reads:
+        return None
+    return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not the parts of one boundary"
+
+
+def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
+    """What the reduction of a tied matrix reads, writes and frees: the gradients of its copies, and on the host a table."""
+    on = "host-" if program.optimizer_on_host else ""
+    both = tuple(f"{on}gradient.{unit}" for unit in (0, len(program.strategies) - 1) if unit in program.units)
+    return both, (*both, "host-tied") if on else both, ()
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+@lru_cache(maxsize=2**16)
+def takes(
+    op: Op,
+    unit: int | None,
+    micro_batch: int | None,
+    half: int | None,
+    reads: tuple[str, ...],
+    writes: tuple[str, ...],
+    frees: tuple[str, ...],
+    layout: str,
+) -> bool:
+    """Whether an operation on a unit and a part of a micro-batch takes these buffers in these places."""
+    part = None if micro_batch is None else Part(micro_batch, half)
+    if (number := READ_FOR_ORDER.get(op)) is not None:
+        if not set(frees) <= set(reads[:number]):
+            return False
+        reads, frees = reads[:number], ()
+    if op is Op.RECEIVE:
+        writes = tuple(map(sent_as, writes))
+    texts = [[_relative(name, unit, part) for name in names] for names in (reads, writes, frees)]
+    if op in LETTING_GO:
+        if texts[2] != [LETTING_GO[op]]:
+            return False
+    elif not set(frees) <= {*reads, *writes}:
+        return False
+    return (*texts[0], "->", *texts[1]) in _forms(op, layout)
+
+
+def _relative(name: str, unit: int | None, part: Part | None) -> str:
+    """A buffer's name as it stands in forms."""
+    name_parts = parsed(name)
+    if name_parts is None:
+        return name
+    text = name_parts.kind
+    if name_parts.unit is not None and unit is not None:
+        text += {0: ".u", 1: ".v"}.get(name_parts.unit - unit, ".?")
+    if name_parts.part is not None and part is not None:
+        whole = Part(part.micro_batch)
+        letters = {part: ".p"} if part.half is None else {part: ".p", whole: ".w"}
+        if part.half is None:
+            letters |= dict(zip(whole.halves, (".a", ".b"), strict=True))
+        text += letters.get(name_parts.part, ".?")
+    return text
+
+
+@cache
+def _forms(op: Op, layout: str) -> frozenset[tuple[str, ...]]:
+    """All that an operation may read and write, word by word."""
+    return frozenset(form for text in FORMS[op] for form in _expanded(text.format_map(LAYOUTS[layout])))
+
+
+def _expanded(text: str) -> Iterator[tuple[str, ...]]:
+    """The forms that a text with alternatives stands for."""
+    choices = []
+    for word in text.split():
+        names = word.removesuffix("?").split("|")
+        choices.append([*names, ""] if word.endswith("?") else names)
+    for words in product(*choices):
+        yield tuple(filter(None, words))

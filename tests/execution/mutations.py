@@ -1,0 +1,329 @@
+"""Mutations of compiled programs, over all kinds of fields: each changes one thing, on one rank or on all that do it alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
+from trainplan.formulations.plan import Plan
+
+from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan
+from tests.execution.switch_plans import random_switch_plan
+
+Programs = list[Program]
+Change = Callable[[random.Random, Program, int], "list[Instruction] | None"]
+ALIKE = {  # operations whose buffers look alike, or that are each other's near neighbours
+    Op.FORWARD: (Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE),
+    Op.FORWARD_WITHOUT_GRAPH: (Op.FORWARD, Op.RECOMPUTE),
+    Op.RECOMPUTE: (Op.FORWARD_WITHOUT_GRAPH, Op.FORWARD),
+    Op.ALL_REDUCE: (Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_LOSS),
+    Op.ALL_REDUCE_GRADIENTS: (Op.REDUCE_REPLICATED, Op.ALL_REDUCE),
+    Op.REDUCE_REPLICATED: (Op.ALL_REDUCE_GRADIENTS, Op.ALL_REDUCE),
+    Op.SLICE: (Op.GATHER_SLICE,),
+    Op.GATHER_SLICE: (Op.SLICE,),
+    Op.SEND: (Op.RECEIVE,),
+    Op.RECEIVE: (Op.SEND,),
+    Op.INPUT: (Op.TARGETS,),
+    Op.TARGETS: (Op.INPUT,),
+    Op.OPTIMIZER_STEP: (Op.HOST_OPTIMIZER_STEP, Op.ALL_REDUCE_GRADIENTS),
+    Op.HOST_OPTIMIZER_STEP: (Op.OPTIMIZER_STEP,),
+    Op.RESHARD: (Op.SYNCHRONISE, Op.MARK),
+    Op.SYNCHRONISE: (Op.MARK,),
+    Op.MARK: (Op.SYNCHRONISE,),
+}
+EVERYWHERE = (
+    *("op", "unit", "micro_batch", "half", "reads", "writes", "group", "args", "message_bytes", "workspace_bytes", "lane"),
+)
+OF_ALL_PROGRAMS = ("world", "units", "model", "strategies", "samples", "micro_batches", "buffers", "persistent")
+
+
+class Mutant(NamedTuple):
+    """Programs with one change. kind: of the change; what: it, in words."""
+
+    kind: str
+    what: str
+    plan: Plan
+    programs: Programs
+
+
+def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
+    """Plain plans, sliced ones, uneven shares and memory switches, of 2 ranks and of 4."""
+    make = rng.choice([random_plan, random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan])
+    plan = make(rng, rng.choice([2, 4]))
+    return plan, compile_plan(plan)
+
+
+def mutants(rng: random.Random, count: int, kinds: Sequence[str] = ()) -> list[Mutant]:
+    """So many mutants, the kinds in turn, a few of each random plan."""
+    names, made, missed = list(kinds or KINDS), list[Mutant](), 0
+    while len(made) < count:
+        plan, programs = random_programs(rng)
+        for _ in range(5):
+            kind = names[(len(made) + missed) % len(names)]
+            changed = KINDS[kind](rng, programs)
+            if changed is None or changed[1] == programs:
+                missed += 1
+            elif len(made) < count:
+                made.append(Mutant(kind, changed[0], plan, changed[1]))
+    return made
+
+
+def _other(rng: random.Random, values: Sequence[Any], value: Any) -> Any:
+    return rng.choice([each for each in values if each != value] or [value])
+
+
+def _names(program: Program) -> list[str]:
+    return sorted(program.buffers)
+
+
+def _swapped(values: tuple[Any, ...], rng: random.Random) -> tuple[Any, ...]:
+    a, b = rng.sample(range(len(values)), 2)
+    changed = list(values)
+    changed[a], changed[b] = changed[b], changed[a]
+    return tuple(changed)
+
+
+def _edited(rng: random.Random, program: Program, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names with two exchanged, one left out, replaced or put in."""
+    ways = ["add"] + (["drop", "replace"] if names else []) + (["swap", "swap"] if len(names) > 1 else [])
+    way, place = rng.choice(ways), rng.randrange(max(1, len(names)))
+    if way == "swap":
+        return _swapped(names, rng)
+    kept = [] if way == "add" else list(names)
+    if way == "add":
+        return (*names, rng.choice(_names(program)))
+    if way == "drop":
+        return tuple(kept[:place] + kept[place + 1 :])
+    kept[place] = _other(rng, _names(program), kept[place])
+    return tuple(kept)
+
+
+def _field(rng: random.Random, program: Program, i: Instruction, name: str) -> Any:
+    """Another value of a field of an instruction; None where it has none to be changed."""
+    value, numbers = getattr(i, name), range(len(program.instructions))
+    if name == "op":
+        return rng.choice(ALIKE.get(i.op, tuple(Op))) if rng.random() < 0.7 else _other(rng, tuple(Op), i.op)
+    if name == "unit":
+        return _other(rng, [None, *range(len(program.strategies))], value)
+    if name == "micro_batch":
+        return _other(rng, [None, *range(program.micro_batches + 1)], value)
+    if name == "half":
+        return _other(rng, [None, 0, 1], value)
+    if name in ("reads", "writes"):
+        return _edited(rng, program, value)
+    if name == "group":
+        return _group(rng, program, value)
+    if name == "args":
+        return _arguments(rng, value)
+    if name in ("message_bytes", "workspace_bytes"):
+        return rng.choice([0, value // 2, value + 8, 2 * value, value + 1])
+    if name == "waits":
+        return rng.choice([value[1:], (*value, rng.choice(numbers)), tuple(index - 1 for index in value)])
+    if name == "grouped":
+        return rng.choice([value[::-1], value[:1], value[1:], ()]) if value else None
+    if name == "lane":
+        return _other(rng, STREAMS, i.stream)
+    if name in ("after", "marks"):
+        return value[1:] if value and rng.random() < 0.7 else (*value, rng.choice(["mark.0", "mark.3", "loss"]))
+    return None
+
+
+def _group(rng: random.Random, program: Program, group: tuple[int, ...]) -> tuple[int, ...] | None:
+    if len(group) < 2:
+        return rng.choice([(program.rank,), tuple(range(program.world))]) if rng.random() < 0.3 else None
+    ways = [group[: len(group) // 2], (program.rank,), group[::-1], tuple(range(program.world))]
+    ways.append(tuple(sorted({program.rank, (program.rank + 1) % program.world})))
+    return _other(rng, ways, group)
+
+
+def _arguments(rng: random.Random, args: dict[str, Any]) -> dict[str, Any] | None:
+    if not args:
+        return {"rows": (0,)} if rng.random() < 0.2 else None
+    name = rng.choice(sorted(args))
+    value = args[name]
+    if name == "scale":
+        return {**args, name: value * rng.choice([0.5, 2, -1])}
+    if name == "rows":
+        ways = [value[::-1], tuple(row + 1 for row in value), value[:-1]]
+    else:
+        ways = [value[::-1], tuple(block[::-1] for block in value), value[:-1]]
+    return {**args, name: _other(rng, ways, value)}
+
+
+def _places(programs: Programs, rank: int, place: int) -> list[tuple[int, int]]:
+    """Where every rank does what a rank does at a place: of the same operation, unit and part, the same number of times
+    before."""
+    wanted = programs[rank].instructions[place]
+
+    def same(i: Instruction) -> bool:
+        return (i.op, i.unit, i.micro_batch, i.half) == (wanted.op, wanted.unit, wanted.micro_batch, wanted.half)
+
+    number = sum(map(same, programs[rank].instructions[:place]))
+    result = []
+    for other, program in enumerate(programs):
+        matching = [n for n, i in enumerate(program.instructions) if same(i)]
+        result += [(other, matching[number])] if number < len(matching) else []
+    return result
+
+
+def _with(programs: Programs, rank: int, instructions: Sequence[Instruction], waits: bool) -> Programs:
+    made = with_waits(list(instructions)) if waits else tuple(instructions)
+    return [*programs[:rank], replace(programs[rank], instructions=made), *programs[rank + 1 :]]
+
+
+def _changing(name: str, *, everywhere: bool = False) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
+    """Another value of a field of an instruction, on one rank or on all that have it alike; the waits follow from it."""
+
+    def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
+        rank = rng.randrange(len(programs))
+        program = programs[rank]
+        places = [n for n, i in enumerate(program.instructions) if _worth(name, i)]
+        if not places:
+            return None
+        place = rng.choice(places)
+        i = program.instructions[place]
+        value = _field(rng, program, i, name)
+        if (value is None and getattr(i, name) is None) or value == getattr(i, name):
+            return None
+        result = programs
+        for other, there in _places(programs, rank, place) if everywhere else [(rank, place)]:
+            rest = list(result[other].instructions)
+            if getattr(rest[there], name) != getattr(i, name) and name == "group":
+                return None
+            rest[there] = rest[there].changed(**{name: value})
+            result = _with(result, other, rest, waits=name in ("reads", "writes", "lane", "after", "marks"))
+        where = "all ranks" if everywhere else f"rank {rank}"
+        return f"{where}, {place}: {name} of {i} from {getattr(i, name)!r} to {value!r}", result
+
+    return change
+
+
+def _worth(name: str, i: Instruction) -> bool:
+    """Whether a field of an instruction can be changed to some purpose."""
+    worth = {"args": bool(i.args), "group": len(i.group) > 1, "grouped": bool(i.grouped), "waits": bool(i.waits)}
+    worth |= {"after": bool(i.after), "marks": bool(i.marks), "message_bytes": i.message_bytes > 0}
+    return worth.get(name, True)
+
+
+def _freeing(later: bool) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
+    """A buffer freed by a later instruction, or by an earlier one."""
+
+    def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
+        rank = rng.randrange(len(programs))
+        rest = list(programs[rank].instructions)
+        place = rng.choice([n for n, i in enumerate(rest) if i.frees and not i.grouped] or [0])
+        targets = range(place + 1, min(place + 9, len(rest))) if later else range(max(0, place - 8), place)
+        if not rest[place].frees or not targets:
+            return None
+        target, name = rng.choice(targets), rng.choice(rest[place].frees)
+        rest[place] = rest[place].changed(frees=tuple(other for other in rest[place].frees if other != name))
+        rest[target] = rest[target].changed(frees=(*rest[target].frees, name))
+        return f"rank {rank}: {name} freed by {rest[target]}, not by {rest[place]}", _with(programs, rank, rest, True)
+
+    return change
+
+
+def _ordering(way: str, *, everywhere: bool = False) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
+    """An instruction left out, done twice, or done earlier or later; the waits follow from the new order."""
+
+    def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
+        rank = rng.randrange(len(programs))
+        place = rng.randrange(len(programs[rank].instructions) - 1)
+        distance, result = rng.choice([1, 1, 2, 3, 5, 10, 40]), programs
+        what = str(programs[rank].instructions[place])
+        for other, there in _places(programs, rank, place) if everywhere else [(rank, place)]:
+            rest = list(result[other].instructions)
+            if way == "swap":
+                target = min(there + distance, len(rest) - 1)
+                rest[there], rest[target] = rest[target], rest[there]
+            elif way == "move":
+                rest.insert(max(0, there - distance), rest.pop(there))
+            elif way == "drop":
+                del rest[there]
+            else:
+                rest.insert(there, rest[there].changed(marks=()))
+            result = _with(result, other, rest, True)
+        return f"{'all ranks' if everywhere else f'rank {rank}'}, {place}: {way} {what} ({distance})", result
+
+    return change
+
+
+def _ungrouped(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
+    """A send and a receive that are not grouped any more, or sends and receives in another order."""
+    rank = rng.randrange(len(programs))
+    rest = list(programs[rank].instructions)
+    places = [n for n, i in enumerate(rest) if i.op in POINT_TO_POINT]
+    if not places:
+        return None
+    if (place := rng.choice(places)) is not None and rest[place].grouped:
+        apart = list(rest[place].grouped)
+        rest[place : place + 1] = apart if rng.random() < 0.5 else apart[::-1]
+    elif len(places) > 1:
+        a, b = rng.sample(places, 2)
+        rest[a], rest[b] = rest[b], rest[a]
+    return f"rank {rank}, {place}: messages in another order", _with(programs, rank, rest, True)
+
+
+def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random, Programs], tuple[str, Programs] | None]:
+    """Another value of a field of a program, or of all that have the same there."""
+
+    def change(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
+        rank = rng.randrange(len(programs))
+        program = programs[rank]
+        value = getattr(program, name)
+        other: Any = value
+        if name == "buffers":
+            key = rng.choice(_names(program))
+            ways = [{key: rng.choice([0, value[key] // 2, value[key] + 8, 2 * value[key]])}, {"host-hidden.0.7": 64}]
+            other = {**value, **(ways[0] if rng.random() < 0.9 else ways[1])}
+        elif name == "persistent":
+            key = rng.choice(sorted(value) if rng.random() < 0.5 else _names(program))
+            other = value ^ {key}
+        elif name == "units":
+            other = rng.choice([range(value.start, value.stop - 1), range(value.start + 1, value.stop + 1), range(99)])
+        elif name == "model":
+            other = rng.choice([value.in_dtype("float32"), value.with_fields(sequence=8)])
+        elif name == "strategies":
+            other = rng.choice([value[::-1], value[:-1], tuple(replace(each, ckpt=not each.ckpt) for each in value)])
+        else:
+            other = max(0, value + rng.choice([-1, 1, 2]))
+        where = "all ranks" if everywhere else f"rank {rank}"
+        return f"{where}: {name} of the program", [
+            replace(each, **{name: other}) if each is program or (everywhere and getattr(each, name) == value) else each
+            for each in programs
+        ]
+
+    return change
+
+
+def _malformed(rng: random.Random, programs: Programs) -> tuple[str, Programs] | None:
+    """A field of another type, or far out of its range."""
+    rank = rng.randrange(len(programs))
+    program, rest = programs[rank], list(programs[rank].instructions)
+    place, name = rng.randrange(len(rest)), rng.choice([each.name for each in fields(Instruction)])
+    value = rng.choice([None, "x", -1, 10**6, ("x",), (None,), (10**6,), {"x": 1}, 1.5])
+    if value is None and getattr(rest[place], name) is None:
+        return None
+    rest[place] = rest[place].changed(**{name: value})
+    made = replace(program, instructions=tuple(rest))
+    return f"rank {rank}, {place}: {name} is {value!r}", [*programs[:rank], made, *programs[rank + 1 :]]
+
+
+KINDS: dict[str, Callable[[random.Random, Programs], tuple[str, Programs] | None]] = {
+    **{each.name: _changing(each.name) for each in fields(Instruction) if each.name != "frees"},
+    **{f"{name}, everywhere": _changing(name, everywhere=True) for name in EVERYWHERE},
+    "freed later": _freeing(True),
+    "freed earlier": _freeing(False),
+    **{f"{way}": _ordering(way) for way in ("swap", "move", "drop", "twice")},
+    **{f"{way}, everywhere": _ordering(way, everywhere=True) for way in ("swap", "move", "drop", "twice")},
+    "messages": _ungrouped,
+    **{f"program's {each.name}": _of_program(each.name) for each in fields(Program) if each.name != "instructions"},
+    **{f"program's {name}, everywhere": _of_program(name, True) for name in OF_ALL_PROGRAMS},
+    "malformed": _malformed,
+}
+# Kinds whose changes may leave a sound program: another order of the same step, or a label of what nobody looks at.
+OF_ORDER = frozenset({"waits", "after", "marks", "reads", "micro_batch", "half", "messages", "swap", "move", "twice"})
