@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark study fuzz clean
+.PHONY: demo test test-long lint benchmark study fuzz faults clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,9 @@ study: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz --degenerate --count 850
+
+faults: $(INSTALLED)
+	$(BIN)/python -m benchmarks.faults
 
 clean:
 	rm -rf $(VENV) build demo

@@ -374,12 +374,31 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
         ratio = f"{took * 1e9 / planned_ns:.3g} times the predicted time (profile {plan.predicted.profile_origin})"
         rate = plan.batch.global_samples * plan.planned_model().tokens / took
         rows.append(("median step", f"{took:.3f} s, {format_count(rate)} tokens/s, {ratio}"))
-    if report.walked_seconds is not None:
-        rows.append(("time walk", f"{report.walked_seconds:.3f} s a step, from the times that its instructions took"))
     if report.gradient_difference is not None:
         rows.append(("gradients", f"largest relative difference to one process {report.gradient_difference:.2e}"))
         rows.append(("parameters", f"largest difference after step {len(report.losses)} {report.parameter_difference:.2e}"))
     pairs(rows)
+    if report.instructions is not None:
+        _instruction_times(report)
+
+
+def _instruction_times(report: Any) -> None:
+    """What the instructions of each kind were predicted to take and took, and what that makes of a step."""
+    rows = [(each.kind, str(each.count), each.predicted_ns, each.measured_ns) for each in report.instructions]
+    predicted = None if report.predicted_seconds is None else report.predicted_seconds * 1e9
+    rows.append(("step, by these times", "1", predicted, report.walked_seconds * 1e9))
+    rows.append(("step, median", "1", predicted, median(report.step_seconds) * 1e9))
+    cells = [
+        [
+            kind,
+            count,
+            format_time(expected) if expected else "-",
+            format_time(took),
+            f"{took / expected:.2f}" if expected else "-",
+        ]
+        for kind, count, expected, took in rows
+    ]
+    table(("instructions of all ranks", "count", "predicted", "measured", "ratio"), cells, left=("instructions of all ranks",))
 
 
 def searching(text: str) -> AbstractContextManager[Any]:
