@@ -50,7 +50,8 @@ class RunReport:
     losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the memory
     walk; peak_bytes: by rank, what torch allocated (None where not asked for). gradient_difference: largest difference of any
     gradient of the first step against one process, relative to the largest gradient of its unit; parameter_difference:
-    largest absolute difference of any parameter after the last step; loss_difference: of any step's loss.
+    largest absolute difference of any parameter after the last step; loss_difference: of any step's loss. limit_bytes: what a
+    device may use, as the plan was made.
 
     Where instructions were measured: instructions: their times by kind, measured and predicted; predicted_seconds: of a step
     on one lane, by the time walk, as the profile or the plan has it (None where neither is of the model that ran);
@@ -69,6 +70,7 @@ class RunReport:
     gradient_difference: float | None
     parameter_difference: float | None
     loss_difference: float | None
+    limit_bytes: int | None = None
     instructions: list[KindTimes] | None = None
     predicted_seconds: float | None = None
     walked_seconds: float | None = None
@@ -149,6 +151,7 @@ def run_plans(
                 gradient_difference=first["gradient_difference"],
                 parameter_difference=first["parameter_difference"],
                 loss_difference=first["loss_difference"],
+                limit_bytes=plans[place].memory_bytes,
                 **(_measured(plans[place], programs, [rank[place]["spans"] for rank in ranks], profile) if measure else {}),
             )
         )

@@ -364,9 +364,14 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     rows.append(
         ("ran", f"{report.model} in {report.dtype} on {report.world} processes, {report.backend} back-end, {report.device}")
     )
-    rows.append(("memory walk", f"{format_bytes(max(report.predicted_peak_bytes))} at most on any rank of this run"))
-    if report.peak_bytes:
-        rows.append(("allocated", f"{format_bytes(max(report.peak_bytes))} at most on any rank, measured"))
+    for name, peaks, about in (
+        ("memory walk", report.predicted_peak_bytes, "of this run"),
+        ("allocated", report.peak_bytes, "measured"),
+    ):
+        if peaks:
+            over = max(peaks) > plan.memory_bytes
+            fits = f", more than the plan's limit of {format_bytes(plan.memory_bytes)}" if over else ""
+            rows.append((name, f"{format_bytes(max(peaks))} at most on any rank, {about}{fits}"))
     for number, (loss, seconds) in enumerate(zip(report.losses, report.step_seconds, strict=True), start=1):
         rows.append((f"step {number}", f"loss {loss:.9f}, {seconds:.3f} s"))
     if plan.predicted and scale_down == 1 and report.dtype == plan.planned_model().dtype:
