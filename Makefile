@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark study fuzz mutations clean
+.PHONY: demo test test-long lint benchmark study fuzz mutations faults clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -61,6 +61,9 @@ fuzz: $(INSTALLED)
 
 mutations: $(INSTALLED)
 	$(BIN)/python -m benchmarks.mutations --count 1000 --seed 0 --refused 50
+
+faults: $(INSTALLED)
+	$(BIN)/python -m benchmarks.faults
 
 clean:
 	rm -rf $(VENV) build demo

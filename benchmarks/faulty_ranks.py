@@ -12,10 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from trainplan.execution.program import Instruction, Op
-from trainplan.execution.run import executor, processes
-from trainplan.execution.run.executor import Executor
+from trainplan.execution.run import processes
 from trainplan.profiling.base.processes import Reporter
 
 FAULT, TOKEN = "TRAINPLAN_FAULT", "TRAINPLAN_FAULT_RUN"
@@ -26,10 +24,12 @@ ROOM_BYTES = 2**24  # that a rank without memory still gets
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> Any:
     """A rank that meets its fault in the midst of the instruction."""
-    fault = json.loads(os.environ[FAULT])
-    methods: dict[Op, Callable[[Executor, Instruction], None]] = dict(executor._METHODS)
+    from trainplan.execution.run import executor
 
-    def meeting(self: Executor, instruction: Instruction) -> None:
+    fault = json.loads(os.environ[FAULT])
+    methods: dict[Op, Callable[[Any, Instruction], None]] = dict(executor._METHODS)
+
+    def meeting(self: Any, instruction: Instruction) -> None:
         here = (self.places[id(instruction)], report.position.get()[1])
         if rank == fault["rank"] and here == (fault["place"], fault["step"]):
             Path(fault["note"]).write_text(str(time.monotonic()))
@@ -52,6 +52,8 @@ def _meet(fault: str) -> None:
     elif fault == "exception":
         raise ArithmeticError("a fault made on purpose")
     else:
+        import torch
+
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + ROOM_BYTES, mapped + ROOM_BYTES))
         torch.empty(4 * ROOM_BYTES, dtype=torch.uint8)

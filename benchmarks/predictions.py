@@ -60,7 +60,7 @@ def main() -> None:
     rows = []
     for devices, requests in ((1, ONE), (2, TWO)):
         made = plans(devices, requests)
-        timed = run_plans(made, steps=STEPS, compare=False, record=True)
+        timed = run_plans(made, steps=STEPS, compare=False, measure=True)
         memory = run_plans(made, steps=1, compare=False, measure_memory=True)
         for request, plan, report, held in zip(requests, made, timed, memory, strict=True):
             assert plan.predicted is not None and report.walked_seconds is not None and held.peak_bytes is not None

@@ -12,14 +12,17 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
 from trainplan.execution.run.room import check_memory
 from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.measured import MeasuredCosts, Span
+from trainplan.execution.walk.costs import CarriedCosts, ProfiledCosts
+from trainplan.execution.walk.measured import KindTimes, MeasuredCosts, Span, times_by_kind
+from trainplan.execution.walk.measured_profile import with_measured_times
 from trainplan.execution.walk.memory import BACKENDS, Backend, memory_walk
-from trainplan.execution.walk.time import time_walk
+from trainplan.execution.walk.time import Durations, time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
 from trainplan.profiling.base.processes import Report, Reporter, run_workers
 from trainplan.profiling.base.watchdog import STALL_S, Position
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.profiles import Profile
 
 MOST_PROCESSES = 64
 Device = Literal["cpu", "cuda"]
@@ -47,8 +50,12 @@ class RunReport:
     losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the memory
     walk; peak_bytes: by rank, what torch allocated (None where not asked for). gradient_difference: largest difference of any
     gradient of the first step against one process, relative to the largest gradient of its unit; parameter_difference:
-    largest absolute difference of any parameter after the last step; loss_difference: of any step's loss. walked_seconds: of
-    a step, by the time walk, from the median times that its instructions took here (None where they were not recorded).
+    largest absolute difference of any parameter after the last step; loss_difference: of any step's loss. limit_bytes: what a
+    device may use, as the plan was made.
+
+    Where instructions were measured: instructions: their times by kind, measured and predicted; predicted_seconds: of a step
+    on one lane, by the time walk, as the profile or the plan has it (None where neither is of the model that ran);
+    walked_seconds: the same by the median times that its instructions took here; profile: the one that was given, with these.
     """
 
     model: str
@@ -63,7 +70,11 @@ class RunReport:
     gradient_difference: float | None
     parameter_difference: float | None
     loss_difference: float | None
+    limit_bytes: int | None = None
+    instructions: list[KindTimes] | None = None
+    predicted_seconds: float | None = None
     walked_seconds: float | None = None
+    profile: Profile | None = None
 
 
 def run_plans(
@@ -76,7 +87,8 @@ def run_plans(
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,
-    record: bool = False,
+    measure: bool = False,
+    profile: Profile | None = None,
     progress: Report | None = None,
     timeout: float = float("inf"),
     stall_timeout: float = STALL_S,
@@ -86,14 +98,15 @@ def run_plans(
 
     model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
     one that the plan's placement names, and so the same one in all plans. Every set of programs passes the static checks
-    first. record: also walk the step by the times that its instructions take. where: what errors and warnings call the plans,
+    first. measure: what instructions take, against what the plan predicts, or the profile, which has the shapes of the one
+    plan, and gets these times. where: what errors and warnings call the plans,
     which need more memory than they were made for, or than there is. timeout: seconds for all of it; stall_timeout: seconds
     after which a rank that is stopped, or all that stand still, are ended (see `profiling.base.watchdog`). Raises InputError
     for bad arguments and where a device has less memory than a rank needs, WorkerError when a process fails.
     """
     check_settings(plans, steps, backend, device, seed, stall_timeout)
-    if record and backend != "serial":
-        raise InputError("command line", "--record", f"goes with {backend!r}", "give --backend serial: lanes hide who waits")
+    if measure and backend != "serial":
+        raise InputError("command line", "--measure", f"goes with {backend!r}", "give --backend serial: lanes hide who waits")
     if measure_memory and backend not in MEASURED_BACKENDS:
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
@@ -115,12 +128,12 @@ def run_plans(
         "seed": seed,
         "compare": compare,
         "memory": measure_memory,
-        "record": record,
+        "record": measure,
     }
     target = "trainplan.execution.run.processes:run_rank"
     limits = {"timeout": timeout, "stall_timeout": stall_timeout}
-    place = partial(place_in_step, jobs)
-    ranks = run_workers(target, world, job, progress=progress, place=place, backend=COMMUNICATION[device], **limits)
+    position = partial(place_in_step, jobs)
+    ranks = run_workers(target, world, job, progress=progress, place=position, backend=COMMUNICATION[device], **limits)
     reports = []
     for place, plan_job in enumerate(jobs):
         programs, first = plan_job["programs"], ranks[0][place]
@@ -135,19 +148,32 @@ def run_plans(
                 step_seconds=[max(times) for times in zip(*(rank[place]["seconds"] for rank in ranks), strict=True)],
                 predicted_peak_bytes=[walk.peak_bytes for walk in walks[place]],
                 peak_bytes=[rank[place]["peak_bytes"] for rank in ranks] if measure_memory else None,
-                walked_seconds=_walked_seconds(programs, [rank[place]["spans"] for rank in ranks]) if record else None,
                 gradient_difference=first["gradient_difference"],
                 parameter_difference=first["parameter_difference"],
                 loss_difference=first["loss_difference"],
+                limit_bytes=plans[place].memory_bytes,
+                **(_measured(plans[place], programs, [rank[place]["spans"] for rank in ranks], profile) if measure else {}),
             )
         )
     return reports
 
 
-def _walked_seconds(programs: Sequence[Program], spans: Sequence[Sequence[Sequence[Span]]]) -> float:
-    """A step by the time walk, from when the instructions of all ranks began and ended, by rank and step."""
-    costs = MeasuredCosts(programs, list(zip(*spans, strict=True)))
-    return time_walk(programs, costs, "serial").step_ns / 1e9
+def _measured(
+    plan: Plan, programs: Sequence[Program], spans: Sequence[Sequence[Sequence[Span]]], profile: Profile | None
+) -> dict[str, Any]:
+    """Fields of a report that are about what instructions took. spans: when they began and ended, by rank and step."""
+    measured = MeasuredCosts(programs, list(zip(*spans, strict=True)))
+    predicted: Durations | None = None
+    if profile is not None:
+        predicted = ProfiledCosts(plan, profile)
+    elif plan.predicted and plan.predicted.durations and programs[0].model.shape() == plan.planned_model().shape():
+        predicted = CarriedCosts(plan.predicted.durations)
+    return {
+        "instructions": times_by_kind(programs, measured, predicted),
+        "predicted_seconds": None if predicted is None else time_walk(programs, predicted).step_ns / 1e9,
+        "walked_seconds": time_walk(programs, measured).step_ns / 1e9,
+        "profile": None if profile is None else with_measured_times(profile, plan, programs, measured),
+    }
 
 
 def place_in_step(jobs: Sequence[Mapping[str, Sequence[Program]]], rank: int, position: Sequence[int]) -> str:

@@ -1,17 +1,19 @@
 """What instructions took in a run, waiting left out, for the time walk.
 
-All ranks of a run read one clock. In a collective nobody waits longer than the last member that comes takes; the walk itself
-takes the least of their times. A send waits for its receive to begin, and a receive for its send: the time of either counts
+All ranks of a run read one clock. In a collective the member that comes last waits for nobody: it takes all of them the least
+of their times. A send waits for its receive to begin, and a receive for its send: the time of either counts
 from when the other one has come to it. A receive's counts from the end of a send, which the walk has let pass by then.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.program import COLLECTIVES, POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.walk.time import Durations
 
 Span = tuple[int, int]  # when an instruction began and ended, in ns
 
@@ -24,15 +26,43 @@ class MeasuredCosts:
 
     def __init__(self, programs: Sequence[Program], spans: Sequence[Sequence[Sequence[Span]]]) -> None:
         self._programs = programs  # so that no other instruction can take the place of one of theirs
-        self._times: dict[int, int] = {}
+        self._times: dict[tuple[int, int], int] = {}  # by rank and instruction: ranks that do the same share instructions
         steps = [_without_waiting(programs, step) for step in spans]
         for program, *times in zip(programs, *steps, strict=True):
             for instruction, *each in zip(program.instructions, *times, strict=True):
-                self._times[id(instruction)] = int(median(each))
+                self._times[program.rank, id(instruction)] = int(median(each))
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
         """What an instruction of these programs took, in whole ns."""
-        return self._times[id(instruction)]
+        return self._times[program.rank, id(instruction)]
+
+
+@dataclass(frozen=True)
+class KindTimes:
+    """What the instructions of one kind take in a step, all ranks together, in ns, without waiting. predicted_ns: None where
+    nothing predicts them."""
+
+    kind: str
+    count: int
+    predicted_ns: int | None
+    measured_ns: int
+
+
+def times_by_kind(programs: Sequence[Program], measured: Durations, predicted: Durations | None) -> list[KindTimes]:
+    """Predicted and measured times of the instructions of these programs by their operation, the longest measured first."""
+    kinds: dict[Op, list[tuple[Program, Instruction]]] = defaultdict(list)
+    for program in programs:
+        for instruction in program.instructions:
+            kinds[instruction.op].append((program, instruction))
+
+    def total(costs: Durations, each: list[tuple[Program, Instruction]]) -> int:
+        return sum(costs(program, instruction) for program, instruction in each)
+
+    rows = [
+        KindTimes(str(op), len(each), None if predicted is None else total(predicted, each), total(measured, each))
+        for op, each in kinds.items()
+    ]
+    return sorted(rows, key=lambda row: -row.measured_ns)
 
 
 def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]]) -> list[list[int]]:
@@ -43,13 +73,30 @@ def _without_waiting(programs: Sequence[Program], spans: Sequence[Sequence[Span]
             for op, sender, receiver in _messages(program, instruction):
                 arrivals[op, sender, receiver].append(end if instruction.op is Op.SEND else start)
     moments = {key: iter(values) for key, values in arrivals.items()}
-    return [
+    times = [
         [
             max(0, end - max([start, *(next(moments[_ANSWER[op], a, b]) for op, a, b in _messages(program, instruction))]))
             for instruction, (start, end) in zip(program.instructions, of_program, strict=True)
         ]
         for program, of_program in zip(programs, spans, strict=True)
     ]
+    for meeting in _meetings(programs):
+        least = min(times[number][place] for number, place in meeting)
+        for number, place in meeting:
+            times[number][place] = least
+    return times
+
+
+def _meetings(programs: Sequence[Program]) -> Iterable[list[tuple[int, int]]]:
+    """Of each collective, the program and the place in it of every member. A group's are in one order on all its members."""
+    meetings: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = defaultdict(list)
+    for number, program in enumerate(programs):
+        counts: dict[tuple[int, ...], int] = defaultdict(int)
+        for place, instruction in enumerate(program.instructions):
+            if instruction.op in COLLECTIVES:
+                meetings[instruction.group, counts[instruction.group]].append((number, place))
+                counts[instruction.group] += 1
+    return [meeting for (group, _), meeting in meetings.items() if len(group) > 1]
 
 
 _ANSWER = {Op.SEND: Op.RECEIVE, Op.RECEIVE: Op.SEND}

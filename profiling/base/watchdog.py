@@ -3,10 +3,11 @@
 Two signs count, each of which must last for a stated time without a break:
 
 - *stopped*: the system holds a process back, by SIGSTOP or for a debugger. It may have been stopped by hand, and be continued.
-- *stuck*: no process has got any further in its work, none waits for a disk, and together they have hardly used a processor.
-  They wait for each other, or for something that does not come.
+- *stuck*: all processes have begun their work, but none has got any further, none waits for a disk or for a processor, and
+  together they have hardly used one. They wait for each other, or for something that does not come.
 
-Work that is merely slow shows neither: it uses a processor, however small a share of one it gets. Where the watching process
+Work that is merely slow shows neither: it uses a processor, or wants one that others use. (How long processes may take to find
+each other before their work, torch limits.) Where the watching process
 itself was held back in the meantime, all counts begin anew. What processes do is read from /proc; where there is none, nothing
 is noticed.
 """
@@ -20,15 +21,16 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 STALL_S = 30.0  # that either sign must last for, unless a caller says otherwise
-IDLE = 0.005  # the share of a processor that a process may use while it only waits: threads of torch look about now and then
+IDLE = 0.005  # the share of a processor that one may use or want that only waits: threads of torch look about now and then
 NUMBERS = 3  # that say where a process is
 
 
 class Activity(NamedTuple):
-    """What the system says of a process: its state, a letter as in /proc/PID/stat, and the processor time it has used."""
+    """What the system says of a process: its state, a letter as in /proc/PID/stat, and for how long it has used a processor, or
+    its main thread was ready for one that it did not get."""
 
     state: str
-    cpu_s: float
+    busy_s: float
 
 
 class Stall(NamedTuple):
@@ -59,12 +61,14 @@ class Position:
 
 def activity(process: int) -> Activity | None:
     """What a process does; None where the system does not say, or the process is gone."""
+    folder = Path(f"/proc/{process}")
     try:
-        text = Path(f"/proc/{process}/stat").read_text()
+        state, *fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        delay = folder / "schedstat"  # not every kernel has it
+        delayed_s = int(delay.read_text().split()[1]) / 1e9 if delay.exists() else 0.0
     except OSError:
         return None
-    state, *fields = text.rpartition(")")[2].split()
-    return Activity(state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK"))
+    return Activity(state, (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK") + delayed_s)
 
 
 class Watchdog:
@@ -80,14 +84,14 @@ class Watchdog:
         self._last_look = float("-inf")
         self._stopped_since: dict[int, float] = {}
         self._quiet_since = float("-inf")
-        self._cpu_then = 0.0
+        self._busy_then = 0.0
         self._places_then: list[tuple[int, ...]] = []
 
     def look(self, now: float, processes: Mapping[int, int]) -> Stall | None:
         """A look at the processes, whose ids are listed by their names; the stall, if there is one. now: in seconds."""
         seen = {name: self._activity_of(process) for name, process in processes.items()}
         places = [position.get() for position in self._positions]
-        cpu_s = sum(each.cpu_s for each in seen.values() if each)
+        busy_s = sum(each.busy_s for each in seen.values() if each)
         if now - self._last_look > self._stall_s / 2:
             self._stopped_since.clear()
             self._quiet_since = float("inf")
@@ -98,8 +102,9 @@ class Watchdog:
             elif now - self._stopped_since.setdefault(name, now) >= self._stall_s:
                 return Stall("stopped", name)
         # A process that ends takes its time with it: the sum may fall, too.
-        waits_for_disk = any(each is None or each.state == "D" for each in seen.values())
-        worked = abs(cpu_s - self._cpu_then) > IDLE * self._stall_s * len(processes)
-        if waits_for_disk or worked or places != self._places_then or now < self._quiet_since:
-            self._quiet_since, self._cpu_then, self._places_then = now, cpu_s, places
+        active = any(each is None or each.state in "DR" for each in seen.values())
+        starting = not all(map(any, places))
+        worked = abs(busy_s - self._busy_then) > IDLE * self._stall_s * len(processes)
+        if active or starting or worked or places != self._places_then or now < self._quiet_since:
+            self._quiet_since, self._busy_then, self._places_then = now, busy_s, places
         return Stall("stuck") if now - self._quiet_since >= self._stall_s else None

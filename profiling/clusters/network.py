@@ -130,12 +130,16 @@ class Network(Record):
     def _find(self, ranks: Sequence[int], operation: Operation | None) -> Link:
         if self.matrix is not None:
             return self.matrix.link(ranks)
+        return self._shared(self.islands[self.island_of(ranks, operation)], ranks)
+
+    def island_of(self, ranks: Sequence[int], operation: Operation | None = None) -> int:
+        """The place of the island whose link the group uses for the operation. Raises ValueError where there is none."""
         lowest, highest = min(ranks), max(ranks)
-        holding = [island for island in self.islands if island.holds(lowest, highest)]
+        holding = [place for place, island in enumerate(self.islands) if island.holds(lowest, highest)]
         for wanted in (operation, None):
-            for island in holding:
-                if island.operation == wanted:
-                    return self._shared(island, ranks)
+            for place in holding:
+                if self.islands[place].operation == wanted:
+                    return place
         raise ValueError(f"no island holds the devices {lowest} to {highest}")
 
     def _shared(self, island: Island, ranks: Sequence[int]) -> Link:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from trainplan.profiling.base.progress import Report
+from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.measure.allocations import PeakMemory
 from trainplan.profiling.measure.doubts import doubtful, seconds
 from trainplan.profiling.measure.timing import Clock, OutOfMemory, Timed, attempted, repeat, slowest, timed
@@ -32,7 +32,7 @@ Task = dict[str, Any]
 T = TypeVar("T")
 
 
-def measure_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
+def measure_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
     """Body of one measuring process. Each task is reported when it has started, and finished with its result.
 
     A result may be {"out_of_memory": True}. What other results contradict is measured once more, and the shorter time kept.
@@ -48,6 +48,7 @@ def measure_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> 
     results = dict[int, Any]()
 
     def measured(number: int, task: Task, waiting: int) -> Any:
+        report.position.set(0, 1, number + 1)
         report({"started": number, "of": job["of"], "shape": task["title"]})
         # What earlier tasks have left of the budget is shared out among the rest, alike on all processes.
         left = job["budget"] - slowest(world, [time.perf_counter() - started])[0]

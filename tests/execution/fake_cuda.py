@@ -97,6 +97,7 @@ class FakeCuda:
         self._default = Stream(self)
         self._speed: dict[int, float] = {}
         self._handed_on: Clock = {}
+        self._steps = 0
 
     def Stream(self, device: object) -> Stream:
         return Stream(self)
@@ -117,14 +118,17 @@ class FakeCuda:
 
     @property
     def thread_clock(self) -> Clock:
-        """What the calling thread has waited for; to begin with, what was handed on."""
+        """What the calling thread has waited for, or was handed on to it with its work."""
         if not hasattr(self._current, "clock"):
-            self._current.clock = dict(self._handed_on)
+            self._current.clock, self._current.steps = {}, 0
+        if self._current.steps < self._steps:
+            _merge(self._current.clock, self._handed_on)
+            self._current.steps = self._steps
         return self._current.clock
 
     def hand_on(self) -> None:
-        """Threads that begin from now on know what the calling one knows."""
-        self._handed_on = dict(self.thread_clock)
+        """Threads that take up work from now on know what the calling one knows."""
+        self._handed_on, self._steps = dict(self.thread_clock), self._steps + 1
 
     def progress(self) -> None:
         for _ in range(int(self.rng.expovariate(1.0) * self.eagerness)):

@@ -17,7 +17,10 @@ STALL_S = 10.0
 
 @pytest.fixture
 def positions(tmp_path: Path) -> list[Position]:
-    return [Position(tmp_path / f"position.{rank}") for rank in range(2)]
+    both = [Position(tmp_path / f"position.{rank}") for rank in range(2)]
+    for position in both:
+        position.set(0, 1, 0)
+    return both
 
 
 def looks(
@@ -62,7 +65,8 @@ def test_processes_that_wait_for_each_other_are_noticed(positions: list[Position
 @pytest.mark.parametrize(
     "slow",
     [
-        lambda now: Activity("R", 0.02 * now),  # a fiftieth of a processor, and no instruction ends
+        lambda now: Activity("S", 0.02 * now),  # a fiftieth of a processor, and no instruction ends
+        lambda now: Activity("R", 0.0),  # it gets no processor at all
         lambda now: Activity("D", 0.0),  # swapped out and in
         lambda now: Activity("S", 100.0 - now),  # a process ends with its time, while another works
         lambda now: None,  # the system says nothing of processes
@@ -78,6 +82,11 @@ def test_progress_without_work_is_no_halt(positions: list[Position]) -> None:
         return Activity("S", 0.0)
 
     assert looks(positions, seen)[0] is None
+
+
+def test_processes_that_have_not_begun_their_work_are_not_stuck(positions: list[Position]) -> None:
+    positions[1].set(0, 0, 0)
+    assert looks(positions, lambda now, process: Activity("S", 0.0))[0] is None
 
 
 def test_time_in_which_nobody_looked_does_not_count(positions: list[Position]) -> None:
@@ -102,7 +111,7 @@ def test_what_this_process_does() -> None:
     after = activity(os.getpid())
     assert before is not None and after is not None
     assert after.state == "R"
-    assert after.cpu_s > before.cpu_s
+    assert after.busy_s > before.busy_s
     assert activity(2**30) is None
 
 

@@ -14,9 +14,11 @@ from trainplan.execution.exports.registry import exporter
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.planned import Planned
 from trainplan.planning import plan_row, planned, row_rank
+from trainplan.predicting import plan_profile
 from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source
@@ -282,7 +284,9 @@ def run(
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,
-    record: bool = False,
+    measure: bool = False,
+    cluster: FilePath | Cluster | None = None,
+    profile: FilePath | Profile | None = None,
     stall_timeout: float = STALL_S,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
@@ -291,14 +295,16 @@ def run(
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
     smaller. dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or
     cuda (NCCL). seed: of parameters and samples. compare: also run on one process and compare gradients. measure_memory: what
-    each rank allocates. record: walk the step by the times that its instructions take here, too. progress: called with a dict
-    for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
+    each rank allocates. progress: called with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
+
+    measure: what the instructions of each kind take, beside what is predicted: by the plan, or by a profile, one made earlier
+    or estimated on a cluster, which is in the report with the measured times in it, for the next `plan` or `simulate`.
 
     stall_timeout: a rank that is stopped (SIGSTOP) for so many seconds ends the run, and so do ranks that for so long neither
     get on, nor use a processor, nor wait for a disk. A step may take longer.
     """
     options: dict[str, Any] = {"steps": steps, "backend": backend, "device": device, "seed": seed, "compare": compare}
-    options |= {"measure_memory": measure_memory, "record": record, "progress": progress, "stall_timeout": stall_timeout}
+    options |= {"measure_memory": measure_memory, "measure": measure, "progress": progress, "stall_timeout": stall_timeout}
     the_plan, where = _loaded(source)
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", "running a plan")
@@ -307,7 +313,24 @@ def run(
         fix = f"give the config of {the_model.name!r}, or plan for {other.name!r}"
         problem_text = f"is {the_model.digest!r}, but {os.fspath(model)} has {other.digest!r}"
         raise InputError(where, "model_digest", problem_text, fix)
-    return run_plans([the_plan], model=runnable(the_model, dtype, where).scaled(scale_down), where=where, **options)[0]
+    run_model = runnable(the_model, dtype, where).scaled(scale_down)
+    base = None
+    if cluster is not None or profile is not None:
+        base = _profile_to_measure(the_plan, run_model, measure, cluster, profile)
+    return run_plans([the_plan], model=run_model, where=where, profile=base, **options)[0]
+
+
+def _profile_to_measure(
+    the_plan: Plan, model: Model, measure: bool, cluster: FilePath | Cluster | None, profile: FilePath | Profile | None
+) -> Profile:
+    """The profile with the shapes of a plan that measured times go into. Raises InputError."""
+    option = "--profile" if cluster is None else "--cluster"
+    if not measure:
+        raise InputError("command line", option, "is given without --measure", "give both, or neither")
+    if model.shape() != the_plan.planned_model().in_dtype(model.dtype).shape():
+        raise InputError("command line", option, "is given with --scale-down", "measure the plan's own model for a profile")
+    the_cluster = None if cluster is None else cluster_of(cluster)
+    return plan_profile(the_plan, Request(model, the_cluster, the_plan.batch.global_samples, profile=profile_of(profile)))
 
 
 def export(source: Plan | Source, to: str) -> Export:

@@ -386,9 +386,14 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     rows.append(
         ("ran", f"{report.model} in {report.dtype} on {report.world} processes, {report.backend} back-end, {report.device}")
     )
-    rows.append(("memory walk", f"{format_bytes(max(report.predicted_peak_bytes))} at most on any rank of this run"))
-    if report.peak_bytes:
-        rows.append(("allocated", f"{format_bytes(max(report.peak_bytes))} at most on any rank, measured"))
+    for name, peaks, about in (
+        ("memory walk", report.predicted_peak_bytes, "of this run"),
+        ("allocated", report.peak_bytes, "measured"),
+    ):
+        if peaks:
+            over = max(peaks) > plan.memory_bytes
+            fits = f", more than the plan's limit of {format_bytes(plan.memory_bytes)}" if over else ""
+            rows.append((name, f"{format_bytes(max(peaks))} at most on any rank, {about}{fits}"))
     for number, (loss, seconds) in enumerate(zip(report.losses, report.step_seconds, strict=True), start=1):
         rows.append((f"step {number}", f"loss {loss:.9f}, {seconds:.3f} s"))
     if plan.predicted and scale_down == 1 and report.dtype == plan.planned_model().dtype:
@@ -396,12 +401,31 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
         ratio = f"{took * 1e9 / planned_ns:.3g} times the predicted time (profile {plan.predicted.profile_origin})"
         rate = plan.batch.global_samples * plan.planned_model().tokens / took
         rows.append(("median step", f"{took:.3f} s, {format_count(rate)} tokens/s, {ratio}"))
-    if report.walked_seconds is not None:
-        rows.append(("time walk", f"{report.walked_seconds:.3f} s a step, from the times that its instructions took"))
     if report.gradient_difference is not None:
         rows.append(("gradients", f"largest relative difference to one process {report.gradient_difference:.2e}"))
         rows.append(("parameters", f"largest difference after step {len(report.losses)} {report.parameter_difference:.2e}"))
     pairs(rows)
+    if report.instructions is not None:
+        _instruction_times(report)
+
+
+def _instruction_times(report: Any) -> None:
+    """What the instructions of each kind were predicted to take and took, and what that makes of a step."""
+    rows = [(each.kind, str(each.count), each.predicted_ns, each.measured_ns) for each in report.instructions]
+    predicted = None if report.predicted_seconds is None else report.predicted_seconds * 1e9
+    rows.append(("step, by these times", "1", predicted, report.walked_seconds * 1e9))
+    rows.append(("step, median", "1", predicted, median(report.step_seconds) * 1e9))
+    cells = [
+        [
+            kind,
+            count,
+            format_time(expected) if expected else "-",
+            format_time(took),
+            f"{took / expected:.2f}" if expected else "-",
+        ]
+        for kind, count, expected, took in rows
+    ]
+    table(("instructions of all ranks", "count", "predicted", "measured", "ratio"), cells, left=("instructions of all ranks",))
 
 
 def searching(text: str) -> AbstractContextManager[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from trainplan.execution.exports.registry import export_names
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES
 from trainplan.formulations.plan import load_plan
 from trainplan.presets import OPTIMUM, PLANNERS, preset
+from trainplan.profiling.base.errors import InputError
 
 EXAMPLES = {
     "simulate": "trainplan simulate plan.json --trace trace.json --picture timeline.png",
-    "run": "trainplan run plan.json --steps 3 --scale-down 8 --dtype float64",
+    "run": "trainplan run plan.json --steps 3 --scale-down 8 --dtype float64; "
+    "trainplan run plan.json --measure --cluster cpu-4 -o profile.json",
     "trial": "trainplan trial --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --scale-down 8 --top 3 -o plan.json",
     "export": "trainplan export plan.json --to megatron -o megatron_args.sh",
     "throughput": "trainplan throughput --model bert-huge-32 --cluster rtx-titan-8 --memory 12GiB --planner galvatron-bmw "
@@ -74,19 +76,34 @@ def simulate(source: Path, **values: Any) -> Outcome:
         options.RUN_BACKEND,
         flag("compare", bool, "Also run on one process and compare gradients.", True, names=("--compare/--no-compare",)),
         flag("measure_memory", bool, "Measure what each rank allocates in a step.", False),
-        flag("record", bool, "Walk the step by the measured times of its instructions, too.", False),
+        flag("measure", bool, "Measure what instructions take, beside what is predicted of them.", False),
+        flag("cluster", str | None, "With --measure: predict by an estimate on this cluster. [default: as planned]"),
+        flag("profile", Path | None, "With --measure: predict by this profile."),
         options.RUN_DEVICE,
         options.STALL_TIMEOUT,
         flag("seed", int, "Seed of parameters and samples.", 0),
+        output("With --measure: write the profile with the measured times here."),
     ]
 )
-def run(plan: Path, **values: Any) -> Outcome:
-    """Run a plan: training steps on local processes, compared with one process."""
+def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
+    """Run a plan: training steps on local processes, compared with one process.
+
+    With --measure and -o, what its instructions take goes into a profile, and `plan --profile` and `simulate --profile` then
+    count with that.
+    """
+    if output is not None and (not values["measure"] or values["cluster"] is values["profile"] is None):
+        fix = "give it with --measure and a --profile, or a --cluster, which has the other numbers"
+        raise InputError("command line", "--output", "has no profile to write", fix)
     loaded = load_plan(plan)
     with render.working("running") as progress:
         report = api.run(plan, progress=progress, **values)
-    content = {"predicted": loaded.predicted.model_dump() if loaded.predicted else None, **asdict(report)}
-    return Outcome(content, partial(render.run_report, loaded, report, values["scale_down"]))
+    content = {
+        "predicted": loaded.predicted.model_dump() if loaded.predicted else None,
+        **asdict(replace(report, profile=None)),
+    }
+    del content["profile"]  # it is a file of its own
+    show, profile = partial(render.run_report, loaded, report, values["scale_down"]), report.profile
+    return Outcome(content, show, {"output": lambda: profile.model_dump_json(indent=1) + "\n"} if profile else {})
 
 
 def _trial(words: Sequence[str]) -> Command:

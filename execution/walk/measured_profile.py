@@ -1,0 +1,176 @@
+"""A profile with the times that the instructions of a run took in place of its own.
+
+- The times of a sub-layer become those measured of it, for the rows and the degree that it ran with. What the profile only
+  estimates of the same sub-layer is left out: it is completed anew from what was measured, as for any profile.
+- A link becomes as much slower or faster, for an operation, as all instructions that use it so took longer or shorter.
+- So do copies between device and host; an optimizer's rate is the time of its steps by their parameters.
+
+The walk over the programs then takes what they took. Bytes stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median, quantiles
+from typing import NamedTuple
+
+from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.walk.costs import COPIED, STEPS, TRANSFERS, ProfiledCosts
+from trainplan.execution.walk.time import Durations
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.work.planned import samples_of
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.network import Island, Network, Operation
+from trainplan.profiling.profiles import Number, Profile, Rate, UnitCost
+
+TIMES = {
+    Op.FORWARD: "forward_ns",
+    Op.RECOMPUTE: "forward_ns",
+    Op.FORWARD_WITHOUT_GRAPH: "forward_without_graph_ns",
+    Op.BACKWARD: "backward_ns",
+}
+LEAST, MOST = 1.0, 1e18  # bytes a second that a link may have
+
+
+class _Shape(NamedTuple):
+    """What a sub-layer was computed with: its name, the tensor-parallel degree, the rows of a device."""
+
+    sublayer: str
+    tp: int
+    rows: int
+
+
+def with_measured_times(profile: Profile, plan: Plan, programs: Sequence[Program], measured: Durations) -> Profile:
+    """The profile, which has all shapes of the plan, with what the instructions of its programs took. Raises InputError where
+    the profile is of several kinds of device: what runs here runs on one."""
+    if len(profile.kinds) > 1:
+        problem = f"are of several kinds of device: {', '.join(profile.kinds)}"
+        raise InputError("profile", "costs", problem, "give a profile of one kind: what is measured here is")
+    issued = [(program, i) for program in programs for i in program.instructions]
+    computed = _computed(profile, samples_of(plan), issued, measured)
+    names = {shape.sublayer for shape in computed}
+    kept = [
+        entry
+        for entry in profile.costs
+        if (entry.sublayer not in names or entry.forward_ns.origin != "estimated")
+        and _Shape(entry.sublayer, entry.tp, entry.rows) not in computed
+    ]
+    predicted = ProfiledCosts(plan, profile)
+    changes: dict[str, object] = {
+        "costs": [*kept, *computed.values()],
+        "network": _network(profile.network, plan, issued, measured, predicted),
+        "provenance": profile.provenance | {"run": f"times of a run of {plan.world} processes"},
+    }
+    if rate := _rate(Op.OPTIMIZER_STEP, issued, measured):
+        changes["optimizer_ns_per_parameter"] = rate
+    if profile.host is not None:
+        host: dict[str, object] = {}
+        if rate := _rate(Op.HOST_OPTIMIZER_STEP, issued, measured):
+            host["optimizer_ns_per_parameter"] = rate
+        for way in ("to_device", "to_host"):
+            of_way = [each for each in issued if each[1].op in COPIED and COPIED[each[1].op] == way]
+            if ratio := _ratio(of_way, measured, predicted):
+                value = getattr(profile.host, f"{way}_bytes_per_s").value / ratio
+                host[f"{way}_bytes_per_s"] = Rate(value=value, origin="measured")
+        changes["host"] = profile.host.changed(**host)
+    return profile.changed(**changes)
+
+
+def _computed(
+    profile: Profile, samples: int, issued: Sequence[tuple[Program, Instruction]], measured: Durations
+) -> dict[_Shape, UnitCost]:
+    """Of each shape that was computed whole, its entry of the profile with the times measured."""
+    times: dict[_Shape, dict[Op, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for program, i in issued:
+        if i.unit is not None and i.half is None and (i.op in TIMES or i.op in (Op.LOSS_STATISTICS, Op.LOSS)):
+            strategy, name = program.strategies[i.unit], program.model.key_of(program.model.units[i.unit])
+            shape = _Shape(name, strategy.degree("tp"), samples // strategy.data_degree)
+            times[shape][i.op].append(measured(program, i))
+    return {
+        shape: _entry(profile.cost(*shape), of_shape) for shape, of_shape in times.items() if of_shape.keys() & TIMES.keys()
+    }
+
+
+def _entry(entry: UnitCost, times: Mapping[Op, Sequence[int]]) -> UnitCost:
+    """A head's forward pass has the loss's statistics with it, and its backward pass the loss. A pass that did not run is as
+    much slower or faster as the other forward pass is."""
+    first = Op.FORWARD_WITHOUT_GRAPH if Op.FORWARD_WITHOUT_GRAPH in times else Op.FORWARD
+    beside = {first: Op.LOSS_STATISTICS, Op.BACKWARD: Op.LOSS}
+    numbers: dict[str, Number] = {}
+    for op, name in TIMES.items():
+        if op in times and name not in numbers:
+            added = median(times[beside[op]]) if beside.get(op) in times else 0
+            numbers[name] = Number(value=round(median(times[op]) + added), origin="measured", spread=_spread(times[op]))
+    ratios = [numbers[name].value / before for name in numbers if (before := getattr(entry, name).value)]
+    for name in set(TIMES.values()) - set(numbers):
+        before = getattr(entry, name)
+        numbers[name] = before.changed(value=round(before.value * (ratios[0] if ratios else 1)), origin="estimated")
+    return entry.changed(**numbers)
+
+
+def _spread(values: Sequence[int]) -> float:
+    """Half-width of the middle half, relative to the median."""
+    if len(values) < 2 or not median(values):
+        return 0.0
+    lower, middle, upper = quantiles(values, n=4)
+    return round((upper - lower) / 2 / middle, 6)
+
+
+def _rate(op: Op, issued: Sequence[tuple[Program, Instruction]], measured: Durations) -> Rate | None:
+    """Nanoseconds a parameter of all steps of an optimizer; None where it made none."""
+    steps = [(program, i) for program, i in issued if i.op is op]
+    parameters = sum(p.buffers[f"{STEPS[op]}.{i.unit}"] // p.model.element_bytes for p, i in steps)
+    return Rate(value=sum(measured(*each) for each in steps) / parameters, origin="measured") if parameters else None
+
+
+def _ratio(issued: Sequence[tuple[Program, Instruction]], measured: Durations, predicted: Durations) -> float | None:
+    """How many times longer than predicted some instructions took together; None where either is nothing."""
+    took, expected = (sum(costs(*each) for each in issued) for costs in (measured, predicted))
+    return took / expected if took and expected else None
+
+
+def _network(
+    network: Network,
+    plan: Plan,
+    issued: Sequence[tuple[Program, Instruction]],
+    measured: Durations,
+    predicted: Durations,
+) -> Network:
+    """Links with the operations measured on them, each in its own right. A matrix, which has one for all, stays as it is."""
+    if network.matrix is not None:
+        return network
+    devices = plan.placement or range(plan.world)
+    users: dict[tuple[int, Operation], list[tuple[Program, Instruction]]] = defaultdict(list)
+    for program, i in issued:
+        if i.op in TRANSFERS and len(i.group) > 1 and not i.by_processor:
+            place = network.island_of([devices[rank] for rank in i.group], TRANSFERS[i.op])
+            users[place, TRANSFERS[i.op]].append((program, i))
+    ratios = {key: ratio for key, each in users.items() if (ratio := _ratio(each, measured, predicted))}
+    return network.changed(islands=list(_islands(network.islands, ratios))) if ratios else network
+
+
+def _islands(islands: Sequence[Island], ratios: Mapping[tuple[int, Operation], float]) -> Iterator[Island]:
+    """The islands, with a link of its own for every operation that was measured on any of them: on all, since a link for the
+    operation goes before a general one, however large."""
+    operations = sorted({operation for _, operation in ratios})
+    for place, island in enumerate(islands):
+        if island.operation is not None:
+            yield _scaled(island, ratios.get((place, island.operation)))
+            continue
+        span = (island.devices, island.first)
+        fitted = {other.operation for other in islands if (other.devices, other.first) == span}
+        for operation in operations:
+            if operation not in fitted:
+                yield _scaled(island.changed(operation=operation), ratios.get((place, operation)))
+        yield island
+
+
+def _scaled(island: Island, ratio: float | None) -> Island:
+    """The island, so many times slower."""
+    if ratio is None:
+        return island
+    rates = {name: getattr(island, name) for name in ("bandwidth_bytes_per_s", "node_bytes_per_s")}
+    slower = {name: min(max(rate / ratio, LEAST), MOST) for name, rate in rates.items() if rate is not None}
+    latency = min(round(island.latency_ns * ratio), 10**12)
+    return island.changed(**slower, latency_ns=latency, origin="measured", error=0.0)
