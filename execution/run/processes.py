@@ -30,7 +30,6 @@ UNEXECUTED = (
     "scale_attn_weights",
     "scale_attn_by_inverse_layer_idx",
     "reorder_and_upcast_attn",
-    "rope_scaling",
     "rope_interleaved",
 )
 RELEASE_S = 0.004  # gloo's thread lets go of a collective's tensors well within it

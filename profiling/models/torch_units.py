@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
     Attention,
     FeedForward,
@@ -130,7 +131,7 @@ def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: 
         kv = F.linear(source, p["kv.weight"].flatten(0, 1), _flat(p.get("kv.bias")))
         k, v = kv.view(*source.shape[:2], 2, kv_heads, width).unbind(2)
         if part.rotary:
-            q, k = _rotated(part, q), _rotated(part, k)
+            q, k = rotated(part, q), rotated(part, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     bias, causal, grouped = _bias(part, p, inside, shard), part.causal and not part.relative, heads != kv_heads
     options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": part.scale or None}
@@ -146,20 +147,6 @@ def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: 
 
 def _flat(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.flatten()
-
-
-def _rotated(part: Attention, x: Tensor) -> Tensor:
-    """Rotary positions (Su et al., 2021) on (rows, tokens, heads, width): pairs (i, i + width / 2) turned by their angle."""
-    cosine, sine = _angles(part.tokens, part.width, part.rotary, x.dtype, x.device)
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1)
-
-
-@cache
-def _angles(tokens: int, width: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
-    angles = torch.outer(torch.arange(tokens, dtype=torch.float32), rates)
-    return angles.cos().unsqueeze(1).to(device, dtype), angles.sin().unsqueeze(1).to(device, dtype)
 
 
 def _bias(part: Attention, p: Parameters, inside: Tensor, shard: Shard) -> Tensor | None:

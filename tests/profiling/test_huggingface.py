@@ -37,6 +37,16 @@ BERT = {
     "vocab_size": 61,
 }
 LLAMA = {**BERT, "model_type": "llama", "hidden_size": 32, "rope_theta": 500.0}
+# Pairs of its heads turn from 0.03 to 2.5 times within these positions: llama3 leaves some, stretches some, and some in part.
+ROTATED = {"original_max_position_embeddings": 16, "factor": 4.0}
+STRETCHED: dict[str, dict[str, Any]] = {
+    "llama3": {"rope_type": "llama3", **ROTATED, "low_freq_factor": 0.2, "high_freq_factor": 1.5},
+    "linear": {"type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", **ROTATED, "beta_fast": 1.5, "beta_slow": 0.2},
+    "yarn within pairs": {"rope_type": "yarn", **ROTATED, "beta_fast": 1, "beta_slow": 0.1, "truncate": False}
+    | {"mscale": 1.5, "mscale_all_dim": 0.5},
+}
 T5 = {
     "model_type": "t5",
     "d_model": 24,
@@ -85,6 +95,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bert untied": BERT | {"tie_word_embeddings": False},
     "llama": LLAMA,
     "llama grouped, tied": LLAMA | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    **{f"llama with {name} rotation": LLAMA | {"rope_scaling": rope} for name, rope in STRETCHED.items()},
     "llama with biases and wide heads": LLAMA
     | {"attention_bias": True, "mlp_bias": True, "head_dim": 10, "rms_norm_eps": 0.01},
     "t5": T5,

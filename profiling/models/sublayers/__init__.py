@@ -13,7 +13,7 @@ published code with separate attention kernels keeps: 2 score matrices a head, o
 count gives Galvatron-BMW's Table I within a few per cent.
 """
 
-from trainplan.profiling.models.sublayers.attention import Attention
+from trainplan.profiling.models.sublayers.attention import Attention, RotaryScaling
 from trainplan.profiling.models.sublayers.base import Activation, Kind, Operator, Parameter, Sublayer, shard_bounds
 from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Upsample
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
@@ -31,6 +31,7 @@ __all__ = [
     "Operator",
     "Parameter",
     "PatchMerging",
+    "RotaryScaling",
     "Sublayer",
     "TokenEmbedding",
     "Upsample",

@@ -8,6 +8,23 @@ from typing import ClassVar, Literal
 from trainplan.profiling.models.sublayers.base import INDEX_BYTES, Kind, Operator, Parameter, Sublayer
 
 
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How rotary positions are stretched beyond the `positions` that a model was first trained on, `factor` times or less.
+
+    low, high: of llama3 and yarn, the turns of a pair within these positions up to which its rate is stretched by the whole
+    factor, and from which it is not stretched. amplitude: of the turned pairs. whole_pairs: yarn rounds low and high to pairs.
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    positions: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    amplitude: float = 1.0
+    whole_pairs: bool = True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attention(Sublayer):
     """Norm, projections, scaled dot-product attention, output projection, residual.
@@ -16,6 +33,7 @@ class Attention(Sublayer):
     `shift` their offset; the tokens then form a square. relative: learned position biases, of T5 (`buckets` of them;
     both directions or backwards only) or of Swin's windows; holds_table: this layer owns the table (in T5 a stack's first).
     post_norm: the residual is the normed input (BERT: a norm is written here with the unit after it).
+    scaling: of its rotary positions.
     """
 
     kind: ClassVar[Kind] = "attention"
@@ -34,6 +52,7 @@ class Attention(Sublayer):
     holds_table: bool = False
     scale: float = 0.0
     post_norm: bool = False
+    scaling: RotaryScaling | None = None
 
     @property
     def packed(self) -> bool:
