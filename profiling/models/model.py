@@ -20,7 +20,7 @@ from trainplan.profiling.models.sublayers import Sublayer
 from trainplan.profiling.shipped import locate
 
 # What a configuration says of one run, not of the architecture.
-RUN_FIELDS = ("attn_implementation", "decoder_positions")
+RUN_FIELDS = ("attn_implementation", "decoder_positions", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ class Model:
         sizes[roles["positions"]] = max(8, sizes[roles["positions"]] // factor)
         if "width" in roles:
             sizes[roles["width"]] = width
+        if sizes.get("pad_token_id"):
+            sizes["pad_token_id"] %= sizes[roles["vocabulary"]]
         return model_from_config(sizes, self.name, max(8, self.tokens // factor), self.dtype, f"{self.name}/{factor}")
 
     def with_fields(self, *, sequence: int | None = None, **fields: Any) -> Model:

@@ -90,11 +90,12 @@ def _only_first(y: Tensor, shard: Shard) -> Tensor:
 
 def _token_embedding(part: TokenEmbedding, p: Parameters, tokens: Tensor, shard: Shard) -> Tensor:
     if shard.tp == 1:
-        y = F.embedding(tokens, p["tokens.weight"])
+        y = F.embedding(tokens, p["tokens.weight"], part.padding)
     else:
         low, high = shard_bounds(part.vocabulary, shard.tp, shard.index)
         outside = (tokens < low) | (tokens >= high)
-        y = F.embedding((tokens - low).masked_fill_(outside, 0), p["tokens.weight"])
+        padding = None if part.padding is None or not low <= part.padding < high else part.padding - low
+        y = F.embedding((tokens - low).masked_fill_(outside, 0), p["tokens.weight"], padding)
         y = y.masked_fill_(outside.unsqueeze(-1), 0.0)
     if shard.first:
         if part.positions:

@@ -206,6 +206,30 @@ def test_rotations_that_no_program_has_are_planned_and_not_run(rope: dict[str, A
     assert runnable(model.with_fields(rope_scaling={"rope_type": "llama3", **LLAMA3}), None, "plan.json").layers == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "says", "padding"),
+    [
+        ("bert", {}, 0),
+        ("bert", {"pad_token_id": 7}, 7),
+        ("llama", {}, None),
+        ("llama", {"pad_token_id": -1}, 1999),
+        ("gpt2", {"pad_token_id": 7}, None),
+    ],
+)
+def test_the_padding_token_is_that_of_transformers(kind: str, says: dict[str, Any], padding: int | None) -> None:
+    """It changes what a step learns and no shape: a plan that was made without it is of the same model."""
+    model = model_from_config(small(kind, **says), "c.json")
+    assert model.sublayers["embedding"].padding == padding  # type: ignore[attr-defined]
+    assert model.digest == model_from_config(small(kind), "c.json").digest
+    assert model_from_shape(json.loads(json.dumps(model.shape())), "plan.json") == model
+
+
+def test_a_padding_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(InputError, match=r"c\.json: pad_token_id is 2000; give null, or a token below vocab_size = 2000"):
+        model_from_config(small("bert", pad_token_id=2000), "c.json")
+    assert model_from_config({**small("bert"), "pad_token_id": None}, "c.json").sublayers["embedding"].padding is None  # type: ignore[attr-defined]
+
+
 def multimodal(**text: Any) -> dict[str, Any]:
     return {
         "model_type": "llava",

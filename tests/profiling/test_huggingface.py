@@ -94,7 +94,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "bert untied": BERT | {"tie_word_embeddings": False},
     "llama": LLAMA,
-    "llama grouped, tied": LLAMA | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "llama grouped, tied, padded": LLAMA | {"num_key_value_heads": 2, "tie_word_embeddings": True, "pad_token_id": 3},
     **{f"llama with {name} rotation": LLAMA | {"rope_scaling": rope} for name, rope in STRETCHED.items()},
     "llama with biases and wide heads": LLAMA
     | {"attention_bias": True, "mlp_bias": True, "head_dim": 10, "rms_norm_eps": 0.01},
@@ -396,6 +396,7 @@ def _inputs(model: Model) -> tuple[Any, dict[str, Any]]:
         patches = torch.nn.functional.unfold(image, patch, stride=patch).mT
         return patches, {"pixel_values": image}
     tokens = torch.randint(model.vocabulary, (ROWS, part.tokens))
+    tokens[0, :4] = torch.arange(4)  # what fills samples up is there, in families that have it
     if model.family == "t5":
         encoder, decoder = tokens.tensor_split([part.tokens - model.tokens], 1)
         return tokens, {"input_ids": encoder, "decoder_input_ids": decoder}
@@ -474,6 +475,7 @@ def test_ranks_add_up(name: str, tp: int) -> None:
     memory = torch.randn(ROWS, read, part.hidden, dtype=torch.float64, requires_grad=True) if read else None
     if isinstance(part, TokenEmbedding):
         x = torch.randint(part.vocabulary, (ROWS, part.tokens))
+        x[0, :4] = torch.arange(4)
     else:
         x = torch.randn(part.input_shape(ROWS), dtype=torch.float64, requires_grad=True)
 

@@ -23,7 +23,8 @@ def bert(fields: Fields) -> tuple[list[Unit], bool]:
     common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
     attention = Attention(**common, heads=heads, kv_heads=heads, width=hidden // heads, causal=causal, post_norm=True)
     ffn = FeedForward(**common, inner=inner, activation=activation, post_norm=True)
-    embedding = TokenEmbedding(**common, vocabulary=vocabulary, positions=positions, token_types=types)
+    padding = fields.padding(vocabulary, default=0)
+    embedding = TokenEmbedding(**common, vocabulary=vocabulary, positions=positions, token_types=types, padding=padding)
     head = LanguageHead(**common, vocabulary=vocabulary, transform=activation, bias=True)
     return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
 

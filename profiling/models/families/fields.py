@@ -141,6 +141,15 @@ class Fields:
             drops |= value > 0
         return drops
 
+    def padding(self, vocabulary: int, default: int | None = None) -> int | None:
+        """The token that fills samples up, `pad_token_id`, which may be counted from the vocabulary's end; None without one."""
+        value = self.config.get("pad_token_id", default)
+        right = value is None or (type(value) is int and -vocabulary <= value < vocabulary)
+        self._check("pad_token_id", value, right, f"give null, or a token below vocab_size = {vocabulary}")
+        if value != default:
+            self.read["pad_token_id"] = value
+        return None if value is None else int(value) % vocabulary
+
     def absent(self, *names: str) -> None:
         """Refuse features that no chain of trainplan's has."""
         for name in names:

@@ -42,7 +42,8 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
         scaling=scaling,
     )
     ffn = FeedForward(**common, inner=inner, activation=activation, gated=True, bias=inner_bias)
-    embedding, head = TokenEmbedding(**common, vocabulary=vocabulary), LanguageHead(**common, vocabulary=vocabulary)
+    embedding = TokenEmbedding(**common, vocabulary=vocabulary, padding=fields.padding(vocabulary))
+    head = LanguageHead(**common, vocabulary=vocabulary)
     return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
 
 

@@ -10,12 +10,16 @@ from trainplan.profiling.models.sublayers.base import INDEX_BYTES, Kind, Operato
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEmbedding(Sublayer):
-    """Rows of a (vocabulary, hidden) table, plus learned positions and token types where the model has them."""
+    """Rows of a (vocabulary, hidden) table, plus learned positions and token types where the model has them.
+
+    padding: the token whose row no lookup gives a gradient.
+    """
 
     kind: ClassVar[Kind] = "embedding"
     vocabulary: int
     positions: int = 0
     token_types: int = 0
+    padding: int | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The table of tokens, split over the vocabulary; tables of positions and token types."""
