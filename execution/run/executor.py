@@ -26,6 +26,7 @@ from trainplan.execution.run.threads import run_fused, run_threads
 from trainplan.execution.walk.measured import Span
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.dropout import Draw
 
 
 def make_groups(programs: list[Program]) -> Groups:
@@ -41,6 +42,7 @@ class Executor(Sharding, Copying):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.streams: CudaStreams | None = None
+        self.steps = 0  # that are done
         self.pauses = random.Random(self.seed * 1009 + self.rank)
 
     def step(self, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
@@ -62,6 +64,7 @@ class Executor(Sharding, Copying):
             self.streams = self.streams or CudaStreams(self.program, self.device)
             self.streams.step(self.execute, self.free)
         assert not self.values, f"left over: {sorted(self.values)}"
+        self.steps += 1
         return float(self.loss)
 
     def run(self, instruction: Instruction) -> None:
@@ -108,7 +111,8 @@ class Executor(Sharding, Copying):
         if instruction.unit > 0:
             x = x.detach().requires_grad_()
         part = self.model.units[instruction.unit].sublayer
-        return torch_units.forward(part, unit.views, x, unit.shard), x
+        draw = Draw(self.seed, self.steps, instruction.unit, instruction.args["rows"]) if part.draws else None
+        return torch_units.forward(part, unit.views, x, unit.shard, draw=draw), x
 
     def _forward(self, instruction: Instruction) -> None:
         y, x = self._compute(instruction)

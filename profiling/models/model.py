@@ -147,10 +147,9 @@ class Model:
         return replace(self, units=units, dtype=dtype)
 
     def fused(self) -> Model:
-        """The model as trainplan runs it: fused attention, no dropout."""
+        """The model as trainplan runs it: fused attention."""
         config = {name: value for name, value in self.config.items() if name != "attn_implementation"}
-        units = tuple(replace(unit, sublayer=replace(unit.sublayer, unfused=False, dropout=False)) for unit in self.units)
-        return replace(self, config=config, units=units)
+        return model_from_config(config, self.name, self.sequence, self.dtype, self.name)
 
     def shape(self) -> dict[str, Any]:
         """All that `plan.json` and profiles carry of a model; `model_from_shape` gives the model back."""

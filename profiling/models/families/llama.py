@@ -28,7 +28,7 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
     fields.note("rope_interleaved")
     bias, inner_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     tied = fields.flag("tie_word_embeddings", False)
-    common = fields.common(fields.dropout("attention_dropout", default=0.0), fields.share("rms_norm_eps", 1e-6))
+    common = fields.common(fields.share("rms_norm_eps", 1e-6))
     common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden, "norm": "rms"}
     attention = Attention(
         **common,
@@ -40,6 +40,7 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
         out_bias=bias,
         rotary=theta,
         scaling=scaling,
+        attention_dropout=fields.dropout("attention_dropout", default=0.0),
     )
     ffn = FeedForward(**common, inner=inner, activation=activation, gated=True, bias=inner_bias)
     embedding = TokenEmbedding(**common, vocabulary=vocabulary, padding=fields.padding(vocabulary))
