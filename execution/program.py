@@ -104,6 +104,7 @@ COLLECTIVES = frozenset(
 )
 POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
 COPIES = frozenset({Op.PREFETCH_SHARD, Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.PREFETCH_HIDDEN, Op.OFFLOAD_GRADIENT})
+DRAWING = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})  # masks of dropout follow from the samples
 LANES: dict[Op, Stream] = {
     **dict.fromkeys(Op, "compute"),
     **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT, Op.RESHARD), "communication"),

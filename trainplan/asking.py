@@ -121,7 +121,7 @@ def request_of(
 ) -> Request:
     """A request from what users give, with the value of every parameter of a problem.
 
-    A model that runs is taken as it runs (fused attention, no dropout), but for an instance that is not `planned` and has the
+    A model that runs is taken as it runs (fused attention), but for an instance that is not `planned` and has the
     paper's costs. memory: of each device, for plans (default: what is usable of it, its memory less its reserve). reserve: what
     stays free of the memory, in place of the cluster's or the profile's own. owner: whose the parameters are, for errors.
     fixed: values that are not up to the user. needs: what has to be there without a profile. A parameter called `sequence` is

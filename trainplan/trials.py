@@ -15,6 +15,7 @@ from trainplan.planned import Planned
 from trainplan.planning import plan_answer
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
+from trainplan.profiling.models.families.llama import EXECUTED_ROTATIONS
 from trainplan.profiling.models.model import Model
 
 MOST_TRIALS = 100
@@ -99,6 +100,14 @@ def runnable(model: Model, dtype: str | None, where: str, option: str = "--dtype
     if not compiles(model):
         fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"
         raise InputError(where, "model.config.model_type", f"is {model.family!r}, which does not run yet", fix)
+    rope = model.config.get("rope_scaling", {})
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) not in EXECUTED_ROTATIONS:
+        problem = f"is {kind!r}, which is planned, but does not run yet"
+        fix = f"give a plan of a model with one of: {', '.join(EXECUTED_ROTATIONS)}"
+        raise InputError(where, "model.config.rope_scaling.rope_type", problem, fix)
+    if (part := rope.get("partial_rotary_factor", 1)) != 1:
+        problem = f"is {shown(part)}, which is planned, but does not run yet"
+        raise InputError(where, "model.config.rope_scaling.partial_rotary_factor", problem, "give 1, or leave it out")
     for name in UNEXECUTED:
         if name in model.config:
             raise InputError("plan", f"model.config.{name}", f"is {shown(model.config[name])}", "leave it out to run a plan")

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainplan.execution.program import Instruction, Op, Part, Program
+from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.profiling.models.model import Model
 
-SAMPLED = frozenset({Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.BACKWARD, Op.SLICE, Op.GATHER_SLICE})
+SAMPLED = DRAWING | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.BACKWARD, Op.SLICE, Op.GATHER_SLICE}
 
 
 @dataclass
@@ -113,12 +113,14 @@ class PlannedRank:
     def samples_of(self, instruction: Instruction) -> dict[str, Any]:
         """The samples that an instruction speaks of, as its arguments. (Of SAMPLED alone.)
 
-        rows: the ids in the buffer that it writes, in order. blocks: the ids in each of those that it reads, or in each half of
-        what it reads.
+        rows: the ids in the buffer that it writes, in order; of a forward computation only where it drops numbers. blocks: the
+        ids in each of those that it reads, or in each half of what it reads.
         """
         i = instruction
         assert i.unit is not None and i.micro_batch is not None
         part = Part(i.micro_batch, i.half)
+        if i.op in DRAWING:
+            return {"rows": self.rows(i.unit, part)} if self.model.units[i.unit].sublayer.draws else {}
         forward = (*i.reads, *i.writes)[0].startswith("hidden")
         if i.op in (Op.INPUT, Op.TARGETS):
             return {"rows": self.rows(i.unit, part)}

@@ -27,6 +27,7 @@ from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
 from trainplan.execution.walk.measured import Span
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.dropout import Draw
 
 
 def make_groups(programs: list[Program], device: torch.device) -> Groups:
@@ -63,6 +64,7 @@ class Executor(Sharding, Copying):
         self.places = {id(instruction): place for place, instruction in enumerate(self.program.instructions)}
         self.streams: CudaStreams | None = None
         self.lanes: dict[Backend, Lanes] = {}
+        self.steps = 0  # that are done
 
     def step(self, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
         """Run the program once; the loss of the whole batch. spans: of `serial`, gets when each instruction began and ended."""
@@ -83,6 +85,7 @@ class Executor(Sharding, Copying):
                 self.lanes[backend] = self._make_lanes(backend)
             self.lanes[backend].step(lambda place: self.run(self.program.instructions[place]))
         assert not self.values, f"left over: {sorted(self.values)}"
+        self.steps += 1
         return float(self.loss)
 
     def _make_lanes(self, backend: Backend) -> Lanes:
@@ -142,7 +145,8 @@ class Executor(Sharding, Copying):
         if instruction.unit > 0:
             x = x.detach().requires_grad_()
         part = self.model.units[instruction.unit].sublayer
-        return torch_units.forward(part, unit.views, x, unit.shard), x
+        draw = Draw(self.seed, self.steps, instruction.unit, instruction.args["rows"]) if part.draws else None
+        return torch_units.forward(part, unit.views, x, unit.shard, draw=draw), x
 
     def _forward(self, instruction: Instruction) -> None:
         y, x = self._compute(instruction)

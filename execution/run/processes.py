@@ -35,7 +35,6 @@ UNEXECUTED = (
     "scale_attn_weights",
     "scale_attn_by_inverse_layer_idx",
     "reorder_and_upcast_attn",
-    "rope_scaling",
     "rope_interleaved",
 )
 AFTER = 2**31  # the number of a step that is behind all others

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainplan.execution.program import STREAMS, Instruction, Op, Program
+from trainplan.execution.program import DRAWING, STREAMS, Instruction, Op, Program
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models.model import Model
 
@@ -138,7 +138,7 @@ def malformed(program: Program) -> list[str]:
             fault = next(filter(None, map(_wrong_message, instruction.grouped)), None)
         for i in () if fault else instruction.messages:
             micro_batches.add(i.micro_batch)
-            fault = fault or _wrong_arguments(i) or _wrong_label(i, program)
+            fault = fault or _wrong_label(i, program) or _wrong_arguments(i, program)
         if fault is not None:
             return [f"rank {program.rank}: instruction {place}: {fault}"]
     if (numbers := micro_batches - {None}) != set(range(program.micro_batches)):
@@ -202,8 +202,10 @@ def _wrong_message(message: Instruction) -> str | None:
     return "a message is grouped itself" if message.grouped else _wrong_field(message, _INSTRUCTION)
 
 
-def _wrong_arguments(i: Instruction) -> str | None:
+def _wrong_arguments(i: Instruction, program: Program) -> str | None:
     names = TAKEN.get(i.op, ())
+    if i.op in DRAWING and i.unit is not None and program.model.units[i.unit].sublayer.draws:
+        names = ("rows",)
     if not names and not i.args:
         return None
     if i.op is Op.BACKWARD and "blocks" in i.args:

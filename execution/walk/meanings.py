@@ -117,6 +117,8 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
     x = run.value(rank, source)
     if not isinstance(x, Hidden) or x.stage != "hidden" or x.boundary != head.unit or not x.whole():
         raise fault_at(rank, head, f"reads {source}, which is not the whole input of its unit")
+    if (rows := head.args.get("rows", x.rows)) != x.rows:
+        raise fault_at(rank, head, f"drops numbers as of samples {_some(rows)} and gets {_some(x.rows)}")
     _need_parameters(run, rank, head, weights)
     return x
 

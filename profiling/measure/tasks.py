@@ -21,6 +21,7 @@ from trainplan.profiling.measure.allocations import PeakMemory
 from trainplan.profiling.measure.doubts import doubtful, seconds
 from trainplan.profiling.measure.timing import Clock, OutOfMemory, Timed, attempted, repeat, slowest, timed
 from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
 
@@ -245,6 +246,7 @@ class SublayerTrial:
 
     def __init__(self, part: Sublayer, rows: int, shard: torch_units.Shard, device: torch.device, seed: int) -> None:
         self.part, self.shard, self.device = part, shard, device
+        self.draw = Draw(seed, 0, 0, tuple(range(rows))) if part.draws else None
         whole = torch_units.whole_parameters(part, seed)
         self.parameters = {
             p.name: torch_units.sharded(p, whole[p.name], shard).to(device).clone().requires_grad_() for p in part.parameters()
@@ -271,7 +273,7 @@ class SublayerTrial:
         return leaf, None if memory is None else memory.detach().requires_grad_()
 
     def _forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
-        return torch_units.forward(self.part, self.parameters, x, self.shard, memory)
+        return torch_units.forward(self.part, self.parameters, x, self.shard, memory, self.draw)
 
     def once(self) -> list[float]:
         """Seconds forward and backward; a language head's with the loss, its gradient made in the logits' place."""

@@ -20,7 +20,7 @@ from trainplan.profiling.models.sublayers import Sublayer
 from trainplan.profiling.shipped import locate
 
 # What a configuration says of one run, not of the architecture.
-RUN_FIELDS = ("attn_implementation", "decoder_positions")
+RUN_FIELDS = ("attn_implementation", "decoder_positions", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ class Model:
         sizes[roles["positions"]] = max(8, sizes[roles["positions"]] // factor)
         if "width" in roles:
             sizes[roles["width"]] = width
+        if sizes.get("pad_token_id"):
+            sizes["pad_token_id"] %= sizes[roles["vocabulary"]]
         return model_from_config(sizes, self.name, max(8, self.tokens // factor), self.dtype, f"{self.name}/{factor}")
 
     def with_fields(self, *, sequence: int | None = None, **fields: Any) -> Model:
@@ -145,10 +147,9 @@ class Model:
         return replace(self, units=units, dtype=dtype)
 
     def fused(self) -> Model:
-        """The model as trainplan runs it: fused attention, no dropout."""
+        """The model as trainplan runs it: fused attention."""
         config = {name: value for name, value in self.config.items() if name != "attn_implementation"}
-        units = tuple(replace(unit, sublayer=replace(unit.sublayer, unfused=False, dropout=False)) for unit in self.units)
-        return replace(self, config=config, units=units)
+        return model_from_config(config, self.name, self.sequence, self.dtype, self.name)
 
     def shape(self) -> dict[str, Any]:
         """All that `plan.json` and profiles carry of a model; `model_from_shape` gives the model back."""

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainplan.profiling.models.dropout import Draw, Heads, drop, dropped_attention
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
     Attention,
     FeedForward,
@@ -57,14 +59,26 @@ class Shard:
 Parameters = dict[str, Tensor]
 
 
-def forward(part: Sublayer, parameters: Parameters, x: Tensor, shard: Shard, memory: Tensor | None = None) -> Tensor:
+def forward(
+    part: Sublayer,
+    parameters: Parameters,
+    x: Tensor,
+    shard: Shard,
+    memory: Tensor | None = None,
+    draw: Draw | None = None,
+) -> Tensor:
     """Partial output, (rows, tokens, hidden); for a language head the logits' shard, (rows, tokens, vocabulary / tp).
 
     x: (rows, tokens, hidden); token indices for a token embedding, (rows, groups, features) for an input projection.
-    memory: the hidden states that a cross-attention reads, (rows, memory tokens, hidden).
+    memory: the hidden states that a cross-attention reads, (rows, memory tokens, hidden). draw: what masks of dropout follow
+    from; without it nothing is dropped, as when a model is evaluated.
     """
     if isinstance(part, Attention):
-        return _attention(part, parameters, x, shard, memory)
+        return _attention(part, parameters, x, shard, memory, draw)
+    if isinstance(part, FeedForward):
+        return _feed_forward(part, parameters, x, shard, draw)
+    if isinstance(part, TokenEmbedding):  # a partial sum is dropped as the whole is: each number of it on all ranks or none
+        return drop(_token_embedding(part, parameters, x, shard), draw, "output", part.dropout)
     return _FORWARD[type(part)](part, parameters, x, shard)
 
 
@@ -89,11 +103,12 @@ def _only_first(y: Tensor, shard: Shard) -> Tensor:
 
 def _token_embedding(part: TokenEmbedding, p: Parameters, tokens: Tensor, shard: Shard) -> Tensor:
     if shard.tp == 1:
-        y = F.embedding(tokens, p["tokens.weight"])
+        y = F.embedding(tokens, p["tokens.weight"], part.padding)
     else:
         low, high = shard_bounds(part.vocabulary, shard.tp, shard.index)
         outside = (tokens < low) | (tokens >= high)
-        y = F.embedding((tokens - low).masked_fill_(outside, 0), p["tokens.weight"])
+        padding = None if part.padding is None or not low <= part.padding < high else part.padding - low
+        y = F.embedding((tokens - low).masked_fill_(outside, 0), p["tokens.weight"], padding)
         y = y.masked_fill_(outside.unsqueeze(-1), 0.0)
     if shard.first:
         if part.positions:
@@ -114,10 +129,10 @@ def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Sh
     return _only_first(y, shard)
 
 
-def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: Tensor | None) -> Tensor:
+def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None) -> Tensor:
     rows, length, _ = x.shape
     heads, kv_heads, width = part.heads // shard.tp, part.kv_heads // shard.tp, part.width
-    inside = _normed(part, p, x)
+    inside = drop(_normed(part, p, x), draw, "input", part.input_dropout)
     residual = inside if part.post_norm else x
     if part.window:
         inside = _into_windows(part, inside)
@@ -130,15 +145,20 @@ def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: 
         kv = F.linear(source, p["kv.weight"].flatten(0, 1), _flat(p.get("kv.bias")))
         k, v = kv.view(*source.shape[:2], 2, kv_heads, width).unbind(2)
         if part.rotary:
-            q, k = _rotated(part, q), _rotated(part, k)
+            q, k = rotated(part, q), rotated(part, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    bias, causal, grouped = _bias(part, p, inside, shard), part.causal and not part.relative, heads != kv_heads
-    options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": part.scale or None}
-    if part.shift:  # the mask is of the windows of one image
-        q, k, v = (t.unflatten(0, (rows, -1)) for t in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, **options)
-    mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
+    if draw is not None and part.attention_dropout:
+        dropping = Heads(draw, part.attention_dropout, shard.index * heads, part.heads)
+        mixed = dropped_attention(q, k, v, dropping, part.causal, part.scale or None).view(-1, heads * width)
+    else:
+        bias, causal, grouped = _bias(part, p, inside, shard), part.causal and not part.relative, heads != kv_heads
+        options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": part.scale or None}
+        if part.shift:  # the mask is of the windows of one image
+            q, k, v = (t.unflatten(0, (rows, -1)) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, **options)
+        mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
     y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
+    y = drop(y, draw, "output", part.dropout)
     if part.window:
         y = _from_windows(part, y, rows).reshape(rows * length, part.hidden)
     return _with_residual(y, residual, shard)
@@ -146,20 +166,6 @@ def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: 
 
 def _flat(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.flatten()
-
-
-def _rotated(part: Attention, x: Tensor) -> Tensor:
-    """Rotary positions (Su et al., 2021) on (rows, tokens, heads, width): pairs (i, i + width / 2) turned by their angle."""
-    cosine, sine = _angles(part.tokens, part.width, part.rotary, x.dtype, x.device)
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1)
-
-
-@cache
-def _angles(tokens: int, width: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
-    angles = torch.outer(torch.arange(tokens, dtype=torch.float32), rates)
-    return angles.cos().unsqueeze(1).to(device, dtype), angles.sin().unsqueeze(1).to(device, dtype)
 
 
 def _bias(part: Attention, p: Parameters, inside: Tensor, shard: Shard) -> Tensor | None:
@@ -247,7 +253,7 @@ def _from_windows(part: Attention, y: Tensor, rows: int) -> Tensor:
     return y.roll((part.shift, part.shift), (1, 2)) if part.shift else y
 
 
-def _feed_forward(part: FeedForward, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
+def _feed_forward(part: FeedForward, p: Parameters, x: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
     normed = _normed(part, p, x)
     flat = normed.view(-1, part.hidden)
     inner = F.linear(flat, p["up.weight"], p.get("up.bias"))
@@ -256,6 +262,7 @@ def _feed_forward(part: FeedForward, p: Parameters, x: Tensor, shard: Shard) -> 
     else:
         inner = ACTIVATIONS[part.activation](inner)
     y = F.linear(inner, p["down.weight"], p.get("down.bias") if shard.first else None)
+    y = drop(y, draw, "output", part.dropout)
     return _with_residual(y, normed if part.post_norm else x, shard)
 
 
@@ -301,9 +308,7 @@ def _value_head(part: ValueHead, p: Parameters, x: Tensor, shard: Shard) -> Tens
 
 
 _FORWARD: dict[type[Sublayer], Callable[..., Tensor]] = {
-    TokenEmbedding: _token_embedding,
     InputProjection: _input_projection,
-    FeedForward: _feed_forward,
     Norm: _norm,
     PatchMerging: _patch_merging,
     Upsample: _upsample,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from trainplan.execution.run.reference import Reference
-from trainplan.profiling.models import torch_units
+from trainplan.profiling.models import rotary
 from trainplan.profiling.models.model import Model
 
 CLASSES = {
@@ -184,6 +184,6 @@ def float64_throughout() -> Iterator[None]:
         patch.multiple(torch, float=torch.float64, float32=torch.float64),
         patch.object(torch.Tensor, "float", torch.Tensor.double),
     ):
-        torch_units._angles.cache_clear()
+        rotary._angles.cache_clear()
         yield
-        torch_units._angles.cache_clear()
+        rotary._angles.cache_clear()

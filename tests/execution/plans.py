@@ -14,13 +14,21 @@ from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
 
 # Vocabularies that no tensor-parallel degree divides; chains that are tied, not tied, with post-norm, with grouped queries.
-_GPT2 = {"n_embd": 32, "n_head": 4, "n_inner": 64, "n_positions": 16}
+# Without dropout a step on the same batch has a smaller loss; DROPPING are the same chains with it.
+_GPT2 = {"n_embd": 32, "n_head": 4, "n_inner": 64, "n_positions": 16, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 _OTHER = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 16}
+_BERT = {**_OTHER, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GPT2 = load_model("gpt2", 12, "float64").with_fields(n_layer=3, vocab_size=67, **_GPT2)
 UNTIED = GPT2.with_fields(n_layer=2, vocab_size=65, tie_word_embeddings=False)
-BERT = load_model("bert-large", 12, "float64").with_fields(num_hidden_layers=2, vocab_size=61, **_OTHER)
+BERT = load_model("bert-large", 12, "float64").with_fields(num_hidden_layers=2, vocab_size=61, **_BERT)
 LLAMA = load_model("llama2-7b", 12, "float64").with_fields(
     num_hidden_layers=2, vocab_size=63, num_key_value_heads=4, head_dim=8, **_OTHER
+)
+DROPPING = (
+    GPT2.with_fields(embd_pdrop=0.2, attn_pdrop=0.3, resid_pdrop=0.1),
+    UNTIED.with_fields(resid_pdrop=0.2),
+    BERT.with_fields(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.1),
+    LLAMA.with_fields(attention_dropout=0.3),
 )
 SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe")
 

@@ -14,7 +14,7 @@ from trainplan.execution.walk.checks import lifetimes, races
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.laned_programs import all_waits, random_program, without_wait
-from tests.execution.plans import GPT2, plan_of, random_plan, random_sliced_plan, random_uneven_plan
+from tests.execution.plans import DROPPING, GPT2, plan_of, random_plan, random_sliced_plan, random_uneven_plan
 from tests.execution.switch_plans import random_switch_plan
 
 Run = Callable[[Instruction], None]
@@ -188,11 +188,14 @@ def test_an_interrupt_is_an_error_too() -> None:
 
 
 def test_plans_on_threads_equal_one_process() -> None:
-    """Plans of every kind, each rank's lanes paused at random: gradients, parameters and losses are those of one process."""
+    """Plans of every kind, each rank's lanes paused at random: gradients, parameters and losses are those of one process. With
+    dropout too: the same numbers are dropped whatever is split, sliced or recomputed, and with every step other ones."""
     rng = random.Random(6)
     kinds = [random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan]
     for world, each in ((4, 1), (1, 2)):
-        plans = [kind(rng, world) for kind in (kinds if world > 1 else [random_plan, random_switch_plan]) for _ in range(each)]
+        chosen = kinds if world > 1 else [random_plan, random_switch_plan]
+        plans = [kind(rng, world) for kind in chosen for _ in range(each)]
+        plans += [kind(rng, world, model) for kind in chosen for model in DROPPING]
         for report in run_plans(plans, backend="threads"):
             assert report.backend == "threads"
             assert report.gradient_difference is not None

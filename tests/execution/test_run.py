@@ -5,24 +5,39 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import Op
 from trainplan.execution.run.processes import RunReport, run_plans
+from trainplan.execution.walk.checks import check
 from trainplan.profiling.base.errors import InputError
 
-from tests.execution.plans import BERT, GPT2, SCHEDULES, UNTIED, plan_of, random_plan
+from tests.execution.plans import (
+    BERT,
+    DROPPING,
+    GPT2,
+    SCHEDULES,
+    UNTIED,
+    plan_of,
+    random_plan,
+)
 from tests.sizes import some_and_all
 
 PLANS = 40
 
 
+def _equal(report: RunReport) -> None:
+    assert report.gradient_difference is not None
+    assert report.parameter_difference is not None
+    assert report.loss_difference is not None
+    assert report.gradient_difference < 1e-12
+    assert report.parameter_difference < 1e-12
+    assert report.loss_difference < 1e-12
+
+
 def _hold(reports: list[RunReport], plans: int) -> None:
     assert len(reports) == plans
     for report in reports:
-        assert report.gradient_difference is not None
-        assert report.parameter_difference is not None
-        assert report.loss_difference is not None
-        assert report.gradient_difference < 1e-12
-        assert report.parameter_difference < 1e-12
-        assert report.loss_difference < 1e-12
+        _equal(report)
         assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
 
 
@@ -40,17 +55,31 @@ def test_gradients_of_random_plans_on_4_processes(backend: str, count: int) -> N
     _hold(run_plans(plans[:count], backend=backend), count)  # type: ignore[arg-type]
 
 
+def test_samples_that_dropout_follows_from_are_checked() -> None:
+    programs = compile_plan(plan_of(DROPPING[0], ["dp2"] * len(GPT2.units), 2))
+    assert check(programs) == []
+    for op in (Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE):
+        programs = compile_plan(plan_of(DROPPING[0], ["dp2-ckpt" if op is not Op.FORWARD else "dp2"] * len(GPT2.units), 2))
+        place = next(n for n, i in enumerate(programs[0].instructions) if i.op is op and i.args)
+        instructions = list(programs[0].instructions)
+        instructions[place] = replace(instructions[place], args={"rows": instructions[place].args["rows"][::-1]})
+        programs[0] = replace(programs[0], instructions=tuple(instructions))
+        assert "drops numbers as of samples" in check(programs)[0]
+
+
 def test_two_processes_and_one() -> None:
+    """Also of models with dropout, whose losses need not fall."""
     rng = random.Random(5)
     for world in (1, 2):
-        plans = [random_plan(rng, world) for _ in range(4)]
-        _hold(run_plans(plans), 4)
+        plans = [random_plan(rng, world) for _ in range(4)] + [random_plan(rng, world, model) for model in DROPPING]
+        reports = run_plans(plans)
+        _hold(reports[:4], 4)
+        for report in reports[4:]:
+            _equal(report)
 
 
 def test_the_comparison_can_fail() -> None:
     """A gradient that is averaged, not summed, is seen: the check that all plans pass is not an empty one."""
-    from trainplan.execution.compile.compiler import compile_plan
-    from trainplan.execution.program import Op
     from trainplan.execution.run import processes as run
 
     plan = plan_of(GPT2, ["dp4"] * len(GPT2.units), 4)
@@ -79,8 +108,8 @@ def test_measured_memory_follows_the_walk(count: int) -> None:
     """Against torch's own allocations, on plans of a size at which tensors outweigh bookkeeping."""
     rng = random.Random(3)
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
-    model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
-    plans = [random_plan(rng, 4, model, stages) for stages in (1, 2, 4) for _ in range(count)]
+    models = [model.with_fields(sequence=128, **sizes).in_dtype("float32") for model in (GPT2, DROPPING[0])]
+    plans = [random_plan(rng, 4, model, stages) for stages in (1, 2, 4) for _ in range(count) for model in models]
     errors = []
     for report in run_plans(plans, steps=1, compare=False, measure_memory=True):
         assert report.peak_bytes is not None
@@ -103,6 +132,7 @@ def test_models_agree_with_transformers(model: object) -> None:
     reference = Reference(model, seed=1)  # type: ignore[arg-type]
     other = as_huggingface(transformers, reference)
     tokens = batch_tokens(reference.model, 3, 1)
+    tokens[0, 2:5] = 0  # which BERT fills samples up with: no look-up gives it a gradient
     ours, theirs = reference.logits(tokens[:, :-1]), other(tokens[:, :-1]).logits
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
     reference.gradients(tokens)

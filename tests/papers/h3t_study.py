@@ -99,12 +99,9 @@ OTHER_READINGS = (
 @cache
 def profile(model: str, environment: str, rows: int, attention: str) -> Profile:
     chain, cluster = load_model(model, dtype="float16"), load_cluster(environment)
-    if attention == "fused":
-        chain = chain.fused()
-    else:
-        chain = chain.with_fields(attn_implementation="eager")
-        if attention != "dropout":
-            chain = chain.with_fields(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
+    chain = chain.fused() if attention == "fused" else chain.with_fields(attn_implementation="eager")
+    if attention != "dropout":
+        chain = chain.with_fields(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
     return estimate_shapes(chain, cluster, [(1, rows)], cluster.devices)
 
 

@@ -16,6 +16,7 @@ from trainplan.profiling.models.model import load_model, model_from_config, mode
 from trainplan.profiling.shipped import shipped
 
 from tests.profiling.made import SMALL
+from trainplan.trials import runnable
 
 # The fields that make a model another one, of each family.
 SIZES = {
@@ -167,11 +168,66 @@ def test_interleaved_rotations_are_noted() -> None:
         ({"rope_scaling": 2}, "rope_scaling is 2; give null, or an object"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type is 'spiral'; give one of: default, linear"),
         ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta is 'big'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing; give a number from 1, such as 8"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "factor": "8"}}, "rope_scaling.factor is '8'; give a number"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1}}, "high_freq_factor is 1; give more than"),
     ],
 )
 def test_rotations_that_are_none_are_refused(says: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         model_from_config(small("llama", **says), "c.json")
+
+
+def test_stretched_rotations_make_another_architecture() -> None:
+    """In the digest, wherever the file has them; and in what every attention computes."""
+    plain = model_from_config(small("llama"), "c.json")
+    digests = {plain.digest}
+    for factor in (4.0, 8.0):
+        model = model_from_config(small("llama", rope_scaling={"rope_type": "llama3", **LLAMA3, "factor": factor}), "c.json")
+        digests.add(model.digest)
+        assert model.sublayers["attention"] != plain.sublayers["attention"]
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    ("rope", "told"),
+    [
+        (
+            {"rope_type": "longrope", "factor": 4.0},
+            "rope_scaling.rope_type is 'longrope', which is planned, but does not",
+        ),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "rope_scaling.partial_rotary_factor is 0.5, which is planned"),
+    ],
+)
+def test_rotations_that_no_program_has_are_planned_and_not_run(rope: dict[str, Any], told: str) -> None:
+    model = model_from_config(small("llama", rope_scaling=rope), "c.json")
+    with pytest.raises(InputError, match=told):
+        runnable(model, None, "plan.json")
+    assert runnable(model.with_fields(rope_scaling={"rope_type": "llama3", **LLAMA3}), None, "plan.json").layers == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "padding"),
+    [
+        ("bert", {}, 0),
+        ("bert", {"pad_token_id": 7}, 7),
+        ("llama", {}, None),
+        ("llama", {"pad_token_id": -1}, 1999),
+        ("gpt2", {"pad_token_id": 7}, None),
+    ],
+)
+def test_the_padding_token_is_that_of_transformers(kind: str, says: dict[str, Any], padding: int | None) -> None:
+    """It changes what a step learns and no shape: a plan that was made without it is of the same model."""
+    model = model_from_config(small(kind, **says), "c.json")
+    assert model.sublayers["embedding"].padding == padding  # type: ignore[attr-defined]
+    assert model.digest == model_from_config(small(kind), "c.json").digest
+    assert model_from_shape(json.loads(json.dumps(model.shape())), "plan.json") == model
+
+
+def test_a_padding_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(InputError, match=r"c\.json: pad_token_id is 2000; give null, or a token below vocab_size = 2000"):
+        model_from_config(small("bert", pad_token_id=2000), "c.json")
+    assert model_from_config({**small("bert"), "pad_token_id": None}, "c.json").sublayers["embedding"].padding is None  # type: ignore[attr-defined]
 
 
 def multimodal(**text: Any) -> dict[str, Any]:

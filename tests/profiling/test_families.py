@@ -19,7 +19,7 @@ from tests.profiling.made import estimate
 def mixer(fields: Fields) -> tuple[list[Unit], bool]:
     """A family without attention."""
     hidden, layers, vocabulary = fields.count("width"), fields.layers("depth", 2), fields.count("vocabulary", 64)
-    common = fields.common(False, 1e-5) | {"tokens": fields.length("positions", 32), "hidden": hidden}
+    common = fields.common(1e-5) | {"tokens": fields.length("positions", 32), "hidden": hidden}
     parts = {"ffn": FeedForward(**common, inner=2 * hidden)}
     embedding, head = TokenEmbedding(**common, vocabulary=vocabulary), LanguageHead(**common, vocabulary=vocabulary)
     return uniform_chain(embedding, layers, parts, head), False

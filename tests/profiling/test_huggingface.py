@@ -37,6 +37,16 @@ BERT = {
     "vocab_size": 61,
 }
 LLAMA = {**BERT, "model_type": "llama", "hidden_size": 32, "rope_theta": 500.0}
+# Pairs of its heads turn from 0.03 to 2.5 times within these positions: llama3 leaves some, stretches some, and some in part.
+ROTATED = {"original_max_position_embeddings": 16, "factor": 4.0}
+STRETCHED: dict[str, dict[str, Any]] = {
+    "llama3": {"rope_type": "llama3", **ROTATED, "low_freq_factor": 0.2, "high_freq_factor": 1.5},
+    "linear": {"type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", **ROTATED, "beta_fast": 1.5, "beta_slow": 0.2},
+    "yarn within pairs": {"rope_type": "yarn", **ROTATED, "beta_fast": 1, "beta_slow": 0.1, "truncate": False}
+    | {"mscale": 1.5, "mscale_all_dim": 0.5},
+}
 T5 = {
     "model_type": "t5",
     "d_model": 24,
@@ -84,7 +94,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "bert untied": BERT | {"tie_word_embeddings": False},
     "llama": LLAMA,
-    "llama grouped, tied": LLAMA | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "llama grouped, tied, padded": LLAMA | {"num_key_value_heads": 2, "tie_word_embeddings": True, "pad_token_id": 3},
+    **{f"llama with {name} rotation": LLAMA | {"rope_scaling": rope} for name, rope in STRETCHED.items()},
     "llama with biases and wide heads": LLAMA
     | {"attention_bias": True, "mlp_bias": True, "head_dim": 10, "rms_norm_eps": 0.01},
     "t5": T5,
@@ -385,6 +396,7 @@ def _inputs(model: Model) -> tuple[Any, dict[str, Any]]:
         patches = torch.nn.functional.unfold(image, patch, stride=patch).mT
         return patches, {"pixel_values": image}
     tokens = torch.randint(model.vocabulary, (ROWS, part.tokens))
+    tokens[0, :4] = torch.arange(4)  # what fills samples up is there, in families that have it
     if model.family == "t5":
         encoder, decoder = tokens.tensor_split([part.tokens - model.tokens], 1)
         return tokens, {"input_ids": encoder, "decoder_input_ids": decoder}
@@ -463,6 +475,7 @@ def test_ranks_add_up(name: str, tp: int) -> None:
     memory = torch.randn(ROWS, read, part.hidden, dtype=torch.float64, requires_grad=True) if read else None
     if isinstance(part, TokenEmbedding):
         x = torch.randint(part.vocabulary, (ROWS, part.tokens))
+        x[0, :4] = torch.arange(4)
     else:
         x = torch.randn(part.input_shape(ROWS), dtype=torch.float64, requires_grad=True)
 

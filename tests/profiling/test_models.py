@@ -243,7 +243,7 @@ ODD: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"model_type": "swin", "mlp_ratio": None}, {"layers": 4}),
     ({"model_type": "gpt2", "n_positions": None, "n_ctx": 2048, "n_inner": None}, {"tokens": 2048}),
     ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}, {"layers": 1}),
-    ({"model_type": "llama", "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, {"layers": 1}),
+    ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}}, {"layers": 1}),
 ]
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names, uniform_chain
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
 
 
 def bert(fields: Fields) -> tuple[list[Unit], bool]:
-    """The chain of a BERT configuration: post-norm blocks, and a head with a transform."""
+    """The chain of a BERT configuration: post-norm blocks, and a head with a transform.
+
+    The embedding's dropout follows its norm, which is written with the first block; unfused code is counted as if it did not.
+    """
     hidden, heads = fields.size("hidden_size", 768), fields.size("num_attention_heads", 12)
     layers, positions = fields.layers("num_hidden_layers", such_as=12), fields.size("max_position_embeddings", 512)
     fields.divisor("num_attention_heads", heads, "hidden_size", hidden)
@@ -18,14 +24,20 @@ def bert(fields: Fields) -> tuple[list[Unit], bool]:
     causal = fields.flag("is_decoder", False)
     types = fields.count("type_vocab_size", 2, least=0)
     tied = fields.flag("tie_word_embeddings", True)
-    dropped = fields.dropout("attention_probs_dropout_prob", "hidden_dropout_prob")
-    common = fields.common(dropped, fields.share("layer_norm_eps", 1e-12))
+    attended, dropped = fields.dropout("attention_probs_dropout_prob"), fields.dropout("hidden_dropout_prob")
+    padding = fields.padding(vocabulary, default=0)
+    common = fields.common(fields.share("layer_norm_eps", 1e-12))
     common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
-    attention = Attention(**common, heads=heads, kv_heads=heads, width=hidden // heads, causal=causal, post_norm=True)
-    ffn = FeedForward(**common, inner=inner, activation=activation, post_norm=True)
-    embedding = TokenEmbedding(**common, vocabulary=vocabulary, positions=positions, token_types=types)
+    blocks: dict[str, Any] = {**common, "post_norm": True, "dropout": dropped}
+    attending: dict[str, Any] = {"width": hidden // heads, "causal": causal, "attention_dropout": attended}
+    attention = Attention(**blocks, **attending, heads=heads, kv_heads=heads)
+    ffn = FeedForward(**blocks, inner=inner, activation=activation)
+    tables: dict[str, Any] = {"positions": positions, "token_types": types, "padding": padding}
+    embedding = TokenEmbedding(**common, **tables, vocabulary=vocabulary, dropout=dropped if common["unfused"] else 0.0)
     head = LanguageHead(**common, vocabulary=vocabulary, transform=activation, bias=True)
-    return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
+    chain = uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head)
+    chain[1] = replace(chain[1], sublayer=replace(attention, input_dropout=dropped))
+    return chain, tied
 
 
 # As of transformers' BertConfig; the last ones are of its earlier versions, and of the first release's files.

@@ -131,15 +131,26 @@ class Fields:
         self._check(name, value, isinstance(value, str) and value in spellings, f"give {' or '.join(map(repr, spellings))}")
         return spellings[value]
 
-    def dropout(self, *names: str, default: float = 0.1) -> bool:
-        """Whether any of these probabilities is above 0."""
-        drops = False
-        for name in names:
-            value = self._value(name, default)
-            right = type(value) in (int, float) and 0 <= value < 1
-            self._check(name, value, right, "give a probability from 0 to below 1, such as 0.1")
-            drops |= value > 0
-        return drops
+    def dropout(self, name: str, default: float = 0.1) -> float:
+        """A probability of dropout."""
+        value = self._value(name, default)
+        right = type(value) in (int, float) and 0 <= value < 1
+        self._check(name, value, right, "give a probability from 0 to below 1, such as 0.1")
+        return float(value)
+
+    def counted_dropout(self, name: str, default: float = 0.1) -> float:
+        """A probability of dropout in a model that does not run: of unfused code its masks are counted, else it is 0."""
+        probability = self.dropout(name, default)
+        return probability if self.unfused else 0.0
+
+    def padding(self, vocabulary: int, default: int | None = None) -> int | None:
+        """The token that fills samples up, `pad_token_id`, which may be counted from the vocabulary's end; None without one."""
+        value = self.config.get("pad_token_id", default)
+        right = value is None or (type(value) is int and -vocabulary <= value < vocabulary)
+        self._check("pad_token_id", value, right, f"give null, or a token below vocab_size = {vocabulary}")
+        if value != default:
+            self.read["pad_token_id"] = value
+        return None if value is None else int(value) % vocabulary
 
     def absent(self, *names: str) -> None:
         """Refuse features that no chain of trainplan's has."""
@@ -180,13 +191,16 @@ class Fields:
         labels = self.config.get("id2label")
         return self.count("num_labels", len(labels) if isinstance(labels, Mapping) and labels else 2)
 
-    def common(self, dropout: bool, epsilon: float) -> dict[str, Any]:
-        """The keyword arguments that all sub-layers of the chain share: dtype, epsilon of norms, unfused attention, dropout."""
-        implementation = self.config.get("attn_implementation", self.config.get("_attn_implementation"))
-        unfused = implementation == "eager"
-        if unfused:
+    @property
+    def unfused(self) -> bool:
+        """Whether the configuration asks for attention of separate kernels."""
+        return self.config.get("attn_implementation", self.config.get("_attn_implementation")) == "eager"
+
+    def common(self, epsilon: float) -> dict[str, Any]:
+        """The keyword arguments that all sub-layers of the chain share: dtype, epsilon of norms, unfused attention."""
+        if self.unfused:
             self.read["attn_implementation"] = "eager"
-        return {"dtype": self.dtype, "epsilon": epsilon, "unfused": unfused, "dropout": unfused and dropout}
+        return {"dtype": self.dtype, "epsilon": epsilon, "unfused": self.unfused}
 
 
 def uniform_chain(embedding: Sublayer, layers: int, parts: Mapping[str, Sublayer], head: Sublayer) -> list[Unit]:

@@ -17,13 +17,21 @@ def gpt2(fields: Fields) -> tuple[list[Unit], bool]:
     fields.note("scale_attn_weights", usual=True)
     fields.note("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
     fields.absent("add_cross_attention")
-    dropped = fields.dropout("attn_pdrop", "resid_pdrop", "embd_pdrop")
+    attended, residual, embedded = (fields.dropout(name) for name in ("attn_pdrop", "resid_pdrop", "embd_pdrop"))
     tied = fields.flag("tie_word_embeddings", True)
-    common = fields.common(dropped, fields.share("layer_norm_epsilon", 1e-5))
+    common = fields.common(fields.share("layer_norm_epsilon", 1e-5))
     common |= {"tokens": fields.length("n_positions", positions), "hidden": hidden}
-    attention = Attention(**common, heads=heads, kv_heads=heads, width=hidden // heads, causal=True)
-    ffn = FeedForward(**common, inner=inner, activation=activation)
-    embedding = TokenEmbedding(**common, vocabulary=vocabulary, positions=positions)
+    attention = Attention(
+        **common,
+        heads=heads,
+        kv_heads=heads,
+        width=hidden // heads,
+        causal=True,
+        dropout=residual,
+        attention_dropout=attended,
+    )
+    ffn = FeedForward(**common, inner=inner, activation=activation, dropout=residual)
+    embedding = TokenEmbedding(**common, vocabulary=vocabulary, positions=positions, dropout=embedded)
     head = LanguageHead(**common, vocabulary=vocabulary)
     return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
 

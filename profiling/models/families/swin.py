@@ -23,8 +23,9 @@ def swin(fields: Fields) -> tuple[list[Unit], bool]:
     if sum(depths) > MOST_LAYERS:
         raise fields.fail("depths", f"add up to {sum(depths)}", f"give at most {MOST_LAYERS} layers")
     fields.divisor("patch_size", patch, "image_size", image)
-    dropped = fields.dropout("attention_probs_dropout_prob", "hidden_dropout_prob", default=0.0)
-    common = fields.common(dropped, fields.share("layer_norm_eps", 1e-5))
+    attended = fields.counted_dropout("attention_probs_dropout_prob", 0.0)
+    dropped = fields.counted_dropout("hidden_dropout_prob", 0.0)
+    common = fields.common(fields.share("layer_norm_eps", 1e-5)) | {"dropout": dropped}
     side = image // patch
     fields.divisor("patch_size", 2 ** (len(depths) - 1), "the patches of a side, halved with every stage,", side)
     fixed = {"epsilon": 1e-5}  # of the norms of patches, which published code takes from no field
@@ -41,7 +42,7 @@ def swin(fields: Fields) -> tuple[list[Unit], bool]:
             shift = 0 if whole or block % 2 == 0 else window // 2
             parts: dict[str, Sublayer] = {"merge": PatchMerging(**sizes | fixed)} if stage and not block else {}
             heading: dict[str, Any] = {"heads": count, "kv_heads": count, "width": (width << stage) // count, "bias": bias}
-            windows: dict[str, Any] = {"window": min(window, side >> stage), "shift": shift}
+            windows: dict[str, Any] = {"window": min(window, side >> stage), "shift": shift, "attention_dropout": attended}
             parts["attention"] = Attention(**sizes, **heading, **windows, relative="swin", holds_table=True)
             inside: Any = {"inner": int(ratio * (width << stage)), "activation": activation}
             parts["ffn"] = FeedForward(**sizes, **inside)

@@ -25,13 +25,14 @@ def t5(fields: Fields) -> tuple[list[Unit], bool]:
     inner, tied = fields.size("d_ff", 2048), fields.flag("tie_word_embeddings", True)
     spellings = {**ACTIVATIONS, **{f"gated-{name}": kind for name, kind in ACTIVATIONS.items()}, "gated-gelu": GATED_GELU}
     activation = fields.activation("feed_forward_proj", "relu", spellings)
-    common = fields.common(fields.dropout("dropout_rate"), fields.share("layer_norm_epsilon", 1e-6))
+    dropped = fields.counted_dropout("dropout_rate")
+    common = fields.common(fields.share("layer_norm_epsilon", 1e-6)) | {"dropout": dropped}
     long = fields.length("relative positions", positions, LARGEST)
     short = fields.count("decoder_positions", long) if "decoder_positions" in fields.config else long
     common |= {"hidden": hidden, "norm": "rms"}
     encoder = common | {"tokens": long, "carried_tokens": short}
     decoder = common | {"tokens": short, "carried_tokens": long}
-    projected: dict[str, Any] = {"heads": heads, "kv_heads": heads, "width": width, "scale": 1.0}
+    projected: dict[str, Any] = {"heads": heads, "kv_heads": heads, "width": width, "scale": 1.0, "attention_dropout": dropped}
     projected |= {"bias": False, "out_bias": False}
     inside: dict[str, Any] = {"inner": inner, "activation": activation, "bias": False, "inner_dropout": True}
     inside["gated"] = fields.read["feed_forward_proj"].startswith("gated-")

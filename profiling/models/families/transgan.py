@@ -25,7 +25,7 @@ def transgan(fields: Fields) -> tuple[list[Unit], bool]:
     window, channels = fields.count("window_size", 16), fields.count("num_channels", 3)
     if not 0 < sum(depths) <= MOST_LAYERS:
         raise fields.fail("depths", f"add up to {sum(depths)}", f"give 1 to {MOST_LAYERS} layers")
-    common = fields.common(False, fields.share("layer_norm_eps", 1e-5))
+    common = fields.common(fields.share("layer_norm_eps", 1e-5))
     made: dict[str, Any] = {"features": latent, "groups": 1, "positions": True}
     embedding = InputProjection(**common, tokens=bottom**2, hidden=sizes[0], **made)
     chain, layer, waiting = [Unit("embedding", 0, embedding)], 1, []

@@ -17,11 +17,13 @@ def vit(fields: Fields) -> tuple[list[Unit], bool]:
     fields.divisor("patch_size", patch, "image_size", image)
     activation = fields.activation("hidden_act", "gelu")
     bias = fields.flag("qkv_bias", True)
-    dropped = fields.dropout("attention_probs_dropout_prob", "hidden_dropout_prob", default=0.0)
+    attended = fields.counted_dropout("attention_probs_dropout_prob", 0.0)
+    dropped = fields.counted_dropout("hidden_dropout_prob", 0.0)
     patches = (image // patch) ** 2
-    common = fields.common(dropped, fields.share("layer_norm_eps", 1e-12)) | {"tokens": patches + 1, "hidden": hidden}
+    common = fields.common(fields.share("layer_norm_eps", 1e-12)) | {"tokens": patches + 1, "hidden": hidden}
+    common |= {"dropout": dropped}
     embedding = InputProjection(**common, features=channels * patch**2, groups=patches, class_token=True, positions=True)
-    attention = Attention(**common, heads=heads, kv_heads=heads, width=hidden // heads, bias=bias)
+    attention = Attention(**common, heads=heads, kv_heads=heads, width=hidden // heads, bias=bias, attention_dropout=attended)
     ffn = FeedForward(**common, inner=inner, activation=activation)
     head = ValueHead(**common, values=labels)
     return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), False

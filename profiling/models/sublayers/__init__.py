@@ -10,17 +10,26 @@ exact. The head instead leaves its logits split over the vocabulary, and the los
 
 Bytes are those of trainplan's own sub-layers, checked against torch's allocations, or, where `unfused` is set, those that
 published code with separate attention kernels keeps: 2 score matrices a head, or 3 and a mask of bytes with dropout. That
-count gives Galvatron-BMW's Table I within a few per cent.
+count gives Galvatron-BMW's Table I within a few per cent. Dropout in trainplan's own keeps nothing (see `models.dropout`).
 """
 
-from trainplan.profiling.models.sublayers.attention import Attention
-from trainplan.profiling.models.sublayers.base import Activation, Kind, Operator, Parameter, Sublayer, shard_bounds
+from trainplan.profiling.models.sublayers.attention import Attention, RotaryScaling, attention_block
+from trainplan.profiling.models.sublayers.base import (
+    DRAWN_AT_ONCE,
+    Activation,
+    Kind,
+    Operator,
+    Parameter,
+    Sublayer,
+    shard_bounds,
+)
 from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Upsample
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 
 __all__ = [
+    "DRAWN_AT_ONCE",
     "Activation",
     "Attention",
     "FeedForward",
@@ -31,9 +40,11 @@ __all__ = [
     "Operator",
     "Parameter",
     "PatchMerging",
+    "RotaryScaling",
     "Sublayer",
     "TokenEmbedding",
     "Upsample",
     "ValueHead",
+    "attention_block",
     "shard_bounds",
 ]

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from trainplan.profiling.models.sublayers.base import INDEX_BYTES, Kind, Operator, Parameter, Sublayer
+from trainplan.profiling.models.sublayers.base import (
+    DRAWING_BYTES,
+    DRAWN_AT_ONCE,
+    INDEX_BYTES,
+    Kind,
+    Operator,
+    Parameter,
+    Sublayer,
+)
+
+ROW_BYTES = 12  # of a mask's row: its words
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How rotary positions are stretched beyond the `positions` that a model was first trained on, `factor` times or less.
+
+    low, high: of llama3 and yarn, the turns of a pair within these positions up to which its rate is stretched by the whole
+    factor, and from which it is not stretched. amplitude: of the turned pairs. whole_pairs: yarn rounds low and high to pairs.
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    positions: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    amplitude: float = 1.0
+    whole_pairs: bool = True
+
+
+def attention_block(rows: int, heads: int, queries: int, keys: int) -> tuple[int, int, int]:
+    """Rows, heads and queries whose probabilities are made at once where some are dropped: up to DRAWN_AT_ONCE numbers."""
+    if (head := queries * keys) * heads <= DRAWN_AT_ONCE:
+        return min(rows, DRAWN_AT_ONCE // (head * heads)), heads, queries
+    return 1, max(1, min(heads, DRAWN_AT_ONCE // head)), min(queries, max(1, DRAWN_AT_ONCE // keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +50,9 @@ class Attention(Sublayer):
     `shift` their offset; the tokens then form a square. relative: learned position biases, of T5 (`buckets` of them;
     both directions or backwards only) or of Swin's windows; holds_table: this layer owns the table (in T5 a stack's first).
     post_norm: the residual is the normed input (BERT: a norm is written here with the unit after it).
+    scaling: of its rotary positions. attention_dropout: the probability with which each of its probabilities is dropped.
+    input_dropout: that of the normed input, as BERT's first block has it behind the embedding's norm; sub-layers that differ in
+    nothing else count as one.
     """
 
     kind: ClassVar[Kind] = "attention"
@@ -34,6 +71,14 @@ class Attention(Sublayer):
     holds_table: bool = False
     scale: float = 0.0
     post_norm: bool = False
+    scaling: RotaryScaling | None = None
+    attention_dropout: float = 0.0
+    input_dropout: float = field(default=0.0, compare=False)
+
+    @property
+    def draws(self) -> bool:
+        """Whether its forward pass drops numbers, and so needs to know the samples that it works on."""
+        return max(self.dropout, self.attention_dropout, self.input_dropout) > 0
 
     @property
     def packed(self) -> bool:
@@ -92,14 +137,17 @@ class Attention(Sublayer):
         use = Operator(m=queries, n=self.width, k=max(1, keys), count=blocks * heads, backward=work)
         between = []
         if self.keeps_scores:
-            passes = 2 + 2 * bool(self.relative or self.causal) + (3 if self.unfused and self.dropout else 0)
+            passes = 2 + 2 * bool(self.relative or self.causal) + (3 if self.unfused and self.attention_dropout else 0)
             between = [self._stream(n * heads * self.keys, passes)]
         out = Operator(m=n, n=h, k=q)
-        dropped = [self._stream(n * h)] * (self.unfused and self.dropout)
+        dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
         return [*before, scores, *between, use, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
 
     def kept_bytes(self, rows: int, tp: int) -> int:
-        """Norm, queries, keys, values and result; and scores, or a fused kernel's one number a query and head."""
+        """Norm, queries, keys, values and result; and scores, or a fused kernel's one number a query and head.
+
+        Where some of the probabilities are dropped, neither: the backward pass makes them again from queries and keys.
+        """
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys
         elements = self._norm_elements(n) + 2 * n * q + 2 * m * kv
@@ -107,33 +155,51 @@ class Attention(Sublayer):
             # Rotated keys beside the product that the values are a part of, and the angles.
             elements += m * kv + self.tokens * self.width if self.rotary else 0
             places = INDEX_BYTES * (self.tokens if self.relative != "swin" else self.window**2) * self.keys
-            elements += scores if self.relative else n * heads
+            if not self.attention_dropout:
+                elements += scores if self.relative else n * heads
             return elements * self.element_bytes + places * self.holds_table
-        masks = scores + n * h if self.dropout else 0
-        return (elements + scores * (3 if self.dropout else 2)) * self.element_bytes + masks
+        masks = scores * (self.attention_dropout > 0) + n * h * (self.dropout > 0)
+        return (elements + scores * (3 if self.attention_dropout else 2)) * self.element_bytes + masks
+
+    def _block_bytes(self, rows: int, tp: int, backward: bool = False) -> int:
+        """Of a block of probabilities: themselves beside what their mask is drawn from; backward also beside mask and
+        gradients, and queries, keys, values or their gradients, which products of several rows copy once more."""
+        heads, e = self.heads // tp, self.element_bytes
+        block_rows, block_heads, queries = attention_block(rows, heads, self.tokens, self.keys)
+        elements, words = block_rows * block_heads * queries * self.keys, rows * self.tokens * heads * ROW_BYTES
+        beside = block_rows * block_heads * max(queries, self.keys) * self.width * (3 + (block_rows > 1))
+        most = elements * (2 * e + 1) + beside * e if backward else 0
+        return max(elements * (e + DRAWING_BYTES), most) + words
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """Scores that are not kept, copies of keys and values, and expanded biases; or the copy out of windows."""
+        """Scores that are not kept, copies of keys and values, and expanded biases; or the copy out of windows; or a block of
+        probabilities, of which some are dropped."""
         n, m, h, heads, _, kv = self._sizes(rows, tp)
         e, scores = self.element_bytes, n * heads * self.keys
         back = n * h if self.window else 0  # out of the windows again
+        if self.attention_dropout and not self.keeps_scores:
+            return max(self._drawing_bytes(rows), self._block_bytes(rows, tp) - n * h * e)
         if not self.keeps_scores:
-            return back * e
+            return max(self._drawing_bytes(rows), back * e)
         biases = scores // rows if self.shift else heads * (self.window**2 or self.tokens) * self.keys
         return max(back, scores + 2 * m * kv + biases * bool(self.relative)) * e
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The largest of: the output projection's gradients, those of the projections, and the attention kernel's."""
+        """The largest of: the output's mask, the output projection's gradients, those of the projections, and the attention
+        kernel's."""
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys if self.keeps_scores else 0
         projected = n * q + 2 * m * kv
         weights = 3 * q * h if self.packed else max(q, 2 * kv) * h
-        moments = [n * q + h * q, n * h - n * q + weights - scores]
+        moments = [n * q + h * q + n * h * self._drops, n * h - n * q + weights - scores]
         if scores:
             moments.append(2 * scores - n * q)
+        elif self.attention_dropout:
+            moments.append(projected + self._block_bytes(rows, tp, backward=True) // self.element_bytes)
         else:
             moments.append(n * q + projected + 2 * min(self.tokens, 64) * min(self.keys, 512))
         later = n * h + (m * h if self.memory_tokens else 0)  # input gradients, which none of these moments holds yet
         copies = n * h if self.window else 0
         most = max(0, *(moment - later + copies for moment in moments)) * self.element_bytes
+        most = max(most, self._drawing_bytes(rows))
         return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))

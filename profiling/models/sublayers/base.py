@@ -11,6 +11,8 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 INDEX_BYTES = 8
+DRAWN_AT_ONCE = 2**20  # numbers of a dropout mask
+DRAWING_BYTES = 8  # two words for each of them
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Operator:
 @dataclass(frozen=True, kw_only=True)
 class Sublayer:
     """What all sub-layers share. tokens: of one sample, those it works on. carried_tokens: of one sample, hidden states of
-    another stream that pass it by (an encoder's, beside a decoder)."""
+    another stream that pass it by (an encoder's, beside a decoder). dropout: the probability with which each number of its
+    output is dropped, before the residual joins it."""
 
     kind: ClassVar[Kind]
     replicable: ClassVar[bool] = False  # whether ranks that cannot split it may each hold and compute all of it
@@ -69,7 +72,12 @@ class Sublayer:
     norm: Literal["layer", "rms"] = "layer"
     epsilon: float = 1e-5
     unfused: bool = False
-    dropout: bool = False
+    dropout: float = 0.0
+
+    @property
+    def draws(self) -> bool:
+        """Whether its forward pass drops numbers, and so needs to know the samples that it works on."""
+        return self.dropout > 0
 
     @property
     def element_bytes(self) -> int:
@@ -144,6 +152,15 @@ class Sublayer:
         buffer that it belongs to), less what earlier ones have freed. Checked against torch's allocations in the tests.
         """
         raise NotImplementedError
+
+    @property
+    def _drops(self) -> bool:
+        """Whether trainplan's own code drops numbers of the output."""
+        return self.dropout > 0 and not self.unfused
+
+    def _drawing_bytes(self, rows: int) -> int:
+        """What there is for a while of the mask of the output, or of its gradient."""
+        return min(rows * self.tokens * self.hidden, DRAWN_AT_ONCE) * DRAWING_BYTES * self._drops
 
     def _norm_parameters(self, width: int | None = None, name: str = "norm") -> tuple[Parameter, ...]:
         shape = (width or self.hidden,)

@@ -10,12 +10,16 @@ from trainplan.profiling.models.sublayers.base import INDEX_BYTES, Kind, Operato
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEmbedding(Sublayer):
-    """Rows of a (vocabulary, hidden) table, plus learned positions and token types where the model has them."""
+    """Rows of a (vocabulary, hidden) table, plus learned positions and token types where the model has them.
+
+    padding: the token whose row no lookup gives a gradient.
+    """
 
     kind: ClassVar[Kind] = "embedding"
     vocabulary: int
     positions: int = 0
     token_types: int = 0
+    padding: int | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The table of tokens, split over the vocabulary; tables of positions and token types."""
@@ -43,15 +47,17 @@ class TokenEmbedding(Sublayer):
         return positions + types + mask + ((INDEX_BYTES + 1) * n if tp > 1 else 0)  # local indices and mask
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """What a second look-up gives before it is added."""
+        """What a second look-up gives before it is added; what a mask is drawn from."""
         tokens = rows * self.tokens if self.token_types else self.tokens if self.positions else 0
-        return tokens * self.hidden * self.element_bytes
+        return max(self._drawing_bytes(rows), tokens * self.hidden * self.element_bytes)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The gradient of the positions' table, or that of the tokens' table (with tp > 1 beside the masked gradient)."""
+        """The gradient of the positions' table, or that of the tokens' table (with tp > 1, or dropout, beside the masked
+        gradient), or what dropout's mask of that is drawn from."""
         n, h, v = rows * self.tokens, self.hidden, -(-self.vocabulary // tp)
         positions = self.tokens * h + self.positions * h if self.positions else 0
-        return max(positions, (n * h if tp > 1 else 0) + v * h) * self.element_bytes
+        masked = n * h if tp > 1 or self._drops else 0
+        return max(masked * self.element_bytes + self._drawing_bytes(rows), max(positions, masked + v * h) * self.element_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,9 +36,9 @@ class FeedForward(Sublayer):
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         up = [Operator(m=n, n=f, k=h)] * (2 if self.gated else 1)
         inner = [self._stream(n * f)] + [self._stream(n * f, 3)] * self.gated
-        inner += [self._stream(n * f)] * (self.unfused and self.dropout and self.inner_dropout)
+        inner += [self._stream(n * f)] * (self.unfused and self.dropout > 0 and self.inner_dropout)
         norms = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
-        dropped = [self._stream(n * h)] * (self.unfused and self.dropout)
+        dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
         return [*norms, *up, *inner, Operator(m=n, n=h, k=f), *dropped, self._stream(n * h, 3, 1.0)]
 
     def kept_bytes(self, rows: int, tp: int) -> int:
@@ -52,17 +52,18 @@ class FeedForward(Sublayer):
         return (self._norm_elements(n) + copies * n * f) * self.element_bytes + masks
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """What relu read, until its result replaces it."""
+        """What relu read, until its result replaces it; what a mask is drawn from."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         replaced = self.activation == "relu" and not self.gated  # what relu read is there until its result is
-        return max(0, n * f - n * h) * self.element_bytes if replaced else 0
+        return max(self._drawing_bytes(rows), (n * f - n * h) * self.element_bytes if replaced else 0)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The largest of: the down-projection's gradients, the activation's, and the up-projections'."""
+        """The largest of: the output's mask, the down-projection's gradients, the activation's, and the up-projections'."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
-        moments = [n * f + h * f - n * h, h * f - n * f]
+        moments = [n * f + h * f - n * h + n * h * self._drops, h * f - n * f]
         if self.gated:
             moments += [2 * n * f - n * h, h * f]
         elif self.activation == "relu":
             moments.append(2 * n * f - n * h)
-        return max(0, max(moments) * self.element_bytes, self._norm_moment(self.kept_bytes(rows, tp), rows))
+        most = max(0, self._drawing_bytes(rows), max(moments) * self.element_bytes)
+        return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))

@@ -1,0 +1,57 @@
+"""Rotary positions (Su et al., 2021) in torch, and what stretches them to longer sequences."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+from trainplan.profiling.models.sublayers import Attention, RotaryScaling
+
+
+def rotated(part: Attention, x: Tensor) -> Tensor:
+    """x, (rows, tokens, heads, width), with its pairs (i, i + width / 2) turned by the angles of their positions."""
+    cosine, sine = _angles(part.tokens, part.width, part.rotary, part.scaling, x.dtype, x.device)
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1)
+
+
+@cache
+def _angles(
+    tokens: int, width: int, theta: float, scaling: RotaryScaling | None, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+    if scaling is not None:
+        rates = _stretched(rates, scaling, theta)
+    angles = torch.outer(torch.arange(tokens, dtype=torch.float32), rates)
+    amplitude = 1.0 if scaling is None else scaling.amplitude
+    return tuple((part * amplitude).unsqueeze(1).to(device, dtype) for part in (angles.cos(), angles.sin()))
+
+
+def _stretched(rates: Tensor, scaling: RotaryScaling, theta: float) -> Tensor:
+    """Of each pair, its rate or a `factor`-th of it, or something between: `kept` is the rate's share.
+
+    linear: a factor-th for all (Chen et al., 2023). llama3: by how often a pair turns within the original positions, from
+    `low` turns or fewer to `high` or more. yarn: by the pair's number, from that which turns `high` times to that which turns
+    `low` times (Peng et al., 2023).
+    """
+    if scaling.kind == "linear":
+        return rates / scaling.factor
+    if scaling.kind == "llama3":
+        turns = scaling.positions * rates / (2 * math.pi)
+        kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+    else:
+        ends = (_pair_that_turns(times, 2 * len(rates), scaling.positions, theta) for times in (scaling.high, scaling.low))
+        first, last = ends
+        if scaling.whole_pairs:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * len(rates) - 1)
+        last += 0.001 if first == last else 0
+        kept = 1 - ((torch.arange(len(rates), dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    return rates * kept + rates / scaling.factor * (1 - kept)
+
+
+def _pair_that_turns(times: float, width: int, positions: int, theta: float) -> float:
+    """The number, not always a whole one, of the pair that turns so often within the original positions."""
+    return width * math.log(positions / (times * 2 * math.pi)) / (2 * math.log(theta))
