@@ -99,6 +99,8 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         return f"comes after {_names(i.after)} and sets {_names(i.marks)}: not marks alone"
     if i.grouped or i.op is Op.SEND_RECEIVE:
         return _ungrouped(program, i, layouts)
+    if i.grouped:
+        return "has messages of its own"
     if i.op is Op.REDUCE_TIED:
         fits = (i.reads, i.writes, i.frees) == tied_buffers(program)
     else:

@@ -285,6 +285,14 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             other = value ^ {key}
         elif name == "units":
             other = rng.choice([range(value.start, value.stop - 1), range(value.start + 1, value.stop + 1), range(99)])
+        elif name == "stages":
+            first = value[0]
+            other = rng.choice(
+                [value[:-1], (range(first.start, first.stop + 1), *value[1:]), (range(1, first.stop), *value[1:])]
+            )
+        elif name == "groups":
+            first = value[0]
+            other = rng.choice([value[:-1], (first[:-1], *value[1:]), ((*first, first[-1] + 1), *value[1:]), (first, *value)])
         elif name == "model":
             other = rng.choice([value.in_dtype("float32"), value.with_fields(sequence=8)])
         elif name == "strategies":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from trainplan.execution import judge as judging
+from trainplan.execution import compiled
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import Judged, judge, judge_by, judge_carried
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
@@ -209,7 +209,7 @@ def test_one_rank_of_each_stage_stands_for_all(backend: str, monkeypatch: pytest
         profile = profile_of(plan)
         judged = []
         for most in (plan.world, 0):
-            monkeypatch.setattr(judging, "FEW_RANKS", most)
+            monkeypatch.setattr(compiled, "FEW_RANKS", most)
             judged.append(judge(plan, profile, backend=backend))  # type: ignore[arg-type]
         known, few = judged
         assert len(few.time.programs) == len(plan.stages)
@@ -229,7 +229,7 @@ def test_one_rank_that_stands_for_others_takes_their_slowest_kind_and_link(monke
     ]
     mixed = profile.changed(costs=[*profile.costs, *slow], network=Network(islands=islands))
     known = judge(plan, mixed, [fast, fast, "slow", fast])
-    monkeypatch.setattr(judging, "MOST_PROCESSES", 0)
+    monkeypatch.setattr(compiled, "MOST_PROCESSES", 0)
     assert judge(plan, mixed, [fast, fast, "slow", fast]).step_ns == known.step_ns
     assert judge(plan, mixed, [fast] * 4).step_ns < known.step_ns == judge(plan, mixed, ["slow"] * 4).step_ns
 
