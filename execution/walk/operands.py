@@ -101,6 +101,8 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         return _ungrouped(program, i, layouts)
     if i.grouped:
         return "has messages of its own"
+    if i.op is Op.MARK and (not i.reads or getattr(parsed(i.reads[0]), "unit", None) != i.unit):
+        return f"waits for {_names(i.reads)}, which is not of its unit"
     if i.op is Op.REDUCE_TIED:
         fits = (i.reads, i.writes, i.frees) == tied_buffers(program)
     else:
