@@ -63,7 +63,7 @@ class _Compiler(UnitPasses):
                 self._forward_pass(Part(micro_batch, half))
             else:
                 self._backward_pass(Part(micro_batch))
-        if self.model.tied and self.stage in (0, len(self.stages) - 1):
+        if self.model.tied and not self.table_once and self.stage in (0, len(self.stages) - 1):
             self._reduce_tied()
         for unit in self.units:
             self.issue(

@@ -47,18 +47,22 @@ class Sum:
 
 
 class Gradient(NamedTuple):
-    """The samples in the gradient of a unit's split parameters; and of the replicated ones, (sample, tensor-parallel index)."""
+    """The samples in the gradient of a unit's split parameters; and of the replicated ones, (sample, tensor-parallel index).
+
+    head: samples in the head's part of the gradient of an embedding's table that the head uses too.
+    """
 
     split: Sum
     replicated: Sum
+    head: Sum
     tied: bool = False
 
     def plus(self, other: Gradient) -> Gradient:
         """Both gradients added."""
-        return Gradient(self.split + other.split, self.replicated + other.replicated, self.tied)
+        return Gradient(self.split + other.split, self.replicated + other.replicated, self.head + other.head, self.tied)
 
 
-EMPTY = Gradient(Sum(), Sum())
+EMPTY = Gradient(Sum(), Sum(), Sum())
 
 
 @uncollected()
@@ -103,13 +107,22 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
     if not isinstance(x, Hidden) or x.stage != "hidden" or x.boundary != head.unit or not x.whole():
         raise fault_at(rank, head, f"reads {source}, which is not the whole input of its unit")
     _need_parameters(run, rank, head, weights)
+    if _uses_table(run, rank, head):
+        _need_parameters(run, rank, head, head.reads[2], 0)
     return x
 
 
-def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str) -> None:
-    assert head.unit is not None
+def _uses_table(run: Interpreter, rank: int, head: Instruction) -> bool:
+    """Whether this is of a head that works with the embedding's own matrix."""
+    program = run.programs[rank]
+    return head.unit == len(program.strategies) - 1 and program.table_once
+
+
+def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str, unit: int | None = None) -> None:
+    """unit: whose parameters, if not those of the instruction's own unit."""
+    unit = head.unit if unit is None else unit
     weights = run.value(rank, name)
-    whole = weights == (head.unit, True, False) or (weights == (head.unit, False, False) and run.shard(rank, head).sdp == 1)
+    whole = weights == (unit, True, False) or (weights == (unit, False, False) and run.shard(rank, head).sdp == 1)
     if not whole or not isinstance(weights, Weights):
         raise fault_at(rank, head, f"uses {name}, which is not whole")
 
@@ -175,10 +188,17 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     shard = run.shard(rank, head)
     if head.unit > 0:
         run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, _only(shard.tp_index), shard.tp, "gradient")
-    contribution = Gradient(Sum(graph.rows), Sum([(row, shard.tp_index) for row in graph.rows]))
-    name = head.writes[-1]
+    samples = Sum(graph.rows)
+    replicated = Sum([(row, shard.tp_index) for row in graph.rows])
+    _contribute(run, rank, head, head.writes[-1], Gradient(samples, replicated, Sum()))
+    if _uses_table(run, rank, head):
+        _need_parameters(run, rank, head, head.reads[4], 0)
+        _contribute(run, rank, head, head.writes[-2], Gradient(Sum(), Sum(), samples))
+
+
+def _contribute(run: Interpreter, rank: int, head: Instruction, name: str, contribution: Gradient) -> None:
     before = run.value(rank, name) if name in head.reads else EMPTY
-    if before is None:
+    if not isinstance(before, Gradient):
         raise fault_at(rank, head, f"adds to {name}, which is of the step before")
     run.values[rank][name] = before.plus(contribution)
 
@@ -230,14 +250,14 @@ def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instr
     total = Sum((), tuple(run.value(rank, head.reads[0]).replicated for rank, head in zip(ranks, heads, strict=True)))
     for rank, head in zip(ranks, heads, strict=True):
         value = run.value(rank, head.reads[0])
-        run.values[rank][head.writes[0]] = Gradient(value.split, total, value.tied)
+        run.values[rank][head.writes[0]] = value._replace(replicated=total)
 
 
 def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group (added to what the shard held)."""
     gradients = [run.value(rank, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    split, replicated = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:2])
-    total = Gradient(split, replicated, gradients[0].tied)
+    split, replicated, of_head = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:3])
+    total = Gradient(split, replicated, of_head, gradients[0].tied)
     paradigm: Paradigm = "sdp" if heads[0].op is Op.REDUCE_SCATTER_GRADIENTS else "dp"
     for rank, head in zip(ranks, heads, strict=True):
         if tuple(ranks) != run.peers(rank, head, paradigm):
@@ -264,7 +284,7 @@ def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
             value = run.value(rank, name)
             if value is None or value.split.counts() != _once(run.programs[rank].samples):
                 raise fault_at(rank, head, f"ties {name} before it is summed")
-            run.values[rank][name] = Gradient(value.split, value.replicated, True)
+            run.values[rank][name] = value._replace(tied=True)
 
 
 def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
@@ -278,7 +298,10 @@ def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
     each = _once_each(program.samples, run.shard(rank, head).tp) if _has_replicated(program, head.unit) else None
     if value.split.counts() != _once(program.samples) or (each is not None and value.replicated.counts() != each):
         raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
-    if program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
+    if program.table_once:
+        if head.unit == 0 and value.head.counts() != _once(program.samples):
+            raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold the head's part of each sample once")
+    elif program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
         raise fault_at(rank, head, "comes before the tied matrix is reduced")
 
 
