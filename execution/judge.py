@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from trainplan.execution.compile.classes import compile_classes
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.ahead import classes_of, programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.run.processes import MOST_PROCESSES
@@ -102,10 +101,10 @@ def judge_by(
     programs: Sequence[Program | Rounds]
     if plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):
         classes: Classes = {rank: (rank,) for rank in range(plan.world)}
-        programs = walked = compile_plan(plan)
+        programs = walked = programs_of(plan, backend)
         faults = check(walked)
     else:
-        ranks = compile_classes(plan)
+        ranks = classes_of(plan, backend)
         classes = {each.ranks[0]: each.ranks for each in ranks}
         programs = [each.rounds for each in ranks]
         walked = [each.walked for each in ranks]

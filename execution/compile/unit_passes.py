@@ -7,6 +7,9 @@ tensor parallelism is one all-reduce forward and one back.
 A micro-batch whose forward pass ran in halves has two graphs, and each has a backward pass of its own, one half right after
 the other. Parameters are gathered, and gradients reduced, once for both.
 
+Parameters are gathered once the unit's input is there, or one unit ahead: beside the computation of the unit before it in the
+pass, once that one's input is there. Two units are then whole at a time.
+
 The first micro-batch of a step writes its gradients, in the place of those of the step before; all others add to them.
 """
 
@@ -23,11 +26,13 @@ OPTIMIZER_MOMENTS = 2
 
 @dataclass
 class UnitPasses(PlannedRank):
-    """The buffers and instructions of a rank, as they are issued."""
+    """The buffers and instructions of a rank, as they are issued. ahead: whether parameters are gathered one unit ahead."""
 
     buffers: dict[str, int] = field(default_factory=dict)
     persistent: set[str] = field(default_factory=set)
     issued: list[Instruction] = field(default_factory=list)
+    ahead: bool = field(default=False, kw_only=True)
+    _ready: int | None = None  # the unit that parameters have been gathered for ahead
 
     @classmethod
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
@@ -93,6 +98,7 @@ class UnitPasses(PlannedRank):
         else:
             source = self._relaid(f"hidden.{unit}.{part}", f"input.{unit}.{part}", unit - 1, unit, part)
         weights = self._weights(unit, part, after=source)
+        self._gather_ahead(unit, unit + 1, part, after=source)
         result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit))
         if tp > 1 and layer.kind != "head":
             self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))
@@ -160,6 +166,7 @@ class UnitPasses(PlannedRank):
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
         arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
         weights = self._weights(unit, whole, after=arrived[0])
+        self._gather_ahead(unit, unit - 1, whole, after=arrived[0])
         sdp, sources = self.strategies[unit].degree("sdp"), (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
@@ -212,8 +219,18 @@ class UnitPasses(PlannedRank):
 
     def _weights(self, unit: int, part: Part, after: str) -> tuple[str, ...]:
         """The buffers of the parameters that a unit computes with: its own, and the embedding's where a head uses its table."""
-        sources = (unit, 0) if self.uses_table(unit) else (unit,)
+        sources, ready = (unit, 0) if self.uses_table(unit) else (unit,), self._ready == unit
+        self._ready = None
+        if ready:
+            return tuple(f"gathered.{each}" for each in sources)
         return tuple(self._gathered(each, part, after) for each in sources)
+
+    def _gather_ahead(self, unit: int, following: int, part: Part, after: str) -> None:
+        """Gather what the unit that comes next in a pass computes with. (Not where that is of the unit at hand, too.)"""
+        same = self.uses_table(max(unit, following)) and 0 in (unit, following)
+        if self.ahead and following in self.units and self.strategies[following].degree("sdp") > 1 and not same:
+            self._weights(following, part, after)
+            self._ready = following
 
     def _gradient(self, unit: int) -> str:
         """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where its parameters are sharded."""
