@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainplan.execution.compile.classes import compile_classes
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.ahead import classes_of, programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.run.processes import MOST_PROCESSES
@@ -52,11 +51,11 @@ def default_backend(plan: Plan) -> Backend:
     return plan.backend or ("serial" if plan.switches() is None else "streams")
 
 
-def compiled(plan: Plan, by_class: bool = False) -> Compiled:
-    """Compile and check a plan. by_class: one rank of each class already where there are more than FEW_RANKS."""
+def compiled(plan: Plan, backend: Backend, by_class: bool = False) -> Compiled:
+    """Compile a plan for a back-end, and check it. by_class: one rank of each class where there are more than FEW_RANKS."""
     if not plan.regular or plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):
-        programs = compile_plan(plan)
+        programs = programs_of(plan, backend)
         return Compiled(plan, {rank: (rank,) for rank in range(plan.world)}, programs, programs, check(programs))
-    ranks = compile_classes(plan)
+    ranks = classes_of(plan, backend)
     rounds, walked = [each.rounds for each in ranks], [each.walked for each in ranks]
     return Compiled(plan, {each.ranks[0]: each.ranks for each in ranks}, rounds, walked, check_classes(ranks))

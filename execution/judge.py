@@ -85,7 +85,8 @@ def judge_by(
     plan: Plan, costs: Callable[[Classes], Durations], backend: Backend | None = None, by_class: bool = False
 ) -> Judged:
     """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: as of `compiled`."""
-    backend, made = backend or default_backend(plan), compiled(plan, by_class)
+    backend = backend or default_backend(plan)
+    made = compiled(plan, backend, by_class)
     assert not made.faults, made.faults[0]
     stands_for = {other: rank for rank, others in made.classes.items() for other in others if other != rank}
     durations = costs(made.classes)

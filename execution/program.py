@@ -30,6 +30,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
 
 Stream = Literal["compute", "communication", "copy", "host"]
@@ -73,7 +74,7 @@ class Op(StrEnum):
     REDUCE_REPLICATED = "reduce-replicated"  # gradients of replicated parameters over the tensor-parallel group
     REDUCE_SCATTER_GRADIENTS = "reduce-scatter-gradients"
     ALL_REDUCE_GRADIENTS = "all-reduce-gradients"
-    REDUCE_TIED = "reduce-tied"  # gradient of a matrix that embedding and head share
+    REDUCE_TIED = "reduce-tied"  # gradient of a matrix that embedding and head share, but each have by themselves
     REDUCE_LOSS = "reduce-loss"
     SEND = "send"  # hidden states to the next stage, or their gradients to the one before
     RECEIVE = "receive"  # in the sender's layout; re-laid here
@@ -215,6 +216,12 @@ class Program:
     buffers: dict[str, int]
     persistent: frozenset[str]
     instructions: tuple[Instruction, ...]
+
+    @property
+    def table_once(self) -> bool:
+        """Whether the head works with the embedding's own matrix (see `work.moves.table_once`). With memory switches, which
+        copy and gather the shards of each unit by themselves, it has one of its own."""
+        return self.model.tied and table_once(self.strategies, self.units) and not self.optimizer_on_host
 
     @property
     def optimizer_on_host(self) -> bool:

@@ -123,7 +123,7 @@ def check_plan(plan: Plan, where: str = "plan") -> CheckedPlan:
     if not compiles(model):
         fix = f"give a plan of a model that becomes programs: {', '.join(EXECUTED_FAMILIES)}"
         raise InputError(where, "model.config.model_type", f"is {model.family!r}", fix)
-    made = compiled(plan)
+    made = compiled(plan, default_backend(plan), by_class=True)
     fullest = None
     if not made.faults:
         walks = zip(made.classes, made.memory(default_backend(plan)), strict=True)

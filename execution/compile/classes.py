@@ -21,7 +21,7 @@ class RankClass:
     """Ranks of one stage, ascending, that run the same program, and the program of the first of them.
 
     few: that program with its first few micro-batches alone. rounds: the whole one, in rounds of `few` where that repeats in
-    rounds (see `execution.rounds`).
+    rounds (see `execution.rounds`). ahead: whether these gather parameters one unit ahead.
     """
 
     plan: Plan
@@ -29,6 +29,7 @@ class RankClass:
     ranks: tuple[int, ...]
     few: Program
     rounds: Rounds
+    ahead: bool = False
 
     @property
     def program(self) -> Program:
@@ -46,17 +47,17 @@ def replica_samples(plan: Plan) -> int:
     return plan.batch.global_samples // sum(plan.batch.shares or [plan.batch.micro_batches])
 
 
-def compile_classes(plan: Plan, model: Model | None = None) -> list[RankClass]:
-    """The classes of a plan's ranks, with the program of one rank of each. model: as of `compile_plan`."""
+def compile_classes(plan: Plan, model: Model | None = None, ahead: bool = False) -> list[RankClass]:
+    """The classes of a plan's ranks, with the program of one rank of each. model, ahead: as of `compile_plan`."""
     model = model or plan.planned_model()
     classes, samples = by_kind(planned_ranks(plan, model)), replica_samples(plan)
-    programs = compile_plan(plan, model, [members[0].rank for members in classes], few_micro_batches(plan))
+    programs = compile_plan(plan, model, [members[0].rank for members in classes], few_micro_batches(plan), ahead)
     made = []
     for members, few in zip(classes, programs, strict=True):
         ranks, micro_batches = tuple(member.rank for member in members), members[0].micro_batches
         if micro_batches == few.micro_batches:
             rounds = Rounds(few)
         else:
-            rounds = in_rounds(few, micro_batches, samples) or Rounds(compile_plan(plan, model, ranks[:1])[0])
-        made.append(RankClass(plan, model, ranks, few, rounds))
+            rounds = in_rounds(few, micro_batches, samples) or Rounds(compile_plan(plan, model, ranks[:1], ahead=ahead)[0])
+        made.append(RankClass(plan, model, ranks, few, rounds, ahead))
     return made

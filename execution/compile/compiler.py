@@ -29,12 +29,16 @@ from trainplan.profiling.models.model import Model
 
 @uncollected()
 def compile_plan(
-    plan: Plan, model: Model | None = None, ranks: Sequence[int] | None = None, most_micro_batches: int | None = None
+    plan: Plan,
+    model: Model | None = None,
+    ranks: Sequence[int] | None = None,
+    most_micro_batches: int | None = None,
+    ahead: bool = False,
 ) -> list[Program]:
     """The programs of all ranks, or of some.
 
     model: run this one in the plan's place, scaled down, with the same units. most_micro_batches: leave out all micro-batches
-    of a rank but the first so many.
+    of a rank but the first so many. ahead: gather parameters one unit ahead; with memory switches, these say when.
     """
     model = model or plan.planned_model()
     switches, stages = plan.switches(), len(plan.stages)
@@ -47,7 +51,7 @@ def compile_plan(
         if switches is not None:
             compiler: UnitPasses = SwitchCompiler.at(first, switches=tuple(switches), nvlink=bool(plan.nvlink))
         else:
-            compiler = _Compiler.at(first, orders=by_count, interleaved=interleaved)
+            compiler = _Compiler.at(first, orders=by_count, interleaved=interleaved, ahead=ahead)
         programs[first.rank] = compiler.program()
         programs.update({other.rank: other.translated(programs[first.rank]) for other in others})
     return [programs[rank] for rank in (range(plan.world) if ranks is None else ranks)]
@@ -72,7 +76,7 @@ class _Compiler(UnitPasses):
                     self._backward_pass(Part(micro_batch))
         else:
             self._interleave(self.interleaved[self.stage])
-        if self.model.tied and {0, self.last} & set(self.units):
+        if self.model.tied and not self.table_once and {0, self.last} & set(self.units):
             self._reduce_tied()
         for unit in self.units:
             self.issue(

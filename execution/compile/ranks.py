@@ -10,7 +10,9 @@ from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
+from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import shard_bounds
 
 SAMPLED = DRAWING | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.BACKWARD, Op.SLICE, Op.GATHER_SLICE}
 
@@ -42,6 +44,7 @@ class PlannedRank:
         chunks = [self.stages[stage] for stage in (self.stage, *more)]
         self.units: Sequence[int] = chunks[0] if not more else tuple(unit for chunk in chunks for unit in chunk)
         self.last = len(self.model.units) - 1
+        self.table_once = self.model.tied and table_once(self.strategies, self.units)
         shares = self.batch.shares
         of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
         self.micro_batches = min(of_rank, self.most_micro_batches or of_rank)
@@ -58,9 +61,18 @@ class PlannedRank:
         return -(-self.flat_elements(unit) // self.strategies[unit].degree("sdp"))
 
     def flat_elements(self, unit: int) -> int:
-        """Elements of a rank's tensor-parallel part of a unit's parameters."""
-        strategy = self.strategies[unit]
-        return self.model.units[unit].sublayer.parameter_count(strategy.degree("tp"), strategy.index(self.place, "tp"))
+        """Elements of a rank's tensor-parallel part of a unit's parameters; a head's without a table of the embedding's."""
+        strategy, sublayer = self.strategies[unit], self.model.units[unit].sublayer
+        tp, index = strategy.degree("tp"), strategy.index(self.place, "tp")
+        count = sublayer.parameter_count(tp, index)
+        if self.uses_table(unit):
+            low, high = shard_bounds(self.model.vocabulary, tp, index)
+            count -= (high - low) * sublayer.hidden
+        return count
+
+    def uses_table(self, unit: int) -> bool:
+        """Whether a unit is a head that works with the embedding's own matrix."""
+        return unit == self.last and self.table_once
 
     def rows(self, unit: int, part: Part) -> tuple[int, ...]:
         """Sample ids that this rank works on in a unit: the compiler carries them, so that nothing is permuted silently."""

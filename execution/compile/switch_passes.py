@@ -36,6 +36,10 @@ class SwitchCompiler(UnitPasses):
     _last: dict[Stream, int] = field(default_factory=dict)  # of each lane, where its latest instruction was issued
     _before: dict[Stream, int] = field(default_factory=dict)  # where that was issued which a lane's next one comes after
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.table_once = False  # shards are copied and gathered unit by unit
+
     def program(self) -> Program:
         """The whole step, segment by segment."""
         for unit in self.units:
@@ -68,7 +72,7 @@ class SwitchCompiler(UnitPasses):
             self._offload_hidden(unit)
         if unit < self.last and switches.eco_forward:
             self._fetch(unit + 1)
-        self.compute_forward(unit, STEP, _hidden(unit), _gathered(unit))
+        self.compute_forward(unit, STEP, _hidden(unit), (_gathered(unit),))
         if unit == self.last:
             self.loss(STEP)
 
@@ -93,12 +97,12 @@ class SwitchCompiler(UnitPasses):
             self._prepare(unit)
         weights = _gathered(unit)
         incoming = self.output_gradient(unit, STEP)
-        self.recompute(unit, STEP, weights)
+        self.recompute(unit, STEP, (weights,))
         if eco:
             self.issue(Op.MARK, unit, STEP, reads=(*self.backward_reads(unit, STEP), incoming, weights))
             self._hold(BESIDE)
         gradient = self.buffer(f"whole-gradient.{unit}", self.buffers[weights])
-        self.compute_backward(unit, STEP, (incoming, weights), gradient, (incoming,))
+        self.compute_backward(unit, STEP, (incoming, weights), (gradient,), (incoming,))
         if eco:
             self._prepare(unit)
 

@@ -7,6 +7,9 @@ tensor parallelism is one all-reduce forward and one back.
 A micro-batch whose forward pass ran in halves has two graphs, and each has a backward pass of its own, one half right after
 the other. Parameters are gathered, and gradients reduced, once for both.
 
+Parameters are gathered once the unit's input is there, or one unit ahead: beside the computation of the unit before it in the
+pass, once that one's input is there. Two units are then whole at a time.
+
 The first micro-batch of a step writes its gradients, in the place of those of the step before; all others add to them.
 """
 
@@ -23,11 +26,13 @@ OPTIMIZER_MOMENTS = 2
 
 @dataclass
 class UnitPasses(PlannedRank):
-    """The buffers and instructions of a rank, as they are issued."""
+    """The buffers and instructions of a rank, as they are issued. ahead: whether parameters are gathered one unit ahead."""
 
     buffers: dict[str, int] = field(default_factory=dict)
     persistent: set[str] = field(default_factory=set)
     issued: list[Instruction] = field(default_factory=list)
+    ahead: bool = field(default=False, kw_only=True)
+    _ready: int | None = None  # the unit that parameters have been gathered for ahead
 
     @classmethod
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
@@ -98,12 +103,13 @@ class UnitPasses(PlannedRank):
             source = self.input(part)
         else:
             source = self._relaid(f"hidden.{unit}.{part}", f"input.{unit}.{part}", unit - 1, unit, part)
-        weights = self._gathered(unit, part, after=source)
+        weights = self._weights(unit, part, after=source)
+        self._gather_ahead(unit, unit + 1, part, after=source)
         result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit))
         if tp > 1 and layer.kind != "head":
             self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))
 
-    def compute_forward(self, unit: int, part: Part, source: str, weights: str, freed: tuple[str, ...] = ()) -> str:
+    def compute_forward(self, unit: int, part: Part, source: str, weights: tuple[str, ...], freed: tuple[str, ...] = ()) -> str:
         """The computation, with graph or without; the buffer of its output."""
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
@@ -114,7 +120,7 @@ class UnitPasses(PlannedRank):
         writes: tuple[str, ...] = (result, graph)
         if strategy.ckpt:
             op, writes, workspace = Op.FORWARD_WITHOUT_GRAPH, (result,), workspace + kept
-        self.issue(op, unit, part, reads=(source, weights), writes=writes, frees=freed, workspace_bytes=workspace)
+        self.issue(op, unit, part, reads=(source, *weights), writes=writes, frees=freed, workspace_bytes=workspace)
         return result
 
     def input(self, part: Part) -> str:
@@ -165,38 +171,43 @@ class UnitPasses(PlannedRank):
         parts = whole.halves if self.runs_in_halves(self.stage, micro_batch) else (whole,)
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
         arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
-        weights = self._gathered(unit, whole, after=arrived[0])
-        gradient, sdp, first = f"gradient.{unit}", self.strategies[unit].degree("sdp"), micro_batch == 0
-        if sdp > 1:
-            gradient = self.buffer(f"whole-gradient.{unit}", self.buffers[weights])
+        weights = self._weights(unit, whole, after=arrived[0])
+        self._gather_ahead(unit, unit - 1, whole, after=arrived[0])
+        sdp, sources = self.strategies[unit].degree("sdp"), (0, unit) if self.uses_table(unit) else (unit,)
+        gradients = tuple(self._gradient(each) for each in sources)
+        first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
             incoming = arrived[place if apart else 0]
-            adds = (gradient,) if place or not (first or sdp > 1) else ()  # to a gradient that is there already
+            adds = gradients if place or not (first or sdp > 1) else ()  # to a gradient that is there already
             freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
             self.recompute(unit, part, weights)
-            self.compute_backward(unit, part, (incoming, weights, *adds), gradient, freed)
+            self.compute_backward(unit, part, (incoming, *weights, *adds), gradients, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
         if sdp > 1:
-            self._reduce_replicated(unit, whole, gradient)
-            self.scatter_gradient(unit, whole, adds=not first)
+            self._reduce_replicated(unit, whole, gradients[-1])
+            for each in sources:
+                self.scatter_gradient(each, whole, adds=not first)
 
-    def recompute(self, unit: int, part: Part, weights: str) -> None:
+    def recompute(self, unit: int, part: Part, weights: tuple[str, ...]) -> None:
         """The graph again, from the kept input, where the unit's strategy says so."""
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         if strategy.ckpt:
             tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
             output = layer.output_bytes(rows, tp) + layer.forward_workspace_bytes(rows, tp)
-            reads, graph = (self._input_of(unit, part), weights), f"graph.{unit}.{part}"
+            reads, graph = (self._input_of(unit, part), *weights), f"graph.{unit}.{part}"
             self.issue(Op.RECOMPUTE, unit, part, reads=reads, writes=(graph,), workspace_bytes=output)
 
     def backward_reads(self, unit: int, part: Part) -> tuple[str, str]:
         """Graph and input: what a part's backward pass reads, and is the last to need."""
         return f"graph.{unit}.{part}", self._input_of(unit, part)
 
-    def compute_backward(self, unit: int, part: Part, reads: tuple[str, ...], gradient: str, freed: tuple[str, ...]) -> None:
-        """A part's backward pass, once its graph is there. reads, freed: besides graph and input."""
+    def compute_backward(
+        self, unit: int, part: Part, reads: tuple[str, ...], gradients: tuple[str, ...], freed: tuple[str, ...]
+    ) -> None:
+        """A part's backward pass, once its graph is there. reads, freed: besides graph and input. gradients: of the unit's
+        parameters; before it that of the embedding, whose table a head uses."""
         layer, tp = self.model.units[unit].sublayer, self.strategies[unit].degree("tp")
         rows, kept = len(self.rows(unit, part)), self.backward_reads(unit, part)
         writes: tuple[str, ...] = ()
@@ -207,10 +218,31 @@ class UnitPasses(PlannedRank):
             unit,
             part,
             reads=(*kept, *reads),
-            writes=(*writes, gradient),
+            writes=(*writes, *gradients),
             frees=(*kept, *freed),
             workspace_bytes=layer.backward_workspace_bytes(rows, tp),
         )
+
+    def _weights(self, unit: int, part: Part, after: str) -> tuple[str, ...]:
+        """The buffers of the parameters that a unit computes with: its own, and the embedding's where a head uses its table."""
+        sources, ready = (unit, 0) if self.uses_table(unit) else (unit,), self._ready == unit
+        self._ready = None
+        if ready:
+            return tuple(f"gathered.{each}" for each in sources)
+        return tuple(self._gathered(each, part, after) for each in sources)
+
+    def _gather_ahead(self, unit: int, following: int, part: Part, after: str) -> None:
+        """Gather what the unit that comes next in a pass computes with. (Not where that is of the unit at hand, too.)"""
+        same = self.uses_table(max(unit, following)) and 0 in (unit, following)
+        if self.ahead and following in self.units and self.strategies[following].degree("sdp") > 1 and not same:
+            self._weights(following, part, after)
+            self._ready = following
+
+    def _gradient(self, unit: int) -> str:
+        """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where its parameters are sharded."""
+        if self.strategies[unit].degree("sdp") == 1:
+            return f"gradient.{unit}"
+        return self.buffer(f"whole-gradient.{unit}", self.buffers[f"gathered.{unit}"])
 
     def _gathered(self, unit: int, part: Part, after: str) -> str:
         """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
@@ -243,7 +275,9 @@ class UnitPasses(PlannedRank):
         )
 
     def _freed_after_use(self, unit: int) -> tuple[str, ...]:
-        return (f"gathered.{unit}",) if self.strategies[unit].degree("sdp") > 1 else ()
+        if self.strategies[unit].degree("sdp") == 1:
+            return ()
+        return (f"gathered.{unit}", *(["gathered.0"] if self.uses_table(unit) else []))
 
     def _relaid(self, name: str, result: str, before: int, after: int, part: Part) -> str:
         """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""

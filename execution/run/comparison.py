@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from trainplan.execution.program import Program
 from trainplan.execution.run.reference import Reference, batch_tokens
+from trainplan.execution.run.unit_state import flat_layout
 from trainplan.profiling.models import torch_units
 
 
@@ -64,7 +65,7 @@ def _apart(program: Program, unit: int, whole: dict[str, Tensor], shards: dict[i
     strategy, sublayer = program.strategies[unit], program.model.units[unit].sublayer
     shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
     specification = {parameter.name: parameter for parameter in sublayer.parameters()}
-    names = [name for name, *_ in torch_units.flat_layout(sublayer, shard)]
+    names = [name for name, *_ in flat_layout(program, unit)]
     flat = torch.cat([torch_units.sharded(specification[name], whole[name], shard).flatten() for name in names])
     piece = -(-flat.numel() // strategy.degree("sdp"))
     start = strategy.index(program.place, "sdp") * piece

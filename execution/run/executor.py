@@ -163,22 +163,24 @@ class Executor(Sharding, Copying):
         self.values[instruction.writes[0]] = (get_gradient_edge(y), x)
 
     def _backward(self, instruction: Instruction) -> None:
-        unit = self.unit(instruction)
         graph, _, incoming = instruction.reads[:3]
         edge: GradientEdge
         edge, x = self.values.pop(graph)
-        name = instruction.writes[-1]
-        if name not in instruction.reads:
-            if unit.partitioned:
-                self.values[name] = torch.empty_like(unit.whole)
-            unit.gradients.write(self._gradient_buffer(name))
+        made = [name for name in instruction.writes if not name.startswith("input-gradient")]
+        units = [self.units[int(name.split(".")[1])] for name in made]
+        for name, unit in zip(made, units, strict=True):
+            if name not in instruction.reads:
+                if unit.partitioned:
+                    self.values[name] = torch.empty_like(unit.whole)
+                unit.gradients.write(self._gradient_buffer(name))
         gradient_of_output = self.values[incoming]
         if blocks := instruction.args.get("blocks"):  # of both halves, of which this is one
             assert instruction.half is not None
             gradient_of_output = gradient_of_output.split([len(block) for block in blocks])[instruction.half]
         torch.autograd.backward([edge], [gradient_of_output])
-        unit.gradients.complete()
-        if len(instruction.writes) > 1:
+        for unit in units:
+            unit.gradients.complete()
+        if len(instruction.writes) > len(made):
             self.values[instruction.writes[0]] = x.grad
 
     def _loss_statistics(self, instruction: Instruction) -> None:

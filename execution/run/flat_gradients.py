@@ -19,8 +19,8 @@ class FlatGradients:
     def __init__(self, layout: Layout, views: dict[str, Tensor]) -> None:
         self._layout, self._views = layout, views
         self._places: dict[str, Tensor] = {}
-        for name, view in views.items():
-            view.register_post_accumulate_grad_hook(partial(self._keep, name))
+        for name, *_ in layout:
+            views[name].register_post_accumulate_grad_hook(partial(self._keep, name))
 
     def write(self, flat: Tensor) -> None:
         """From now on gradients go to this buffer: the first of each parameter is written, in the place of what is there."""
@@ -38,8 +38,8 @@ class FlatGradients:
     def drop(self) -> None:
         """Let go of the buffer."""
         self._places.clear()
-        for view in self._views.values():
-            view.grad = None
+        for name, *_ in self._layout:
+            self._views[name].grad = None
 
     def _keep(self, name: str, parameter: Tensor) -> None:
         place = self._places[name]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.ahead import programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.run.room import check_memory
 from trainplan.execution.walk.checks import check
@@ -115,7 +115,7 @@ def run_plans(
         raise InputError(
             "plan", "placement", "differs from another plan's", "run plans of another placement on GPUs by themselves"
         )
-    jobs = [{"programs": sound_programs(plan, model)} for plan in plans]
+    jobs = [{"programs": sound_programs(plan, model, backend)} for plan in plans]
     walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
     for plan, walked in zip(plans, walks, strict=True):
         check_memory(where, plan, walked, gpus(plan, device))
@@ -230,9 +230,9 @@ def gpus(plan: Plan, device: Device) -> tuple[int, ...] | None:
     return None if device == "cpu" else tuple(plan.placement or range(plan.world))
 
 
-def sound_programs(plan: Plan, model: Model | None) -> list[Program]:
-    """A plan's programs, of `model` if it is given, once they have passed their checks."""
-    programs = compile_plan(plan, model)
+def sound_programs(plan: Plan, model: Model | None, backend: Backend) -> list[Program]:
+    """A plan's programs on a back-end, of `model` if it is given, once they have passed their checks."""
+    programs = programs_of(plan, backend, model)
     if faults := check(programs):
         raise AssertionError(f"the compiler made an unsound program: {faults[0]}")
     return programs

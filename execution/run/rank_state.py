@@ -35,6 +35,8 @@ class RankState:
         self.model = self.program.model
         self.rank, self.place = self.program.rank, self.program.place
         self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
+        if self.program.table_once:  # the same matrix: gradients of both uses go to its place in the embedding's buffer
+            self.units[self.program.units[-1]].views["logits.weight"] = self.units[0].views["tokens.weight"]
         host = {name: size for name, size in self.program.buffers.items() if name.startswith(("host-hidden", "host-tied"))}
         self.host = {name: host_tensor(size, torch.uint8, self.device) for name, size in host.items()}
         self.values: dict[str, Any] = {}

@@ -98,7 +98,7 @@ def run_trials(
         raise InputError("command line", "--warmup", f"is {warmup}", "give 0 or more")
     if not 0 < timeout <= threading.TIMEOUT_MAX:
         raise InputError("command line", "--timeout", f"is {timeout:g}", "give seconds above 0, such as 600")
-    jobs = [{"programs": sound_programs(plan, model)} for plan in plans]
+    jobs = [{"programs": sound_programs(plan, model, backend)} for plan in plans]
     settings = {"steps": warmup + steps, "seed": seed, "backend": backend, "timeout": timeout}
     trials: dict[int, Trial] = {}
     while waiting := [place for place in range(len(plans)) if place not in trials]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from trainplan.execution.program import Program
-from trainplan.execution.run.flat_gradients import FlatGradients
+from trainplan.execution.run.flat_gradients import FlatGradients, Layout
 from trainplan.execution.run.reference import LEARNING_RATE
 from trainplan.profiling.models import torch_units
 
@@ -34,7 +34,7 @@ class UnitState:
     """
 
     shard: torch_units.Shard
-    layout: list[tuple[str, int, int, tuple[int, ...]]]
+    layout: Layout
     flat_shard: Tensor
     master: Tensor
     gradient: Tensor
@@ -63,12 +63,23 @@ def empty_storage(tensor: Tensor) -> None:
     tensor.untyped_storage().resize_(0)
 
 
+def flat_layout(program: Program, position: int) -> Layout:
+    """Name, start, end and shape of each parameter in a rank's flat buffer of a unit: all but a table of the embedding's."""
+    strategy, last = program.strategies[position], len(program.strategies) - 1
+    shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
+    layout = torch_units.flat_layout(program.model.units[position].sublayer, shard)
+    if position < last or not program.table_once:
+        return layout
+    (_, _, size, _), *others = layout  # split parameters come first, and it is the first of them
+    return [(name, start - size, end - size, shape) for name, start, end, shape in others]
+
+
 def make_unit(program: Program, position: int, seed: int, device: torch.device) -> UnitState:
     """A unit as this rank begins with it: its part of the values that the seed gives."""
     model, strategy = program.model, program.strategies[position]
     part = model.units[position].sublayer
     shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
-    layout = torch_units.flat_layout(part, shard)
+    layout = flat_layout(program, position)
     values = torch_units.whole_parameters(part, torch_units.unit_seed(model, position, seed))
     specification = {parameter.name: parameter for parameter in part.parameters()}
     degree, size, dtype = strategy.degree("sdp"), layout[-1][2], torch_units.DTYPES[model.dtype]

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from trainplan.execution.program import Op, Part, Program, sent_as
+from trainplan.profiling.models.sublayers import shard_bounds
 
 INDEX_BYTES = 8
 MOMENTS = 2
@@ -73,7 +74,11 @@ class Sizes:
         """Of the rank's shard of a unit's parameters, its end padded."""
         if unit not in self._shards:
             strategy, sublayer = self.program.strategies[unit], self.model.units[unit].sublayer
-            elements = sublayer.parameter_count(strategy.degree("tp"), strategy.index(self.program.place, "tp"))
+            tp, index = strategy.degree("tp"), strategy.index(self.program.place, "tp")
+            elements = sublayer.parameter_count(tp, index)
+            if self.program.table_once and unit == len(self.model.units) - 1:  # the head's table is the embedding's
+                low, high = shard_bounds(self.model.vocabulary, tp, index)
+                elements -= (high - low) * sublayer.hidden
             self._shards[unit] = -(-elements // strategy.degree("sdp")) * self.model.element_bytes
         return self._shards[unit]
 

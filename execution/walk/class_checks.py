@@ -31,7 +31,7 @@ def check_classes(classes: Sequence[RankClass]) -> list[str]:
     if faults:
         return faults
     folding = fold(classes[0].plan)
-    programs = compile_plan(folding.folded, classes[0].model)
+    programs = compile_plan(folding.folded, classes[0].model, ahead=classes[0].ahead)
     by_kind = {(program.units, program.micro_batches): program for program in programs}
     for each in classes:
         other = by_kind[each.few.units, each.few.micro_batches]

@@ -49,18 +49,22 @@ class Sum:
 
 
 class Gradient(NamedTuple):
-    """The samples in the gradient of a unit's split parameters; and of the replicated ones, (sample, tensor-parallel index)."""
+    """The samples in the gradient of a unit's split parameters; and of the replicated ones, (sample, tensor-parallel index).
+
+    head: samples in the head's part of the gradient of an embedding's table that the head uses too.
+    """
 
     split: Sum
     replicated: Sum
+    head: Sum
     tied: bool = False
 
     def plus(self, other: Gradient) -> Gradient:
         """Both gradients added."""
-        return Gradient(self.split + other.split, self.replicated + other.replicated, self.tied)
+        return Gradient(self.split + other.split, self.replicated + other.replicated, self.head + other.head, self.tied)
 
 
-EMPTY = Gradient(Sum(), Sum())
+EMPTY = Gradient(Sum(), Sum(), Sum())
 
 
 @uncollected()
@@ -83,14 +87,14 @@ def _some(rows: Sequence[int]) -> str:
 
 @lru_cache(maxsize=2**14)
 def _contribution(rows: tuple[int, ...], tp_index: int) -> Gradient:
-    return Gradient(Sum(rows), Sum([(row, tp_index) for row in rows]))
+    return Gradient(Sum(rows), Sum([(row, tp_index) for row in rows]), Sum())
 
 
 def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Gradient:
     """A gradient that has been begun in this step."""
     gradient = run.value(rank, name)
     if not isinstance(gradient, Gradient):
-        raise fault_at(rank, head, f"adds to {name}, which was not zeroed")
+        raise fault_at(rank, head, f"adds to {name}, which is of the step before")
     return gradient
 
 
@@ -120,13 +124,22 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
     if (rows := head.args.get("rows", x.rows)) != x.rows:
         raise fault_at(rank, head, f"drops numbers as of samples {_some(rows)} and gets {_some(x.rows)}")
     _need_parameters(run, rank, head, weights)
+    if _uses_table(run, rank, head):
+        _need_parameters(run, rank, head, head.reads[2], 0)
     return x
 
 
-def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str) -> None:
-    assert head.unit is not None
+def _uses_table(run: Interpreter, rank: int, head: Instruction) -> bool:
+    """Whether this is of a head that works with the embedding's own matrix."""
+    program = run.programs[rank]
+    return head.unit == len(program.strategies) - 1 and program.table_once
+
+
+def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str, unit: int | None = None) -> None:
+    """unit: whose parameters, if not those of the instruction's own unit."""
+    unit = head.unit if unit is None else unit
     weights = run.value(rank, name)
-    whole = weights == (head.unit, True, False) or (weights == (head.unit, False, False) and run.shard(rank, head).sdp == 1)
+    whole = weights == (unit, True, False) or (weights == (unit, False, False) and run.shard(rank, head).sdp == 1)
     if not whole or not isinstance(weights, Weights):
         raise fault_at(rank, head, f"uses {name}, which is not whole")
 
@@ -192,9 +205,15 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     shard = run.shard(rank, head)
     if head.unit > 0:
         run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, _only(shard.tp_index), shard.tp, "gradient")
-    name = head.writes[-1]
+    _contribute(run, rank, head, head.writes[-1], _contribution(graph.rows, shard.tp_index))
+    if _uses_table(run, rank, head):
+        _need_parameters(run, rank, head, head.reads[4], 0)
+        _contribute(run, rank, head, head.writes[-2], Gradient(Sum(), Sum(), Sum(graph.rows)))
+
+
+def _contribute(run: Interpreter, rank: int, head: Instruction, name: str, contribution: Gradient) -> None:
     before = _gradient(run, rank, head, name) if name in head.reads else EMPTY
-    run.values[rank][name] = before.plus(_contribution(graph.rows, shard.tp_index))
+    run.values[rank][name] = before.plus(contribution)
 
 
 def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -245,14 +264,14 @@ def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instr
     gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     total = Sum((), tuple(value.replicated for value in gradients))
     for rank, head, value in zip(ranks, heads, gradients, strict=True):
-        run.values[rank][head.writes[0]] = Gradient(value.split, total, value.tied)
+        run.values[rank][head.writes[0]] = value._replace(replicated=total)
 
 
 def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group (added to what the shard held)."""
     gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    split, replicated = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:2])
-    total = Gradient(split, replicated, gradients[0].tied)
+    split, replicated, of_head = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:3])
+    total = Gradient(split, replicated, of_head, gradients[0].tied)
     for rank, head in zip(ranks, heads, strict=True):
         before = _gradient(run, rank, head, head.writes[0]) if head.writes[0] in head.reads[1:] else EMPTY
         run.values[rank][head.writes[0]] = total if before is EMPTY else before.plus(total)
@@ -274,7 +293,7 @@ def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
             value = run.value(rank, name)
             if value is None or value.split.counts() != _once(run.programs[rank].samples):
                 raise fault_at(rank, head, f"ties {name} before it is summed")
-            run.values[rank][name] = Gradient(value.split, value.replicated, True)
+            run.values[rank][name] = value._replace(tied=True)
 
 
 def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
@@ -288,7 +307,10 @@ def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
     each = _once_each(program.samples, run.shard(rank, head).tp) if _has_replicated(program, head.unit) else None
     if value.split.counts() != _once(program.samples) or (each is not None and value.replicated.counts() != each):
         raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
-    if program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
+    if program.table_once:
+        if head.unit == 0 and value.head.counts() != _once(program.samples):
+            raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold the head's part of each sample once")
+    elif program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
         raise fault_at(rank, head, "comes before the tied matrix is reduced")
 
 

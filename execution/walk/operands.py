@@ -1,8 +1,9 @@
 """Which buffers each operation reads, writes and frees, and in which places: those that the executor takes from there.
 
-A form is `reads -> writes`. In it `u` stands for the instruction's unit and `v` for the one after; `p` for its part, a
-micro-batch or half of one, `w` for the whole micro-batch of a half, `a` and `b` for the halves of a whole one. `|` is between
-alternatives, `?` behind what may be left out. What stands in braces depends on where a unit's parameters are (see LAYOUTS).
+A form is `reads -> writes`. In it `u` stands for the instruction's unit, `v` for the one after and `0` for the first; `p` for
+its part, a micro-batch or half of one, `w` for the whole micro-batch of a half, `a` and `b` for the halves of a whole one. `|`
+is between alternatives, `?` behind what may be left out. What stands in braces depends on where a unit's parameters are (see
+LAYOUTS).
 
 A buffer goes with the last instruction that touches it. Only gathered parameters and hidden states that have been offloaded
 have an operation of their own for that.
@@ -25,7 +26,7 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.FORWARD: (f"{INPUT} {{weights}} -> hidden.v.p graph.u.p",),
     Op.FORWARD_WITHOUT_GRAPH: (f"{INPUT} {{weights}} -> hidden.v.p",),
     Op.RECOMPUTE: (f"{INPUT} {{weights}} -> graph.u.p",),
-    Op.BACKWARD: (f"graph.u.p {INPUT} {OUTPUT_GRADIENT} {{weights}} {{sum_before}} -> input-gradient.u.p? {{sum}}",),
+    Op.BACKWARD: (f"graph.u.p {INPUT} {OUTPUT_GRADIENT} {{weights}} {{sum_before}} -> input-gradient.u.p? {{sums}}",),
     Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
     Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> hidden.v.p loss",),
     Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u",),
@@ -60,16 +61,38 @@ LETTING_GO = {Op.RESHARD: "gathered.u", Op.DROP_HIDDEN: "hidden.u.p"}
 READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.MARK: 0}  # behind so many reads, others are there for their order alone
 
 # Of a unit: the parameters that computations use, the gradient that they add to, and whether they read what is there of it.
+# A head that uses the embedding's table has two of each.
 LAYOUTS: dict[str, dict[str, str]] = {
-    "whole": {"weights": "parameter.u", "sum": "gradient.u", "sum_before": "gradient.u?", "shard_before": ""},
+    "whole": {
+        "weights": "parameter.u",
+        "sum": "gradient.u",
+        "sums": "gradient.u",
+        "sum_before": "gradient.u?",
+        "shard_before": "",
+    },
     "sharded": {
         "weights": "gathered.u",
         "sum": "whole-gradient.u",
+        "sums": "whole-gradient.u",
         "sum_before": "whole-gradient.u?",
         "shard_before": "gradient.u?",
     },
-    "on the host": {"weights": "gathered.u", "sum": "whole-gradient.u", "sum_before": "", "shard_before": ""},
+    "on the host": {
+        "weights": "gathered.u",
+        "sum": "whole-gradient.u",
+        "sums": "whole-gradient.u",
+        "sum_before": "",
+        "shard_before": "",
+    },
 }
+for _name in ("whole", "sharded"):
+    _layout = LAYOUTS[_name]
+    _both = {key: _layout[key].replace(".u", ".0") for key in ("weights", "sum", "sum_before")}
+    LAYOUTS[f"{_name}, with the table"] = _layout | {
+        "weights": f"{_layout['weights']} {_both['weights']}",
+        "sums": f"{_both['sum']} {_layout['sum']}",
+        "sum_before": f"{_both['sum_before']} {_layout['sum_before']}",
+    }
 
 
 def operands(program: Program) -> list[str]:
@@ -89,7 +112,8 @@ def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
     if program.optimizer_on_host:
         return "on the host"
-    return "sharded" if partitioned(program, unit) else "whole"
+    with_table = program.table_once and unit == len(program.strategies) - 1
+    return ("sharded" if partitioned(program, unit) else "whole") + ", with the table" * with_table
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
@@ -143,6 +167,8 @@ def _unjoined(i: Instruction) -> str | None:
 
 def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
     """What the reduction of a tied matrix reads, writes and frees: the gradients of its copies, and on the host a table."""
+    if program.table_once:
+        return (), (), ()
     on = "host-" if program.optimizer_on_host else ""
     both = tuple(f"{on}gradient.{unit}" for unit in (0, len(program.strategies) - 1) if unit in program.units)
     return both, (*both, "host-tied") if on else both, ()
@@ -187,7 +213,7 @@ def _relative(name: str, unit: int | None, part: Part | None) -> str:
         return name
     text = name_parts.kind
     if name_parts.unit is not None and unit is not None:
-        text += {0: ".u", 1: ".v"}.get(name_parts.unit - unit, ".?")
+        text += {-unit: ".0", 0: ".u", 1: ".v"}.get(name_parts.unit - unit, ".?")
     if name_parts.part is not None and part is not None:
         whole = Part(part.micro_batch)
         letters = {part: ".p"} if part.half is None else {part: ".p", whole: ".w"}

@@ -73,10 +73,12 @@ class PipelineCosts:
         return self._tables[key]
 
     def _made(self, group: int, samples: int, strategies: Sequence[Strategy]) -> Tables:
+        # All units of the one stage are laid out alike then, and so a table that embedding and head share is there once.
+        once = group == self.profile.devices and len({strategy.levels for strategy in strategies}) == 1
         columns: dict[str, Integers] = {name: np.zeros((len(self.kinds), len(strategies)), np.int64) for name in COLUMNS}
         for kind, parts in enumerate(self.kinds):
             for s, strategy in enumerate(strategies):
-                costs = layer_costs([self._unit(part, strategy, samples) for part in parts])
+                costs = layer_costs([self._unit(part, strategy, samples, once) for part in parts])
                 for name, column in columns.items():
                     column[kind, s] = round(getattr(costs, name))
         columns["sync_ns"] = np.minimum(columns["sync_ns"], columns["time_ns"])

@@ -48,14 +48,15 @@ def build(
     units = profile.units
     if degrees.pp > len(units):
         raise InputError("command line", "--pipeline", f"is {degrees.pp}", f"give at most {len(units)}, one sub-layer a stage")
-    times_by_name = {name: times_of(profile, name, strategy, rows * degrees.dp) for name in {u.sublayer for u in units}}
+    names = {unit.sublayer for unit in units}
+    times_by_name = {name: times_of(profile, name, strategy, rows * degrees.dp, degrees.pp == 1) for name in names}
     times = [times_by_name[unit.sublayer] for unit in units]
     size, devices = degrees.stage_size, degrees.devices
     pairs = [(rank, rank + size) for rank in range(devices - size)]
     messages = [rows * moved_bytes(profile, unit.sublayer)[1] for unit in units[:-1]]
     moves = {message: slowest_message_ns(profile, message, pairs) for message in set(messages)}
     syncs = [time.sync_ns for time in times]
-    for end in (0, -1) if degrees.pp > 1 else (0,):
+    for end in (0, -1) if degrees.pp > 1 else ():
         syncs[end] += tied_ns(profile, degrees.stage_size, degrees.pp)
     fields: dict[str, Any] = {
         "problem": NAME,

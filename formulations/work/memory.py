@@ -4,31 +4,42 @@ O_ms: model states, 16 bytes a parameter in fp32 (parameter, gradient, AdamW's t
 from its forward pass to its backward pass. O_b: in the paper the intermediates that CKPT rebuilds; in the cost model `executed`
 also what trainplan's programs hold while they compute: temporaries, gathered parameters, whole gradients, re-layout buffers,
 logits.
+
+Programs keep a table that embedding and head share once, where both are in one stage and have one layout. Where the strategy
+of the other one is still open, O_ms counts the table for both, and the time its reduction.
 """
 
 from __future__ import annotations
 
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import moved_bytes
+from trainplan.formulations.work.units import table_part
 from trainplan.profiling.profiles import Profile
 
 LOSS_BYTES = 8  # the program's one scalar
 
 
-def unit_bytes(profile: Profile, executed: bool, sublayer: str, strategy: Strategy, samples: int) -> tuple[int, int, int]:
-    """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's."""
+def unit_bytes(
+    profile: Profile, executed: bool, sublayer: str, strategy: Strategy, samples: int, table_once: bool = False
+) -> tuple[int, int, int]:
+    """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
+    table_once: whether these keep a table that embedding and head share but once, with the embedding."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape, element = profile.cost(sublayer, tp, rows), profile.shapes[sublayer], profile.parameter_bytes
     shard, incoming = shape.shard(tp), rows * shape.input_bytes
     checkpoint = incoming if entry.checkpoint_bytes is None else entry.checkpoint_bytes.value
     forward = checkpoint if strategy.ckpt else incoming + entry.kept_bytes.value
     rebuilt = incoming + entry.kept_bytes.value - checkpoint if strategy.ckpt else 0
-    state = profile.state_bytes_per_parameter * -(-shard.parameters // strategy.degree("sdp"))
     if not executed:
-        return forward, rebuilt, state
+        return forward, rebuilt, profile.state_bytes_per_parameter * -(-shard.parameters // strategy.degree("sdp"))
+    left_out = table_part(profile, tp) if table_once and shape.kind == "head" else 0
+    state = profile.state_bytes_per_parameter * -(-(shard.parameters - left_out) // strategy.degree("sdp"))
     # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
     degree, output, workspace = strategy.degree("sdp"), rows * shard.output_bytes, entry.forward_workspace_bytes.value
-    gathered = -(-shard.parameters // degree) * degree * element if degree > 1 else 0
+    parameters = shard.parameters
+    if shape.kind == "head" and profile.tied_parameters:  # it may gather all of the embedding's, for the table
+        parameters += profile.shapes[profile.units[0].sublayer].shard(tp).parameters - table_part(profile, tp) + degree
+    gathered = -(-parameters // degree) * degree * element if degree > 1 else 0
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
     moved = 0 if strategy.group == 1 else 2 * samples * max(moved_bytes(profile, sublayer))
     first = gathered + output + max(workspace, moved) + rebuilt

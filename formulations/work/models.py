@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import slice_gather_ns
-from trainplan.formulations.work.units import UnitWork, exact_work, unit_work
+from trainplan.formulations.work.units import UnitWork, exact_work, table_part, unit_work
 from trainplan.profiling.costs import overlapped_ns
 from trainplan.profiling.profiles import Profile
 
@@ -64,30 +64,42 @@ class PassTimes:
     tied_ns: int
 
 
-def unit_costs(profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int) -> UnitCosts:
-    """Cost of one micro-batch of `samples` samples. Raises InputError where the profile lacks the shape."""
+def unit_costs(
+    profile: Profile, costs: CostModel, sublayer: str, strategy: Strategy, samples: int, table_once: bool = False
+) -> UnitCosts:
+    """Cost of one micro-batch of `samples` samples. table_once: as of `times_of`, for what is executed. Raises InputError where
+    the profile lacks the shape."""
     if costs.executed:
-        times = times_of(profile, sublayer, strategy, samples)
+        times = times_of(profile, sublayer, strategy, samples, table_once)
         sync: float = times.sync_ns + times.tied_ns
         forward, backward = float(times.forward_ns), times.backward_ns + sync
     else:
         forward, backward, sync = _paper_ns(profile, exact_work(profile, sublayer, strategy, samples), strategy)
-    return UnitCosts(forward + backward, forward, sync, *unit_bytes(profile, costs.executed, sublayer, strategy, samples))
+    sizes = unit_bytes(profile, costs.executed, sublayer, strategy, samples, table_once)
+    return UnitCosts(forward + backward, forward, sync, *sizes)
 
 
-def times_of(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> PassTimes:
+def times_of(profile: Profile, sublayer: str, strategy: Strategy, samples: int, table_once: bool = False) -> PassTimes:
     """The passes of a sub-layer as trainplan's programs run them, one thing after the other: sharded gradients are scattered
     in every micro-batch, and made whole over the tensor-parallel group before; others are reduced in the last one only.
 
-    samples: of a micro-batch over all devices of the stage. Raises InputError where the profile lacks the shape.
+    samples: of a micro-batch over all devices of the stage. table_once: whether the table that embedding and head share is one
+    parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. Raises
+    InputError where the profile lacks the shape.
     """
-    work, sharded = unit_work(profile, sublayer, strategy, samples), strategy.degree("sdp") > 1
-    computed, sharing = work.recompute_ns + work.backward_ns + work.partial_back_ns, work.gather_ns + work.scatter_ns
+    with_table = table_once and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
+    left_out = table_part(profile, strategy.degree("tp")) if with_table else 0
+    work, sharded = unit_work(profile, sublayer, strategy, samples, left_out=left_out), strategy.degree("sdp") > 1
+    gather, scatter = work.gather_ns, work.scatter_ns
+    if with_table:
+        embedding = unit_work(profile, profile.units[0].sublayer, strategy, samples)
+        gather, scatter = gather + embedding.gather_ns, scatter + embedding.scatter_ns
+    computed, sharing = work.recompute_ns + work.backward_ns + work.partial_back_ns, gather + scatter
     return PassTimes(
-        forward_ns=work.forward_ns + work.partial_ns + work.gather_ns,
+        forward_ns=work.forward_ns + work.partial_ns + gather,
         backward_ns=computed + sharing + work.replicated_ns * sharded,
         sync_ns=work.replicated_ns * (not sharded) + work.reduce_ns + work.optimizer_ns,
-        tied_ns=work.tied_ns,
+        tied_ns=0 if table_once else work.tied_ns,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from trainplan.formulations.strategies import Strategy, gather_groups
@@ -27,6 +27,13 @@ def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples
         groups = islice(groups, 1)  # all are alike
     messages = (collective_ns(profile.network, "all-gather", block * len(ranks), ranks) for ranks in groups)
     return max(messages, default=0.0)
+
+
+def table_once(strategies: Sequence[Strategy], stage: range) -> bool:
+    """Whether a table that embedding and head share is one parameter: both are in this stage, and each of its ranks has the
+    same part of it under either's strategy. Else it is two, whose gradients are summed once a step."""
+    ends = 0 in stage and len(strategies) - 1 in stage
+    return ends and strategies[0].levels == strategies[-1].levels
 
 
 def tied_ns(profile: Profile, size: int, stages: int = 1) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.timeline import Work
 from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, slowest_message_ns, tied_ns
+from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, slowest_message_ns, table_once, tied_ns
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.profiles import Profile
 
@@ -38,11 +38,12 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
     pipelines with different shares, that with the most micro-batches counts. A stage re-lays what it receives, too.
     """
     strategies, samples = plan.strategies(), samples_of(plan)
+    once = len(plan.stages) == 1 and table_once(strategies, range(len(plan.units)))
     devices = plan.placement or range(plan.world)
     forward, backward, moves, syncs, names = [], [], [], [], []
     for number, (profile, stage) in enumerate(zip(profiles, plan.stages, strict=True)):
         units, first, last = profile.units, stage.first_unit, stage.last_unit
-        times = [times_of(profile, units[u].sublayer, strategies[u], samples) for u in range(first, last + 1)]
+        times = [times_of(profile, units[u].sublayer, strategies[u], samples, once) for u in range(first, last + 1)]
         passed = [moved_bytes(profile, unit.sublayer)[1] for unit in units]
         there = [(u - 1, u) for u in range(max(first, 1), last + 1)]
         back = [(u + 1, u) for u in range(first, min(last + 1, len(units) - 1))]
@@ -58,7 +59,7 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
             message = samples // strategies[first].data_degree * passed[first - 1]
             ranks = zip(plan.stages[number - 1].ranks, stage.ranks, strict=True)
             moves.append(slowest_message_ns(profile, message, [(devices[a], devices[b]) for a, b in ranks]))
-    for end in {0, len(plan.stages) - 1}:
+    for end in set() if once else {0, len(plan.stages) - 1}:
         syncs[end] += tied_ns(profiles[0], plan.stage_sizes[0], len(plan.stages))
     work = Work(tuple(forward), tuple(backward), tuple(moves))
     return PlannedWork(work, tuple(syncs), plan.batch.micro_batches, tuple(names))

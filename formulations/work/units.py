@@ -14,7 +14,8 @@ Each piece is one instruction of trainplan's programs. Re-layouts, messages, cop
     replicated_ns      reduce replicated                          every micro-batch where sdp > 1, else the last; tp > 1
     scatter_ns         reduce-scatter gradients                   every micro-batch, sdp > 1
     reduce_ns          all-reduce gradients                       the last micro-batch, dp > 1
-    tied_ns            reduce tied                                once a step, the embedding of a pipeline of one stage
+    tied_ns            reduce tied                                once a step, the embedding of a pipeline of one stage,
+                                                                  where the head is laid out otherwise
     optimizer_ns       optimizer step                             once a step
 
 Collectives are those of the first device's groups.
@@ -59,6 +60,15 @@ class UnitWork(Generic[Ns]):
         return self.forward_ns + self.recompute_ns + self.backward_ns
 
 
+def table_part(profile: Profile, tp: int) -> int:
+    """Parameters of the largest part that a rank has of a table that embedding and head share; 0 where there is none."""
+    if not profile.tied_parameters:
+        return 0
+    head = profile.shapes[profile.units[-1].sublayer]
+    hidden = head.input_bytes // (head.tokens * profile.parameter_bytes)
+    return -(-profile.tied_parameters // hidden // tp) * hidden
+
+
 def reductions(shape: SublayerShape, tp: int | None = None) -> tuple[int, int]:
     """All-reduces under tensor parallelism: of a sub-layer's output forward, and of its input's gradient back.
 
@@ -71,28 +81,40 @@ def reductions(shape: SublayerShape, tp: int | None = None) -> tuple[int, int]:
     return forward, back
 
 
-def unit_work(profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None) -> UnitWork[int]:
+def unit_work(
+    profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None, *, left_out: int = 0
+) -> UnitWork[int]:
     """The pieces of a sub-layer, each rounded once, as instructions of trainplan's programs are charged.
 
     samples: of a micro-batch, over all devices of the strategy. kind: of the device that computes (left out: the slowest of
-    the profile's). Raises InputError where the profile lacks the shape.
+    the profile's). left_out: parameters of a rank's part that are another unit's. Raises InputError where the profile lacks
+    the shape.
     """
-    exact = exact_work(profile, sublayer, strategy, samples, kind, padded=True)
+    exact = exact_work(profile, sublayer, strategy, samples, kind, padded=True, left_out=left_out)
     return UnitWork(*(round(getattr(exact, piece.name)) for piece in fields(UnitWork)))
 
 
 def exact_work(
-    profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None, *, padded: bool = False
+    profile: Profile,
+    sublayer: str,
+    strategy: Strategy,
+    samples: int,
+    kind: str | None = None,
+    *,
+    padded: bool = False,
+    left_out: int = 0,
 ) -> UnitWork[float]:
     """The pieces of a sub-layer with their fractions, for models that let them overlap; as `unit_work` else.
 
     padded: whether sharded parameters are moved as the equal shards that programs cut them into, the last one padded.
+    left_out: as in `unit_work`.
     """
     tp, rows, element = strategy.degree("tp"), samples // strategy.data_degree, profile.parameter_bytes
     entry, shape = profile.cost(sublayer, tp, rows, kind), profile.shapes[sublayer]
     shard, sdp = shape.shard(tp), strategy.degree("sdp")
-    part = -(-shard.parameters // sdp)
-    whole = (sdp * part if padded else shard.parameters) * element
+    parameters = shard.parameters - left_out
+    part = -(-parameters // sdp)
+    whole = (sdp * part if padded else parameters) * element
     forward, back = reductions(shape, tp)
 
     def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:

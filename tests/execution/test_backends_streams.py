@@ -221,7 +221,9 @@ def test_one_process_and_the_executor_on_streams_agree(monkeypatch: pytest.Monke
     small = [kind(rng, 2) for kind in (*[random_switch_plan] * 3, random_plan, random_sliced_plan)]
     sizes = {"n_layer": 8, "n_embd": 128, "n_inner": 512, "vocab_size": 500, "n_positions": 128}
     model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
-    programs = [sound_programs(plan, None) for plan in (*small, *(random_switch_plan(rng, 2, model) for _ in range(6)))]
+    programs = [
+        sound_programs(plan, None, "streams") for plan in (*small, *(random_switch_plan(rng, 2, model) for _ in range(6)))
+    ]
     job = {
         "jobs": [{"programs": each} for each in programs],
         "steps": 3,

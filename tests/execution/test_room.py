@@ -14,7 +14,7 @@ from tests.execution.plans import GPT2, plan_of
 
 def walked(memory_bytes: int | None = None) -> tuple[Plan, list[Walk]]:
     plan = plan_of(GPT2, ["dp2"] * len(GPT2.units), 4, 8, 2, cuts=(3,))
-    walks = [memory_walk(program) for program in sound_programs(plan, None)]
+    walks = [memory_walk(program) for program in sound_programs(plan, None, "serial")]
     return plan.changed(memory_bytes=memory_bytes or max(walk.peak_bytes for walk in walks)), walks
 
 

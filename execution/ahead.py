@@ -1,0 +1,43 @@
+"""Which programs of a plan a back-end runs: with parameters gathered one unit ahead, or when they are needed.
+
+Where lanes run beside each other, what is gathered ahead travels while the unit before computes. One more unit is whole then.
+So programs gather ahead on such back-ends alone, and only if every rank keeps to the plan's memory: on the serial back-end it
+would take memory and save no time, and planners, whose plans are for that one, count one whole unit.
+"""
+
+from __future__ import annotations
+
+from trainplan.execution.compile.classes import RankClass, compile_classes
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import Program
+from trainplan.execution.walk.memory import Backend, memory_walk
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.models.model import Model
+
+
+def programs_of(plan: Plan, backend: Backend, model: Model | None = None) -> list[Program]:
+    """The programs of all ranks of a plan on a back-end. model: as of `compile_plan`."""
+    if may_gather_ahead(plan, backend):
+        programs = compile_plan(plan, model, ahead=True)
+        if _fits(plan, backend, programs):
+            return programs
+    return compile_plan(plan, model)
+
+
+def classes_of(plan: Plan, backend: Backend) -> list[RankClass]:
+    """The classes of a plan's ranks, with their programs on a back-end."""
+    if may_gather_ahead(plan, backend):
+        classes = compile_classes(plan, ahead=True)
+        if _fits(plan, backend, [each.walked for each in classes]):
+            return classes
+    return compile_classes(plan)
+
+
+def may_gather_ahead(plan: Plan, backend: Backend) -> bool:
+    """Whether some parameters of a plan could be gathered one unit ahead on a back-end."""
+    sharded = any(strategy.degree("sdp") > 1 for strategy in plan.strategies())
+    return backend != "serial" and plan.switches() is None and sharded
+
+
+def _fits(plan: Plan, backend: Backend, programs: list[Program]) -> bool:
+    return all(memory_walk(program, backend).peak_bytes <= plan.memory_bytes for program in programs)
