@@ -15,7 +15,19 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import product
 
-from trainplan.execution.program import COPIES, FROM, LANES, Instruction, Op, Part, Program, grouped, handles_all, sent_as
+from trainplan.execution.program import (
+    COPIES,
+    FROM,
+    LANES,
+    POINT_TO_POINT,
+    Instruction,
+    Op,
+    Part,
+    Program,
+    grouped,
+    handles_all,
+    sent_as,
+)
 from trainplan.execution.walk.buffers import parsed, partitioned
 
 INPUT = "hidden.u.p|input.u.p"
@@ -121,8 +133,10 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         return f"is on the lane {i.lane}, not on {LANES[i.op]}, as all of its kind are"
     if not all(name.startswith(MARK) for name in (*i.after, *i.marks)):
         return f"comes after {_names(i.after)} and sets {_names(i.marks)}: not marks alone"
-    if i.grouped or i.op is Op.SEND_RECEIVE:
+    if i.op is Op.SEND_RECEIVE or (i.grouped and i.op in POINT_TO_POINT):
         return _ungrouped(program, i, layouts)
+    if i.grouped:
+        return "has messages of its own"
     if i.grouped:
         return "has messages of its own"
     if i.op is Op.MARK and (not i.reads or getattr(parsed(i.reads[0]), "unit", None) != i.unit):

@@ -36,7 +36,7 @@ def random_program(rng: random.Random, length: int = 60) -> Program:
     issued.append(Instruction(Op.MARK, unit=length, reads=last, frees=last, lane="compute"))
     names = {name for i in issued for name in (*i.reads, *i.writes)} | persistent
     buffers = {name: 8 * rng.randint(1, 9) for name in sorted(names)}
-    return Program(0, 1, 0, range(1), GPT2, (), 1, 1, buffers, persistent, with_waits(issued))
+    return Program(0, 1, (range(1),), ((0,),), 0, range(1), GPT2, (), 1, 1, buffers, persistent, with_waits(issued))
 
 
 def without_wait(program: Program, place: int, index: int) -> Program:

@@ -205,7 +205,7 @@ def test_a_name_is_written_anew_only_once_its_memory_is_back() -> None:
         Instruction(Op.MARK, unit=2, writes=("hidden",), lane="copy"),
         Instruction(Op.MARK, unit=3, reads=("hidden",), frees=("hidden",), lane="compute"),
     ]
-    program = Program(0, 1, 0, range(1), GPT2, (), 1, 1, {"hidden": 8}, frozenset(), with_waits(made))
+    program = Program(0, 1, (range(1),), ((0,),), 0, range(1), GPT2, (), 1, 1, {"hidden": 8}, frozenset(), with_waits(made))
     with pytest.raises(AssertionError, match="writes hidden anew"):
         deferred_frees(program)
     made[2:2] = [Instruction(Op.MARK, unit=4, after=("mark",), lane="compute")]

@@ -282,9 +282,9 @@ def _faulty(programs: list[Program], op: Op, /, **fields: object) -> str:
 
 
 def test_a_tied_matrix_is_reduced_over_all_that_hold_it() -> None:
-    """On one stage, on two that share no rank, and with all members of a smaller group of one mind."""
-    for strategies, cuts in ((["dp2-tp2"], []), (["tp2"], [4]), (["sdp2"], [3]), (["single"], [2, 4, 6])):
-        programs = compile_plan(plan_of(GPT2, strategies * len(GPT2.units), 4, cuts=cuts))
+    """On one stage with unlike ends, on two that share no rank, and with all members of a smaller group of one mind."""
+    for strategies, cuts in ((["dp2-tp2", "dp4"], []), (["tp2"] * 2, [4]), (["sdp2"] * 2, [3]), (["single"] * 2, [2, 4, 6])):
+        programs = compile_plan(plan_of(GPT2, strategies * (len(GPT2.units) // 2), 4, cuts=cuts))
         assert check(programs) == []
         for groups in ({0: (0,), 1: (1,), 2: (2,), 3: (3,)}, {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}):
             changed = [_changed([program], Op.REDUCE_TIED, group=groups[program.rank])[0] for program in programs]

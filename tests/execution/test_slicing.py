@@ -165,7 +165,7 @@ def _blocks(change: Callable[[Any], Any]) -> Callable[[Instruction], list[Instru
         (lambda i: [replace(i, reads=(i.reads[0], i.reads[0]))], "joins other samples"),
         (_blocks(lambda blocks: blocks[::-1]), "joins other samples"),
         (_blocks(lambda blocks: (blocks[0], tuple(row + 1 for row in blocks[1]))), "joins other samples"),
-        (lambda i: [replace(i, unit=i.unit + 1)], "joins what is not both halves of one boundary"),
+        (lambda i: [replace(i, unit=i.unit + 1)], "joins what is not all parts of one boundary"),
         (lambda i: [i, i], "not there|still held"),
     ],
 )
@@ -189,7 +189,7 @@ def test_partial_sums_are_not_joined(name: str) -> None:
     programs = compile_plan(plan_of(GPT2, ["tp2"] * UNITS, 6, 6, 3, [2, 5], sliced=2))
     changed = [_changed(p, without) for p in programs]
     assert sum(len(p.instructions) for p in programs) - sum(len(p.instructions) for p in changed) == 2
-    assert "joins what is not both halves of one boundary, whole" in _faults(changed)[0]
+    assert "joins what is not all parts of one boundary, whole" in _faults(changed)[0]
 
 
 def test_halves_that_are_mixed_up_in_the_backward_pass_are_seen() -> None:
