@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.compile.switch_passes import SwitchCompiler
@@ -151,7 +152,7 @@ class _Compiler(UnitPasses):
         before, after = (unit - 1, unit) if step > 0 else (unit, unit - 1)
         there = self.neighbours(after)
         if self._alike(unit):
-            peers = [(there[self.place], {}, self.buffers[name])]
+            peers: list[tuple[int, dict[str, Any], int]] = [(there[self.place], {}, self.buffers[name])]
         else:
             block = self.rows(before, part)
             peers = [
@@ -185,16 +186,14 @@ class _Compiler(UnitPasses):
         receives = []
         for peer, place, rows in sources:
             size = self.boundary_bytes(unit - 1, len(rows))
-            writes = (self.buffer(place, size),)
-            group, args = self.lane(peer), {"rows": rows}
-            receives.append(self.instruction(Op.RECEIVE, unit, part, writes=writes, group=group, args=args, message_bytes=size))
+            fields: dict[str, Any] = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "args": {"rows": rows}}
+            receives.append(self.instruction(Op.RECEIVE, unit, part, **fields, message_bytes=size))
         self._messages(receives, there)
         if len(sources) > 1:
-            rows = self.rows(after, part)
-            size = self.boundary_bytes(unit - 1, len(rows))
-            names, blocks = tuple(place for _, place, _ in sources), tuple(rows for _, _, rows in sources)
-            args = {"blocks": blocks, "rows": rows}
-            self.issue(Op.JOIN, unit, part, reads=names, writes=(self.buffer(name, size),), frees=names, args=args)
+            wanted, parts = self.rows(after, part), tuple(place for _, place, _ in sources)
+            self.buffer(name, self.boundary_bytes(unit - 1, len(wanted)))
+            args: dict[str, Any] = {"blocks": tuple(rows for _, _, rows in sources), "rows": wanted}
+            self.issue(Op.JOIN, unit, part, reads=parts, writes=(name,), frees=parts, args=args)
 
     def _messages(self, messages: Sequence[Instruction], there: Sequence[int]) -> None:
         """Messages with the ranks of another stage, as one operation: with the sends to the same ranks that come before

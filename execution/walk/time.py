@@ -282,7 +282,7 @@ class _Walk:
     def exchange(self, place: int, number: int, step: _Step, start: int) -> int | None:
         """When messages begin; None where one that is received is not sent yet."""
         rank, messages = self.ranks[place], step.instruction.messages
-        ends = [(message, *set(message.group) - {rank}) for message in messages]
+        ends = [(message, peer) for message in messages for peer in message.group if peer != rank]
         if self.sent[place] < number:
             self.sent[place] = number
             gone = start + step.duration_ns * (step.instruction.op is Op.SEND)

@@ -29,7 +29,7 @@ def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples
     return max(messages, default=0.0)
 
 
-def table_once(strategies: Sequence[Strategy], stage: range) -> bool:
+def table_once(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
     """Whether a table that embedding and head share is one parameter: both are in this stage, and each of its ranks has the
     same part of it under either's strategy. Else it is two, whose gradients are summed once a step."""
     ends = 0 in stage and len(strategies) - 1 in stage

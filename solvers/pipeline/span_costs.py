@@ -195,7 +195,8 @@ class SpanCosts:
         kinds, choice = list(self.instance.layer_kinds[first : last + 1]), list(solved.choice or ())
         tables = self.configuration.tables
         columns = (tables.state_bytes, tables.forward_bytes, tables.backward_bytes)
-        peak, _ = stage_peak(*(column[kinds, choice] for column in columns), depth)
+        states, kept, work = (column[kinds, choice] for column in columns)
+        peak, _ = stage_peak(states, kept, work, depth)
         return int(peak) <= self.instance.memory_bytes
 
     def _solve(self, first: int, last: int, depth: int, weight: Weight, options: dict[str, Any] | None = None) -> SolvedSpan:
