@@ -136,14 +136,15 @@ def peak_flops_per_s(plan: Plan, cluster: Cluster, dtype: str) -> float | None:
 
 
 def stage_memory(plan: Plan, judged: Judged) -> list[StageMemory]:
-    """What holds the memory of the fullest device of each stage, at its peak, by the memory walk."""
+    """What holds the memory of the fullest device of each stage, at its peak, by the memory walk; of interleaved stages, under
+    the first of those of the same ranks."""
     by_stage: dict[int, int] = {}
     for place, rounds in enumerate(judged.time.rounds):
         first, peak = rounds.few.units[0], judged.memory[place].peak_bytes
         if first not in by_stage or peak > judged.memory[by_stage[first]].peak_bytes:
             by_stage[first] = place
     rows = []
-    for number, stage in enumerate(plan.stages):
+    for number, stage in enumerate(plan.stages[: plan.depth]):
         place = by_stage[stage.first_unit]
         sizes = dict.fromkeys((f"{part}_bytes" for part in PARTS), 0)
         for name, size in peak_buffers(judged.time.rounds[place].few, judged.memory[place]).items():

@@ -88,7 +88,8 @@ class Simulation:
     def trace(self) -> dict[str, Any]:
         """The step in the Trace Event Format. Raises InputError for a step without a pipeline's timeline."""
         if self.timeline is None:
-            raise InputError("command line", "--trace", "is of a plan with switches", "give --picture: it draws the lanes")
+            problem = "is of a plan with switches, or of unlike or interleaved stages"
+            raise InputError("command line", "--trace", problem, "give --picture: it draws the lanes")
         return chrome_trace(self.timeline, name=self.name, stages=self.stages)
 
     def to_dict(self) -> dict[str, Any]:

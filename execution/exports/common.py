@@ -51,6 +51,9 @@ def check_pipeline(plan: Plan, families: tuple[str, ...], runtime: str, where: s
         raise InputError(where, "model.config.model_type", f"is {family!r}, which is not exported to {runtime}", fix)
     if len(plan.stages) == 1:
         raise InputError(where, "stages", "has 1 item", "give a plan with a pipeline, such as one of `plan --pipeline 2`")
+    if plan.chunks > 1:
+        fix = f"give 1f1b or gpipe: interleaved stages are not exported to {runtime}"
+        raise InputError(where, "schedule", f"is {plan.schedule!r}", fix)
     ranks = [rank for stage in plan.stages for rank in stage.ranks]
     if len(set(plan.stage_sizes)) > 1 or ranks != list(range(plan.world)):
         fix = f"give stages of equal size on ranks in order, as {runtime} has them"
