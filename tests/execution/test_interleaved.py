@@ -17,6 +17,7 @@ from trainplan.formulations.step.schedules import interleaved
 from trainplan.formulations.step.timeline import Event, Work, simulate
 from trainplan.profiling.base.errors import InputError
 
+import trainplan as tp
 from tests.execution.plans import GPT2, all_strategies, plan_of, random_interleaved_plan
 from tests.sizes import some_and_all
 
@@ -118,3 +119,18 @@ def on_ranks(plan: dict[str, Any], ranks: Sequence[int]) -> list[dict[str, Any]]
 def test_all_strategies_of_a_group_are_drawn() -> None:
     assert {"single"} == set(all_strategies(1)) and {"dp3", "sdp3", "tp3"} == set(all_strategies(3))
     assert {"dp2-tp3", "tp3-dp2", "sdp6"} < set(all_strategies(6))
+
+
+def test_an_interleaved_plan_is_simulated_drawn_and_refused_by_exports() -> None:
+    plan = load_plan(interleaved_dict())
+    simulation = tp.simulate(plan, cluster="cpu-4")
+    assert simulation.performance is not None and [row.stage for row in simulation.performance.stages] == [0, 1]
+    labels = [text.get_text() for text in tp.draw_simulation(simulation).axes[0].get_yticklabels()]
+    assert labels == ["rank 0, all", "rank 1, all"]
+    assert tp.draw_plan(plan, simulation.performance).axes
+    with pytest.raises(InputError, match="trace is of a plan with switches, or of unlike or interleaved stages"):
+        simulation.trace()
+    for runtime in ("torch", "megatron"):
+        with pytest.raises(InputError, match="schedule is 'interleaved-1f1b'; give 1f1b or gpipe"):
+            tp.export(plan, runtime)
+    assert tp.check(plan).violations == ()

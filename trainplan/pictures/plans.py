@@ -10,12 +10,21 @@ from trainplan.profiling.base.quantities import format_time
 from trainplan.simulating import Simulation
 
 LANE, WIDTH = 0.45, 13.0  # inches
-COLOURS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": "#7a7a7a", "gather": "#009e73", "reduce": "#7fc8b0"}
-OTHER = "#cc79a7"
+OTHERS = "messages, copies and others"
+COLOURS = {
+    "forward": FORWARD,
+    "backward": BACKWARD,
+    "recompute": "#56b4e9",
+    "optimizer": "#7a7a7a",
+    "gather": "#009e73",
+    "reduce": "#7fc8b0",
+    OTHERS: "#cc79a7",
+}
 
 
 def draw_simulation(simulation: Simulation) -> Any:
-    """A matplotlib Figure of a simulated step: its timeline, pass by pass; of a plan with switches, the lanes of rank 0."""
+    """A matplotlib Figure of a simulated step: its timeline, pass by pass; of a plan with switches, or of unlike or interleaved
+    stages, the lanes of one rank of each stage."""
     if simulation.timeline is not None:
         return draw_timeline(simulation.timeline, title=simulation.name, stages=simulation.stages)
     assert simulation.judged is not None
@@ -24,18 +33,24 @@ def draw_simulation(simulation: Simulation) -> Any:
 
 def _draw_lanes(walk: TimeWalk, title: str) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-    operations = [operation for operation in walk.operations() if operation.rank == 0]
-    lanes = list(dict.fromkeys(operation.lane for operation in operations))
-    figure: Any = Figure(figsize=(WIDTH, LANE * len(lanes) + 1.4), layout="constrained")
-    axes = figure.subplots()
+    first_ranks = {each.few.rank for each in {tuple(rounds.few.units): rounds for rounds in reversed(walk.rounds)}.values()}
+    operations = [operation for operation in walk.operations() if operation.rank in first_ranks]
+    lanes = sorted({(operation.rank, operation.lane) for operation in operations})
+    figure: Any = Figure(figsize=(WIDTH, LANE * len(lanes) + 1.8), layout="constrained")
+    axes, drawn = figure.subplots(), set[str]()
     for operation in operations:
-        colour = next((colour for word, colour in COLOURS.items() if word in operation.instruction.op), OTHER)
+        kind = next((kind for kind in COLOURS if kind in operation.instruction.op), OTHERS)
+        drawn.add(kind)
         span = (operation.start_ns / 1e6, (operation.end_ns - operation.start_ns) / 1e6)
-        axes.broken_barh([span], (lanes.index(operation.lane) - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
-    axes.set_yticks(range(len(lanes)), lanes)
+        row = (lanes.index((operation.rank, operation.lane)) - 0.4, 0.8)
+        axes.broken_barh([span], row, facecolors=COLOURS[kind], edgecolor="white", linewidth=0.3)
+    axes.set_yticks(range(len(lanes)), [f"rank {rank}, {lane}" for rank, lane in lanes])
     axes.invert_yaxis()
     axes.set(xlim=(0, walk.step_ns / 1e6), xlabel="ms of the step")
     axes.spines[["top", "right"]].set_visible(False)
+    patches = [Patch(facecolor=colour, label=kind) for kind, colour in COLOURS.items() if kind in drawn]
+    figure.legend(handles=patches, loc="outside lower left", ncols=len(patches), fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
     return figure
