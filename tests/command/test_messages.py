@@ -131,6 +131,13 @@ def test_errors_are_json_where_json_is_asked_for() -> None:
     assert done.stderr == f"trainplan: {found['error']['message']}\n"
     usage = json.loads(call("plan", "--sequence", "x", "--json").stdout)
     assert usage["exit_code"] == 2 and "--sequence" in usage["error"]["message"]
+    for words, field in (
+        (["plan", "--sequence", "x"], "--sequence"),
+        (["export", "p.json"], "--to"),
+        (["plan", "--seq"], "--seq"),
+    ):
+        error = json.loads(call(*words, "--json").stdout)["error"]
+        assert error["where"] == "command line" and error["field"] == field and error["problem"] and error["fix"], error
 
 
 def test_help_is_by_task_and_plan_comes_first() -> None:
