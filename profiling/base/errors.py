@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 COMMAND_LINE = "command line"  # where an option of the command, or an argument in Python, comes in
+LONGEST_TEXT, LONGEST_FIELD = 1000, 120  # letters of the parts of a message
 LISTED = 8  # names that a message lists beside those that are near
 _FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 
@@ -28,9 +29,9 @@ class InputError(ValueError):
     """
 
     def __init__(self, where: str, field: str, problem: str, fix: str) -> None:
-        self.where, self.field, self.problem, self.fix = where, field, problem, fix
-        text = f"{where}: {field + ' ' if field else ''}{problem}; {fix}"
-        self.command_text = " ".join(text.splitlines())
+        self.where, self.field = printable(where), printable(field, LONGEST_FIELD)
+        self.problem, self.fix = (printable(" ".join(text.splitlines())) for text in (problem, fix))
+        self.command_text = f"{self.where}: {self.field + ' ' if field else ''}{self.problem}; {self.fix}"
         super().__init__(as_arguments(self.command_text.removeprefix(f"{COMMAND_LINE}: ")))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,6 +82,13 @@ def as_arguments(text: str) -> str:
         return f"{name}=False" if match[1] else name
 
     return "`".join(part if place % 2 else _FLAG.sub(argument, part) for place, part in enumerate(text.split("`")))
+
+
+def printable(text: str, most: int = LONGEST_TEXT) -> str:
+    """A text that is safe to print, whatever file it comes from: what is no letter, sign or blank is escaped, as line breaks,
+    control codes and changes of direction are; and it is cut at so many letters."""
+    text = text if len(text) <= most else text[: most - 3] + "..."
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown(value: Any) -> str:

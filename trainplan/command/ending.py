@@ -11,7 +11,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn, TextIO
 
+from trainplan.profiling.base.errors import printable
+
 FINE, BAD_INPUT, STOPPED = 0, 2, 3
+LONGEST_LINE = 4000  # letters on standard error
 OUTPUT = "standard output"
 OUTPUT_FIX = "send it to a file, a pipe or a terminal that takes it"
 
@@ -53,7 +56,7 @@ class Output:
 def tell(text: str) -> None:
     """One line on standard error, where there is one that takes it."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text, LONGEST_LINE), file=sys.stderr, flush=True)
 
 
 def stop(text: str, code: int, fields: Mapping[str, str] | None = None) -> NoReturn:
