@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainplan.formulations.problem import Problem, problem, problem_names, problem_of
+from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.files import Source, read_data
 from trainplan.solvers.core.result import Result
@@ -33,7 +33,7 @@ class Checked:
         return asdict(self)
 
 
-def load(source: Any) -> Any:
+def load(source: InstanceLike | Source) -> Any:
     """An instance from a file's path or a dict in its format (an instance is given back). Raises InputError."""
     if not isinstance(source, str | os.PathLike | Mapping):
         return source
@@ -48,7 +48,7 @@ def load(source: Any) -> Any:
     return problem(name).load(value, where)
 
 
-def check(instance: Any, solution: Result | Source | Sequence[int]) -> Checked:
+def check(instance: InstanceLike | Source, solution: Result | Source | Sequence[int]) -> Checked:
     """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
     instance = load(instance)
     stated = problem_of(instance)

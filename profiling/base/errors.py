@@ -24,23 +24,25 @@ class InputError(ValueError):
     problem: what the value is, or what is wrong with it.
     fix: what would work instead.
 
-    Where users name a value as an option of the command or as an argument in Python, `where` is COMMAND_LINE and the field is
-    the command's flag. `str` names the argument, as Python's users gave it; `command_text`, what the command prints, the flag.
+    Where users name a value as an option of the command or as an argument in Python, `where` is COMMAND_LINE, and the field is
+    made of the command's flag, `command_field`: `field` and `str` name the argument, as Python's users gave it;
+    `command_text`, what the command prints, the flag.
     """
 
     def __init__(self, where: str, field: str, problem: str, fix: str) -> None:
-        self.where, self.field = printable(where), printable(field, LONGEST_FIELD)
+        self.where, self.command_field = printable(where), printable(field, LONGEST_FIELD)
+        self.field = as_arguments(self.command_field) if where == COMMAND_LINE else self.command_field
         self.problem, self.fix = (printable(" ".join(text.splitlines())) for text in (problem, fix))
-        self.command_text = f"{self.where}: {self.field + ' ' if field else ''}{self.problem}; {self.fix}"
+        self.command_text = f"{self.where}: {self.command_field + ' ' if field else ''}{self.problem}; {self.fix}"
         super().__init__(as_arguments(self.command_text.removeprefix(f"{COMMAND_LINE}: ")))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.where, self.field, self.problem, self.fix)
+        return type(self), (self.where, self.command_field, self.problem, self.fix)
 
     @property
     def argument(self) -> str | None:
         """The argument of a Python function that was wrong, such as ``memory``; None where it was not one."""
-        return as_arguments(self.field) if self.where == COMMAND_LINE else None
+        return self.field if self.where == COMMAND_LINE else None
 
 
 class Unsuited(InputError):

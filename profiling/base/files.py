@@ -149,7 +149,7 @@ def as_input_error(error: ValidationError, where: str) -> InputError:
     first = error.errors(include_url=False)[0]
     field = field_path(first["loc"])
     if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
-        inner = ".".join(part for part in (field, cause.field) if part)
+        inner = ".".join(part for part in (field, cause.command_field) if part)
         return InputError(where, inner, cause.problem, cause.fix)
     return InputError(where, field, *_fault_and_fix(first))
 

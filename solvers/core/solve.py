@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from trainplan.formulations.problem import problem_of
+from trainplan.profiling.base.arguments import checked
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
@@ -38,6 +39,7 @@ def versions() -> dict[str, str]:
     return numbers
 
 
+@checked
 def solve(
     instance: Any,
     method: str = "exact",
@@ -227,6 +229,7 @@ class _Run:
         )
 
 
+@checked
 def compare(
     instance: Any,
     methods: Sequence[str] | None = None,

@@ -14,10 +14,12 @@ from trainplan.execution.exports.registry import exporter
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.problem import InstanceLike
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.planned import Planned
 from trainplan.planning import plan_row, planned, row_rank
 from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
+from trainplan.profiling.base.arguments import check_arguments, checked
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
@@ -45,6 +47,7 @@ __all__ = [
 ]
 
 
+@checked
 def plan(
     *,
     like: str = DEFAULT,
@@ -136,6 +139,7 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
 
     A preset that the request does not suit gives its error, behind the others.
     """
+    check_arguments(plan, request)
     answers: list[Planned | InputError] = []
     for name in like or PRESETS:
         try:
@@ -164,7 +168,7 @@ def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
 
 
 def simulate(
-    source: Any,
+    source: Plan | InstanceLike | Source,
     *,
     schedule: str | None = None,
     sliced: int | str | None = None,
@@ -200,8 +204,8 @@ def trial(
     warmup: int = 3,
     scale_down: int = 1,
     run_dtype: str | None = None,
-    backend: Any = "serial",
-    device: Any = "cpu",
+    backend: str = "serial",
+    device: str = "cpu",
     timeout: float = 600.0,
     seed: int = 0,
     running: Any = None,
@@ -273,8 +277,8 @@ def run(
     scale_down: int = 1,
     dtype: str | None = None,
     steps: int = 3,
-    backend: Any = "serial",
-    device: Any = "cpu",
+    backend: str = "serial",
+    device: str = "cpu",
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,

@@ -157,7 +157,7 @@ def run() -> NoReturn:
     except (typer.Abort, KeyboardInterrupt):
         stop("interrupted", STOPPED)
     except InputError as error:
-        fields = {name: getattr(error, name) for name in ("where", "field", "problem", "fix")}
+        fields = {"where": error.where, "field": error.command_field, "problem": error.problem, "fix": error.fix}
         stop(error.command_text, BAD_INPUT, fields)
     except MissingExtra as error:
         stop(str(error), BAD_INPUT)
