@@ -13,6 +13,7 @@ from typing import Any
 COMMAND_LINE = "command line"  # where an option of the command, or an argument in Python, comes in
 LONGEST_TEXT, LONGEST_FIELD = 1000, 120  # letters of the parts of a message
 LISTED = 8  # names that a message lists beside those that are near
+_OPTION = re.compile(r"(?<![\w-])--option (\w+)=?")
 _FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 
 
@@ -77,13 +78,15 @@ class MissingExtra(ImportError):
 
 def as_arguments(text: str) -> str:
     """A text with the command's flags as the arguments that they are in Python, such as ``--micro-batches`` as
-    ``micro_batches``; commands quoted in backticks stay as they are."""
+    ``micro_batches``, and ``--option workers=`` as ``workers``; commands quoted in backticks stay as they are."""
 
     def argument(match: re.Match[str]) -> str:
         name = match[2].replace("-", "_")
         return f"{name}=False" if match[1] else name
 
-    return "`".join(part if place % 2 else _FLAG.sub(argument, part) for place, part in enumerate(text.split("`")))
+    return "`".join(
+        part if place % 2 else _FLAG.sub(argument, _OPTION.sub(r"\1", part)) for place, part in enumerate(text.split("`"))
+    )
 
 
 def printable(text: str, most: int = LONGEST_TEXT) -> str:

@@ -95,7 +95,7 @@ def plan(
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
     chosen = preset(like)
     names, options = {parameter.name for parameter in chosen.parameters}, method_options(chosen, method)
-    check_spelling(choices, [*signature(plan).parameters, *names, *options], chosen.name)
+    check_spelling(choices, [*signature(plan).parameters, *names], options, chosen.name)
     fixed = {name: value for name, value in choices.items() if name in names}
     made = request_of(chosen.parameters, chosen.name, fixed=chosen.fixed, **asked, **fixed)
     limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}

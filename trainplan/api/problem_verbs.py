@@ -53,7 +53,7 @@ def build(
     which `trainplan build PROBLEM --help` lists.
     """
     stated = problem(problem_name)
-    check_spelling(choices, [*signature(build).parameters, *(each.name for each in stated.parameters)], stated.name)
+    check_spelling(choices, [*signature(build).parameters, *(each.name for each in stated.parameters)], (), stated.name)
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
     request = {name: value for name, value in {**asked, **choices}.items() if value is not None}
@@ -84,9 +84,8 @@ def solve(
     """
     stated = load(instance)
     chosen = method_named(stated.problem, method)
-    check_spelling(
-        options, [*signature(solve).parameters, *(each.name for each in chosen.options), "explained", "clock"], chosen.name
-    )
+    possible = [*signature(solve).parameters, "explained", "clock"]
+    check_spelling(options, possible, [each.name for each in chosen.options], chosen.name)
     limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
     limits |= {"cold": cold, "solver_memory": solver_memory}
     return solve_instance(stated, method, **limits, **options)
