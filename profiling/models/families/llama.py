@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainplan.profiling.base.errors import shown
+from trainplan.profiling.base.errors import caution, shown
 from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names, uniform_chain
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
 
@@ -14,6 +14,9 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a Llama configuration, with the rotary base at `rope_theta` or within `rope_parameters`."""
     hidden, heads = fields.size("hidden_size", 4096), fields.size("num_attention_heads", 32)
     layers, positions = fields.layers("num_hidden_layers", such_as=32), fields.size("max_position_embeddings", 4096)
+    if fields.config.get("num_key_value_heads") is None:
+        fix = f"{heads} are taken, as many as num_attention_heads; give it where they are fewer"
+        caution(fields.where, f"{fields.part}num_key_value_heads", "is missing", fix)
     kv_heads = fields.count("num_key_value_heads", heads)
     fields.divisor("num_key_value_heads", kv_heads, "num_attention_heads", heads)
     if fields.config.get("head_dim") is None:
