@@ -262,3 +262,23 @@ def test_dtypes_that_contradict_or_say_nothing() -> None:
         model_from_config(small("llama", dtype="bfloat16", torch_dtype="float16"), "c.json")
     with pytest.warns(InputWarning, match="torch_dtype is 'auto', .*; float32 is taken"):
         assert model_from_config(small("llama", torch_dtype="auto"), "c.json").dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ({"rope_scaling": {"type": "linear", "facter": 2.0}}, r"rope_scaling\.facter is 2\.0, .*; did you mean factor\?"),
+        ({"rope_parameters": {"rope_typ": "linear"}}, r"rope_parameters\.rope_typ is .*; did you mean rope_type\?"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+            r"rope_parameters\.factor is 4\.0; give 2\.0, as rope_scaling has it",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            r"rope_parameters\.rope_type is 'default'; give 'linear'",
+        ),
+    ],
+)
+def test_rotations_that_are_misspelt_or_contradict(says: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        model_from_config(small("llama", **says), "c.json")

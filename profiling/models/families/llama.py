@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from trainplan.profiling.base.errors import caution, shown
@@ -50,6 +51,7 @@ def _rotary_base(fields: Fields) -> float:
         value = fields.config.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise fields.fail(name, f"is {shown(value)}", 'give null, or an object such as {"rope_type": "default"}')
+        _check_rope(fields, name, value or {}, rope)
         rope |= value or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROTATIONS:
@@ -61,6 +63,26 @@ def _rotary_base(fields: Fields) -> float:
     return fields.share("rope_theta", 10000.0, most=1e12)
 
 
+def _check_rope(fields: Fields, name: str, rope: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Refuse misspelt names of a rotation's fields, and values that differ from the field before. Raises InputError."""
+    for key, value in rope.items():
+        near = [] if key in ROTATION_FIELDS else get_close_matches(str(key), ROTATION_FIELDS, n=1, cutoff=0.75)
+        if near:
+            raise fields.fail(
+                f"{name}.{key}", f"is {shown(value)}, but a rotation has no such field", f"did you mean {near[0]}?"
+            )
+        before = other.get(key, other.get({"rope_type": "type", "type": "rope_type"}.get(str(key), ""), value))
+        if before != value:
+            fix = f"give {shown(before)}, as rope_scaling has it, or leave one of them out"
+            raise fields.fail(f"{name}.{key}", f"is {shown(value)}", fix)
+
+
+ROTATION_FIELDS = names(
+    """
+    rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor attention_factor beta_fast
+    beta_slow short_factor long_factor low_freq_factor high_freq_factor mscale mscale_all_dim truncate finetuned
+    """
+)
 ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 # As of transformers' LlamaConfig; the last ones are of its earlier versions, and of the files of SmolLM2.
 FIELDS = names(
