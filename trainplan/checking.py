@@ -50,16 +50,16 @@ def load(source: InstanceLike | Source) -> Any:
 
 def check(instance: InstanceLike | Source, solution: Result | Source | Sequence[int]) -> Checked:
     """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
-    instance = load(instance)
-    stated = problem_of(instance)
-    answer = stated.solution_of(instance, solution_source(stated, solution))
-    broken, limit = tuple(stated.violations(instance, answer)), stated.memory_bytes(instance)
+    loaded = load(instance)
+    stated = problem_of(loaded)
+    answer = stated.solution_of(loaded, solution_source(stated, solution))
+    broken, limit = tuple(stated.violations(loaded, answer)), stated.memory_bytes(loaded)
     try:
-        costs = stated.describe(instance, answer)
+        costs = stated.describe(loaded, answer)
     except ValueError:
-        return Checked(instance.problem, None, None, None, None, limit, broken)
+        return Checked(loaded.problem, None, None, None, None, limit, broken)
     peak = {name: costs.get(name) for name in ("peak_bytes", "peak_layer_name", "peak_ns")}
-    return Checked(instance.problem, costs["time_ns"], **peak, memory_bytes=limit, violations=broken)
+    return Checked(loaded.problem, costs["time_ns"], **peak, memory_bytes=limit, violations=broken)
 
 
 def solution_source(stated: Problem, solution: Result | Source | Sequence[int]) -> Source:

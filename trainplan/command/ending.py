@@ -96,7 +96,7 @@ def _run(module: str) -> int | str | None:
     if sys.stdout is None:
         sys.stdout = _nowhere()
         raise OutputError(OSError(errno.EBADF, "it is closed"))
-    sys.stdout = Output(sys.stdout)  # type: ignore[assignment]
+    sys.stdout = Output(sys.stdout)
     try:
         import_module(module).run()
     except SystemExit as error:
