@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from trainplan.profiling.base.arguments import check_value
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one_of, shown
 
 
@@ -48,13 +49,13 @@ class Parameter:
 
     def check(self, value: Any) -> None:
         """Raises InputError where the value is not one that the parameter takes."""
-        if value is None or self.many:
+        if value is None:
             return
-        if self.choices and value not in self.choices:
+        if self.choices and not self.many and value not in self.choices:
             raise InputError(COMMAND_LINE, self.flag, f"is {shown(value)}", one_of(value, self.choices))
-        if self.type in (int, bool) and (not isinstance(value, int) or (self.type is int and isinstance(value, bool))):
-            fix = "give a whole number" if self.type is int else "give true or false"
-            raise InputError("command line", self.flag, f"is {shown(value)}", fix)
+        check_value(self.name, value, list[self.type] if self.many else self.type)  # type: ignore[name-defined]
+        if self.many:
+            return
         if self.least is not None and value < self.least:
             raise InputError("command line", self.flag, f"is {shown(value)}", f"give at least {self.least}")
 

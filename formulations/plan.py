@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import lcm
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from trainplan.formulations.instances import TimeNs, check_length
 from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import PlanSchedule, most_sliced
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
-from trainplan.profiling.base.files import Record, only, parse
+from trainplan.profiling.base.files import Record, as_input_error, only, parse
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.models.model import Model, model_from_shape
 
@@ -104,13 +104,31 @@ class Claim(Record):
     method: str
     versions: Annotated[dict[str, str], Field(default_factory=dict)]
 
+
+class Version1Prediction(Record):
+    """What plans of version 1 call their prediction: an objective of a problem and cost model that they do not name."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    step_ns: int
+    lower_bound_ns: int | None = None
+    gap: float | None = None
+    status: str
+    method: str
+    versions: Annotated[dict[str, str], Field(default_factory=dict)]
+
     @classmethod
-    def of_version_1(cls, predicted: Mapping[str, Any]) -> dict[str, Any]:
-        """What a version-1 plan called its prediction: an objective of a problem and cost model that it does not name."""
-        names = {"objective_ns": "step_ns", "bound_ns": "lower_bound_ns"}
-        fields = ("objective_ns", "bound_ns", "gap", "status", "method")
-        numbers = {name: predicted.get(names.get(name, name)) for name in fields}
-        return {"problem": "unknown", "cost_model": "version 1", "versions": predicted.get("versions", {}), **numbers}
+    def claim(cls, predicted: Any) -> dict[str, Any]:
+        """The claim that it is. Raises InputError naming the fields of the file."""
+        try:
+            first = cls.model_validate(predicted)
+        except ValidationError as error:
+            wrong = as_input_error(error, "")
+            field = ".".join(part for part in ("predicted", wrong.field) if part)
+            raise InputError("", field, wrong.problem, wrong.fix) from None
+        names = {"objective_ns": first.step_ns, "bound_ns": first.lower_bound_ns, "gap": first.gap}
+        about = {"status": first.status, "method": first.method, "versions": first.versions}
+        return {"problem": "unknown", "cost_model": "version 1", **names, **about}
 
 
 class Plan(Record):
@@ -129,6 +147,8 @@ class Plan(Record):
 
     A file of version 1 is read, too: what it calls `predicted` becomes the claim, and is not trusted.
     """
+
+    noun: ClassVar[str] = "plan"
 
     format: Literal["trainplan-plan"] = "trainplan-plan"
     version: Annotated[Literal[2], only(2)] = 2
@@ -163,7 +183,7 @@ class Plan(Record):
         if not isinstance(value, Mapping) or value.get("version") != 1 or isinstance(value["version"], bool | float):
             return value
         predicted = value.get("predicted")
-        claim = Claim.of_version_1(predicted) if isinstance(predicted, Mapping) else None
+        claim = None if predicted is None else Version1Prediction.claim(predicted)
         return {**value, "version": 2, "predicted": None, "claim": claim}
 
     @model_validator(mode="after")

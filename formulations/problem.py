@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.plan import Plan
@@ -24,6 +24,19 @@ from trainplan.profiling.base.files import Record, Source
 from trainplan.profiling.base.plugins import attribute, load_named, names
 
 GROUP = "trainplan.problems"
+
+
+@runtime_checkable
+class InstanceLike(Protocol):
+    """What instances of all problems have, also of those in other packages."""
+
+    problem: Any
+    name: Any
+    provenance: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """The instance as its file has it."""
+        ...
 
 
 class Evaluation(Protocol):

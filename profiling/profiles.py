@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from trainplan.profiling.base.errors import InputError
@@ -144,6 +144,8 @@ class Profile(Record):
     proportions estimate what was not profiled. slowdowns: how much slower compute and communication get while they overlap.
     out_of_memory: where nothing fitted. provenance: free text by name.
     """
+
+    noun: ClassVar[str] = "profile"
 
     format: Literal["trainplan-profile"] = "trainplan-profile"
     version: Annotated[Literal[2], only(2)] = 2

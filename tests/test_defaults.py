@@ -155,7 +155,7 @@ def test_profiles_carry_the_reserve() -> None:
 
 
 def test_a_reserve_leaves_memory() -> None:
-    for reserve, told in ((80 * GIB, "less than the device's 80 GiB, such as 5 GiB"), (-1, "reserve is -1"), ("x", "'x'")):
+    for reserve, told in ((80 * GIB, "less than the device's 80 GiB, such as 5GiB"), (-1, "reserve is -1"), ("x", "'x'")):
         with pytest.raises(InputError, match=told):
             tp.plan(model=small(), cluster="h100-8", batch=8, reserve=reserve)
     with pytest.raises(InputError, match=r"reserve_bytes is 85899345920; give less than memory_bytes"):

@@ -47,9 +47,9 @@ MISTAKES: list[tuple[str, ...]] = [
     (f"plan {GPT2} --memory lots", "--memory is 'lots'", "8GiB"),
     (f"plan {GPT2} --memory 0", "--memory is '0'", "8GiB"),
     (f"plan {GPT2} --memory=-1GiB", "--memory is '-1GiB'", "8GiB"),
-    (f"plan {GPT2} --reserve 4GiB", "--reserve is 4294967296 bytes", "256 MiB"),
+    (f"plan {GPT2} --reserve 4GiB", "--reserve is 4294967296 bytes", "256MiB"),
     (f"plan {GPT2} --reserve some", "--reserve is 'some'", "8GiB"),
-    (f"plan {GPT2} --memory 1GiB --reserve 1GiB", "--reserve is 1073741824 bytes", "64 MiB"),
+    (f"plan {GPT2} --memory 1GiB --reserve 1GiB", "--reserve is 1073741824 bytes", "64MiB"),
     (f"plan {GPT2} --pipeline 3", "--pipeline is 3", "1, 2, 4"),
     (f"plan {GPT2} --micro-batches 3", "8 in 3 micro-batches", "multiple"),
     (f"plan {GPT2} --time-limit 0", "--time-limit is 0", "give"),
@@ -61,6 +61,9 @@ MISTAKES: list[tuple[str, ...]] = [
     (f"plan {GPT2} --seq 64", "No such option: --seq", "--sequence"),
     (f"plna {GPT2}", "'plna'", "plan"),
     (f"plan {GPT2} --option workers", "--option is 'workers'", "NAME=VALUE"),
+    (f"plan {GPT2} --option worker=2 --method cpsat", "--option worker is no argument", "did you mean --option workers=?"),
+    ("solve instance.json --method cpsat --option worker=2", "--option worker is", "did you mean --option workers=?"),
+    ("solve instance.json --option time_limt=2", "--option time_limt is", "did you mean --time-limit?"),
     (f"plan {GPT2} --option gap=0.1", "--option is 'gap=0.1'", "--gap"),
     (f"plan {GPT2} --uneven-shares", "No such option: --uneven-shares", "--help"),
     (f"partition {GPT2} --sliced all", "--sliced is 'all'", "give a valid integer"),
@@ -74,17 +77,20 @@ MISTAKES: list[tuple[str, ...]] = [
     ("plan --model small.json --cluster cpu-4 --batch 8", "small.json: num_hidden_layers is missing", "such as 32"),
     ("plan --model float8.json --cluster cpu-4 --batch 8", "float8.json: torch_dtype is 'float8_e4m3fn'", "--dtype of float32"),
     ("plan --model mistral.json --cluster cpu-4 --batch 8", "mistral.json: model_type is 'mistral'", "gpt2, bert, llama"),
-    ("plan --model plan.json --cluster cpu-4 --batch 8", "plan.json: model_type is null", "gpt2, bert, llama"),
+    ("plan --model plan.json --cluster cpu-4 --batch 8", "plan.json: model_type is missing", "gpt2, bert, llama"),
     ("model show gpt2 --tp 0", "--tp is 0", "from 1"),
     # files
     (f"plan {GPT2} -o /nowhere/plan.json", "/nowhere/plan.json", "cannot be written"),
     (f"plan {GPT2} --picture plan.gif", "--picture is 'plan.gif'", ".png"),
     ("plan --profile nofile.json --batch 8", "nofile.json: does not exist", "existing"),
-    ("plan --model gpt2 --cluster plan.json --batch 8", "plan.json: name is missing", "add it"),
+    ("plan --model gpt2 --cluster plan.json --batch 8", "plan.json: is a file of 'trainplan-plan'", "give a cluster"),
     ("simulate nofile.json", "nofile.json: does not exist", "existing"),
     ("simulate instance.json", "problem is 'layer-strategies'", "pipeline-partition"),
     ("simulate plan.json --schedule interleaved-1f1b", "--schedule is 'interleaved-1f1b'", "1f1b or gpipe"),
-    ("run instance.json", "instance.json: ", "plan"),
+    ("run instance.json", "instance.json: is an instance of 'layer-strategies'", "give a plan"),
+    ("run small.json", "small.json: is the config.json of a 'llama'", "give a plan"),
+    ("profile show instance.json", "instance.json: is an instance of 'layer-strategies'", "give a profile"),
+    ("run version1.json", "version1.json: predicted.step_ns is missing", "add it"),
     ("solve plan.json", "plan.json: problem is ", "layer-strategies"),
     ("check instance.json plan.json", "plan.json: ", "choice"),
     # running and handing on
@@ -133,6 +139,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         assert planned.plan is not None
         (path / f"{name}.json").write_text(planned.plan.model_dump_json())
+    first = json.loads((path / "plan.json").read_text()) | {"version": 1, "claim": None, "predicted": {"gap": None}}
+    (path / "version1.json").write_text(json.dumps(first))
     (path / "instance.json").write_text(json.dumps(tp.build(model="gpt2", sequence=64, **asked).to_dict()))
     (path / "profile.json").write_text(tp.profile(model="gpt2", cluster="cpu-4", sequence=64).model_dump_json())
     return path

@@ -1,16 +1,20 @@
 """trainplan plans distributed Transformer training by mathematical programming, proves how good each plan is, and runs it."""
 
+from __future__ import annotations
+
+import os.path
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 # In a checkout the other packages lie beside this folder. An editable install cannot map `profiling`, which has no
 # __init__.py (Python 3.15 has a standard package of that name, which must win where the checkout is on the path).
-_checkout = Path(__file__).resolve().parent.parent
-if (_checkout / "pyproject.toml").is_file() and (_checkout / "profiling").is_dir():
-    __path__.append(str(_checkout))
+_checkout = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+if os.path.isfile(os.path.join(_checkout, "pyproject.toml")) and os.path.isdir(os.path.join(_checkout, "profiling")):
+    __path__.append(_checkout)
 
+TYPE_CHECKING = False  # as of `typing`, which takes longer to import than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from trainplan.api import *
 
     __version__: str

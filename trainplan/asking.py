@@ -75,19 +75,23 @@ def reserve_of(reserve: str | int, memory_bytes: int) -> int:
     """Bytes that stay free on a device of that memory, such as "4GiB" or a number. Raises InputError."""
     size = parse_bytes(reserve, "--reserve") if isinstance(reserve, str) else reserve
     if not 0 <= size < memory_bytes:
-        fix = f"give less than the device's {format_bytes(memory_bytes)}, such as {format_bytes(memory_bytes // 16)}"
+        example = format_bytes(memory_bytes // 16).replace(" ", "")
+        fix = f"give less than the device's {format_bytes(memory_bytes)}, such as {example}"
         raise InputError("command line", "--reserve", f"is {size} bytes", fix)
     return size
 
 
-def check_spelling(names: Collection[str], possible: Collection[str], owner: str) -> None:
-    """Raises InputError for a keyword argument that is not possible, but near to one that is."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in (*names, *possible)}
+def check_spelling(names: Collection[str], possible: Collection[str], options: Collection[str], owner: str) -> None:
+    """Raises InputError for a keyword argument that is not possible, but near to one that is.
+
+    options: those of a method, which the command takes by `--option` alone, as it does whatever it has no flag for.
+    """
     for name in names:
-        near = [] if name in possible else get_close_matches(name, possible, n=1, cutoff=0.75)
+        every = [*possible, *options]
+        near = [] if name in every else get_close_matches(name, every, n=1, cutoff=0.75)
         if near:
-            fix = f"did you mean {flags[near[0]]}?"
-            raise InputError(COMMAND_LINE, flags[name], f"is no argument of {owner}", fix)
+            meant = f"--option {near[0]}=" if near[0] in options else f"--{near[0].replace('_', '-')}"
+            raise InputError(COMMAND_LINE, f"--option {name}", f"is no argument of {owner}", f"did you mean {meant}?")
 
 
 def compiles(model: Model) -> bool:

@@ -11,7 +11,7 @@ from trainplan.asking import compiles
 from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.run.processes import EXECUTED_FAMILIES
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.problem import Problem, problem, problem_names, problem_of
+from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.files import Source, read_data
 from trainplan.solvers.core.result import Result
@@ -68,7 +68,7 @@ class CheckedPlan:
         return {**asdict(self), "violations": self.violations}
 
 
-def load(source: Any) -> Any:
+def load(source: InstanceLike | Source) -> Any:
     """An instance from a file's path or a dict in its format (an instance is given back). Raises InputError."""
     if not isinstance(source, str | os.PathLike | Mapping):
         return source
@@ -96,7 +96,9 @@ def plan_or_instance(source: Plan | Any | Source) -> Plan | Any:
     return load_plan(source)
 
 
-def check(source: Any, solution: Result | Source | Sequence[int] | None = None) -> Checked | CheckedPlan:
+def check(
+    source: Plan | InstanceLike | Source, solution: Result | Source | Sequence[int] | None = None
+) -> Checked | CheckedPlan:
     """Check a plan's programs, or a solution against an instance. Raises InputError for malformed files.
 
     source: a plan or an instance (a file, a dict or the object). A plan's programs are compiled, checked, and walked for
@@ -141,18 +143,18 @@ def check_plan(plan: Plan, where: str = "plan") -> CheckedPlan:
     )
 
 
-def check_solution(instance: Any, solution: Result | Source | Sequence[int]) -> Checked:
+def check_solution(instance: InstanceLike | Source, solution: Result | Source | Sequence[int]) -> Checked:
     """Check a solution (a file, a dict, or a Result's) against an instance. Raises InputError for malformed files."""
-    instance = load(instance)
-    stated = problem_of(instance)
-    answer = stated.solution_of(instance, solution_source(stated, solution))
-    broken, limit = tuple(stated.violations(instance, answer)), stated.memory_bytes(instance)
+    loaded = load(instance)
+    stated = problem_of(loaded)
+    answer = stated.solution_of(loaded, solution_source(stated, solution))
+    broken, limit = tuple(stated.violations(loaded, answer)), stated.memory_bytes(loaded)
     try:
-        costs = stated.describe(instance, answer)
+        costs = stated.describe(loaded, answer)
     except ValueError:
-        return Checked(instance.problem, None, None, None, None, limit, broken)
+        return Checked(loaded.problem, None, None, None, None, limit, broken)
     peak = {name: costs.get(name) for name in ("peak_bytes", "peak_layer_name", "peak_ns")}
-    return Checked(instance.problem, costs["time_ns"], **peak, memory_bytes=limit, violations=broken)
+    return Checked(loaded.problem, costs["time_ns"], **peak, memory_bytes=limit, violations=broken)
 
 
 def solution_source(stated: Problem, solution: Result | Source | Sequence[int]) -> Source:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainplan.asking import LARGEST_MEMORY
-from trainplan.formulations.problem import problem_of
+from trainplan.formulations.problem import InstanceLike, problem_of
 from trainplan.profiling.base.errors import InputError
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Result
@@ -30,7 +30,7 @@ class FrontierPoint:
 
 
 def frontier(
-    instance: Any,
+    instance: InstanceLike,
     limits: Sequence[int] | None = None,
     methods: Sequence[str] | None = None,
     *,

@@ -15,6 +15,7 @@ from typing import Any
 from trainplan.asking import FilePath, cluster_of, compiles, profile_of
 from trainplan.checking import plan_or_instance, solution_source
 from trainplan.execution.judge import Judged, judge, judge_carried
+from trainplan.execution.run.room import check_peaks
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.plan import Plan, StageTimes
 from trainplan.formulations.problem import problem_of
@@ -153,7 +154,11 @@ def simulate_source(
             measured=measure,
             report=measuring,
         )
-        return simulated_plan(subject, request, schedule=schedule, sliced=sliced)
+        simulation = simulated_plan(subject, request, schedule=schedule, sliced=sliced)
+        if simulation.judged is not None:
+            where = os.fspath(source) if isinstance(source, str | os.PathLike) else "plan"
+            check_peaks(where, subject, simulation.judged.peak_bytes)
+        return simulation
     if not isinstance(subject, Instance):
         raise InputError("instance", "problem", f"is {subject.problem!r}", "give a plan, or an instance of pipeline-partition")
     _leave_out({"--cluster": cluster, "--profile": profile, "--measure": measure or None}, "an instance has its times")

@@ -13,7 +13,7 @@ from trainplan.profiling.clusters.detect.system import read_text
 
 
 def check_memory(where: str, plan: Plan, walks: Sequence[Walk], gpus: Sequence[int] | None) -> None:
-    """Warns where the programs of a plan need more than its `memory_bytes`, by their memory walks, one for each rank.
+    """Warns as `check_peaks` does, by the memory walks of a plan's programs, one for each rank.
 
     where: what texts call the plan. gpus: of every rank; None where the ranks run on this machine's CPU. Raises InputError
     where a GPU has less than its rank needs, or this machine less than all ranks.
@@ -22,11 +22,20 @@ def check_memory(where: str, plan: Plan, walks: Sequence[Walk], gpus: Sequence[i
         _check_machine(where, sum(walk.peak_bytes + walk.host_bytes for walk in walks), plan.world)
     else:
         _check_gpus(where, walks, gpus)
-    fullest = max(walks, key=lambda walk: walk.peak_bytes)
-    if (needed := fullest.peak_bytes) > plan.memory_bytes:
-        rank = f"rank {walks.index(fullest)} needs {needed} bytes ({format_bytes(needed)})"
-        fix = f"run it where every device has that, or plan again with --memory of {plan.memory_bytes} bytes"
-        caution(where, "memory_bytes", f"is {plan.memory_bytes} ({format_bytes(plan.memory_bytes)}), but {rank}", fix)
+    check_peaks(where, plan, [walk.peak_bytes for walk in walks])
+
+
+def check_peaks(where: str, plan: Plan, peak_bytes: Sequence[int]) -> None:
+    """Warns where a plan needs more than its own `memory_bytes`: by the peak of each rank as its programs are to run here, or,
+    where these are smaller than what was planned, as it is predicted."""
+    predicted = [] if plan.predicted is None else plan.predicted.peak_bytes
+    peaks = peak_bytes if max(peak_bytes) > plan.memory_bytes else predicted
+    if (needed := max(peaks, default=0)) > plan.memory_bytes:
+        rank = f"rank {list(peaks).index(needed)} needs {needed} bytes ({format_bytes(needed)})"
+        as_planned = " as it is planned" if peaks is predicted else ""
+        fix = f"run it where every device has that, or plan again with --memory {plan.memory_bytes}B"
+        problem = f"is {plan.memory_bytes} ({format_bytes(plan.memory_bytes)}), but {rank}{as_planned}"
+        caution(where, "memory_bytes", problem, fix)
 
 
 def _check_machine(where: str, needed: int, processes: int) -> None:
@@ -43,5 +52,5 @@ def _check_gpus(where: str, walks: Sequence[Walk], gpus: Sequence[int]) -> None:
         there = torch.cuda.get_device_properties(gpu).total_memory
         if walk.peak_bytes > there:
             problem = f"needs {walk.peak_bytes} bytes ({format_bytes(walk.peak_bytes)}) on rank {rank}"
-            fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory of that, or give a larger --scale-down"
+            fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory {there}B, or give a larger --scale-down"
             raise InputError(where, "", problem, fix)

@@ -12,6 +12,7 @@ memory for. (A hand that ends it so cannot be told apart.)
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import statistics
@@ -96,10 +97,10 @@ def run_trials(
     check_settings(plans, steps, backend, device, seed, stall_timeout)
     if warmup < 0:
         raise InputError("command line", "--warmup", f"is {warmup}", "give 0 or more")
-    if not 0 < timeout <= threading.TIMEOUT_MAX:
+    if not 0 < timeout < math.inf:
         raise InputError("command line", "--timeout", f"is {timeout:g}", "give seconds above 0, such as 600")
     jobs = [{"programs": sound_programs(plan, model, backend)} for plan in plans]
-    settings = {"steps": warmup + steps, "seed": seed, "backend": backend, "timeout": timeout}
+    settings = {"steps": warmup + steps, "seed": seed, "backend": backend, "timeout": min(timeout, threading.TIMEOUT_MAX)}
     trials: dict[int, Trial] = {}
     while waiting := [place for place in range(len(plans)) if place not in trials]:
         ready = [place for place in waiting if gpus(plans[place], device) == gpus(plans[waiting[0]], device)]

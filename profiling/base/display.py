@@ -6,6 +6,8 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from trainplan.profiling.base.errors import printable
+
 Rows = Sequence[tuple[str, str]]
 
 
@@ -22,5 +24,5 @@ def rich_table(rows: Rows) -> Any:
 
     grid = Table.grid(padding=(0, 2))
     for label, text in rows:
-        grid.add_row(Text(label, style="bold"), Text(text))
+        grid.add_row(Text(printable(label), style="bold"), Text(printable(text)))
     return grid

@@ -11,7 +11,9 @@ from difflib import get_close_matches
 from typing import Any
 
 COMMAND_LINE = "command line"  # where an option of the command, or an argument in Python, comes in
+LONGEST_TEXT, LONGEST_FIELD = 1000, 120  # letters of the parts of a message
 LISTED = 8  # names that a message lists beside those that are near
+_OPTION = re.compile(r"(?<![\w-])--option (\w+)=?")
 _FLAG = re.compile(r"(?<![\w-])--(no-)?([a-z][a-z0-9-]*)")
 
 
@@ -23,23 +25,25 @@ class InputError(ValueError):
     problem: what the value is, or what is wrong with it.
     fix: what would work instead.
 
-    Where users name a value as an option of the command or as an argument in Python, `where` is COMMAND_LINE and the field is
-    the command's flag. `str` names the argument, as Python's users gave it; `command_text`, what the command prints, the flag.
+    Where users name a value as an option of the command or as an argument in Python, `where` is COMMAND_LINE, and the field is
+    made of the command's flag, `command_field`: `field` and `str` name the argument, as Python's users gave it;
+    `command_text`, what the command prints, the flag.
     """
 
     def __init__(self, where: str, field: str, problem: str, fix: str) -> None:
-        self.where, self.field, self.problem, self.fix = where, field, problem, fix
-        text = f"{where}: {field + ' ' if field else ''}{problem}; {fix}"
-        self.command_text = " ".join(text.splitlines())
+        self.where, self.command_field = printable(where), printable(field, LONGEST_FIELD)
+        self.field = as_arguments(self.command_field) if where == COMMAND_LINE else self.command_field
+        self.problem, self.fix = (printable(" ".join(text.splitlines())) for text in (problem, fix))
+        self.command_text = f"{self.where}: {self.command_field + ' ' if field else ''}{self.problem}; {self.fix}"
         super().__init__(as_arguments(self.command_text.removeprefix(f"{COMMAND_LINE}: ")))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.where, self.field, self.problem, self.fix)
+        return type(self), (self.where, self.command_field, self.problem, self.fix)
 
     @property
     def argument(self) -> str | None:
         """The argument of a Python function that was wrong, such as ``memory``; None where it was not one."""
-        return as_arguments(self.field) if self.where == COMMAND_LINE else None
+        return self.field if self.where == COMMAND_LINE else None
 
 
 class Unsuited(InputError):
@@ -74,13 +78,22 @@ class MissingExtra(ImportError):
 
 def as_arguments(text: str) -> str:
     """A text with the command's flags as the arguments that they are in Python, such as ``--micro-batches`` as
-    ``micro_batches``; commands quoted in backticks stay as they are."""
+    ``micro_batches``, and ``--option workers=`` as ``workers``; commands quoted in backticks stay as they are."""
 
     def argument(match: re.Match[str]) -> str:
         name = match[2].replace("-", "_")
         return f"{name}=False" if match[1] else name
 
-    return "`".join(part if place % 2 else _FLAG.sub(argument, part) for place, part in enumerate(text.split("`")))
+    return "`".join(
+        part if place % 2 else _FLAG.sub(argument, _OPTION.sub(r"\1", part)) for place, part in enumerate(text.split("`"))
+    )
+
+
+def printable(text: str, most: int = LONGEST_TEXT) -> str:
+    """A text that is safe to print, whatever file it comes from: what is no letter, sign or blank is escaped, as line breaks,
+    control codes and changes of direction are; and it is cut at so many letters."""
+    text = text if len(text) <= most else text[: most - 3] + "..."
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown(value: Any) -> str:

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from trainplan.profiling.base.errors import InputError, shown
@@ -24,8 +24,12 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class Record(BaseModel):
-    """Base of every public file format: unknown fields are refused, numbers are never coerced."""
+    """Base of every public file format: unknown fields are refused, numbers are never coerced.
 
+    noun: what users call a file of the format, where files of another one may be taken for it.
+    """
+
+    noun: ClassVar[str] = ""
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     def changed(self, **fields: Any) -> Self:
@@ -138,10 +142,19 @@ def parse(source: Source, record: type[RecordType], where: str | None = None) ->
     if not isinstance(value, Mapping):
         language = "JSON" if isinstance(source, Mapping) else _language(source)
         raise InputError(where, "", f"holds {shown(value)}", f"give a {language} object")
+    if record.noun and (other := _other_format(value, record)) is not None:
+        raise InputError(where, "", other, f"give a {record.noun}")
     try:
         return record.model_validate(value)
     except ValidationError as error:
         raise as_input_error(error, where) from None
+
+
+def _other_format(value: Mapping[str, Any], record: type[Record]) -> str | None:
+    """Which file of another format this is, by a field that none of the record's files has; None where none tells."""
+    problems = {"problem": "is an instance of {}", "model_type": "is the config.json of a {}", "format": "is a file of {}"}
+    names = (name for name in problems if name in value and name not in record.model_fields)
+    return next((problems[name].format(shown(value[name])) for name in names), None)
 
 
 def as_input_error(error: ValidationError, where: str) -> InputError:
@@ -149,7 +162,7 @@ def as_input_error(error: ValidationError, where: str) -> InputError:
     first = error.errors(include_url=False)[0]
     field = field_path(first["loc"])
     if isinstance(cause := (first.get("ctx") or {}).get("error"), InputError):
-        inner = ".".join(part for part in (field, cause.field) if part)
+        inner = ".".join(part for part in (field, cause.command_field) if part)
         return InputError(where, inner, cause.problem, cause.fix)
     return InputError(where, field, *_fault_and_fix(first))
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from trainplan.profiling.base.errors import InputError
@@ -76,6 +76,8 @@ class Cluster(Record):
 
     matrix: all links, in place of every island. overlap_slowdown: of compute and communication at once.
     """
+
+    noun: ClassVar[str] = "cluster"
 
     name: str
     kinds: Annotated[list[DeviceKind], Field(min_length=1)]

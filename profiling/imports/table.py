@@ -15,7 +15,8 @@ the columns `layer`, `tp` and `seconds`. Readings taken:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from trainplan.profiling.imports.source import (
     Source,
     chain,
     cost,
+    counted,
     finished,
     number,
     shape,
@@ -42,6 +44,7 @@ STATE_BYTES_PER_PARAMETER = 16
 FORWARD_SHARE = 1 / 3
 REDUCTIONS = 2  # all-reduces of each pass: after attention and after FFN
 SHORTEST_S = 1e-9
+DEGREE = re.compile(r"tp\d+")
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,14 @@ def _rows(source: Source, options: Options) -> list[Row]:
         columns = [f"tp{degree}" for degree in degrees]
     elif options.tp is not None:
         raise InputError("command line", "--tp", f"is {shown(options.tp)}", f"leave it out: {source.path} names its degrees")
-    times = {"tp", "seconds"} if "seconds" in columns else {name for name in columns if name.startswith("tp") and name != "tp"}
+    times = {"tp", "seconds"} if "seconds" in columns else {name for name in columns if DEGREE.fullmatch(name)}
     unknown = [name for name in columns if name not in (*times, "layer", *SIZES)]
     if unknown or not times or len(set(columns)) < len(columns) or not times <= set(columns):
         problem = f"are {', '.join(columns)[:60]}"
         raise source.fail("columns", problem, f"give {HEADER}, and {', '.join(SIZES)} as far as known")
+    if "seconds" not in columns:
+        for name in times:
+            counted(source, f"column {name}", name.removeprefix("tp"))
     layers: dict[str, Row] = {}
     for line, cells in enumerate(source.data["cells"], start=1):
         row = dict(zip(columns, cells, strict=True))
@@ -124,7 +130,7 @@ def _rows(source: Source, options: Options) -> list[Row]:
         if name in layers and ("seconds" not in times or set(seconds) & set(layers[name].seconds)):
             raise source.fail(f"layer {name}", "stands there twice", "give each layer once, or once for each degree")
         layers[name] = Row(name, layers[name].seconds | seconds if name in layers else seconds, sizes)
-    rows = list(layers.values())
+    rows = _in_order(source, layers)
     if short := [row for row in rows if set(row.seconds) != set(rows[0].seconds)]:
         problem = f"has the degrees {sorted(short[0].seconds)}, but layer {rows[0].name} {sorted(rows[0].seconds)}"
         raise source.fail(f"layer {short[0].name}", problem, "give every layer the same")
@@ -135,12 +141,25 @@ def _rows(source: Source, options: Options) -> list[Row]:
     return rows
 
 
+def _in_order(source: Source, layers: Mapping[str, Row]) -> list[Row]:
+    """The layers as they follow each other: where all names are numbers, by these, which leave none out. Raises InputError."""
+    if not all(name.isdecimal() for name in layers):
+        return list(layers.values())
+    by_number = {int(name): row for name, row in layers.items()}
+    first = min(1, *by_number)
+    for place in range(first, first + len(by_number)):
+        if place not in by_number:
+            raise source.fail(f"layer {place}", "is missing", "give every layer a row, or names in place of numbers")
+    return [row for _, row in sorted(by_number.items())]
+
+
 def _number(source: Source, place: str, field: str, value: Any) -> float:
-    if field in SIZES:
-        return number(source, place, value, MOST_BYTES)
-    if field == "tp":
-        return float(int(number(source, place, value, LARGEST_COUNT, 1)))
-    return number(source, place, value, LONGEST_S, SHORTEST_S)
+    if field not in (*SIZES, "tp"):
+        return number(source, place, value, LONGEST_S, SHORTEST_S)
+    count = number(source, place, value, MOST_BYTES) if field in SIZES else number(source, place, value, LARGEST_COUNT, 1)
+    if not count.is_integer():
+        raise source.fail(place, f"is {shown(value)}", f"give a whole number, such as {max(1, round(count))}")
+    return count
 
 
 def _layer(row: Row, options: Options, reductions: int) -> tuple[str, dict[str, Any], list[Any]]:

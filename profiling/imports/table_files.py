@@ -40,8 +40,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _array(where: str) -> tuple[list[Any], list[list[Any]]]:
     try:
         table = np.load(where, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, SyntaxError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # what reads the header raises many kinds
         raise InputError(where, "", f"is no array of numbers ({error})", "save one with numpy.save") from None
+    if not isinstance(table, np.ndarray):
+        raise InputError(where, "", "is an archive of arrays", "save one array with numpy.save")
     if table.dtype.kind not in "fiu" or table.ndim not in (1, 2) or table.size > MOST_CELLS:
         problem = f"holds {table.dtype} in the shape {table.shape}"
         raise InputError(where, "", problem, "give seconds by layer, or by layer and tensor-parallel degree")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainplan.profiling.base.dtypes import DTYPE_BYTES
-from trainplan.profiling.base.errors import InputError, caution, shown
+from trainplan.profiling.base.dtypes import ALIASES, DTYPE_BYTES
+from trainplan.profiling.base.errors import InputError, caution, named, shown
 from trainplan.profiling.models.families import family_names
 
 TEXT = "text_config"
@@ -29,13 +29,22 @@ def language_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, A
 
 
 def dtype_of(*configs: Mapping[str, Any], where: str) -> str:
-    """The dtype that the first of these configurations that has one says; float32 where none does. Raises InputError."""
+    """The dtype that the first of these configurations that has one says; float32 where none does, with a warning where that is
+    left to the weights. Raises InputError."""
     for config in configs:
-        for name in DTYPE_FIELDS:
-            if (value := config.get(name)) in UNSAID:
-                continue
-            dtype = value.removeprefix("torch.") if isinstance(value, str) else value
-            if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-                raise InputError(where, name, f"is {shown(value)}", f"give --dtype of {', '.join(DTYPE_BYTES)}")
-            return dtype
+        stated = {name: _dtype(where, name, value) for name in DTYPE_FIELDS if (value := config.get(name)) not in UNSAID}
+        if len(set(stated.values())) > 1:
+            fix = f"give {shown(stated['dtype'])}, as dtype has it, or leave it out"
+            raise InputError(where, "torch_dtype", f"is {shown(config['torch_dtype'])}", fix)
+        if stated:
+            return next(iter(stated.values()))
+    if left := [name for config in configs for name in DTYPE_FIELDS if config.get(name) == "auto"]:
+        caution(where, left[0], "is 'auto', which is that of the weights", "float32 is taken; give --dtype, such as bfloat16")
     return "float32"
+
+
+def _dtype(where: str, name: str, value: Any) -> str:
+    dtype = named(value, DTYPE_BYTES, ALIASES)
+    if dtype is None:
+        raise InputError(where, name, f"is {shown(value)}", f"give --dtype of {', '.join(DTYPE_BYTES)}")
+    return dtype

@@ -23,6 +23,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from trainplan.solvers.core.clock import wait_seconds
 from trainplan.solvers.core.memory_limit import memory_limited, unlimited
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -61,9 +62,11 @@ class Worker:
                 limits = {"time_limit": search.seconds(), "memory_bytes": search.memory_bytes}
                 connection.send({**request, **limits})
                 while True:
-                    left = None if search.time_limit is None else search.remaining() + PATIENCE_SECONDS
-                    if (left is not None and left < 0) or not connection.poll(left):
+                    left = search.remaining() + PATIENCE_SECONDS
+                    if left < 0:
                         raise Late
+                    if not connection.poll(wait_seconds(left)):
+                        continue
                     kind, content = connection.recv()
                     if kind == "done":
                         answer: dict[str, Any] = content

@@ -13,11 +13,17 @@ from types import FrameType
 GRACE_SHARE, LEAST_GRACE_SECONDS = 0.1, 0.5
 TICK_SECONDS = 0.001
 AGAIN_SECONDS = 0.2  # until Overrun is raised once more, where something swallowed it
+LONGEST_WAIT_SECONDS = 1e6  # in one go: timers and pipes take no more than some thousand times as many
 
 
 def grace_seconds(time_limit: float | None) -> float:
     """How long after its limit a search may still return: the larger of 10 % of it and half a second."""
     return math.inf if time_limit is None else max(GRACE_SHARE * time_limit, LEAST_GRACE_SECONDS)
+
+
+def wait_seconds(seconds: float) -> float:
+    """Seconds that a timer or a pipe may wait in one go for a limit that is so far off; who waits looks again afterwards."""
+    return min(max(seconds, TICK_SECONDS), LONGEST_WAIT_SECONDS)
 
 
 class Clock:
@@ -72,13 +78,13 @@ def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
         nonlocal over
         if inside:
             seconds = seconds_left()
-            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS if seconds <= 0 else max(seconds, TICK_SECONDS))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS if seconds <= 0 else wait_seconds(seconds))
             if seconds <= 0:
                 over = True
                 raise Overrun
 
     begun, handler = time.monotonic(), signal.signal(signal.SIGALRM, look)
-    outer, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds_left(), TICK_SECONDS))
+    outer, _ = signal.setitimer(signal.ITIMER_REAL, wait_seconds(seconds_left()))
     try:
         yield
     except Exception as error:
@@ -90,4 +96,4 @@ def ended_after(seconds_left: Callable[[], float]) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if outer:
-            signal.setitimer(signal.ITIMER_REAL, max(outer - (time.monotonic() - begun), TICK_SECONDS))
+            signal.setitimer(signal.ITIMER_REAL, wait_seconds(outer - (time.monotonic() - begun)))

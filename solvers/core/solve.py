@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from trainplan.formulations.problem import problem_of
+from trainplan.profiling.base.arguments import checked
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
@@ -38,6 +39,7 @@ def versions() -> dict[str, str]:
     return numbers
 
 
+@checked
 def solve(
     instance: Any,
     method: str = "exact",
@@ -92,15 +94,15 @@ def _check_options(entry: Entry, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in possible:
             names = ", ".join(map(str, entry.options)) or "none"
-            raise InputError("command line", f"option {name}", f"is not an option of {entry.name}", f"it has: {names}")
+            raise InputError("command line", f"--option {name}", f"is not an option of {entry.name}", f"it has: {names}")
         choices, most = possible[name].choices, possible[name].most
         if value is None:
             continue
         if choices and value not in choices:
-            raise InputError("command line", f"option {name}", f"is {value!r}", f"give one of: {', '.join(choices)}")
+            raise InputError("command line", f"--option {name}", f"is {value!r}", f"give one of: {', '.join(choices)}")
         if not choices and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= (most or value)):
             fix = f"give a whole number of at least 1{f' and at most {most}' if most else ''}"
-            raise InputError("command line", f"option {name}", f"is {shown(value)}", fix)
+            raise InputError("command line", f"--option {name}", f"is {shown(value)}", fix)
 
 
 def _memory_bytes(memory: str | int) -> int:
@@ -227,6 +229,7 @@ class _Run:
         )
 
 
+@checked
 def compare(
     instance: Any,
     methods: Sequence[str] | None = None,

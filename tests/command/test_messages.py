@@ -20,7 +20,7 @@ from trainplan.solvers.core.result import Point
 import trainplan as tp
 from tests.command.calls import call
 from tests.command.test_command import COMMAND, told
-from trainplan.command import options, render
+from trainplan.command import options, printing, render
 from trainplan.command.app import COMMANDS, GROUPS, TASKS
 from trainplan.presets import PRESETS, planner, preset
 
@@ -131,6 +131,13 @@ def test_errors_are_json_where_json_is_asked_for() -> None:
     assert done.stderr == f"trainplan: {found['error']['message']}\n"
     usage = json.loads(call("plan", "--sequence", "x", "--json").stdout)
     assert usage["exit_code"] == 2 and "--sequence" in usage["error"]["message"]
+    for words, field in (
+        (["plan", "--sequence", "x"], "--sequence"),
+        (["export", "p.json"], "--to"),
+        (["plan", "--seq"], "--seq"),
+    ):
+        error = json.loads(call(*words, "--json").stdout)["error"]
+        assert error["where"] == "command line" and error["field"] == field and error["problem"] and error["fix"], error
 
 
 def test_help_is_by_task_and_plan_comes_first() -> None:
@@ -174,8 +181,8 @@ def test_narrow_terminals_lose_no_column(monkeypatch: pytest.MonkeyPatch) -> Non
     rows = [["0", "embedding .. block3.attention", "12.34 ms", "24.68 ms", "37.02 ms", "1.234 ms"]]
     for width in (200, 60, 40):
         text = StringIO()
-        monkeypatch.setattr(render, "out", Console(file=text, width=width, highlight=False, soft_wrap=True))
-        render.table(columns, rows, "a title")
+        monkeypatch.setattr(printing, "out", Console(file=text, width=width, highlight=False, soft_wrap=True))
+        printing.table(columns, rows, "a title")
         shown = text.getvalue()
         assert all(line == line[:width] for line in map(str.rstrip, shown.splitlines())), shown
         for part in ("a title", *columns, *rows[0][2:], "embedding", "block3.attention"):

@@ -6,8 +6,9 @@ import pytest
 from trainplan.execution.run import room
 from trainplan.execution.run.processes import sound_programs
 from trainplan.execution.walk.memory import Walk, memory_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Plan, Predicted
 from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.base.quantities import parse_bytes
 
 from tests.execution.plans import GPT2, plan_of
 
@@ -30,7 +31,17 @@ def test_a_byte_too_few_is_warned_of_in_one_line() -> None:
         room.check_memory("plan.json", less, walks, None)
     [text] = [str(each.message) for each in warned]
     assert text.startswith(f"plan.json: memory_bytes is {less.memory_bytes} (") and f"needs {plan.memory_bytes} bytes" in text
-    assert "\n" not in text
+    assert "\n" not in text and text.endswith(f"or plan again with memory {less.memory_bytes}B")
+    assert parse_bytes(text.rpartition(" ")[2]) == less.memory_bytes
+
+
+def test_a_smaller_run_warns_of_the_plan_as_it_is_predicted() -> None:
+    plan, walks = walked()
+    predicted = Predicted(
+        step_ns=1, peak_bytes=[8, 10**12], cost_model="executed", backend="serial", profile_origin="estimated"
+    )
+    with pytest.warns(InputWarning, match="rank 1 needs 1000000000000 bytes .* as it is planned"):
+        room.check_memory("plan.json", plan.changed(predicted=predicted), walks, None)
 
 
 def test_a_machine_with_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

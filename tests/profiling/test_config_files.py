@@ -113,7 +113,8 @@ def test_other_names_of_fields_are_read(kind: str) -> None:
         ({}, "float32"),
         ({"torch_dtype": "bfloat16"}, "bfloat16"),
         ({"dtype": "float16"}, "float16"),
-        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
+        ({"dtype": "bfloat16", "torch_dtype": "torch.bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "BF16"}, "bfloat16"),
         ({"torch_dtype": "torch.bfloat16"}, "bfloat16"),
         ({"torch_dtype": "auto"}, "float32"),
     ],
@@ -271,3 +272,69 @@ def test_a_file_is_named_in_every_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_model(path)
     assert str(caught.value) == f"{path}: hiden_size is 8192, but a llama has no such field; did you mean hidden_size?"
+
+
+@pytest.mark.parametrize(
+    ("kind", "absent", "name", "meant"),
+    [
+        ("llama", None, "Hidden_Size", "hidden_size"),
+        ("llama", "hidden_size", "HIDDEN_SIZE", "hidden_size"),
+        ("llama", None, "hiddenSize", "hidden_size"),
+        ("llama", "num_attention_heads", "num_heads", "num_attention_heads"),
+        ("llama", "num_attention_heads", "num_attn_heads", "num_attention_heads"),
+        ("llama", "num_key_value_heads", "kv_heads", "num_key_value_heads"),
+        ("llama", "num_key_value_heads", "n_kv_heads", "num_key_value_heads"),
+        ("llama", "num_key_value_heads", "num_kv_heads", "num_key_value_heads"),
+        ("llama", "num_hidden_layers", "n_layers", "num_hidden_layers"),
+        ("llama", "vocab_size", "vocab", "vocab_size"),
+        ("llama", "attention_bias", "attn_bias", "attention_bias"),
+        ("gpt2", "n_inner", "intermediate_size", "n_inner"),
+        ("gpt2", "n_head", "heads", "n_head"),
+        ("t5", "num_layers", "n_layers", "num_layers"),
+        ("swin", "embed_dim", "d_model", "embed_dim"),
+    ],
+)
+def test_a_name_of_another_format_is_refused(kind: str, absent: str | None, name: str, meant: str) -> None:
+    config = small(kind, **({absent: None} if absent else {})) | {name: 7}
+    with pytest.raises(InputError, match=rf"^c\.json: {name} is 7, but a {kind} has no such field; did you mean {meant}\?$"):
+        model_from_config(config, "c.json")
+
+
+def test_a_name_of_another_format_beside_the_familys_own_is_left_out() -> None:
+    with pytest.warns(InputWarning, match="n_kv_heads is no field of a llama"):
+        model_from_config(small("llama", n_kv_heads=7), "c.json")
+
+
+def test_key_value_heads_that_are_missing_are_warned_of() -> None:
+    with pytest.warns(InputWarning, match=r"^c\.json: num_key_value_heads is missing; 8 are taken, as many as num_attention_h"):
+        model = model_from_config(small("llama", num_key_value_heads=None), "c.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", InputWarning)
+        model_from_shape(model.shape(), "plan.json")
+
+
+def test_dtypes_that_contradict_or_say_nothing() -> None:
+    with pytest.raises(InputError, match=r"^c\.json: torch_dtype is 'float16'; give 'bfloat16', as dtype has it"):
+        model_from_config(small("llama", dtype="bfloat16", torch_dtype="float16"), "c.json")
+    with pytest.warns(InputWarning, match="torch_dtype is 'auto', .*; float32 is taken"):
+        assert model_from_config(small("llama", torch_dtype="auto"), "c.json").dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ({"rope_scaling": {"type": "linear", "facter": 2.0}}, r"rope_scaling\.facter is 2\.0, .*; did you mean factor\?"),
+        ({"rope_parameters": {"rope_typ": "linear"}}, r"rope_parameters\.rope_typ is .*; did you mean rope_type\?"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+            r"rope_parameters\.factor is 4\.0; give 2\.0, as rope_scaling has it",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            r"rope_parameters\.rope_type is 'default'; give 'linear'",
+        ),
+    ],
+)
+def test_rotations_that_are_misspelt_or_contradict(says: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        model_from_config(small("llama", **says), "c.json")

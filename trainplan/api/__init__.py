@@ -8,6 +8,7 @@ from inspect import Parameter, isclass, signature
 from typing import TYPE_CHECKING, Any
 
 from trainplan.pictures import drawn
+from trainplan.profiling.base.arguments import checked
 
 if TYPE_CHECKING:
     from trainplan.api.number_verbs import *
@@ -41,7 +42,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"trainplan has no {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return globals().setdefault(name, value if isclass(value) else _with_checked_names(value))
+    return globals().setdefault(name, value if isclass(value) else _with_checked_names(checked(value)))
 
 
 def _with_checked_names(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,12 +14,14 @@ from trainplan.execution.exports.registry import exporter
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.problem import InstanceLike
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.planned import Planned
 from trainplan.planning import plan_row, planned, row_rank
 from trainplan.predicting import plan_profile
 from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
+from trainplan.profiling.base.arguments import check_arguments, checked
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.base.watchdog import STALL_S
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 
+@checked
 def plan(
     *,
     like: str = DEFAULT,
@@ -95,7 +98,7 @@ def plan(
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
     chosen = preset(like)
     names, options = {parameter.name for parameter in chosen.parameters}, method_options(chosen, method)
-    check_spelling(choices, [*signature(plan).parameters, *names, *options], chosen.name)
+    check_spelling(choices, [*signature(plan).parameters, *names], options, chosen.name)
     fixed = {name: value for name, value in choices.items() if name in names}
     made = request_of(chosen.parameters, chosen.name, fixed=chosen.fixed, **asked, **fixed)
     limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
@@ -139,6 +142,7 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
 
     A preset that the request does not suit gives its error, behind the others.
     """
+    check_arguments(plan, request)
     answers: list[Planned | InputError] = []
     for name in like or PRESETS:
         try:
@@ -167,7 +171,7 @@ def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
 
 
 def simulate(
-    source: Any,
+    source: Plan | InstanceLike | Source,
     *,
     schedule: str | None = None,
     sliced: int | str | None = None,
@@ -203,8 +207,8 @@ def trial(
     warmup: int = 3,
     scale_down: int = 1,
     run_dtype: str | None = None,
-    backend: Any = "serial",
-    device: Any = "cpu",
+    backend: str = "serial",
+    device: str = "cpu",
     timeout: float = 600.0,
     stall_timeout: float = STALL_S,
     seed: int = 0,
@@ -279,8 +283,8 @@ def run(
     scale_down: int = 1,
     dtype: str | None = None,
     steps: int = 3,
-    backend: Any = "serial",
-    device: Any = "cpu",
+    backend: str = "serial",
+    device: str = "cpu",
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,

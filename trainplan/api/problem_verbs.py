@@ -9,11 +9,11 @@ from typing import Any
 from trainplan.asking import FilePath, check_spelling, request_of
 from trainplan.checking import check, load
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.problem import problem, problem_names
+from trainplan.formulations.problem import InstanceLike, problem, problem_names
 from trainplan.frontiers import frontier
 from trainplan.papers import FILES
 from trainplan.profiling.base.errors import InputError, one_of
-from trainplan.profiling.base.files import Record
+from trainplan.profiling.base.files import Record, Source
 from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
@@ -53,7 +53,7 @@ def build(
     which `trainplan build PROBLEM --help` lists.
     """
     stated = problem(problem_name)
-    check_spelling(choices, [*signature(build).parameters, *(each.name for each in stated.parameters)], stated.name)
+    check_spelling(choices, [*signature(build).parameters, *(each.name for each in stated.parameters)], (), stated.name)
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
     request = {name: value for name, value in {**asked, **choices}.items() if value is not None}
@@ -63,7 +63,7 @@ def build(
 
 
 def solve(
-    instance: Any,
+    instance: InstanceLike | Source,
     method: str = "exact",
     *,
     time_limit: float | None = None,
@@ -84,29 +84,31 @@ def solve(
     """
     stated = load(instance)
     chosen = method_named(stated.problem, method)
-    check_spelling(
-        options, [*signature(solve).parameters, *(each.name for each in chosen.options), "explained", "clock"], chosen.name
-    )
+    possible = [*signature(solve).parameters, "explained", "clock"]
+    check_spelling(options, possible, [each.name for each in chosen.options], chosen.name)
     limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
     limits |= {"cold": cold, "solver_memory": solver_memory}
     return solve_instance(stated, method, **limits, **options)
 
 
 def compare(
-    instance: Any,
+    instance: InstanceLike | Source,
     methods: Sequence[str] | None = None,
     *,
     time_limit: float | None = 30,
+    seed: int = 0,
+    cold: bool = True,
+    solver_memory: str | int | None = None,
     progress: Callable[[str, Point], None] | None = None,
-    **options: Any,
 ) -> tuple[list[Result], list[str]]:
     """Results of several methods on one instance, and every contradiction between them (there should be none).
 
-    methods: names (default: all that the instance's size admits). time_limit: seconds for each. progress: called with the
-    method's name and a `Point` for each better solution or bound. options: as of `core.solve.compare`, such as seed. Raises
-    InputError.
+    methods: names (default: all that the instance's size admits). time_limit: seconds for each. cold: none begins from the plan
+    of another. seed, solver_memory: of each method, as of `solve`. progress: called with the method's name and a `Point` for
+    each better solution or bound. Raises InputError.
     """
-    return compare_methods(load(instance), methods, time_limit=time_limit, progress=progress, **options)
+    limits: dict[str, Any] = {"time_limit": time_limit, "seed": seed, "cold": cold, "solver_memory": solver_memory}
+    return compare_methods(load(instance), methods, progress=progress, **limits)
 
 
 def methods(problem_name: str = "layer-strategies") -> tuple[Entry, ...]:

@@ -5,20 +5,18 @@ A command's module is imported when it is called, so that `trainplan --help` nee
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
-from trainplan.profiling.base.errors import InputError, InputWarning, MissingExtra
+from trainplan.command.ending import BAD_INPUT, FINE, STOPPED, OutputError, stop, tell
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, InputWarning, MissingExtra
 
-FINE, BAD_INPUT, STOPPED = 0, 2, 3
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 HELP = (
     "Plan distributed Transformer training, prove how good the plan is, and run it.\n\n"
@@ -120,40 +118,23 @@ def _warn(
 ) -> None:
     """Shows a warning as one line on standard error, without the place in our code that it comes from."""
     text = message.error.command_text if isinstance(message, InputWarning) else f"{category.__name__}: {message}"
-    print(f"trainplan: warning: {text}", file=sys.stderr)
+    tell(f"trainplan: warning: {text}")
 
 
-def _usage(error: Any) -> str:
-    """What is wrong with the words of a command line, and, where a value is of another type, the value."""
+def _refused(error: Any) -> tuple[str, dict[str, str]]:
+    """What is wrong with the words of a command line, and, where a value is of another type, the value; also in fields."""
+    param = getattr(error, "param", None)
+    name = getattr(error, "option_name", None) or next(iter(getattr(param, "opts", ())), "")
+    helping = f"See `{error.ctx.command_path if error.ctx else 'trainplan'} --help`."
     refused: list[Any] = getattr(error.__cause__, "errors", list)()
-    if not refused or error.param is None:
-        return str(error.format_message())
-    return f"{error.param.opts[0]} is {refused[0]['input']!r}; {refused[0]['msg'].replace('Input should be', 'give')}."
-
-
-def _stop(text: str, code: int, fields: Mapping[str, str] | None = None) -> NoReturn:
-    """End with one line on standard error; where JSON is asked for, with that on standard output, too."""
-    if "--json" in sys.argv:
-        print(json.dumps({"error": {"message": text, **(fields or {})}, "exit_code": code}, indent=2))
-    print(f"trainplan: {text}", file=sys.stderr)
-    raise SystemExit(code)
-
-
-def main() -> None:
-    """Entry point of the `trainplan` command. A reader that closes the pipe early, such as `head`, is no error."""
-    warnings.showwarning = _warn
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its processes as Ctrl-C does
-    try:
-        _run()
-    except SystemExit as error:
-        code = FINE if isinstance(error.__context__, BrokenPipeError) else error.code
-    except BrokenPipeError:
-        code = FINE
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left goes nowhere
-    raise SystemExit(code)
+    if refused and param is not None:
+        problem, fix = f"is {refused[0]['input']!r}", refused[0]["msg"].replace("Input should be", "give")
+        text = f"{name} {problem}; {fix}."
+    else:
+        text, fix = str(error.format_message()), ""
+        problem = text
+    fields = {"where": COMMAND_LINE, "field": name, "problem": problem, "fix": fix or helping}
+    return text and f"{text} {helping}", fields
 
 
 def _words() -> list[str]:
@@ -163,29 +144,28 @@ def _words() -> list[str]:
     return next((os.environ[name].split()[1:] for name in COMPLETED_WORDS if name in os.environ), [])
 
 
-def _run() -> NoReturn:
+def run() -> NoReturn:
+    """Run the command that the words call for. Raises SystemExit; OutputError and BrokenPipeError of standard output."""
+    warnings.showwarning = _warn
     try:
         raise SystemExit(application(_words())(standalone_mode=False) or FINE)
     except _UsageError as error:
-        message = _usage(error)
-        if not message:  # without any argument, the whole help has been printed
+        text, fields = _refused(error)
+        if not text:  # without any argument, the whole help has been printed
             raise SystemExit(BAD_INPUT) from None
-        helping = error.ctx.command_path if error.ctx else "trainplan"
-        _stop(f"{message} See `{helping} --help`.", BAD_INPUT)
-    except typer.Abort:
-        _stop("interrupted", STOPPED)
+        stop(text, BAD_INPUT, fields)
+    except (typer.Abort, KeyboardInterrupt):
+        stop("interrupted", STOPPED)
     except InputError as error:
-        fields = {name: getattr(error, name) for name in ("where", "field", "problem", "fix")}
-        _stop(error.command_text, BAD_INPUT, fields)
+        fields = {"where": error.where, "field": error.command_field, "problem": error.problem, "fix": error.fix}
+        stop(error.command_text, BAD_INPUT, fields)
     except MissingExtra as error:
-        _stop(str(error), BAD_INPUT)
-    except KeyboardInterrupt:
-        _stop("interrupted", STOPPED)
+        stop(str(error), BAD_INPUT)
     except SystemExit as error:
         if error.code == INTERRUPTED:
-            _stop("interrupted", STOPPED)
+            stop("interrupted", STOPPED)
         raise
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputError):
         raise
     except Exception as error:
         _stop_for(error)
@@ -199,7 +179,7 @@ def _stop_for(error: Exception) -> NoReturn:
     from trainplan.profiling.base.processes import WorkerError
 
     if isinstance(error, ValidationError):
-        _stop(as_input_error(error, "input").command_text, BAD_INPUT)
+        stop(as_input_error(error, "input").command_text, BAD_INPUT)
     if isinstance(error, WorkerError):
-        _stop(str(error), STOPPED)
+        stop(str(error), STOPPED)
     raise error

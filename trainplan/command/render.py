@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from statistics import median
 from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from trainplan.checking import Checked, CheckedPlan
+from trainplan.command.printing import err, line, pairs, table
 from trainplan.execution.walk.time import LANE_OF
 from trainplan.formulations.plan import Plan, PlannedUnit
 from trainplan.formulations.problem import Table as Rows
@@ -23,6 +21,7 @@ from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
 from trainplan.planning import plan_row
+from trainplan.profiling.base.errors import printable
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural, span
 from trainplan.profiling.models.model import Model
 from trainplan.simulating import Simulation
@@ -39,65 +38,6 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "_per_s": format_count,
     "_per_device": format_count,
 }
-LEFT = {"method", "status", "about", "options", "planner", "cuts", "fits", "devices", "kinds", "layers", "units", "strategy"}
-LEFT |= {
-    "plan",
-    "ranks",
-    "holds",
-    "sub-layers",
-    "units of stages",
-    "layers of stages",
-    "like",
-    "stages",
-    "switches",
-    "problem",
-    "",
-}
-_plain = Console()
-out = Console(highlight=False, soft_wrap=True, width=None if _plain.is_terminal else 160)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def pairs(rows: Sequence[tuple[str, str]]) -> None:
-    """Labels and texts in two columns; long texts run on, so that they can be searched and copied."""
-    width = max((len(label) for label, _ in rows), default=0)
-    for label, text in rows:
-        out.print(f"{label:<{width}}  {text}", markup=False)
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, left: Container[str] = LEFT) -> None:
-    """A table; where it is wider than the terminal even with its words wrapped, a block of labels and texts for each row.
-
-    left: columns of words; others hold numbers, to the right.
-    """
-    cells = [columns, *(tuple(row) for row in rows)]
-    texts = list(zip(*cells, strict=True))
-    least = [_least_width(name in left, column) for name, column in zip(columns, texts, strict=True)]
-    widths = [max(map(len, column)) for column in texts]
-    for padding, edges in ((1, True), (0, False)):
-        space = out.width - (2 * padding + 1) * len(columns) - (1 if edges else -1)
-        if sum(least) > space:
-            continue
-        while sum(widths) > space:
-            widest = max(range(len(widths)), key=lambda place: widths[place] - least[place])
-            widths[widest] -= 1
-        drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, padding), show_edge=edges)
-        for name, width in zip(columns, widths, strict=True):
-            drawn.add_column(name, justify="left" if name in left else "right", width=width)
-        for row in cells[1:]:
-            drawn.add_row(*row)
-        out.print(drawn, soft_wrap=False)
-        return
-    pairs([("", title)] if title else [])
-    for row in cells[1:]:
-        out.print()
-        pairs([(name, text) for name, text in zip(columns, row, strict=True) if name or text])
-
-
-def _least_width(words: bool, texts: Sequence[str]) -> int:
-    """Of a column, its name first: that of its longest word; numbers stand on one line."""
-    parts = [part for text in texts for part in text.split()] if words else [*texts[1:], *texts[0].split()]
-    return max(map(len, parts), default=1)
 
 
 def tables(made: Sequence[Rows]) -> None:
@@ -125,8 +65,8 @@ def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None
         rows.append([r.method, r.status, *cells, f"{r.build_seconds + r.solve_seconds:.3f}"])
     table(("method", "status", "time", "lower bound", "gap", "above best", "seconds"), rows)
     reasons = [r.reason.command_text for r in results if r.reason]
-    for line in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
-        out.print(line, markup=False)
+    for text in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
+        line(text)
 
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
@@ -259,7 +199,7 @@ def alternatives(answer: Planned) -> None:
     names = [name.removesuffix("_ns").replace("_", "-") for name in columns]
     table(names, cells, f"{len(rows)} alternatives, the best first")
     if len(rows) > MOST_ROWS:
-        out.print(f"and {len(rows) - MOST_ROWS} more (--json has all)")
+        line(f"and {len(rows) - MOST_ROWS} more (--json has all)")
 
 
 def _cell(name: str, value: Any) -> str:
@@ -502,7 +442,11 @@ def planning() -> AbstractContextManager[Any]:
 @contextmanager
 def _live(text: str, shown: Callable[..., dict[str, Any]]) -> Iterator[Any]:
     """A bar on a terminal, and the callback that changes it. shown: what of the bar an event changes."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(text, total=None)
-        yield lambda *event: progress.update(task, **shown(*event))
+        yield lambda *event: progress.update(task, **_printable(shown(*event)))
+
+
+def _printable(changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: printable(value) if isinstance(value, str) else value for name, value in changes.items()}

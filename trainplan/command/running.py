@@ -11,6 +11,7 @@ from typing import Any
 
 from trainplan import api
 from trainplan.command import options, render
+from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of, word
 from trainplan.execution.exports.common import write_export
 from trainplan.execution.exports.registry import export_names
@@ -184,7 +185,7 @@ def export(plan: Path, to: str, target: Path | None) -> Outcome:
                 print(f"==> {name} <==")
             print(text, end="")
         for line in exported.left_out:
-            render.err.print(f"left out  {line}", markup=False)
+            tell(f"left out  {line}")
 
     return Outcome({**exported.to_dict(), "written": written}, show)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from trainplan.command.render import out, pairs, table
+from trainplan.command.printing import out, pairs, table
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_rate, format_time, plural
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.network import Island

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+from trainplan.profiling.base.arguments import checked
 from trainplan.profiling.base.errors import MissingExtra
 from trainplan.profiling.base.plugins import attribute
 
@@ -19,7 +20,7 @@ def drawn(target: str) -> Callable[..., Any]:
     def draw(*arguments: Any, **options: Any) -> Any:
         if find_spec("matplotlib") is None:
             raise MissingExtra("matplotlib", "plot", "drawing")
-        return attribute(target)(*arguments, **options)
+        return checked(attribute(target))(*arguments, **options)
 
     draw.__name__ = draw.__qualname__ = target.split(":")[1]
     draw.__doc__ = f"See `{target.replace(':', '.')}`."

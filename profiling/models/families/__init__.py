@@ -40,7 +40,8 @@ def build_chain(fields: Fields) -> tuple[list[Unit], bool]:
     name = fields.config.get("model_type")
     chosen = family(name) if isinstance(name, str) else None
     if chosen is None:
-        raise fields.fail("model_type", f"is {shown(name)}", f"give a config of one of: {', '.join(family_names())}")
+        problem = f"is {shown(name)}" if "model_type" in fields.config else "is missing"
+        raise fields.fail("model_type", problem, f"give a config of one of: {', '.join(family_names())}")
     check_names(fields, str(name), chosen)
     fields.config = without_aliases(fields, chosen.aliases)
     fields.absent("pruned_heads", "per_layer_config")

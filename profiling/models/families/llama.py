@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
-from trainplan.profiling.base.errors import shown
+from trainplan.profiling.base.errors import caution, shown
 from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names, uniform_chain
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, RotaryScaling, TokenEmbedding
 
@@ -15,6 +16,9 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a Llama configuration, with the rotary base and what stretches the angles wherever files have them."""
     hidden, heads = fields.size("hidden_size", 4096), fields.size("num_attention_heads", 32)
     layers, positions = fields.layers("num_hidden_layers", such_as=32), fields.size("max_position_embeddings", 4096)
+    if fields.config.get("num_key_value_heads") is None:
+        fix = f"{heads} are taken, as many as num_attention_heads; give it where they are fewer"
+        caution(fields.where, f"{fields.part}num_key_value_heads", "is missing", fix)
     kv_heads = fields.count("num_key_value_heads", heads)
     fields.divisor("num_key_value_heads", kv_heads, "num_attention_heads", heads)
     if fields.config.get("head_dim") is None:
@@ -60,6 +64,7 @@ def _rotation(fields: Fields, positions: int) -> tuple[float, RotaryScaling | No
         value = fields.config.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise fields.fail(name, f"is {shown(value)}", 'give null, or an object such as {"rope_type": "default"}')
+        _check_rope(fields, name, value or {}, rope)
         rope |= value or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROTATIONS:
@@ -108,6 +113,28 @@ EXAMPLES = {
     "mscale_all_dim": 1.0,
     "attention_factor": 1.0,
 }
+
+
+def _check_rope(fields: Fields, name: str, rope: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Refuse misspelt names of a rotation's fields, and values that differ from the field before. Raises InputError."""
+    for key, value in rope.items():
+        near = [] if key in ROTATION_FIELDS else get_close_matches(str(key), ROTATION_FIELDS, n=1, cutoff=0.75)
+        if near:
+            raise fields.fail(
+                f"{name}.{key}", f"is {shown(value)}, but a rotation has no such field", f"did you mean {near[0]}?"
+            )
+        before = other.get(key, other.get({"rope_type": "type", "type": "rope_type"}.get(str(key), ""), value))
+        if before != value:
+            fix = f"give {shown(before)}, as rope_scaling has it, or leave one of them out"
+            raise fields.fail(f"{name}.{key}", f"is {shown(value)}", fix)
+
+
+ROTATION_FIELDS = names(
+    """
+    rope_type type rope_theta factor original_max_position_embeddings partial_rotary_factor attention_factor beta_fast
+    beta_slow short_factor long_factor low_freq_factor high_freq_factor mscale mscale_all_dim truncate finetuned
+    """
+)
 ROTATIONS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 EXECUTED_ROTATIONS = ("default", "linear", "dynamic", "yarn", "llama3")
 # As of transformers' LlamaConfig; the last ones are of its earlier versions, and of the files of SmolLM2.

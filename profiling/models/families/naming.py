@@ -30,22 +30,62 @@ COMMON = READ | names(
     """
 )
 
+# Names of other formats and libraries by what they stand for: where a file has one of them in place of its family's own, it
+# would be planned as another model in silence. Of several that a family has, the first is the one that its size comes from.
+SYNONYMS = [
+    role.split()
+    for role in (
+        "embed_dim n_embd d_model hidden_size hidden_dim model_dim emb_dim dim",
+        "num_attention_heads n_head num_heads n_heads num_attn_heads attention_heads heads",
+        "num_key_value_heads num_kv_heads n_kv_heads kv_heads n_head_kv num_query_groups",
+        "num_hidden_layers n_layer num_layers n_layers num_blocks layers depth",
+        "intermediate_size n_inner d_ff ffn_dim ffn_hidden_size inner_dim mlp_dim",
+        "vocab_size vocabulary_size padded_vocab_size n_vocab vocab",
+        "max_position_embeddings n_positions n_ctx max_seq_len max_seq_length max_sequence_length seq_length context_length",
+        "head_dim d_kv d_head kv_channels attention_head_dim",
+        "attention_bias qkv_bias attn_bias",
+        "hidden_act activation_function hidden_activation act_fn",
+        "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon",
+        "rope_theta rope_base rotary_base rotary_emb_base",
+        "tie_word_embeddings tie_embeddings tied_embeddings share_embeddings",
+    )
+]
+
 
 def check_names(fields: Fields, family: str, described: Family) -> None:
-    """Refuse a field whose name is near a known one, and warn once of all others that nobody knows. Raises InputError."""
+    """Refuse a field whose name is near a known one, or stands for one that is absent; warn once of all others that nobody
+    knows. Raises InputError."""
     if described.fields is None:
         return
     wanted = described.fields | described.aliases.keys() | READ
     unknown = [name for name in fields.config if name not in wanted | COMMON]
     for name in unknown:
-        if near := get_close_matches(name, sorted(wanted), n=1, cutoff=NEAR):
+        if (meant := _meant(name, fields.config, wanted, described.aliases)) is not None:
             problem = f"is {shown(fields.config[name])}, but a {family} has no such field"
-            raise fields.fail(name, problem, f"did you mean {near[0]}?")
+            raise fields.fail(name, problem, f"did you mean {meant}?")
     if unknown:
         several = len(unknown) > 1
         problem = f"{'are no fields' if several else 'is no field'} of a {family} that trainplan knows"
         fix = f"{'they are' if several else 'it is'} left out of account"
         caution(fields.where, ", ".join(fields.part + name for name in unknown), problem, fix)
+
+
+def _meant(name: str, config: Mapping[str, Any], wanted: frozenset[str], aliases: Mapping[str, str]) -> str | None:
+    """The field that an unknown name is meant for; None where it may be none of this family's."""
+    alike = {_folded(each): each for each in sorted(wanted)}
+    if _folded(name) in alike:
+        return alike[_folded(name)]
+    if near := get_close_matches(name, sorted(wanted), n=1, cutoff=NEAR):
+        return near[0]
+    for role in SYNONYMS:
+        fields = [each for each in role if each in wanted]
+        if name in role and fields and all(config.get(each) is None for each in fields):
+            return aliases.get(fields[0], fields[0])
+    return None
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
 
 
 def without_aliases(fields: Fields, aliases: Mapping[str, str]) -> dict[str, Any]:

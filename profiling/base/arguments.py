@@ -1,0 +1,122 @@
+"""Arguments of Python's functions, checked by their annotations: a wrong type is an InputError that names the argument."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, wraps
+from inspect import Parameter, signature
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, printable
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+UNIONS, LISTS = (Union, UnionType), (list, tuple, Sequence, Iterable)
+# What the arguments of a type are called, and values that would work, by an argument's name or by its type.
+NOUNS: dict[Any, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", Mapping: "a dict"}
+EXAMPLES: dict[Any, str] = {
+    "batch": "8",
+    "model": "'gpt2'",
+    "cluster": "'cpu-4'",
+    "memory": "'8GiB'",
+    "reserve": "'4GiB'",
+    "solver_memory": "'8GiB'",
+    "sequence": "1024",
+    "dtype": "'bf16'",
+    "method": "'exact'",
+    "methods": "['exact']",
+    "time_limit": "10",
+    "seed": "0",
+    "gap": "0.01",
+    "progress": "print",
+    "measuring": "print",
+    int: "1",
+    float: "1.5",
+}
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """Whether a value is of the type that an annotation names; of a list, all of its items. Any type that it does not know
+    is fitted by everything."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if wanted is Any:
+        return True
+    if origin in UNIONS:
+        return any(fits(value, each) for each in inner)
+    if origin is Literal:
+        return value in inner
+    if origin in (Callable, Mapping, os.PathLike):
+        return callable(value) if origin is Callable else isinstance(value, origin)
+    if origin in LISTS:
+        many = isinstance(value, Iterable if origin is Iterable else Sequence) and not isinstance(value, str | bytes | Mapping)
+        return many and (not isinstance(value, Sequence) or all(fits(item, inner[0]) for item in value))
+    if wanted in (int, float):
+        return isinstance(value, Integral if wanted is int else Real) and not isinstance(value, bool)
+    return not isinstance(wanted, type) or isinstance(value, wanted)
+
+
+def _noun(wanted: Any) -> str:
+    """What an annotation asks for, in words."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin in UNIONS:
+        parts = sorted((each for each in inner if each is not NoneType), key=_listed)
+        return " or ".join(dict.fromkeys(map(_noun, parts)))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin in LISTS:
+        return f"a list, each item {_noun(inner[0])}"
+    if origin in (Callable, os.PathLike, Mapping):
+        return {Callable: "a function", os.PathLike: "a path"}.get(origin, NOUNS[Mapping])
+    name = getattr(wanted, "__name__", "value").removesuffix("Like")
+    return NOUNS.get(wanted) or f"a{'n' * (name[0] in 'AEIOU')} {name}"
+
+
+def _listed(wanted: Any) -> bool:
+    """Whether an annotation asks for a list, or for nothing."""
+    return any(get_origin(each) in LISTS for each in (wanted, *get_args(wanted)))
+
+
+def check_value(name: str, value: Any, wanted: Any) -> None:
+    """Raises InputError where a value is not of the type that an annotation names, or a list without anything in it."""
+    empty = _listed(wanted) and isinstance(value, Sequence) and not isinstance(value, str) and not len(value)
+    if fits(value, wanted) and not empty:
+        return
+    example = EXAMPLES.get(name) or next((EXAMPLES[each] for each in (wanted, *get_args(wanted)) if each in EXAMPLES), "")
+    example = f"[{example}]" if get_origin(wanted) in LISTS and example and not example.startswith("[") else example
+    fix = f"give {'at least one: ' if empty else ''}{_noun(wanted)}{example and f', such as {example}'}"
+    raise InputError(COMMAND_LINE, f"--{name.replace('_', '-')}", f"is {printable(repr(value), 60)}", fix)
+
+
+@cache
+def _wanted(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of the arguments that are named one by one."""
+    hints, open_ended = get_type_hints(function), (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+    named = [name for name, each in signature(function).parameters.items() if each.kind not in open_ended]
+    return {name: hints[name] for name in named if name in hints}
+
+
+def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raises InputError where one of these arguments is not of the type that the function's annotation of it names."""
+    for name, wanted in _wanted(function).items():
+        if name in arguments:
+            check_value(name, arguments[name], wanted)
+
+
+def checked(function: Function) -> Function:
+    """The function, which refuses arguments that its annotations do not allow; other whole numbers come in as Python's."""
+    accepted = signature(function)
+
+    @wraps(function)
+    def checking(*values: Any, **named: Any) -> Any:
+        try:
+            bound = accepted.bind(*values, **named)
+        except TypeError:
+            return function(*values, **named)  # which says what is wrong
+        check_arguments(function, bound.arguments)
+        whole = {name: int(value) for name, value in bound.arguments.items() if isinstance(value, Integral)}
+        bound.arguments |= {name: value for name, value in whole.items() if not isinstance(bound.arguments[name], int)}
+        return function(*bound.args, **bound.kwargs)
+
+    return checking  # type: ignore[return-value]
