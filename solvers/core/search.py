@@ -24,7 +24,7 @@ class Search:
     time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
     options: the method's own parameters, by name. clock: what the seconds are counted by; started: its reading at the start.
     source: the name of the method. start: a solution that the method may begin from. memory_bytes: the most that the method's
-    own processes may take, None for no limit. around: a search among the same solutions that this one is a part of.
+    own processes may take, None for no limit.
     """
 
     evaluate: Callable[[Any], int | None]
@@ -38,7 +38,6 @@ class Search:
     source: str | None = None
     start: Any = None
     memory_bytes: int | None = None
-    around: Search | None = None
     history: list[Point] = field(default_factory=list)
     best: Any = None
     best_source: str | None = None
@@ -74,7 +73,7 @@ class Search:
             if inner.best is not None:
                 self.report(inner.best, source=inner.source)
 
-        inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on, around=self)
+        inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on)
         inner.source = source or self.source
         return inner
 

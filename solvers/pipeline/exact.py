@@ -23,7 +23,6 @@ import numpy as np
 from trainplan.formulations.pipeline.layouts import least_ns, most_ns, parts
 from trainplan.formulations.pipeline.problem import Instance, Solution
 from trainplan.solvers.core.search import Outcome, Search
-from trainplan.solvers.pipeline.quick import first_plan
 from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, Weight
 from trainplan.solvers.pipeline.spans import Floats, Path
 
@@ -48,8 +47,6 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     heapq.heapify(waiting)
     sweeps: dict[int, _Sweep] = {}
     bounds: list[float] = [np.inf]
-    if search.time_limit is not None and "cutoff_ns" not in search.options:
-        search.report(first_plan(instance), int(waiting[0][0]))
     while waiting and waiting[0][0] <= _target(search) and not search.out_of_time():
         bound, place = heapq.heappop(waiting)
         if place not in sweeps:

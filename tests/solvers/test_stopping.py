@@ -38,6 +38,10 @@ def instance() -> Any:
     return paper_instance().with_memory(AMPLE)
 
 
+def no_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainplan.solvers.core.solve.first_plan", lambda instance: None)
+
+
 def choices() -> list[list[int]]:
     """Two choices for the instance, the better one last."""
     problem, taken = problem_of(instance()), instance()
@@ -99,6 +103,7 @@ def test_a_method_that_never_looks_at_the_clock_is_ended_with_what_it_has(monkey
             pass
 
     method_is(monkeypatch, method)
+    no_first_plan(monkeypatch)  # which is below this bound
     result = solve(instance(), time_limit=1.0, clock=Clock(hand))
     assert (result.status, result.stopped, result.bound, result.bound_source) == (
         "feasible",
@@ -119,6 +124,7 @@ def test_an_interrupt_gives_what_there_is(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyboardInterrupt
 
     method_is(monkeypatch, method)
+    no_first_plan(monkeypatch)
     result = solve(instance())
     assert (result.status, result.stopped, result.solution, result.bound) == (
         "feasible",
@@ -137,6 +143,7 @@ def test_an_interrupt_before_there_is_anything_explains_nothing(monkeypatch: pyt
         raise KeyboardInterrupt
 
     method_is(monkeypatch, method)
+    no_first_plan(monkeypatch)
     monkeypatch.setattr(type(problem_of(instance())), "explain", lambda *_: pytest.fail("explained"))
     result = solve(instance())
     assert (result.status, result.stopped, result.reason) == ("unknown", "interrupt", None)
@@ -148,6 +155,7 @@ def test_an_interrupt_of_the_explanation_is_one_too(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     method_is(monkeypatch, lambda instance, search: Outcome(message="nothing"))
+    no_first_plan(monkeypatch)
     monkeypatch.setattr(type(problem_of(instance())), "explain", interrupted)
     result = solve(instance())
     assert (result.status, result.stopped, result.message) == ("unknown", "interrupt", "nothing")
@@ -278,6 +286,7 @@ def test_a_method_that_takes_too_much_memory_keeps_what_it_has(monkeypatch: pyte
         return Outcome(statistics={"taken": len(bytearray(2**32))})
 
     method_is(monkeypatch, method)
+    no_first_plan(monkeypatch)
     result = solve(instance(), solver_memory="256MiB")
     assert (result.status, result.stopped, result.solution) == ("feasible", "memory limit", {"choice": better})
 
