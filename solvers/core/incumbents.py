@@ -18,14 +18,15 @@ LATE = 0.2  # of its time, by which it may overrun
 
 
 def begin(instance: Any, search: Search) -> None:
-    """Report the first plan, if there is one."""
+    """Report the first plan, if there is one, which the method's own may replace."""
     search.report(first_plan(instance), source=FIRST_PLAN)
+    search.provisional = search.best is not None
 
 
 def begin_model(instance: Any, search: Search, cheap: tuple[int, str] | None) -> Outcome | None:
     """Report a plan that is there soon, if there is one. The outcome, where no model is needed: where the cheap bound proves
     that plan, or the exact method proves that nothing fits."""
-    begin(instance, search)
+    search.report(first_plan(instance), source=FIRST_PLAN)
     if search.objective is not None:
         bound, source = cheap or (None, None)
         return Outcome(bound=bound, bound_source=source) if search.closed(bound) else None

@@ -72,9 +72,9 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 def _target(search: Search) -> float:
     """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for, and below the
-    option `cutoff_ns`."""
+    option `cutoff_ns`; as large as the incumbent's where that is not its own."""
     limits = [value for value in (search.objective, search.options.get("cutoff_ns")) if value is not None]
-    return min((value - max(1, int(value * search.gap)) for value in limits), default=np.inf)
+    return min((value - max(not search.provisional, int(value * search.gap)) for value in limits), default=np.inf)
 
 
 @dataclass

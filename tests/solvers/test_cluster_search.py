@@ -305,6 +305,7 @@ def test_too_many_makes_leave_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     count_the_clock(monkeypatch)
     result = solve(instance, time_limit=20)
     assert result.status == "feasible" and result.bound is not None
+    assert str(result.bound_source).count("one pipeline") == 1
     for model in ("milp", "cpsat"):
         result = solve(instance, model)
         assert (result.status, result.solution_source, result.stopped) == ("feasible", FIRST_PLAN, "model size")

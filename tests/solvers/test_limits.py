@@ -101,6 +101,14 @@ def test_methods_that_are_stopped_have_the_first_plan_or_a_better_one(
             assert result.history[-1].objective == result.objective
 
 
+def test_a_first_plan_is_never_said_to_be_the_method_s() -> None:
+    instance = INSTANCES["stage-assignment"](0)
+    [table] = [entry for entry in METHODS["stage-assignment"] if entry.name == "amp-dp"]
+    result = limited_result(instance, table, 3)
+    assert result.solution is not None and result.message == "time ran out before the table was filled"
+    assert {result.solution_source, *(point.source for point in result.history)} == {FIRST_PLAN}
+
+
 def limited_result(instance: Any, entry: Entry, looks: int) -> Result:
     """What a run comes to that a clock stops after so many looks, which leaves many more of them for what is done then."""
     hand = count()

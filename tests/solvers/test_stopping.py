@@ -14,7 +14,7 @@ from trainplan.solvers.adapters import highs
 from trainplan.solvers.adapters.worker import Late, Worker
 from trainplan.solvers.core import answer, incumbents, registry
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.quick import cheap_bound
+from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import solve
 
@@ -204,6 +204,26 @@ def test_models_begin_from_a_fast_plan_and_give_it_back(monkeypatch: pytest.Monk
         assert exact.objective is not None and result.objective is not None and result.bound is not None
         assert result.bound <= exact.objective <= result.objective
         assert {point.source for point in result.history} == {incumbents.FIRST_PLAN}
+
+
+def test_a_first_plan_that_the_cheap_bound_proves_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ample memory all layers take their fastest option, which is the bound."""
+    method_is(monkeypatch, lambda *_: pytest.fail("built"))
+    for model in ("milp", "cpsat"):
+        result = solve(instance(), model)
+        assert (result.status, result.solution_source, result.stopped) == ("optimal", incumbents.FIRST_PLAN, None)
+        assert (result.bound, result.bound_source) == cheap_bound(instance())
+
+
+def test_a_first_plan_gives_way_to_one_as_good() -> None:
+    ties = 0
+    for seed in range(60):
+        drawn = random_pipeline(seed)
+        result, plan = solve(drawn), first_plan(drawn)
+        if plan is not None and result.objective == problem_of(drawn).evaluate(drawn, plan).objective:
+            ties += 1
+            assert (result.status, result.solution_source) == ("optimal", "branch-and-bound"), seed
+    assert ties > 5
 
 
 @pytest.mark.parametrize("method", ["milp", "cpsat"])
