@@ -121,7 +121,7 @@ class _Run:
         self.first: Any = None
         # Only what is better than a cutoff is asked for, and a model that begins cold has no plan but its own.
         self.begins = not (entry.model and cold) and "cutoff_ns" not in search.options
-        self.outcome, self.digest = Outcome(), instance.digest  # which takes its time for large instances, within the limit
+        self.outcome = Outcome()
 
     def solve(self) -> None:
         """Run the method; whatever ends it, what it has until then is its outcome. Raises InputError, KeyboardInterrupt."""
@@ -131,6 +131,7 @@ class _Run:
                 method = self.entry.method()
                 versions()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
+                _ = self.instance.digest  # kept; of large instances it takes its time, within the limit
                 self.outcome = self._begun() or method(self.instance, search)
         except InputError:
             raise
@@ -239,7 +240,7 @@ class _Run:
             history=tuple(search.history),
             seed=search.seed,
             versions=versions(),
-            instance_hash=self.digest,
+            instance_hash=instance.digest,
             bound_source=source,
             tolerance=search.gap,
             evaluation=None if choice is None else problem.describe(instance, choice),

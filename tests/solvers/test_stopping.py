@@ -150,6 +150,20 @@ def test_an_interrupt_before_there_is_anything_explains_nothing(monkeypatch: pyt
     assert (result.bound, result.bound_source) == cheap_bound(instance())
 
 
+def test_an_interrupt_before_the_method_leaves_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash of a large instance takes longer than its first plan."""
+    taken, digest = random_instance(3, 12, 5), type(random_instance(3)).digest
+
+    def interrupted(_: Any) -> str:
+        monkeypatch.setattr(type(taken), "digest", digest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(taken), "digest", property(interrupted))
+    result = solve(taken)
+    assert result.solution is not None and len(result.instance_hash) == 64
+    assert result.solution_source == incumbents.FIRST_PLAN
+
+
 def test_an_interrupt_of_the_explanation_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
