@@ -14,7 +14,7 @@ from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.incumbents import FIRST_PLAN, begin, begin_model
+from trainplan.solvers.core.incumbents import FIRST_PLAN, begin_model
 from trainplan.solvers.core.memory_limit import memory_limited
 from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.registry import Entry
@@ -131,8 +131,9 @@ class _Run:
                 method = self.entry.method()
                 versions()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
+                begun = self._begun()
                 _ = self.instance.digest  # kept; of large instances it takes its time, within the limit
-                self.outcome = self._begun() or method(self.instance, search)
+                self.outcome = begun or method(self.instance, search)
         except InputError:
             raise
         except Overrun:
@@ -148,17 +149,15 @@ class _Run:
 
     def _begun(self) -> Outcome | None:
         """Report what the method begins from, or have ready what it falls back on; the outcome, where that is proven."""
-        instance, search = self.instance, self.search
-        if self.entry.model:
-            self.cheap = cheap_bound(instance)
-            return begin_model(instance, search, self.cheap) if self.begins else None
-        if self.entry.starts and self.begins:
-            begin(instance, search)
-        elif self.entry.proves and search.time_limit is not None:
+        instance, entry, search = self.instance, self.entry, self.search
+        if (entry.model or entry.starts) and self.begins:
+            search.report(first_plan(instance), source=FIRST_PLAN)
+            search.provisional = entry.starts and search.best is not None
+        elif entry.proves and not entry.model and search.time_limit is not None:
             self.first = first_plan(instance)
-            if self.first is not None:
-                search.evaluate(self.first)  # which problems keep, so that it takes no time when time is over
-        return None
+            _ = self.first is not None and search.evaluate(self.first)  # problems keep it: it takes no time when time is over
+        self.cheap = cheap_bound(instance) if entry.model else None
+        return begin_model(instance, search, self.cheap) if entry.model and self.begins else None
 
     def fall_back(self) -> None:
         """A method that was stopped with no solution has the first plan; and one that proves, where that is better."""
