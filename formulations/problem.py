@@ -200,7 +200,7 @@ class Problem(ABC):
     def parts(self, instance: Any, out_of_time: Callable[[], bool]) -> list[Part] | None:
         """The parts that MILP and CP-SAT state one by one; None where they state the whole instance.
 
-        Raises `profiling.base.errors.Unsuited` where they cannot state it.
+        Raises `Unsuited` of `profiling.base.errors` where they cannot state it, `TooLarge` where it is only too large for them.
         """
         return None
 

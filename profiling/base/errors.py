@@ -50,6 +50,10 @@ class Unsuited(InputError):
     """The instance is larger than a method takes, or of another kind; `compare` passes such a method over."""
 
 
+class TooLarge(Unsuited):
+    """A model of the instance would be too large to build; who states models has what it begins from instead."""
+
+
 class InputWarning(UserWarning):
     """Input that is taken as it is, though it may not say what was meant; told in one line, as an InputError is.
 

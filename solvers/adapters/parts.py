@@ -12,13 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.formulations.problem import Part, problem_of
+from trainplan.profiling.base.errors import TooLarge
 from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Method, Outcome, Search
 
 
 def by_configuration(method: Method, instance: Any, search: Search) -> Outcome:
-    """The method on each part; an instance of a problem without parts is one."""
-    parts = problem_of(instance).parts(instance, search.out_of_time)
+    """The method on each part; an instance of a problem without parts is one. Nothing, where a model would be too large."""
+    try:
+        parts = problem_of(instance).parts(instance, search.out_of_time)
+    except TooLarge as error:
+        return Outcome(stopped="model size", message=f"no model was built: the instance {error.problem}; {error.fix}")
     return by_parts(method, [Part(instance, -math.inf, lowered=_same)] if parts is None else parts, search)
 
 

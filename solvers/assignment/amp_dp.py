@@ -18,7 +18,6 @@ from collections.abc import Callable
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.stage_assignment.problem import Instance, Solution
-from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search, Unsuited, first_fitting
 
 MOST_SPANS, MOST_CELLS = 2 * 10**7, 2 * 10**8
@@ -29,7 +28,7 @@ def amp_dp(instance: Instance, search: Search) -> Outcome:
     """The paper's answer. Raises Unsuited where its table would be too large."""
     answer = amp_cuts(instance.layer_ns, instance.transfer_ns, instance.micro_batches, search.out_of_time)
     if answer is None:
-        return timed_out(instance, search, "time ran out before the table was filled")
+        return Outcome(message="time ran out before the table was filled")
     return first_fitting(instance, search, [Solution(answer[1])], "the paper's search")
 
 

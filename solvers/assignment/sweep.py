@@ -26,7 +26,6 @@ from itertools import pairwise
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.stage_assignment.problem import Instance, Solution
-from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search
 
 FAR = np.int64(2**60)  # half of it is more than any sum of times
@@ -57,7 +56,7 @@ def sweep(instance: Instance, search: Search) -> Outcome:
     if bound == NEVER:
         return Outcome(infeasible=True, bound_source=source, statistics=statistics)
     if search.best is None:
-        return timed_out(instance, search, "time ran out before cuts were found", bound=bound, bound_source=source)
+        return Outcome(message="time ran out before cuts were found", bound=bound, bound_source=source)
     return Outcome(bound=bound, bound_source=source, statistics=statistics)
 
 

@@ -22,19 +22,20 @@ from functools import cached_property
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Instance, Integers
 from trainplan.profiling.base.errors import InputError, shown
-from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search
 
-DEFAULT_LEVELS, MOST_LEVELS = 1000, 10**8
+DEFAULT_LEVELS, LAYER_LEVELS, MOST_LEVELS = 1000, 10, 10**8
 UNREACHABLE = np.iinfo(np.int64).max // 4
 
 
-def granularity(search: Search, memory_bytes: int) -> int:
+def granularity(search: Search, memory_bytes: int, layers: int) -> int:
     """The memory step of a run: option `granularity_bytes`, or a thousandth of the memory.
+
+    More than 100 layers, each of which is rounded up to whole steps, have ten steps each.
 
     Raises InputError where one step is more than the memory, and where the table would have too many.
     """
-    default = -(-memory_bytes // DEFAULT_LEVELS)
+    default = -(-memory_bytes // max(DEFAULT_LEVELS, LAYER_LEVELS * layers))
     step = int(search.options.get("granularity_bytes") or default)
     if not memory_bytes // MOST_LEVELS < step <= memory_bytes:
         fix = f"give {memory_bytes // MOST_LEVELS + 1} to {memory_bytes} for {memory_bytes} bytes of memory, such as {default}"
@@ -43,13 +44,13 @@ def granularity(search: Search, memory_bytes: int) -> int:
 
 
 def galvatron_dp(instance: Instance, search: Search) -> Outcome:
-    """The choice of Algorithm 3. Option `granularity_bytes`: the memory step (default: a thousandth of the memory)."""
-    step = granularity(search, instance.memory_bytes)
+    """The choice of Algorithm 3. Option `granularity_bytes`: the memory step (default: see `granularity`)."""
+    step = granularity(search, instance.memory_bytes, instance.layers)
     chain: PrefixTable | None = None
     columns = (instance.time_ns, instance.forward_bytes, instance.backward_bytes, instance.state_bytes)
     for l, (time, forward, backward, states) in enumerate(zip(*columns, strict=True)):
         if search.out_of_time():
-            return timed_out(instance, search, "time ran out before the table was filled")
+            return Outcome(message="time ran out before the table was filled")
         layer, moves = LayerOptions(time, forward, backward, states, step), None
         if chain:
             moves = LayoutMoves(instance.transitions_ns[l - 1])

@@ -31,7 +31,6 @@ from trainplan.solvers.assignment.amp_dp import amp_cuts
 from trainplan.solvers.assignment.even_stages import balanced_cuts
 from trainplan.solvers.assignment.sweep import assign
 from trainplan.solvers.cluster.placements import node_order
-from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -142,7 +141,7 @@ def outcome(instance: Instance, search: Search, listed: Sequence[Candidate], cou
     """What a planner says in the end; its answer is the best strategy reported. count: of all strategies estimated."""
     facts = {"estimated": count, "candidates": [candidate.to_dict() for candidate in listed], **statistics}
     if search.out_of_time():
-        return timed_out(instance, search, f"time ran out after {count} strategies", statistics=facts)
+        return Outcome(message=f"time ran out after {count} strategies", statistics=facts)
     message = None
     if not count:
         message = "no degrees share out the devices and the batch"

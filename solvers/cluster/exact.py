@@ -29,7 +29,6 @@ from trainplan.solvers.adapters.parts import Part, by_parts
 from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, uneven_shares_leave_none
 from trainplan.solvers.cluster.climb import climb
 from trainplan.solvers.cluster.one_pipeline import FAR, PipelineSearch, followed
-from trainplan.solvers.cluster.quick import first_plan
 from trainplan.solvers.cluster.starts import starts
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -54,11 +53,11 @@ class _Open:
 
 def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best strategy and the least bound of all degrees."""
-    if search.time_limit is not None:
-        search.report(first_plan(instance))
     if instance.uneven_shares:
         # The best strategy with even shares: far fewer, and often hard to better.
-        branch_and_bound(replace(instance, uneven_shares=False), search.within(search.seconds(EVEN_TIME)))
+        even = search.within(search.seconds(EVEN_TIME))
+        even.report(search.best)
+        branch_and_bound(replace(instance, uneven_shares=False), even)
     cases = [Case(instance, degrees, reduced=True, check_time=search.check_time) for degrees in instance.degrees()]
     try:
         items = [_Open(even_stages_ns(case), number, case) for number, case in enumerate(cases)]
@@ -93,7 +92,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
         outcome = by_parts(_model, parts, search)
         if outcome.failed:
             return outcome
-        source += f", and {outcome.bound_source}"
+        source = ", and ".join(dict.fromkeys(text for text in (SOURCE, outcome.bound_source) if text))
         for item, part in zip(left, parts, strict=True):
             item.bound = part.bound
     bound = _bound(items, search)

@@ -7,16 +7,15 @@ from collections.abc import Callable
 from trainplan.formulations.cluster_strategy.makes import Case, cases
 from trainplan.formulations.cluster_strategy.problem import Instance
 from trainplan.formulations.problem import Part
+from trainplan.profiling.base.errors import TooLarge
 from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns
 from trainplan.solvers.cluster.one_pipeline import followed
-from trainplan.solvers.core.search import Unsuited
 
 
 def parts(instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
-    """A part for each Degrees, with a bound. Raises Unsuited where a group may have too many makes to state."""
+    """A part for each Degrees, with a bound. Raises TooLarge where a group may have too many makes to state."""
     if not all(case.statable for case in cases(instance)):
-        problem = "states every group of devices, and this cluster has too many kinds of them"
-        raise Unsuited("command line", "--method", problem, "give 'exact'")
+        raise TooLarge("instance", "", "has too many kinds of groups of devices to state each of them", "give --method exact")
     bounded = []
     for degrees in instance.degrees():
         case = Case(instance, degrees, reduced=True)

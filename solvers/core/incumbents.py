@@ -1,4 +1,4 @@
-"""What MILP and CP-SAT begin from: the first plan of the problem, in milliseconds, or else the one of its exact method."""
+"""What methods begin from: the first plan of the problem, in milliseconds; models, else, that of its exact method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.clock import Overrun, ended_after
-from trainplan.solvers.core.quick import first_plan
 from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.search import Outcome, Search
 
@@ -17,11 +16,14 @@ GAP, SHARE, MOST_SECONDS = 0.1, 0.3, 2.0
 LATE = 0.2  # of its time, by which it may overrun
 
 
-def begin(instance: Any, search: Search) -> Outcome | None:
-    """Report a plan that is there soon, if there is one. The outcome where the exact method proves that nothing fits."""
-    search.report(first_plan(instance), source=FIRST_PLAN)
+def begin_model(instance: Any, search: Search, cheap: tuple[int, str] | None) -> Outcome | None:
+    """Where there is no first plan, report the exact method's. The outcome, where no model is needed: where the cheap bound
+    proves the first plan, or the exact method proves that nothing fits."""
+    if search.objective is not None:
+        bound, source = cheap or (None, None)
+        return Outcome(bound=bound, bound_source=source) if search.closed(bound) else None
     exact = methods(instance.problem)[0]
-    if search.objective is not None or exact.starts:
+    if exact.model:
         return None
     with search.clock.paused():
         method = exact.method()

@@ -37,7 +37,9 @@ class Entry:
     """A method by name. Its module is imported when it is first used.
 
     target: `package.module:function`, the function as of `search.Method`. proves: it can prove optimality. problem: of a
-    plug-in's method, the problem that it is for. starts: it begins from the plan of a fast method (see `incumbents`).
+    plug-in's method, the problem that it is for. starts: it begins from the problem's first plan, where another method has that
+    only when it is stopped. model: it states the problem to a solver, and begins from the plan of a fast method, unless it is
+    to begin cold (see `incumbents`).
     """
 
     name: str
@@ -47,6 +49,7 @@ class Entry:
     options: tuple[Option, ...] = ()
     problem: str | None = None
     starts: bool = False
+    model: bool = False
 
     def method(self) -> Method:
         """The method itself."""
@@ -84,14 +87,15 @@ BOUNDED_STAGES = "bounds from micro-batches followed through one stage, the rest
 BOUNDED_CLUSTER = "bounds from one pipeline followed through the cluster, CP-SAT for what they leave"
 BOUNDED_STEPS = "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free"
 RANDOM = "the paper's Algorithm 1: the best of many, or the last that fits, as published"
+ON_A_GRID = "Algorithm 3 on a memory grid, by default of 1000 steps or 10 a layer"
 WITH_ALGORITHM_3 = "the paper's Algorithm {}, with Algorithm 3 in each stage"
 SMALLEST = "the smallest tmp x pp for each micro-batch size, uniform stages"
 OWN_TIME = "the least own time of every stage, by label-setting, over even partitions"
 
 # Every problem of `formulations` is stated as both.
 MODELS = (
-    replace(_proving("milp", "adapters.highs", "Pyomo MILP on HiGHS"), starts=True),
-    replace(_proving("cpsat", "adapters.cpsat", "OR-Tools CP-SAT", Option("workers")), starts=True),
+    replace(_proving("milp", "adapters.highs", "Pyomo MILP on HiGHS"), model=True),
+    replace(_proving("cpsat", "adapters.cpsat", "OR-Tools CP-SAT", Option("workers")), model=True),
 )
 # The protocol of problems has an enumeration, so every problem has this.
 BRUTE_FORCE = _proving("brute-force", "core.brute_force", "every solution, for tiny instances")
@@ -101,10 +105,10 @@ METHODS: dict[str, tuple[Entry, ...]] = {
     "layer-strategies": (
         _proving("label-setting", "chain.label_setting", "exact DP with dominance and bounds"),
         *MODELS,
-        _entry("galvatron-dp", "chain.galvatron_dp", "Algorithm 3 on a memory grid", GRANULARITY),
+        _entry("galvatron-dp", "chain.galvatron_dp", ON_A_GRID, GRANULARITY),
     ),
     "pipeline": (
-        _proving("branch-and-bound", "pipeline.exact", BOUNDED_SPANS, Option("cutoff_ns")),
+        replace(_proving("branch-and-bound", "pipeline.exact", BOUNDED_SPANS, Option("cutoff_ns")), starts=True),
         *MODELS,
         _entry("galvatron-bmw", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(2), *GALVATRON_OPTIONS),
         _entry("galvatron-base", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(1), PARTITIONS, *GALVATRON_OPTIONS),
@@ -121,7 +125,7 @@ METHODS: dict[str, tuple[Entry, ...]] = {
         _entry("uniform-parameters", "assignment.even_stages", "the least largest number of parameters, DeepSpeed's"),
     ),
     "pipeline-partition": (
-        _proving("branch-and-bound", "partition.exact", BOUNDED_STAGES),
+        replace(_proving("branch-and-bound", "partition.exact", BOUNDED_STAGES), starts=True),
         *MODELS,
         _entry("autopipe", "partition.autopipe", "AutoPipe's master-stage heuristic", READING),
         _entry("algorithm-1", "partition.autopipe", "the least largest stage, AutoPipe's start"),
@@ -140,7 +144,7 @@ METHODS: dict[str, tuple[Entry, ...]] = {
         _entry("zero-3", "switches.h3t", "ZeRO-3 with host optimizer and recomputation"),
     ),
     "cluster-strategy": (
-        _proving("branch-and-bound", "cluster.exact", BOUNDED_CLUSTER, Option("workers")),
+        replace(_proving("branch-and-bound", "cluster.exact", BOUNDED_CLUSTER, Option("workers")), starts=True),
         *MODELS,
         _entry("amp", "cluster.amp", "AMP's Algorithm 1", *PLANNER_OPTIONS),
         _entry("megatron", "cluster.baselines", SMALLEST, UNIFORM, TOP),

@@ -11,7 +11,7 @@ from trainplan.profiling.base.errors import as_arguments
 from trainplan.profiling.base.quantities import format_bytes, format_time
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown", "failed"]
-Stop = Literal["time limit", "memory limit", "interrupt"]
+Stop = Literal["time limit", "memory limit", "model size", "interrupt"]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class Search:
     time_limit: seconds from the start, None for no limit. gap: relative gap at which the method may stop.
     options: the method's own parameters, by name. clock: what the seconds are counted by; started: its reading at the start.
     source: the name of the method. start: a solution that the method may begin from. memory_bytes: the most that the method's
-    own processes may take, None for no limit. around: a search among the same solutions that this one is a part of.
+    own processes may take, None for no limit. provisional: the best solution is another method's, and gives way to one
+    that is as good.
     """
 
     evaluate: Callable[[Any], int | None]
@@ -38,7 +39,7 @@ class Search:
     source: str | None = None
     start: Any = None
     memory_bytes: int | None = None
-    around: Search | None = None
+    provisional: bool = False
     history: list[Point] = field(default_factory=list)
     best: Any = None
     best_source: str | None = None
@@ -74,7 +75,7 @@ class Search:
             if inner.best is not None:
                 self.report(inner.best, source=inner.source)
 
-        inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on, around=self)
+        inner = self.inner(self.evaluate, seconds, seed=self.seed, gap=self.gap, progress=pass_on)
         inner.source = source or self.source
         return inner
 
@@ -107,8 +108,10 @@ class Search:
     def report(self, choice: Any = None, bound: int | None = None, source: str | None = None) -> None:
         """Note a new solution or bound, where it is better than what is known. source: who has it, by default the method."""
         improved, source = False, source or self.source
-        if choice is not None and (value := self.evaluate(choice)) is not None and self.betters(value):
+        value = None if choice is None else self.evaluate(choice)
+        if value is not None and (self.betters(value) or (self.provisional and value == self.objective)):
             self.best, self.objective, self.best_source, improved = choice, value, source, True
+            self.provisional = False
         if bound is not None and (self.bound is None or bound > self.bound):
             self.bound, self.bound_source, improved = bound, source, True
         if improved:

@@ -15,9 +15,9 @@ from trainplan.profiling.base.arguments import checked
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.incumbents import begin
+from trainplan.solvers.core.incumbents import FIRST_PLAN, begin_model
 from trainplan.solvers.core.memory_limit import memory_limited
-from trainplan.solvers.core.quick import cheap_bound
+from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
@@ -70,9 +70,9 @@ def solve(
     _check_options(entry, options)
     search = Search(judge(instance), time_limit, seed, gap, options, progress, clock or Clock(), source=entry.name)
     search.memory_bytes = memory_bytes
-    run = _Run(instance, entry, search)
+    run = _Run(instance, entry, search, cold)
     try:
-        run.solve(cold)
+        run.solve()
         return run.result(explained)
     except KeyboardInterrupt:
         run.outcome = replace(run.outcome, stopped="interrupt")
@@ -115,14 +115,17 @@ def _memory_bytes(memory: str | int) -> int:
 class _Run:
     """One method on one instance: its outcome, and the result, which is what our own checks leave of it."""
 
-    def __init__(self, instance: Any, entry: Entry, search: Search) -> None:
+    def __init__(self, instance: Any, entry: Entry, search: Search, cold: bool) -> None:
         self.instance, self.entry, self.search = instance, entry, search
         self.problem = problem_of(instance)
         self.grace, self.seconds_apart = grace_seconds(search.time_limit), search.clock.seconds_apart
         self.cheap: tuple[int, str] | None = None
-        self.outcome, self.digest = Outcome(), instance.digest  # which takes its time for large instances, within the limit
+        self.first: Any = None
+        # Only what is better than a cutoff is asked for, and a model that begins cold has no plan but its own.
+        self.begins = not (entry.model and cold) and "cutoff_ns" not in search.options
+        self.outcome = Outcome()
 
-    def solve(self, cold: bool) -> None:
+    def solve(self) -> None:
         """Run the method; whatever ends it, what it has until then is its outcome. Raises InputError, KeyboardInterrupt."""
         search, name = self.search, self.entry.name
         try:
@@ -130,8 +133,8 @@ class _Run:
                 method = self.entry.method()
                 versions()
             with ended_after(lambda: search.remaining() + self.grace / 2), memory_limited(search.memory_bytes):
-                begun = begin(self.instance, search) if self.entry.starts and not cold else None
-                self.cheap = cheap_bound(self.instance) if self.entry.starts else None
+                begun = self._begun()
+                _ = self.instance.digest  # kept; of large instances it takes its time, within the limit
                 self.outcome = begun or method(self.instance, search)
         except InputError:
             raise
@@ -145,6 +148,28 @@ class _Run:
             self.outcome = Outcome(failed=True, message=f"{type(error).__name__}: {error}")
         if self.outcome.stopped is None and search.out_of_time():
             self.outcome = replace(self.outcome, stopped="time limit")
+
+    def _begun(self) -> Outcome | None:
+        """Report what the method begins from, or have ready what it falls back on; the outcome, where that is proven."""
+        instance, entry, search = self.instance, self.entry, self.search
+        if (entry.model or entry.starts) and self.begins:
+            search.report(first_plan(instance), source=FIRST_PLAN)
+            search.provisional = entry.starts and search.best is not None
+        elif entry.proves and not entry.model and search.time_limit is not None:
+            self.first = first_plan(instance)
+            _ = self.first is not None and search.evaluate(self.first)  # problems keep it: it takes no time when time is over
+        self.cheap = cheap_bound(instance) if entry.model else None
+        return begin_model(instance, search, self.cheap) if entry.model and self.begins else None
+
+    def fall_back(self) -> None:
+        """A method that was stopped with no solution has the first plan; and one that proves, where that is better."""
+        search = self.search
+        if self.outcome.stopped is None or self.outcome.infeasible or not self.begins:
+            return
+        with suppress(Overrun, KeyboardInterrupt), ended_after(lambda: search.remaining() + self.grace * EXPLAINING):
+            if self.first is None and (search.best is None or (self.entry.proves and not self.entry.starts)):
+                self.first = first_plan(self.instance)
+            search.report(self.first, source=FIRST_PLAN)
 
     def explanation(self) -> tuple[Infeasibility | None, str | None]:
         """Why nothing fits, if nothing does; and what kept that from being looked for, if something did."""
@@ -173,6 +198,7 @@ class _Run:
         instance, problem, search, outcome, name = self.instance, self.problem, self.search, self.outcome, self.entry.name
         broken = [] if outcome.choice is None else problem.violations(instance, outcome.choice)
         search.report(outcome.choice)
+        self.fall_back()
         choice, objective, message = search.best, search.objective, outcome.message
         reason: Infeasibility | None = None
         unexplained: str | None = None
@@ -186,7 +212,7 @@ class _Run:
         elif outcome.infeasible and choice is not None:
             status, message = "failed", f"{name} claims that nothing fits, but a choice within the memory exists"
         elif reason is not None:
-            status = "infeasible"
+            status, message = "infeasible", message if outcome.infeasible else None
         elif outcome.infeasible and unexplained is None:
             status, message = "failed", f"{name} claims that nothing fits, but a choice within the memory exists"
         elif broken and unexplained is None:
@@ -215,7 +241,7 @@ class _Run:
             history=tuple(search.history),
             seed=search.seed,
             versions=versions(),
-            instance_hash=self.digest,
+            instance_hash=instance.digest,
             bound_source=source,
             tolerance=search.gap,
             evaluation=None if choice is None else problem.describe(instance, choice),

@@ -27,7 +27,7 @@ from trainplan.solvers.assignment.sweep import steps_of
 from trainplan.solvers.core.search import Outcome, Search, first_fitting
 from trainplan.solvers.partition.autopipe import Planner
 from trainplan.solvers.partition.prefixes import Prefixes
-from trainplan.solvers.partition.quick import cheap_bound, first_plan
+from trainplan.solvers.partition.quick import cheap_bound
 from trainplan.solvers.partition.spans import FAR, Spans
 from trainplan.solvers.partition.suffixes import Suffixes, in_order, longer, longest_bound_ns, no_suffix, undominated
 from trainplan.solvers.partition.times import SublayerChain
@@ -47,8 +47,6 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     """The optimum, or where time runs out the best partition and the least bound of all."""
     if instance.sublayers**2 > LARGEST:
         return _coarse(instance, search)
-    if search.time_limit is not None:
-        search.report(first_plan(instance))
     until = inf if search.time_limit is None else SPANS_TIME * search.time_limit
     try:
         spans = Spans(instance, lambda: search.elapsed() > until)

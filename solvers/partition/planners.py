@@ -30,7 +30,6 @@ from collections.abc import Callable
 import numpy as np
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
-from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search, Unsuited, first_fitting
 
 MOST_STEPS = 10**10
@@ -100,7 +99,7 @@ def _planned(instance: Instance, extended: Callable[[int, Integers], Integers], 
     ends = np.zeros((stages, layers), np.int64)
     for first in reversed(range(layers)):
         if search.out_of_time():
-            return timed_out(instance, search, "time ran out before every layer was looked at")
+            return Outcome(message="time ran out before every layer was looked at")
         values = extended(first, least[1:, first + 1 :])
         ends[:, first] = first + 1 + values.argmin(axis=1)
         least[:-1, first] = values.min(axis=1)

@@ -23,7 +23,6 @@ import numpy as np
 from trainplan.formulations.pipeline.layouts import least_ns, most_ns, parts
 from trainplan.formulations.pipeline.problem import Instance, Solution
 from trainplan.solvers.core.search import Outcome, Search
-from trainplan.solvers.pipeline.quick import first_plan
 from trainplan.solvers.pipeline.span_costs import SolvedSpan, SpanCosts, Weight
 from trainplan.solvers.pipeline.spans import Floats, Path
 
@@ -48,8 +47,6 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     heapq.heapify(waiting)
     sweeps: dict[int, _Sweep] = {}
     bounds: list[float] = [np.inf]
-    if search.time_limit is not None and "cutoff_ns" not in search.options:
-        search.report(first_plan(instance), int(waiting[0][0]))
     while waiting and waiting[0][0] <= _target(search) and not search.out_of_time():
         bound, place = heapq.heappop(waiting)
         if place not in sweeps:
@@ -75,9 +72,9 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
 
 def _target(search: Search) -> float:
     """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for, and below the
-    option `cutoff_ns`."""
+    option `cutoff_ns`; as large as the incumbent's where that is not its own."""
     limits = [value for value in (search.objective, search.options.get("cutoff_ns")) if value is not None]
-    return min((value - max(1, int(value * search.gap)) for value in limits), default=np.inf)
+    return min((value - max(not search.provisional, int(value * search.gap)) for value in limits), default=np.inf)
 
 
 @dataclass

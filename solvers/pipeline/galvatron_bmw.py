@@ -24,7 +24,6 @@ from typing import Any
 from trainplan.formulations.pipeline.batches import ruled_micro_batches
 from trainplan.formulations.pipeline.problem import Evaluation, Instance, Solution, evaluate
 from trainplan.solvers.chain.galvatron_dp import LayerOptions, LayoutMoves, PrefixTable, granularity
-from trainplan.solvers.core.quick import timed_out
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.pipeline.partitions import BALANCES, Balance, Partition, blocks, initial_partition, uniform_choice
 
@@ -50,7 +49,7 @@ def galvatron_bmw(instance: Instance, search: Search) -> Outcome:
 
 def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iterator[SearchedPartition]]) -> Outcome:
     """The best of all configurations and steps. Statistics name every partition searched, in blocks, and its time."""
-    step_bytes = granularity(search, instance.memory_bytes)
+    step_bytes = granularity(search, instance.memory_bytes, instance.layers)
     whole = search.options.get("stage_time") == "iteration"
     searched: list[dict[str, Any]] = []
     for place in _configurations(instance, search):
@@ -71,7 +70,7 @@ def _run(instance: Instance, search: Search, steps: Callable[[StageSearch], Iter
                 search.check_time()
     statistics = {"granularity_bytes": step_bytes, "searched": searched}
     if search.out_of_time():
-        return timed_out(instance, search, "time ran out before every partition was searched", statistics=statistics)
+        return Outcome(message="time ran out before every partition was searched", statistics=statistics)
     message = f"Algorithm 3 found nothing at a granularity of {step_bytes} bytes; that proves nothing"
     return Outcome(message=message if search.objective is None else None, statistics=statistics)
 

@@ -24,7 +24,6 @@ from trainplan.solvers.chain.least_memory import least_memory
 from trainplan.solvers.core.result import Infeasibility
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.switches.free_segments import free_segments
-from trainplan.solvers.switches.quick import SOURCE, cheap_bound, first_plan
 
 
 def label_setting(instance: Instance, search: Search) -> Outcome:
@@ -33,12 +32,10 @@ def label_setting(instance: Instance, search: Search) -> Outcome:
         from trainplan.solvers.switches.free_switches import unsynchronised
 
         return unsynchronised(instance, search)
-    if search.time_limit is not None:
-        search.report(first_plan(instance), cheap_bound(instance)[0])
     try:
         return synchronised(instance, search)
     except TimeoutError:
-        return Outcome(bound=search.bound, bound_source=SOURCE, message="time ran out before every segment was simulated")
+        return Outcome(message="time ran out before every segment was simulated")
 
 
 def synchronised(instance: Instance, search: Search) -> Outcome:

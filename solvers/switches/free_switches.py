@@ -36,7 +36,7 @@ from trainplan.solvers.switches.free_bounds import SOURCE, NothingFits, Relaxati
 from trainplan.solvers.switches.free_segments import different
 from trainplan.solvers.switches.h3t import at_once, h3t_greedy, manual
 from trainplan.solvers.switches.h3t_dp import LEVELS, filled_grid
-from trainplan.solvers.switches.quick import cheap_bound, first_plan
+from trainplan.solvers.switches.quick import cheap_bound
 
 FORCED, BOUND, PLANNED = 0.2, 0.5, 0.6  # shares of the time limit, until these are done
 FORCED_S, MOST_FORCED = 2.0, 0.7  # planning the synchronised step gets these seconds, up to that share, where its own is less
@@ -64,7 +64,7 @@ _key = itemgetter(0)
 def unsynchronised(instance: Instance, search: Search) -> Outcome:
     """The best choice found and the bound; optimal where they meet. Option: none."""
     quick, source = cheap_bound(instance)
-    search.report(None if search.time_limit is None else first_plan(instance), quick)
+    search.report(bound=quick)
     walks = Walks(instance, search)
     forced = replace(instance, synchronisation="forced")
     share = FORCED if search.time_limit is None else max(FORCED, min(MOST_FORCED, FORCED_S / search.time_limit))

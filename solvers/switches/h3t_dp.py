@@ -35,7 +35,7 @@ from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.memory_switches.problem import Instance, Solution
 from trainplan.formulations.memory_switches.segments import Segments, segments
 from trainplan.formulations.memory_switches.simulation import Booleans
-from trainplan.solvers.core.quick import first_plan, timed_out
+from trainplan.solvers.core.quick import first_plan
 from trainplan.solvers.core.search import Outcome, Search, Unsuited
 from trainplan.solvers.switches.h3t import LONG
 
@@ -59,7 +59,7 @@ def h3t_dp(instance: Instance, search: Search) -> Outcome:
     try:
         grid = filled_grid(forced, levels, basic, search.check_time)
     except TimeoutError:
-        return timed_out(instance, search, "time ran out before the table was filled")
+        return Outcome(message="time ran out before the table was filled")
     solution = grid.solution(forced)
     message = None
     if solution is None:

@@ -29,6 +29,8 @@ from trainplan.solvers.cluster.bounds import even_stages_ns, one_pipeline_ns, un
 from trainplan.solvers.cluster.climb import Climber, climb
 from trainplan.solvers.cluster.memory import explain
 from trainplan.solvers.cluster.one_pipeline import Box, PipelineSearch, box_bound_ns
+from trainplan.solvers.core.incumbents import FIRST_PLAN
+from trainplan.solvers.core.quick import cheap_bound
 from trainplan.solvers.core.registry import method, methods
 from trainplan.solvers.core.search import Search, Unsuited
 from trainplan.solvers.core.solve import solve
@@ -303,8 +305,15 @@ def test_too_many_makes_leave_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     count_the_clock(monkeypatch)
     result = solve(instance, time_limit=20)
     assert result.status == "feasible" and result.bound is not None
-    with pytest.raises(Unsuited, match="too many kinds"):
-        solve(instance, "cpsat")
+    assert str(result.bound_source).count("one pipeline") == 1
+    for model in ("milp", "cpsat"):
+        result = solve(instance, model)
+        assert (result.status, result.solution_source, result.stopped) == ("feasible", FIRST_PLAN, "model size")
+        assert (result.bound, result.bound_source) == cheap_bound(instance)
+        assert str(result.message).startswith("no model was built: the instance has too many kinds of groups of devices")
+        assert solve(instance, model, cold=True).status == "unknown"
+    with pytest.raises(Unsuited, match="brute-force"):
+        solve(instance, "brute-force")
 
 
 def test_a_batch_that_no_strategy_shares_is_named() -> None:

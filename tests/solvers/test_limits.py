@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.errors import Unsuited
+from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.incumbents import FIRST_PLAN
+from trainplan.solvers.core.quick import first_plan
 from trainplan.solvers.core.registry import METHODS, ROOMS, Entry, methods
+from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search, judge
+from trainplan.solvers.core.solve import solve
 
 from tests.assignments import random_assignment
 from tests.cluster_instances import random_cluster
@@ -21,6 +26,7 @@ from tests.switch_instances import random_instance as random_switches
 
 MODELS = ("milp", "cpsat")
 FIRST = (1, 2, 3, 4, 6, 9, 14, 21, 34, 55, 89)
+SHORT_S = 1e-3  # of a look at the clock
 NEVER = 10**6  # looks, more than any run here takes
 LOOKS = 60  # at the clock, after the limit
 INSTANCES: dict[str, Callable[[int], Any]] = {
@@ -51,7 +57,7 @@ def places(looks: int) -> list[int]:
 
 @pytest.mark.parametrize("name, entry", OWN, ids=[f"{name}-{entry.name}" for name, entry in OWN])
 def test_methods_that_are_stopped_claim_no_more_than_they_know(name: str, entry: Entry) -> None:
-    checked, stopped, planned = problem(name), 0, 0
+    checked = problem(name)
     for seed in range(4):
         instance = INSTANCES[name](seed)
         exact = limited(instance, methods(name)[0], None)[0]
@@ -70,5 +76,72 @@ def test_methods_that_are_stopped_claim_no_more_than_they_know(name: str, entry:
                 assert all(bound is None or bound <= exact.objective for bound in (outcome.bound, search.bound)), where
                 assert search.objective is None or search.objective >= exact.objective, where
             assert looks <= limit + LOOKS, where
-            stopped, planned = stopped + 1, planned + (plan is not None)
-    assert not stopped or planned
+
+
+@pytest.mark.parametrize("name, entry", OWN, ids=[f"{name}-{entry.name}" for name, entry in OWN])
+def test_methods_that_are_stopped_have_the_first_plan_or_a_better_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, entry: Entry
+) -> None:
+    for seed in range(3):
+        instance = INSTANCES[name](seed)
+        if (plan := first_plan(instance)) is None:
+            continue
+        worst = problem(name).evaluate(instance, plan).objective
+        try:
+            results = [limited_result(instance, entry, limit) for limit in (1, 3, 9, 34)]
+        except Unsuited:
+            continue
+        results += [interrupted_result(monkeypatch, instance, entry, look) for look in (1, 2, 4, 14)]
+        for result in results:
+            if result.objective is None:
+                assert result.stopped is None, (seed, result)
+                continue
+            assert not entry.proves or result.objective <= worst
+            assert result.solution_source in (entry.name, FIRST_PLAN) or entry.name in ("branch-and-bound", "brute-force")
+            assert result.history[-1].objective == result.objective
+
+
+def test_a_first_plan_is_never_said_to_be_the_method_s() -> None:
+    instance = INSTANCES["stage-assignment"](0)
+    [table] = [entry for entry in METHODS["stage-assignment"] if entry.name == "amp-dp"]
+    result = limited_result(instance, table, 3)
+    assert result.solution is not None and result.message == "time ran out before the table was filled"
+    assert {result.solution_source, *(point.source for point in result.history)} == {FIRST_PLAN}
+
+
+def limited_result(instance: Any, entry: Entry, looks: int) -> Result:
+    """What a run comes to that a clock stops after so many looks, which leaves many more of them for what is done then."""
+    hand = count()
+    return solve(instance, entry.name, time_limit=looks * SHORT_S, clock=Clock(lambda: next(hand) * SHORT_S))
+
+
+def interrupted_result(monkeypatch: pytest.MonkeyPatch, instance: Any, entry: Entry, look: int) -> Result:
+    """What a run without a limit comes to that is interrupted where it asks how much time is left for the so-manieth time."""
+    looks, remaining = count(1), Search.remaining
+
+    def interrupting(search: Search) -> float:
+        if next(looks) == look:
+            raise KeyboardInterrupt
+        return remaining(search)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Search, "remaining", interrupting)
+        return solve(instance, entry.name)
+
+
+EVERY = [(name, entry) for name in ROOMS for entry in methods(name)]
+
+
+@pytest.mark.parametrize("name, entry", EVERY, ids=[f"{name}-{entry.name}" for name, entry in EVERY])
+def test_a_limit_that_is_not_reached_changes_nothing(name: str, entry: Entry) -> None:
+    options = {"workers": 1} if any(option.name == "workers" for option in entry.options) else {}
+    for seed in range(2):
+        instance = INSTANCES[name](seed)
+        if name == "memory-switches" and not instance.forced and entry is methods(name)[0]:
+            continue  # walks go on until a limit
+        try:
+            free, limited = (solve(instance, entry.name, time_limit=limit, **options) for limit in (None, 1e6))
+        except Unsuited:
+            continue
+        claims = ("status", "objective", "bound", "solution", "solution_source", "bound_source", "message")
+        assert [getattr(free, claim) for claim in claims] == [getattr(limited, claim) for claim in claims], seed

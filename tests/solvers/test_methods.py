@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainplan.formulations.layer_strategies.problem import evaluate
-from trainplan.solvers.chain.galvatron_dp import galvatron_dp
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.chain.galvatron_dp import galvatron_dp, granularity
 from trainplan.solvers.chain.least_memory import least_memory
+from trainplan.solvers.core.search import Search
 
 import trainplan as tp
 from tests.instances import paper_instance, random_instance
@@ -188,6 +190,20 @@ def test_a_memory_step_beyond_the_memory_is_refused(step: int) -> None:
     ):
         tp.solve(instance, "galvatron-dp", granularity_bytes=step)
     assert tp.solve(instance, "galvatron-dp", granularity_bytes=181_722, explained=False).status != "failed"
+
+
+def test_the_default_memory_step_is_finer_where_layers_are_many() -> None:
+    """Each layer is rounded up to a step: 1,000 of them never fit into 1,000 steps."""
+    steps = [granularity(Search(lambda _: 0), 10**9, layers) for layers in (1, 100, 101, 1000)]
+    assert steps == [10**6, 10**6, 990_100, 10**5]
+    deep = tp.build(model=load_model("gpt2-345m").with_fields(n_layer=998), cluster="a100-16", batch=64, memory="40GiB")
+    assert tp.solve(deep.with_memory(60 * 2**30), "galvatron-dp").status == "feasible"
+
+
+def test_what_is_proven_infeasible_has_no_message_that_proves_nothing() -> None:
+    result = tp.solve(paper_instance().with_memory(2**20), "galvatron-dp")
+    assert (result.status, result.message) == ("infeasible", None)
+    assert result.reason is not None
 
 
 def test_a_memory_step_with_too_many_levels_is_refused() -> None:

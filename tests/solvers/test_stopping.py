@@ -14,7 +14,7 @@ from trainplan.solvers.adapters import highs
 from trainplan.solvers.adapters.worker import Late, Worker
 from trainplan.solvers.core import answer, incumbents, registry
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.quick import cheap_bound
+from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.core.solve import solve
 
@@ -36,6 +36,10 @@ class Hand:
 
 def instance() -> Any:
     return paper_instance().with_memory(AMPLE)
+
+
+def no_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainplan.solvers.core.solve.first_plan", lambda instance: None)
 
 
 def choices() -> list[list[int]]:
@@ -99,6 +103,7 @@ def test_a_method_that_never_looks_at_the_clock_is_ended_with_what_it_has(monkey
             pass
 
     method_is(monkeypatch, method)
+    no_first_plan(monkeypatch)  # which is below this bound
     result = solve(instance(), time_limit=1.0, clock=Clock(hand))
     assert (result.status, result.stopped, result.bound, result.bound_source) == (
         "feasible",
@@ -119,6 +124,7 @@ def test_an_interrupt_gives_what_there_is(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyboardInterrupt
 
     method_is(monkeypatch, method)
+    no_first_plan(monkeypatch)
     result = solve(instance())
     assert (result.status, result.stopped, result.solution, result.bound) == (
         "feasible",
@@ -137,10 +143,25 @@ def test_an_interrupt_before_there_is_anything_explains_nothing(monkeypatch: pyt
         raise KeyboardInterrupt
 
     method_is(monkeypatch, method)
+    no_first_plan(monkeypatch)
     monkeypatch.setattr(type(problem_of(instance())), "explain", lambda *_: pytest.fail("explained"))
     result = solve(instance())
     assert (result.status, result.stopped, result.reason) == ("unknown", "interrupt", None)
     assert (result.bound, result.bound_source) == cheap_bound(instance())
+
+
+def test_an_interrupt_before_the_method_leaves_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash of a large instance takes longer than its first plan."""
+    taken, digest = random_instance(3, 12, 5), type(random_instance(3)).digest
+
+    def interrupted(_: Any) -> str:
+        monkeypatch.setattr(type(taken), "digest", digest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(taken), "digest", property(interrupted))
+    result = solve(taken)
+    assert result.solution is not None and len(result.instance_hash) == 64
+    assert result.solution_source == incumbents.FIRST_PLAN
 
 
 def test_an_interrupt_of_the_explanation_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +169,7 @@ def test_an_interrupt_of_the_explanation_is_one_too(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     method_is(monkeypatch, lambda instance, search: Outcome(message="nothing"))
+    no_first_plan(monkeypatch)
     monkeypatch.setattr(type(problem_of(instance())), "explain", interrupted)
     result = solve(instance())
     assert (result.status, result.stopped, result.message) == ("unknown", "interrupt", "nothing")
@@ -196,6 +218,26 @@ def test_models_begin_from_a_fast_plan_and_give_it_back(monkeypatch: pytest.Monk
         assert exact.objective is not None and result.objective is not None and result.bound is not None
         assert result.bound <= exact.objective <= result.objective
         assert {point.source for point in result.history} == {incumbents.FIRST_PLAN}
+
+
+def test_a_first_plan_that_the_cheap_bound_proves_needs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ample memory all layers take their fastest option, which is the bound."""
+    method_is(monkeypatch, lambda *_: pytest.fail("built"))
+    for model in ("milp", "cpsat"):
+        result = solve(instance(), model)
+        assert (result.status, result.solution_source, result.stopped) == ("optimal", incumbents.FIRST_PLAN, None)
+        assert (result.bound, result.bound_source) == cheap_bound(instance())
+
+
+def test_a_first_plan_gives_way_to_one_as_good() -> None:
+    ties = 0
+    for seed in range(60):
+        drawn = random_pipeline(seed)
+        result, plan = solve(drawn), first_plan(drawn)
+        if plan is not None and result.objective == problem_of(drawn).evaluate(drawn, plan).objective:
+            ties += 1
+            assert (result.status, result.solution_source) == ("optimal", "branch-and-bound"), seed
+    assert ties > 5
 
 
 @pytest.mark.parametrize("method", ["milp", "cpsat"])
@@ -278,6 +320,7 @@ def test_a_method_that_takes_too_much_memory_keeps_what_it_has(monkeypatch: pyte
         return Outcome(statistics={"taken": len(bytearray(2**32))})
 
     method_is(monkeypatch, method)
+    no_first_plan(monkeypatch)
     result = solve(instance(), solver_memory="256MiB")
     assert (result.status, result.stopped, result.solution) == ("feasible", "memory limit", {"choice": better})
 
