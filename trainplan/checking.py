@@ -104,7 +104,7 @@ def check(
     source: a plan or an instance (a file, a dict or the object). A plan's programs are compiled, checked, and walked for
     memory. solution: of an instance, a file, a dict, or a Result's.
     """
-    if solution is not None and not _is_plan(source):
+    if solution is not None and not isinstance(source, Plan) and not _is_plan(source):
         return check_solution(source, solution)
     subject = plan_or_instance(source)
     if not isinstance(subject, Plan):
@@ -116,7 +116,7 @@ def check(
 
 def _is_plan(source: Any) -> bool:
     content = read_data(source) if isinstance(source, str | os.PathLike) else source
-    return isinstance(content, Plan) or (isinstance(content, Mapping) and "format" in content and "problem" not in content)
+    return isinstance(content, Mapping) and "format" in content and "problem" not in content
 
 
 def check_plan(plan: Plan, where: str = "plan") -> CheckedPlan:
