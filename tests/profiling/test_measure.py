@@ -75,7 +75,7 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
         if len(started) > 5:
             raise KeyboardInterrupt
 
-    options: Any = {"budget_seconds": 4, "journal": journal}
+    options: Any = {"budget_seconds": 12, "journal": journal}
     with pytest.raises(KeyboardInterrupt):
         interrupted(stop, **options)
     lines = journal.read_text().splitlines()
