@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
+os.unsetenv("COLUMNS")  # which readline sets for new processes once pytest has imported it, without a word in os.environ
 PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     ["trainplan.api.plan_verbs", "trainplan.api.problem_verbs", "trainplan.command.planning", "trainplan.command.running"]
