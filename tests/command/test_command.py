@@ -325,7 +325,7 @@ def test_bad_plans_get_one_line(plan: Path, tmp_path: Path) -> None:
     told(changed(model={**model, "config": {**config, "n_head": 5}}), "model.config.n_head is 5", "divisor of n_embd")
     told(changed(batch={"global_samples": 7, "micro_batches": 1}), "divides 7 samples")
     told(changed(batch={"global_samples": 8, "micro_batches": 3}), "batch.micro_batches is 3")
-    told(changed(stages=[{**content["stages"][0], "ranks": [0, 1]}]), "stages[0].ranks")
+    told(changed(stages=[{**content["stages"][0], "ranks": [0, 1]}]), "stages leave rank 2 out", "ranks 0 to 3 once")
     told(changed(world=0), "world is 0")
     plan.write_text(json.dumps(content))
     told(call("run", plan, "--model", "bert-huge-32"), "model_digest", "plan for 'bert-huge-32'")

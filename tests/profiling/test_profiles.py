@@ -89,7 +89,7 @@ def test_a_program_never_needs_more_than_its_plan_says(
         assert found.plan.predicted.most_bytes == max(found.walk_bytes)
     assert len(ratios) >= 3
     # A table that embedding and head share is planned for both, and is one where their strategies turn out alike.
-    assert min(ratios) > (0.9 if model_name != "gpt2" else 0.75)
+    assert min(ratios) > (0.9 if model_name != "gpt2" else 0.7)
 
 
 def test_shorter_pipelines_hold_fewer_micro_batches() -> None:
