@@ -396,7 +396,7 @@ def test_all_tilings_are_equally_likely(mesh: tuple[int, int], size: tuple[int, 
 
 def test_options_that_do_not_exist_are_refused() -> None:
     for method, options in (("amp", {"layer_times": "mean"}), ("megatron", {"assignment": "exact"}), ("random", {"top": 3})):
-        with pytest.raises(tp.InputError, match="option"):
+        with pytest.raises(tp.InputError, match=next(iter(options))):
             tp.solve(real(), method, **options)
 
 

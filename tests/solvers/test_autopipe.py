@@ -154,9 +154,10 @@ def test_it_gives_the_best_of_its_partitions_that_fits() -> None:
             assert found.objective == min(evaluate(instance, Solution(cuts)).time_ns for cuts in fitting)
             fell_back += fitting[0] != planner.by_time()[0]
         else:
-            assert found.objective is None and found.message is not None
-            assert "knows no memory" in found.message
-            told += 1
+            assert found.objective is None
+            if found.status != "infeasible":  # which says more
+                assert found.message is not None and "knows no memory" in found.message
+                told += 1
     assert told >= 10 and fell_back >= 3
 
 
