@@ -6,6 +6,7 @@ arguments all come from that list.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -53,7 +54,8 @@ class Parameter:
             return
         if self.choices and not self.many and value not in self.choices:
             raise InputError(COMMAND_LINE, self.flag, f"is {shown(value)}", one_of(value, self.choices))
-        check_value(self.name, value, list[self.type] if self.many else self.type)  # type: ignore[name-defined]
+        wanted: Any = str | os.PathLike if self.type is str else self.type  # a text may be a file's path
+        check_value(self.name, value, list[wanted] if self.many else wanted)
         if self.many:
             return
         if self.least is not None and value < self.least:
