@@ -100,9 +100,10 @@ def test_piper_keeps_to_memory_and_the_others_do_not() -> None:
             assert largest_tps(instance, cuts_of(piper)) == least_of(instance, within, largest_tps), seed
             seen["fits"] += 1
         else:
-            assert piper.objective is None and piper.message == "Piper's search finds no stages of whole layers that fit"
+            told = None if piper.status == "infeasible" else "Piper's search finds no stages of whole layers that fit"
+            assert piper.objective is None and piper.message == told
             seen["none"] += 1
-        if dapple.objective is None:
+        if dapple.objective is None and dapple.status != "infeasible":
             assert dapple.message is not None and "DAPPLE's search knows no memory" in dapple.message
             seen["blind"] += bool(within)
     assert min(seen.values()) >= 5, seen
