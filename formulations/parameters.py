@@ -55,7 +55,8 @@ class Parameter:
         if self.choices and not self.many and value not in self.choices:
             raise InputError(COMMAND_LINE, self.flag, f"is {shown(value)}", one_of(value, self.choices))
         wanted: Any = str | os.PathLike if self.type is str else self.type  # a text may be a file's path
-        check_value(self.name, value, list[wanted] if self.many else wanted)
+        one_file = self.many and isinstance(value, os.PathLike)
+        check_value(self.name, value, list[wanted] if self.many and not one_file else wanted)
         if self.many:
             return
         if self.least is not None and value < self.least:

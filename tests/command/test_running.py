@@ -10,7 +10,7 @@ import pytest
 from trainplan.profiling.profiles import load_profile
 
 from tests.execution.plans import UNTIED, plan_of
-from trainplan.command.app import main
+from trainplan.command import main
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from trainplan.formulations.plan import Plan
 from tests.execution.plans import BERT, GPT2, plan_of, random_plan, random_sliced_plan
 from tests.execution.switch_plans import random_switch_plan
 from tests.execution.test_time_walk import profile_of
+from tests.sizes import first_and_others
 
 LANES: tuple[Backend, ...] = ("fused", "threads", "streams")
 
@@ -99,7 +100,7 @@ def test_classes_of_equal_ranks_gather_ahead_too() -> None:
     assert [each.program for each in classes] == compile_plan(plan, ranks=ranks, ahead=True)
 
 
-@pytest.mark.parametrize("backend", ["fused", "threads"])
+@pytest.mark.parametrize("backend", first_and_others(["threads", "fused"]))
 def test_gradients_are_those_of_one_process(backend: Backend) -> None:
     """With pauses at random on threads, so that what is gathered ahead is there early, late, or in between."""
     units = len(GPT2.units)

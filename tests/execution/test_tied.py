@@ -15,6 +15,7 @@ from trainplan.profiling.models.model import Model, load_model
 
 from tests.execution.plans import BERT, GPT2, UNTIED, plan_of
 from tests.execution.switch_plans import random_switch_plan
+from tests.sizes import first_and_others
 
 ALIKE = [str(strategy) for strategy in decision_tree(4, takeaway3=False)]
 
@@ -63,7 +64,7 @@ def test_elsewhere_it_is_two_parameters() -> None:
     assert not reduces_table(compile_plan(even_plan(UNTIED, "dp4")))
 
 
-@pytest.mark.parametrize("backend", ["serial", "threads"])
+@pytest.mark.parametrize("backend", first_and_others(["threads", "serial"]))
 def test_its_gradients_are_those_of_one_process(backend: Backend) -> None:
     """Under every strategy of four devices, over three steps: both uses are in it, and the optimizer steps it once."""
     plans = [even_plan((GPT2, BERT)[n % 2], strategy, micro_batches=1 + n % 3) for n, strategy in enumerate(ALIKE)]
