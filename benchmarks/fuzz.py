@@ -166,8 +166,8 @@ def disagreements(results: dict[str, Any], proving: list[str]) -> list[str]:
             found.append(f"{name}: {got.status} {got.objective}, {told}")
         if name not in proving and got.objective is not None and (judge.objective is None or got.objective < judge.objective):
             found.append(f"{name} has {got.objective}, {told}")
-        if name not in proving and got.status == "optimal":
-            found.append(f"{name} claims a proof")
+        if name not in proving and got.status == "optimal" and got.objective != judge.objective:  # its bound is the problem's
+            found.append(f"{name} claims to prove {got.objective}, {told}")
     return found
 
 
