@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trainplan.execution.judge import Judged
+from trainplan.execution.judge import Judged, judge_carried
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
@@ -60,6 +60,11 @@ class Planned:
         if self.plan is None or self.judged is None:
             return None
         return performance(self.plan, self.judged, self.request.cluster)
+
+    @cached_property
+    def row(self) -> dict[str, Any] | None:
+        """The plan as `plan_row` has it, under the preset's name; None without a plan. It takes a walk, so it is made once."""
+        return None if self.plan is None else plan_row(self.preset.name, self.plan)
 
     @property
     def uniform_excess(self) -> float | None:
@@ -179,3 +184,35 @@ class Planned:
         if self.excess is not None and self.excess != 0:
             rows.append(("walk and claim", f"the predicted step is {self.excess:+.3%} from the claimed objective"))
         return rows
+
+
+def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
+    """Rows of plans, the shortest step first, all on the lanes of `streams`."""
+    step = row["lanes_ns"] if row["lanes_ns"] is not None else row["step_ns"]
+    return step is None, step or 0
+
+
+def plan_row(name: str, plan: Plan) -> dict[str, Any]:
+    """A plan in one row: what the walks predict of it, on its own back-end and, to hold all plans alike, on `streams`; and what
+    is claimed."""
+    predicted, claim, lanes_ns = plan.predicted, plan.claim, None
+    if predicted is not None and predicted.durations is not None:
+        alike = predicted.backend == "streams"
+        lanes_ns = predicted.step_ns if alike else judge_carried(plan, predicted.durations, "streams").step_ns
+    samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
+    return {
+        "name": name,
+        "lanes_ns": lanes_ns,
+        "step_ns": None if predicted is None else predicted.step_ns,
+        "backend": None if predicted is None else predicted.backend,
+        "samples_per_s": None if predicted is None else samples_per_s,
+        "tokens_per_s_per_device": None if predicted is None else samples_per_s * plan.planned_model().tokens / plan.world,
+        "peak_bytes": None if predicted is None else predicted.most_bytes,
+        "stages": len(plan.stages),
+        "micro_batches": plan.batch.micro_batches,
+        "claim_ns": None if claim is None else claim.objective_ns,
+        "bound_ns": None if claim is None else claim.bound_ns,
+        "gap": None if claim is None else claim.gap,
+        "problem": None if claim is None else claim.problem,
+        "cost_model": None if claim is None else claim.cost_model,
+    }

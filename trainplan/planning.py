@@ -16,7 +16,7 @@ from math import inf
 from typing import Any
 
 from trainplan.asking import compiles
-from trainplan.execution.judge import Judged, judge, judge_carried
+from trainplan.execution.judge import Judged, judge
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.request import Request
@@ -272,35 +272,3 @@ def limits_bytes(plan: Plan, request: Request) -> list[int]:
     kinds = {kind.name: kind.usable_bytes for kind in request.cluster.used_kinds}
     devices = plan.placement or range(plan.world)
     return [kinds[request.cluster.device_kinds[device]] for device in devices]
-
-
-def row_rank(row: dict[str, Any]) -> tuple[bool, int]:
-    """Rows of plans, the shortest step first, all on the lanes of `streams`."""
-    step = row["lanes_ns"] if row["lanes_ns"] is not None else row["step_ns"]
-    return step is None, step or 0
-
-
-def plan_row(name: str, plan: Plan) -> dict[str, Any]:
-    """A plan in one row: what the walks predict of it, on its own back-end and, to hold all plans alike, on `streams`; and what
-    is claimed."""
-    predicted, claim, lanes_ns = plan.predicted, plan.claim, None
-    if predicted is not None and predicted.durations is not None:
-        alike = predicted.backend == "streams"
-        lanes_ns = predicted.step_ns if alike else judge_carried(plan, predicted.durations, "streams").step_ns
-    samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
-    return {
-        "name": name,
-        "lanes_ns": lanes_ns,
-        "step_ns": None if predicted is None else predicted.step_ns,
-        "backend": None if predicted is None else predicted.backend,
-        "samples_per_s": None if predicted is None else samples_per_s,
-        "tokens_per_s_per_device": None if predicted is None else samples_per_s * plan.planned_model().tokens / plan.world,
-        "peak_bytes": None if predicted is None else predicted.most_bytes,
-        "stages": len(plan.stages),
-        "micro_batches": plan.batch.micro_batches,
-        "claim_ns": None if claim is None else claim.objective_ns,
-        "bound_ns": None if claim is None else claim.bound_ns,
-        "gap": None if claim is None else claim.gap,
-        "problem": None if claim is None else claim.problem,
-        "cost_model": None if claim is None else claim.cost_model,
-    }

@@ -17,8 +17,8 @@ from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.problem import InstanceLike
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
-from trainplan.planned import Planned
-from trainplan.planning import plan_row, planned, row_rank
+from trainplan.planned import Planned, plan_row, row_rank
+from trainplan.planning import planned
 from trainplan.predicting import plan_profile
 from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
 from trainplan.profiling.base.arguments import check_arguments, checked
@@ -155,14 +155,14 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
             break
 
     def rank(answer: Planned | InputError) -> tuple[bool, int]:
-        plan = None if isinstance(answer, InputError) else answer.plan
-        return (True, 1) if plan is None else row_rank(plan_row("", plan))
+        row = None if isinstance(answer, InputError) else answer.row
+        return (True, 1) if row is None else row_rank(row)
 
     return sorted(answers, key=rank)
 
 
 def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
-    """Any plans side by side, as the walks predict them, the shortest step first: a row each, as of `planning.plan_row`."""
+    """Any plans side by side, as the walks predict them, the shortest step first: a row each, as of `planned.plan_row`."""
     rows = []
     for number, source in enumerate(sources):
         the_plan, where = _loaded(source)

@@ -20,7 +20,6 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
-from trainplan.planning import plan_row
 from trainplan.profiling.base.errors import printable
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural, span
 from trainplan.profiling.models.model import Model
@@ -212,7 +211,7 @@ def plans(answers: Sequence[Any]) -> None:
     """The plans of several presets side by side, and why others have none."""
     made = [answer for answer in answers if isinstance(answer, Planned)]
     pairs([row for answer in made[:1] for row in _asked(answer.request)])
-    plan_rows([plan_row(answer.preset.name, answer.plan) for answer in made if answer.plan is not None])
+    plan_rows([answer.row for answer in made if answer.row is not None])
     uniform = [(answer.preset.name, dict(answer.summary())["one strategy"]) for answer in made if answer.plan]
     pairs([(f"{name}, one strategy", text) for name, text in uniform])
     rows = [
