@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
-from math import lcm
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
-from trainplan.formulations.instances import TimeNs, check_length
-from trainplan.formulations.memory_switches.switches import SWITCHES, Switches
+from trainplan.formulations.instances import TimeNs
+from trainplan.formulations.memory_switches.switches import Switches
+from trainplan.formulations.plan_checks import check_plan
+from trainplan.formulations.plan_units import PlannedUnit, planned_unit
 from trainplan.formulations.request import Request
-from trainplan.formulations.step.schedules import PlanSchedule, most_sliced
+from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.formulations.strategies import Strategy, parse_strategy
-from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, as_input_error, only, parse
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.models.model import Model, model_from_shape
-
-# H3T's memory switches but one: recomputation is part of a strategy, as `-ckpt`.
-UnitSwitch = Literal["offload_hidden", "partition", "lazy_prefetch", "eco_forward", "eco_backward", "segment_sync"]
-assert ("ckpt", *get_args(UnitSwitch)) == SWITCHES
-
-
-class PlannedUnit(Record):
-    """One sub-layer and its strategy over the ranks of its stage. switches: those of H3T's memory switches that are on, beside
-    `-ckpt` in the strategy; parameters, gradients and optimizer then live on the host (see `Plan`)."""
-
-    name: str
-    strategy: str
-    switches: list[UnitSwitch] | None = None
 
 
 class Stage(Record):
@@ -139,10 +126,10 @@ class Plan(Record):
     and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
     batch.shares, of each replica. placement: the cluster's device of each rank, for who launches it; left out, rank r goes on
     device r. What a rank does is the same on every device. backend: of the executor, on which the plan fits and is predicted;
-    left out, serial, and streams with memory switches.
+    left out, serial, and streams with states on the host.
 
-    Memory switches are given for all units or for none. With them all ranks are one stage and one sharded-data group (`sdpN`,
-    or `single`), and the step has one micro-batch: that is what the switches' model speaks of. nvlink goes with them: whether
+    All units have model states on the host, or none has. With them all ranks are one stage and one sharded-data group (`sdpN`,
+    or `single`), and the step has one micro-batch: that is what H3T's model speaks of. nvlink goes with them: whether
     collectives have a lane of their own, beside the copies to the host.
 
     A file of version 1 is read, too: what it calls `predicted` becomes the claim, and is not trusted.
@@ -188,165 +175,13 @@ class Plan(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
-        model = self.planned_model()
-        if model.digest != self.model_digest:
-            fix = f"the model given here is {model.digest!r}: plan for it"
-            raise InputError("", "model_digest", f"is {self.model_digest!r}", fix)
-        names = [unit.name for unit in model.units]
-        check_length("units", self.units, len(names), "the units of the model", "items")
-        self._check_stages(len(names))
-        if self.schedule == "interleaved-1f1b":
-            self._check_interleaved()
-        self._check_placement()
-        sizes = [len(stage.ranks) for stage in self.stages for _ in range(stage.first_unit, stage.last_unit + 1)]
-        samples, parts, even = self.batch.global_samples, self.batch.micro_batches, self.batch.shares is None
-        if even and samples % parts:
-            raise InputError("", "batch.micro_batches", f"is {parts}", f"give a divisor of global_samples = {samples}")
-        for position, (unit, name) in enumerate(zip(self.units, names, strict=True)):
-            if unit.name != name:
-                raise InputError("", f"units[{position}].name", f"is {unit.name!r}", f"give {name!r}")
-            field, problem = f"units[{position}].strategy", f"is {unit.strategy!r}"
-            strategy = parse_strategy(unit.strategy, "", field, sizes[position])
-            part, tp = model.units[position].sublayer, strategy.degree("tp")
-            if not part.runs_on(tp):
-                works = max(t for t in range(1, tp) if part.runs_on(t))
-                raise InputError(
-                    "", field, problem, f"give a tp degree that this {part.kind} can be split into, such as {works}"
-                )
-            if even and samples // parts % strategy.data_degree:
-                raise InputError("", field, problem, f"give a dp x sdp degree that divides {samples // parts} samples")
-        if self.batch.shares is not None:
-            self._check_shares(self.batch.shares)
-        if self.sliced:
-            self._check_sliced()
-        self._check_switches()
-        if self.stage_times is not None:
-            check_length("predicted.stages", self.stage_times, len(self.stages), "one for each stage, or none")
+        check_plan(self)
         return self
 
     @property
     def stage_times(self) -> list[StageTimes] | None:
         """What the passes of each stage take, where the plan carries it."""
         return None if self.predicted is None else self.predicted.stages
-
-    def _check_placement(self) -> None:
-        if self.placement is None:
-            return
-        first: dict[int, int] = {}
-        for rank, device in enumerate(self.placement):
-            if not 0 <= device < self.world or device in first:
-                problem = f"is {device}" + (f", as is placement[{first[device]}]" if device in first else "")
-                fix = f"give each of the devices 0 to {self.world - 1} to one rank"
-                raise InputError("", f"placement[{rank}]", problem, fix)
-            first[device] = rank
-        if (items := len(self.placement)) != self.world:
-            raise InputError("", "placement", f"has {items} items", f"give a device for each of {self.world} ranks")
-
-    def _check_shares(self, shares: list[int]) -> None:
-        """Replicas that work apart until their gradients are summed: all units are laid out alike, dp outermost, no sdp."""
-        batch, size, replicas, total = self.batch, len(self.stages[0].ranks), len(shares), sum(shares)
-        if len(unlike := {len(stage.ranks) for stage in self.stages}) > 1:
-            problem = f"is there, with stages of {' and '.join(map(str, sorted(unlike)))} ranks"
-            raise InputError("", "batch.shares", problem, "leave it out, or give stages of equal size")
-        if size % replicas:
-            fix = (
-                f"give 2, or another divisor of the {size} ranks of a stage" if size > 1 else "leave it out: stages have 1 rank"
-            )
-            raise InputError("", "batch.shares", f"has {replicas} items", fix)
-        wanted = Strategy.of(("dp", replicas), ("tp", size // replicas))
-        for position, (unit, strategy) in enumerate(zip(self.units, self.strategies(), strict=True)):
-            if replace(strategy, ckpt=False) != wanted:
-                fix = f"give {wanted} or {wanted}-ckpt: batch.shares has {replicas} replicas of the whole model"
-                raise InputError("", f"units[{position}].strategy", f"is {unit.strategy!r}", fix)
-        if batch.micro_batches != max(shares):
-            fix = f"give {max(shares)}, the largest of batch.shares"
-            raise InputError("", "batch.micro_batches", f"is {batch.micro_batches}", fix)
-        if batch.global_samples % total:
-            works = max(1, batch.global_samples // total) * total
-            fix = f"give a multiple of the {total} micro-batches in batch.shares, such as {works}"
-            raise InputError("", "batch.global_samples", f"is {batch.global_samples}", fix)
-
-    def _check_sliced(self) -> None:
-        """Only what the schedule can slice, and only micro-batches whose halves every unit can lay out over its ranks."""
-        problem, shares, parts = f"is {self.sliced}", self.batch.shares, self.batch.micro_batches
-        if self.schedule != "1f1b":
-            raise InputError("", "sliced", problem, f"leave it out, or give schedule 1f1b in place of {self.schedule}")
-        if self.sliced > (most := most_sliced(len(self.stages), parts)):
-            fix = f"give at most {most}: {len(self.stages)} stages with {parts} micro-batches can use no more"
-            raise InputError("", "sliced", problem, fix)
-        samples = self.batch.global_samples // (parts if shares is None else sum(shares))
-        apart = 1 if shares else lcm(*(strategy.data_degree for strategy in self.strategies()))
-        if samples % (2 * apart):
-            works = -(-samples // (2 * apart)) * 2 * apart
-            fix = f"leave it out, or give micro-batches of {works} samples: each half is laid out over {apart} ranks by itself"
-            raise InputError("", "sliced", f"{problem}, with micro-batches of {samples} samples", fix)
-
-    def _check_switches(self) -> None:
-        """All units have memory switches or none has, and only where one sharded-data group works on one micro-batch."""
-        if self.units[0].switches is None:
-            for position, unit in enumerate(self.units):
-                if unit.switches is not None:
-                    fix = "leave it out, or give a list for each unit: units[0] has none"
-                    raise InputError("", f"units[{position}].switches", f"is {shown(unit.switches)}", fix)
-            if self.nvlink is not None:
-                raise InputError("", "nvlink", f"is {str(self.nvlink).lower()}", "leave it out: no unit has switches")
-            return
-        if self.nvlink is None:
-            raise InputError("", "nvlink", "is missing", "give true or false, with switches")
-        lacking = "or leave all switches out"
-        if len(self.stages) > 1:
-            raise InputError("", "stages", f"are {len(self.stages)}, with switches", f"give 1, {lacking}")
-        if self.batch.micro_batches > 1:
-            problem = f"is {self.batch.micro_batches}, with switches"
-            raise InputError("", "batch.micro_batches", problem, f"give 1, {lacking}")
-        if self.batch.shares is not None:
-            raise InputError("", "batch.shares", "is there, with switches", f"leave it out, {lacking}")
-        wanted = Strategy.of(("sdp", self.world))
-        for position, (unit, strategy) in enumerate(zip(self.units, self.strategies(), strict=True)):
-            field = f"units[{position}]"
-            if unit.switches is None:
-                raise InputError("", f"{field}.switches", "is missing", "give a list, such as []: units[0] has one")
-            if len(set(unit.switches)) < len(unit.switches):
-                fix = f"give each once: {shown(list(dict.fromkeys(unit.switches)))}"
-                raise InputError("", f"{field}.switches", f"is {shown(unit.switches)}", fix)
-            if replace(strategy, ckpt=False) != wanted:
-                fix = f"give {wanted} or {wanted}-ckpt, {lacking}"
-                raise InputError("", f"{field}.strategy", f"is {unit.strategy!r}, with switches", fix)
-            if "offload_hidden" in unit.switches and not strategy.ckpt:
-                fix = f"leave offload_hidden out, or give strategy {wanted}-ckpt: a graph holds the unit's input"
-                raise InputError("", f"{field}.switches", f"is {shown(unit.switches)}", fix)
-
-    def _check_stages(self, units: int) -> None:
-        """Units are covered in order, and every rank is in one stage."""
-        count, begin = len(self.stages), 0
-        if count > units:
-            raise InputError("", "stages", f"are {count}", f"give at most {units}: every stage needs a unit")
-        stage_of: dict[int, int] = {}
-        depth = self.depth
-        for index, stage in enumerate(self.stages):
-            field = f"stages[{index}]"
-            if index >= depth and stage.ranks != (before := self.stages[index - depth].ranks):
-                fix = f"give {shown(before)}, as stages[{index - depth}] has"
-                raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", fix)
-            for place, rank in enumerate(stage.ranks if index < depth else ()):
-                if not 0 <= rank < self.world or rank in stage_of:
-                    problem = f"is {rank}" + (f", which is in stages[{stage_of[rank]}]" if rank in stage_of else "")
-                    raise InputError(
-                        "", f"{field}.ranks[{place}]", problem, f"give each of the ranks 0 to {self.world - 1} once"
-                    )
-                stage_of[rank] = index
-            if stage.ranks != sorted(stage.ranks):
-                raise InputError("", f"{field}.ranks", f"is {shown(stage.ranks)}", f"give {shown(sorted(stage.ranks))}")
-            if stage.first_unit != begin:
-                raise InputError("", f"{field}.first_unit", f"is {stage.first_unit}", f"give {begin}, the first unit left")
-            end = units - (count - index)  # the stages after this one need a unit each
-            if not begin <= stage.last_unit <= end or (index == count - 1 and stage.last_unit != end):
-                fix = f"give {end}" if index == count - 1 else f"give {begin} to {end}"
-                raise InputError("", f"{field}.last_unit", f"is {stage.last_unit}", fix)
-            begin = stage.last_unit + 1
-        if len(stage_of) < self.world:
-            left = next(rank for rank in range(self.world) if rank not in stage_of)
-            raise InputError("", "stages", f"leave rank {left} out", f"give each of the ranks 0 to {self.world - 1} once")
 
     @property
     def depth(self) -> int:
@@ -361,17 +196,6 @@ class Plan(Record):
     def chunks(self) -> int:
         """How many stages each rank has."""
         return len(self.stages) // self.depth
-
-    def _check_interleaved(self) -> None:
-        depth, count, problem = self.depth, len(self.stages), "is 'interleaved-1f1b'"
-        if depth < 2 or count % depth or count == depth:
-            fix = "give 1f1b, or stages of which each rank has as many, at least 2, and the next one always lies on other ranks"
-            raise InputError("", "schedule", f"{problem}, with {count} stages on {depth} groups of ranks", fix)
-        if self.batch.shares is not None:
-            raise InputError("", "batch.shares", "is there, with interleaved stages", "leave it out, or give schedule 1f1b")
-        if (parts := self.batch.micro_batches) % depth:
-            fix = f"give a multiple of the {depth} groups of ranks, such as {-(-parts // depth) * depth}"
-            raise InputError("", "batch.micro_batches", f"is {parts}, with interleaved stages", fix)
 
     @property
     def stage_sizes(self) -> list[int]:
@@ -396,20 +220,18 @@ class Plan(Record):
 
     def strategies(self) -> list[Strategy]:
         """The strategy of each unit over the ranks of its stage."""
-        return [parse_strategy(unit.strategy) for unit in self.units]
+        return [unit.strategy for unit in self.units]
 
     @property
     def one_strategy(self) -> str | None:
         """The strategy of all units, with their switches, where they have the same; None where they differ."""
-        if len({(unit.strategy, tuple(unit.switches or ())) for unit in self.units}) > 1:
-            return None
-        return ", ".join([self.units[0].strategy, *(self.units[0].switches or [])])
+        distinct = {str(unit) for unit in self.units}
+        return None if len(distinct) > 1 else distinct.pop()
 
     def switches(self) -> list[Switches] | None:
-        """Of each unit, `ckpt` included; None for a plan without."""
-        planned = zip(self.units, self.strategies(), strict=True)
-        each = [Switches(ckpt=s.ckpt, **dict.fromkeys(unit.switches or (), True)) for unit, s in planned]
-        return None if self.units[0].switches is None else each
+        """Of each unit, `ckpt` included; None for a plan with nothing on the host."""
+        each = [unit.switches for unit in self.units]
+        return None if None in each else each  # type: ignore[return-value]
 
 
 def load_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
@@ -424,7 +246,7 @@ def staged_plan(
     batch: Batch,
     *,
     world: int | None = None,
-    switches: Sequence[list[UnitSwitch]] | None = None,
+    switches: Sequence[Switches] | None = None,
     **fields: Any,
 ) -> Plan:
     """The plan of the request's model with stages of equal size in order of ranks, without prediction and claim.
@@ -452,7 +274,7 @@ def staged_plan(
         batch=batch,
         stages=stages,
         units=[
-            PlannedUnit(name=unit.name, strategy=strategies[layer], switches=switches[layer] if switches else None)
+            planned_unit(unit.name, parse_strategy(strategies[layer]), switches[layer] if switches else None)
             for unit, layer in zip(model.units, layer_of, strict=True)
         ],
         **fields,

@@ -1,9 +1,13 @@
 """Strategies of one layer on one group of devices, and where its data lies (Galvatron-BMW, Section III-B).
 
-A strategy is an ordered list of levels, each a paradigm (dp, sdp or tp) with a degree of 2 or more; a paradigm appears once,
-and the degrees multiply to the group. The first level spans the slowest links: ranks of a group are numbered in mixed radix,
-first level outermost. Written `dp2-tp4`, `sdp8-ckpt`; on one device `single`, `single-ckpt`. Galvatron-BMW's decision trees
-have degrees 2, 4, 8, ... alone.
+A strategy is an ordered list of levels, each a paradigm with a degree of 2 or more; a paradigm appears once, and the degrees
+multiply to the group. The first level spans the slowest links: ranks of a group are numbered in mixed radix, first level
+outermost. Written `dp2-tp4`, `sdp8-ckpt`; on one device `single`, `single-ckpt`. Galvatron-BMW's decision trees have dp, sdp
+and tp of degrees 2, 4, 8, ... alone.
+
+Ranks of an sdp level share the model states, all of them (ZeRO stage 3) unless `-zero1` (the optimizer's) or `-zero2`
+(gradients, too) is written; beside a dp level, whose ranks hold copies, that is hybrid sharding. `-sp` is sequence
+parallelism along tp; `-ckpt` recomputes everything, `-ckpt:attention+norms` what these modules keep.
 """
 
 from __future__ import annotations
@@ -18,18 +22,28 @@ from typing import Literal, get_args
 
 from trainplan.profiling.base.errors import InputError
 
-Paradigm = Literal["dp", "sdp", "tp"]
+Paradigm = Literal["dp", "sdp", "tp", "cp", "ep"]
+Module = Literal["activation", "attention", "loss", "norms"]  # what a sub-layer may compute again by itself
 Digit = tuple[int, int]  # of a rank: distance between the ranks of neighbouring values, and the number of values
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
+TREE: tuple[Paradigm, ...] = ("dp", "sdp", "tp")  # those of the papers' decision trees
+MODULES: tuple[Module, ...] = get_args(Module)
 DATA: frozenset[Paradigm] = frozenset({"dp", "sdp"})  # those that split the samples
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one layer is parallelised: levels from the slowest links to the fastest, and whether it is recomputed (CKPT)."""
+    """How one layer is parallelised: levels from the slowest links to the fastest, and whether it is recomputed (CKPT).
+
+    zero: the ZeRO stage of an sdp level, 1, 2 or 3 (3 without one). sequence_parallel: whether what lies between the matrices
+    of tensor-parallel ranks is shared, too. modules: those that are recomputed, in order, where not all is.
+    """
 
     levels: tuple[tuple[Paradigm, int], ...] = ()
     ckpt: bool = False
+    zero: int = 3
+    sequence_parallel: bool = False
+    modules: tuple[Module, ...] = ()
 
     @classmethod
     def of(cls, *levels: tuple[Paradigm, int], ckpt: bool = False) -> Strategy:
@@ -37,12 +51,19 @@ class Strategy:
         return cls(tuple(level for level in levels if level[1] > 1), ckpt)
 
     def __str__(self) -> str:
-        levels = "-".join(f"{paradigm}{degree}" for paradigm, degree in self.levels) or "single"
-        return levels + ("-ckpt" if self.ckpt else "")
+        words = [f"{paradigm}{degree}" for paradigm, degree in self.levels] or ["single"]
+        words += [f"zero{self.zero}"] * (self.zero < 3) + ["sp"] * self.sequence_parallel
+        words += ["ckpt"] * self.ckpt + [f"ckpt:{'+'.join(self.modules)}"] * bool(self.modules)
+        return "-".join(words)
 
     def degree(self, paradigm: Paradigm) -> int:
         """The degree of a paradigm; 1 where the strategy does without it."""
         return dict(self.levels).get(paradigm, 1)
+
+    @property
+    def zero_stage(self) -> int:
+        """What of the model states is shared: 0 without an sdp level, else 1, 2 or 3."""
+        return self.zero if self.degree("sdp") > 1 else 0
 
     @property
     def data_degree(self) -> int:
@@ -103,27 +124,41 @@ class Strategy:
 def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:
     """The strategy written as `text`; with `group`, its degrees must multiply to it. Raises InputError."""
     example = f"dp{group}" if group and group > 1 else "single" if group == 1 else "dp2-tp4-ckpt"
-    body, ckpt = (text[:-5], True) if text.endswith("-ckpt") else (text, False)
+    match = re.fullmatch(r"(single|[a-z]+\d+(?:-[a-z]+\d+)*?)(?:-zero([12]))?(-sp)?(?:-ckpt(?::([a-z]+(?:\+[a-z]+)*))?)?", text)
+    fix = f"give levels of dp, sdp and tp with degrees, such as {example!r}"
+    if match is None:
+        raise InputError(where, field, f"is {text!r}", fix)
+    body, zero, sequence_parallel, names = match.groups()
     levels: list[tuple[Paradigm, int]] = []
     for part in body.split("-") if body != "single" else []:
-        match = re.fullmatch(r"(dp|sdp|tp)([1-9]\d{0,6})", part)
-        if match is None:
-            raise InputError(where, field, f"is {text!r}", f"give levels of dp, sdp and tp with degrees, such as {example!r}")
-        degree = int(match[2])
+        level = re.fullmatch(rf"({'|'.join(PARADIGMS)})([1-9]\d{{0,6}})", part)
+        if level is None:
+            raise InputError(where, field, f"is {text!r}", fix)
+        degree = int(level[2])
         if degree < 2:
             raise InputError(where, field, f"is {text!r}", f"give degrees of 2 or more, such as {example!r}")
-        levels.append((match[1], degree))  # type: ignore[arg-type]
+        levels.append((level[1], degree))  # type: ignore[arg-type]
     if len({paradigm for paradigm, _ in levels}) < len(levels):
         raise InputError(where, field, f"is {text!r}", f"name each paradigm once, such as {example!r}")
-    strategy = Strategy(tuple(levels), ckpt)
+    modules = tuple(sorted(set((names or "").split("+")) - {""}))
+    if wrong := sorted(set(modules) - set(MODULES)):
+        raise InputError(where, field, f"is {text!r}, which recomputes {wrong[0]!r}", f"name some of {', '.join(MODULES)}")
+    ckpt = text.endswith("-ckpt")
+    strategy = Strategy(tuple(levels), ckpt, int(zero or 3), sequence_parallel is not None, modules)  # type: ignore[arg-type]
+    if zero and strategy.degree("sdp") == 1:
+        raise InputError(where, field, f"is {text!r}", f"leave zero{zero} out, or give an sdp level, which shares states")
+    if sequence_parallel and strategy.degree("tp") == 1:
+        raise InputError(where, field, f"is {text!r}", "leave sp out, or give a tp level, whose ranks share the tokens")
     if group is not None and strategy.group != group:
-        raise InputError(
-            where,
-            field,
-            f"is {text!r}, whose degrees multiply to {strategy.group}",
-            f"make them multiply to {group}, such as {example!r}",
-        )
+        raise wrong_group(strategy, where, field, group)
     return strategy
+
+
+def wrong_group(strategy: Strategy, where: str, field: str, group: int) -> InputError:
+    """The error of a strategy whose degrees do not multiply to the group."""
+    example = f"dp{group}" if group > 1 else "single"
+    problem = f"is {str(strategy)!r}, whose degrees multiply to {strategy.group}"
+    return InputError(where, field, problem, f"make them multiply to {group}, such as {example!r}")
 
 
 def decision_tree(group: int, *, takeaway3: bool = True, ckpt: bool = True) -> list[Strategy]:
@@ -135,8 +170,8 @@ def decision_tree(group: int, *, takeaway3: bool = True, ckpt: bool = True) -> l
     if group < 1 or group & (group - 1):
         raise InputError("decision tree", "group", f"is {group}", "give a power of two, such as 8")
     strategies = []
-    for count in range(len(PARADIGMS) + 1):
-        for order in permutations(PARADIGMS, count):
+    for count in range(len(TREE) + 1):
+        for order in permutations(TREE, count):
             if takeaway3 and {"dp", "sdp"} <= set(order):
                 continue
             strategies += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factorisations(group, count)]

@@ -20,6 +20,7 @@ from typing import Any
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.compile.switch_passes import SwitchCompiler
 from trainplan.execution.compile.unit_passes import UnitPasses
+from trainplan.execution.features import COMPILED, refuse_others
 from trainplan.execution.program import FROM, POINT_TO_POINT, Instruction, Op, Part, Program, grouped
 from trainplan.execution.uncollected import uncollected
 from trainplan.formulations.plan import Plan
@@ -39,8 +40,10 @@ def compile_plan(
     """The programs of all ranks, or of some.
 
     model: run this one in the plan's place, scaled down, with the same units. most_micro_batches: leave out all micro-batches
-    of a rank but the first so many. ahead: gather parameters one unit ahead; with memory switches, these say when.
+    of a rank but the first so many. ahead: gather parameters one unit ahead; with memory switches, these say when. Raises
+    InputError for what programs cannot do yet.
     """
+    refuse_others(plan, COMPILED, "the compiler")
     model = model or plan.planned_model()
     switches, stages = plan.switches(), len(plan.stages)
     counts = {min(count, most_micro_batches or count) for count in plan.batch.shares or [plan.batch.micro_batches]}

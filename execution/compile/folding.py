@@ -118,7 +118,7 @@ def _folded_shares(shares: Sequence[int]) -> list[int]:
 
 
 def _folded(plan: Plan, segments: Segments, narrow: Segments, few: int, shares: list[int] | None) -> Plan:
-    size, switches = 1 << sum(narrow.widths), plan.units[0].switches is not None
+    size, switches = 1 << sum(narrow.widths), plan.switches() is not None
     strategies = [folded_strategy(strategy, segments, narrow) for strategy in plan.strategies()]
     samples = (2 if plan.sliced else 1) * (1 if shares else max(strategy.data_degree for strategy in strategies))
     micro_batches = max(shares) if shares else min(few, plan.batch.micro_batches)
@@ -130,6 +130,6 @@ def _folded(plan: Plan, segments: Segments, narrow: Segments, few: int, shares: 
         placement=None,
         predicted=None,
         stages=[s.changed(ranks=list(range(n * size, (n + 1) * size))) for n, s in enumerate(plan.stages)],
-        units=[unit.changed(strategy=str(s)) for unit, s in zip(plan.units, strategies, strict=True)],
+        units=[unit.laid_out(s) for unit, s in zip(plan.units, strategies, strict=True)],
         nvlink=plan.nvlink if switches else None,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainplan.execution.features import refuse_others
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError, shown
@@ -61,6 +62,7 @@ def check_pipeline(plan: Plan, families: tuple[str, ...], runtime: str, where: s
     if plan.batch.shares is not None:
         fix = f"plan without uneven shares: all replicas run the same number of micro-batches in {runtime}"
         raise InputError(where, "batch.shares", f"is {shown(plan.batch.shares)}", fix)
+    refuse_others(plan, (), f"the export to {runtime}", where)
 
 
 def letters(plan: Plan) -> list[str]:
@@ -93,9 +95,9 @@ def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
     first, *others = [replace(strategy, ckpt=False) for strategy in plan.strategies()]
     for position, strategy in enumerate(others, 1):
         if strategy != first:
-            problem = f"is {plan.units[position].strategy!r}, where units[0] has {plan.units[0].strategy!r}"
+            problem = f"is {str(plan.units[position].strategy)!r}, where units[0] has {str(plan.units[0].strategy)!r}"
             fix = f"plan with one strategy for all units: {runtime} changes no layout between them"
-            raise InputError(where, f"units[{position}].strategy", problem, fix)
+            raise InputError(where, f"units[{position}].{plan.units[position].field}", problem, fix)
     return first
 
 

@@ -94,9 +94,9 @@ def export(plan: Plan, where: str) -> Export:
     strategies = plan.strategies()
     for position, strategy in enumerate(strategies):
         if strategy.degree("tp") > 1:
-            problem = f"is {plan.units[position].strategy!r}"
+            problem = f"is {str(plan.units[position].strategy)!r}"
             fix = f"plan without tp (`plan --space dp+pp`): a stage of {RUNTIME} holds whole modules"
-            raise InputError(where, f"units[{position}].strategy", problem, fix)
+            raise InputError(where, f"units[{position}].{plan.units[position].field}", problem, fix)
     model, names = plan.planned_model(), [unit.name for unit in plan.units]
     blocks, ckpt = len(names) // 2 - 1, {unit.name for unit, s in zip(plan.units, strategies, strict=True) if s.ckpt}
     stages = []

@@ -75,7 +75,7 @@ class MemorySwitches(Problem):
             [(0, instance.layers - 1)],
             [str(Strategy.of(("sdp", world), ckpt=chosen.ckpt)) for chosen in solution.switches],
             Batch(global_samples=request.samples),
-            switches=[[name for name in chosen.names if name != "ckpt"] for chosen in solution.switches],
+            switches=solution.switches,
             nvlink=instance.nvlink,
         )
 

@@ -12,7 +12,8 @@ belongs to the warm-up, and that of micro-batch 0 on the last device, too. A hal
 the last warm-up pass of a device: what it sends is received in the 1F1B phase, whole, after its second half.
 
 Planners choose among `1f1b` and `gpipe` (`Schedule`), plans may have all of them; slicing is the plan's `sliced`. `orders` is
-where a plan's schedule becomes an order of passes.
+where a plan's schedule becomes an order of passes. Plans may say `zero-bubble`, too, for runtimes that have it; it has no order
+here yet.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 Schedule = Literal["1f1b", "gpipe"]
-PlanSchedule = Literal["1f1b", "gpipe", "interleaved-1f1b"]
+PlanSchedule = Literal["1f1b", "gpipe", "interleaved-1f1b", "zero-bubble"]
 Kind = Literal["forward", "backward"]
 SCHEDULE_NAMES: dict[str, str] = {  # for people
     "1f1b": "1F1B-Flush",
     "gpipe": "GPipe",
     "interleaved-1f1b": "interleaved 1F1B",
+    "zero-bubble": "zero-bubble",
 }
 
 

@@ -311,12 +311,14 @@ def test_bad_plans_get_one_line(plan: Path, tmp_path: Path) -> None:
 
     units = content["units"]
     told(
-        changed(units=[{**units[0], "strategy": "dp2-tp4"}, *units[1:]]),
+        changed(units=[{"name": units[0]["name"], "strategy": "dp2-tp4"}, *units[1:]]),
         str(plan),
         "units[0].strategy is 'dp2-tp4'",
         "multiply to 4",
     )
-    told(changed(units=[{**units[0], "strategy": "dp3"}, *units[1:]]), "units[0].strategy is 'dp3'")
+    told(changed(units=[{"name": units[0]["name"], "strategy": "dp3"}, *units[1:]]), "units[0].strategy is 'dp3'")
+    three = {"levels": [{"axis": "dp", "degree": 3}]}
+    told(changed(units=[{**units[0], "layout": three}, *units[1:]]), "units[0].layout is 'dp3'")
     told(changed(units=units[1:]), "units has 25 items", "26")
     told(changed(units=[{**units[0], "name": "x"}, *units[1:]]), "units[0].name is 'x'", "'embedding'")
     model, config = content["model"], content["model"]["config"]

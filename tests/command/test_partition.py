@@ -87,7 +87,7 @@ def test_the_plan_is_valid_and_sliced(plan: Path) -> None:
     made = json.loads(plan.read_text())
     jsonschema.validate(made, tp.schema("plan"))
     assert made["sliced"] == 1 and len(made["stages"]) == 4
-    assert {unit["strategy"] for unit in made["units"]} == {"dp4"}
+    assert [unit["layout"] for unit in made["units"]] == [{"levels": [{"axis": "dp", "degree": 4}]}] * len(made["units"])
     found = json.loads(call("partition", *PAPER, *FOUR, "--batch", "128", "--sliced", "0", "--json").stdout)
     assert found["plan"]["sliced"] == found["alternatives"][0]["sliced"] == 0
     assert found["result"]["status"] == "optimal"

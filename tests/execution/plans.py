@@ -151,7 +151,7 @@ def _laid_out(
         {"ranks": group, "first_unit": begin, "last_unit": end - 1}
         for group, (begin, end) in zip(groups, pairwise(begins), strict=True)
     ]
-    plan["units"] = [unit | {"strategy": text} for unit, text in zip(plan["units"], strategies, strict=True)]
+    plan["units"] = [{"name": unit["name"], "strategy": text} for unit, text in zip(plan["units"], strategies, strict=True)]
     return load_plan(plan)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from trainplan.formulations.memory_switches.switches import Switches, combinations
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan_units import planned_unit
+from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.models.model import Model
 
 from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED, plan_of
@@ -42,8 +44,8 @@ def switch_plan(
     strategy = f"sdp{world}" if world > 1 else "single"
     strategies = [strategy + ("-ckpt" if each.ckpt else "") for each in switches]
     content = plan_of(model, strategies, world, samples or 2 * world).model_dump()
-    for unit, each in zip(content["units"], switches, strict=True):
-        unit["switches"] = [name for name in each.names if name != "ckpt"]
+    pairs = zip(content["units"], strategies, switches, strict=True)
+    content["units"] = [planned_unit(unit["name"], parse_strategy(text), each) for unit, text, each in pairs]
     return load_plan({**content, "nvlink": nvlink})
 
 

@@ -6,6 +6,7 @@ import pytest
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.formulations.memory_switches.switches import Switches
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan_units import planned_unit
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, plan_of
@@ -20,76 +21,96 @@ def _content(**changed: Any) -> dict[str, Any]:
 
 
 def _with_unit(position: int, **changed: Any) -> dict[str, Any]:
+    """The same with fields of one unit's records changed, by record; None leaves a record out."""
     content = _content()
-    content["units"][position] |= changed
+    unit = content["units"][position]
+    for name, fields in changed.items():
+        unit[name] = {**unit.get(name, {}), **fields} if isinstance(fields, dict) else fields
     return content
+
+
+def _printed(position: int = 2, **changed: Any) -> dict[str, Any]:
+    """The same in the printed form, with fields of one unit changed."""
+    content = _content()
+    names = ["offload_hidden", "lazy_prefetch", "segment_sync"]
+    units = [{"name": unit["name"], "strategy": "sdp2-ckpt", "switches": names} for unit in content["units"]]
+    units[position] |= changed
+    return {**content, "units": units}
 
 
 def test_a_plan_with_switches_comes_back_from_its_file() -> None:
     plan = load_plan(_content())
     assert plan.model_dump() == _content()
     assert plan.switches() == [SOME] * UNITS
-    assert plan.units[1].switches == ["offload_hidden", "lazy_prefetch", "segment_sync"]
-    assert plan.units[1].strategy == "sdp2-ckpt"
+    unit = plan.units[1]
+    assert unit.states.model_dump() == {
+        "zero": 3, "parameters": "host", "gradients": "host", "optimizer": "host", "kept_whole": True,
+    }  # fmt: skip
+    assert unit.activations.model_dump() == {"recompute": "full", "hidden": "host"}
+    assert unit.order is not None and unit.order.model_dump() == {"synchronised": True}
+    assert str(unit) == "sdp2-ckpt, offload_hidden, lazy_prefetch, segment_sync"
     assert plan.nvlink is False
+
+
+def test_switches_may_be_given_by_their_names() -> None:
+    assert load_plan(_printed()) == load_plan(_content())
 
 
 def test_a_plan_without_switches_says_nothing_of_them() -> None:
     content = plan_of(GPT2, ["sdp2-ckpt"] * UNITS, 2).model_dump()
     del content["nvlink"]
-    for unit in content["units"]:
-        del unit["switches"]
+    assert all(set(unit) == {"name", "layout", "states", "activations"} for unit in content["units"])
     plan = load_plan(content)
     assert plan.switches() is None
     assert not any(name.startswith("host-") for name in compile_plan(plan)[0].buffers)
 
 
 def test_no_switch_on_is_another_thing_than_no_switches() -> None:
-    """Then the optimizer works on the host, and nothing else is saved."""
+    """Then the optimizer works on the host, and nothing else is saved but what is gathered, which is kept."""
     plan = switch_plan(GPT2, 2, [Switches()] * UNITS)
-    assert [unit.switches for unit in plan.units] == [[]] * UNITS
+    assert all(unit.states.kept_whole and unit.states.optimizer == "host" for unit in plan.units)
     assert plan.switches() == [Switches()] * UNITS
     assert compile_plan(plan)[0].optimizer_on_host
 
 
-def test_the_schema_names_the_switches() -> None:
-    definition = Plan.model_json_schema()["$defs"]["PlannedUnit"]["properties"]["switches"]
-    (names,) = [choice["items"]["enum"] for choice in definition["anyOf"] if choice.get("type") == "array"]
-    assert names == ["offload_hidden", "partition", "lazy_prefetch", "eco_forward", "eco_backward", "segment_sync"]
-
-
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
-        (_with_unit(3, switches=None), r"units\[3\].switches is missing; give a list, such as \[\]: units\[0\] has one"),
-        (_with_unit(0, switches=None), r"units\[1\].switches is \[.*; leave it out, or give a list for each unit"),
-        (_with_unit(2, switches=["ckpt"]), r"units\[2\].switches\[0\] is 'ckpt'; give .*offload_hidden"),
-        (_with_unit(2, switches=["partition"] * 2), r"units\[2\].switches is .*; give each once: \['partition'\]"),
-        (_with_unit(2, strategy="sdp2"), r"units\[2\].switches is .*; leave offload_hidden out, or give strategy sdp2-ckpt"),
-        (_with_unit(2, strategy="dp2-ckpt"), r"units\[2\].strategy is 'dp2-ckpt', with switches; give sdp2 or sdp2-ckpt"),
-        (_with_unit(2, strategy="tp2"), r"units\[2\].strategy is 'tp2', with switches; give sdp2 or sdp2-ckpt"),
-        (_content(nvlink=None), "nvlink is missing; give true or false, with switches"),
-        (_content(batch={"global_samples": 4, "micro_batches": 2}), "batch.micro_batches is 2, with switches; give 1"),
+        (_with_unit(3, order=None), r"units\[3\].order is missing, with states .*; give an object, such as {}"),
+        (_with_unit(3, states={"optimizer": "device"}), r"units\[3\].states.optimizer is 'device'; give 'host'"),
+        (_with_unit(3, states={"gradients": "device"}), r"units\[3\].states.gradients is 'device'; give 'host'"),
+        (_with_unit(3, states={"zero": 0}), r"units\[3\].states.zero is 0; give 1, 2 or 3: layout.levels has sdp"),
+        (_with_unit(2, activations={"recompute": "none"}), r"units\[2\].activations.hidden is 'host'; give 'device', or rec"),
+        (_printed(switches=["ckpt"]), r"units\[2\].switches\[0\] is 'ckpt'; give .*offload_hidden"),
+        (_printed(switches=["partition"] * 2), r"units\[2\].switches is .*; give each once: \['partition'\]"),
+        (_printed(switches="partition"), r"units\[2\].switches is 'partition'; give a list"),
+        (_printed(strategy="sdp2"), r"units\[2\].activations.hidden is 'host'; give 'device', or recompute 'full'"),
+        (_printed(strategy="dp2-ckpt"), r"units\[2\].strategy is 'dp2-ckpt', with states on the host; give sdp2 or sdp2-ck"),
+        (_printed(strategy="tp2"), r"units\[2\].strategy is 'tp2', with states on the host; give sdp2 or sdp2-ckpt"),
+        (_printed(strategy=2), r"units\[2\].strategy is 2; give a text in quotes"),
+        (_printed(states={}), r"units\[2\].strategy is 'sdp2-ckpt', beside states; leave strategy or states out"),
+        (_printed(switches=None), r"units\[2\] has nothing on the host; give all units residences on the host, or none"),
+        (_printed(0, switches=None), r"units\[1\] has something on the host; give all units residences on the host, or none"),
+        (_content(nvlink=None), "nvlink is missing; give true or false, with states on the host"),
+        (_content(batch={"global_samples": 4, "micro_batches": 2}), "batch.micro_batches is 2, with states on the host; give"),
         ({**plan_of(GPT2, ["sdp2"] * UNITS, 2).model_dump(), "nvlink": True}, "nvlink is true; leave it out: no unit"),
     ],
 )
-def test_bad_switches_get_one_line(content: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told) as caught:
+def test_bad_switches_get_one_line(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
         load_plan(content)
     assert "\n" not in str(caught.value)
 
 
 def test_switches_are_for_one_stage_and_no_shares() -> None:
     def switched(plan: Plan) -> dict[str, Any]:
-        content = plan.model_dump()
-        for unit in content["units"]:
-            unit["switches"] = []
-        return {**content, "nvlink": True}
+        units = [planned_unit(unit.name, unit.strategy, Switches(partition=True)) for unit in plan.units]
+        return {**plan.model_dump(), "units": units, "nvlink": False}
 
-    with pytest.raises(InputError, match="stages are 2, with switches; give 1"):
+    with pytest.raises(InputError, match="stages are 2, with states on the host; give 1"):
         load_plan(switched(plan_of(GPT2, ["single"] * UNITS, 2, cuts=[3])))
-    with pytest.raises(InputError, match=r"batch\.shares is there, with switches; leave it out"):
+    with pytest.raises(InputError, match=r"batch\.shares is there, with states on the host; leave it out"):
         load_plan(switched(plan_of(GPT2, ["dp2"] * UNITS, 2, shares=[1, 1])))
     assert load_plan(switched(plan_of(GPT2, ["single"] * UNITS, 1))).world == 1
-    with pytest.raises(InputError, match=r"units\[0\].strategy is 'dp4', with switches; give sdp4 or sdp4-ckpt"):
+    with pytest.raises(InputError, match=r"units\[0\].layout is 'dp4', with states on the host; give sdp4 or sdp4-ckpt"):
         load_plan(switched(plan_of(GPT2, ["dp4"] * UNITS, 4)))

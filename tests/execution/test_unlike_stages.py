@@ -88,7 +88,7 @@ def test_each_sender_serves_its_part_of_the_receivers() -> None:
 
 def test_stages_that_are_none_are_refused_in_words() -> None:
     plan = plan_of(GPT2, ["single"] * 8, 2, 12, 1, [4]).model_dump()
-    plan["units"] = [unit | {"strategy": "dp3" if number < 4 else "single"} for number, unit in enumerate(plan["units"])]
+    plan["units"] = [{"name": u["name"], "strategy": "dp3" if n < 4 else "single"} for n, u in enumerate(plan["units"])]
     plan["stages"][0]["ranks"], plan["stages"][1]["ranks"], plan["world"] = [0, 1, 3], [2], 4
     assert load_plan(plan).stage_sizes == [3, 1]
     for stages, told in (

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from trainplan.checking import Checked, CheckedPlan
 from trainplan.command.printing import err, line, pairs, table
 from trainplan.execution.walk.time import LANE_OF
-from trainplan.formulations.plan import Plan, PlannedUnit
+from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
@@ -121,7 +121,7 @@ def plan_table(plan: Plan) -> None:
     """The strategy of every unit, and the switches that are on, stage by stage, runs of equal ones as one row."""
     rows = []
     for number, stage in enumerate(plan.stages):
-        for place, (strategy, group) in enumerate(groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=_strategy)):
+        for place, (strategy, group) in enumerate(groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=str)):
             names = [unit.name for unit in group]
             ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
             head = ["", ""] if place else [str(number), ranks]
@@ -137,10 +137,6 @@ def plan_table(plan: Plan) -> None:
     if plan.placement is not None:
         facts.append(("placement", f"rank by rank on devices {', '.join(map(str, plan.placement))}"))
     pairs(facts)
-
-
-def _strategy(unit: PlannedUnit) -> str:
-    return ", ".join([unit.strategy, *(unit.switches or [])])
 
 
 def planned(answer: Planned) -> None:

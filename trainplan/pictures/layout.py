@@ -68,7 +68,7 @@ def _title(plan: Plan, performance: Performance | None) -> str:
 def _draw_units(axes: Any, plan: Plan) -> None:
     from matplotlib.patches import Patch
 
-    names = [", ".join([unit.strategy, *(unit.switches or [])]) for unit in plan.units]
+    names = [str(unit) for unit in plan.units]
     distinct = list(dict.fromkeys(names))
     colours = {name: STRATEGIES[place % len(STRATEGIES)] for place, name in enumerate(distinct)}
     widest = max(stage.last_unit - stage.first_unit + 1 for stage in plan.stages)

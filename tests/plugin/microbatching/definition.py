@@ -17,9 +17,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from trainplan.formulations.parameters import Parameter
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.plan import Batch, Plan, Stage
+from trainplan.formulations.plan_units import planned_unit
 from trainplan.formulations.problem import Problem, Table
 from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.files import Record, Source, parse
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time
 from trainplan.solvers.core.result import Infeasibility
@@ -146,7 +148,7 @@ class MicroBatching(Problem):
             memory_bytes=instance.memory_bytes,
             batch=Batch(global_samples=request.samples, micro_batches=instance.candidates[solution].micro_batches),
             stages=[Stage(ranks=list(range(world)), first_unit=0, last_unit=len(model.units) - 1)],
-            units=[PlannedUnit(name=unit.name, strategy=f"dp{world}" if world > 1 else "single") for unit in model.units],
+            units=[planned_unit(unit.name, Strategy.of(("dp", world))) for unit in model.units],
         )
 
     def count(self, instance: Instance) -> int:

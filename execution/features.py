@@ -1,0 +1,52 @@
+"""What a plan may say beyond stages, dp, sdp of ZeRO stage 3, tp and recomputation of whole units; and who cannot do it yet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
+
+COMPILED = frozenset({"states on the host"})  # what trainplan's own programs do
+
+
+class Feature(NamedTuple):
+    """Something that a plan asks for: its name, the field that says so, the field's value, and what to give instead."""
+
+    name: str
+    field: str
+    value: str
+    instead: str
+
+
+def features(plan: Plan) -> Iterator[Feature]:
+    """All of a plan's, unit by unit."""
+    if plan.schedule == "zero-bubble":
+        yield Feature("zero-bubble schedules", "schedule", "'zero-bubble'", "1f1b")
+    for position, unit in enumerate(plan.units):
+        where, strategy = f"units[{position}]", unit.strategy
+        layout, text = f"{where}.{unit.field}", repr(str(strategy))
+        if strategy.degree("cp") > 1:
+            yield Feature("context parallelism", layout, text, "levels of dp, sdp and tp")
+        if strategy.degree("ep") > 1:
+            yield Feature("expert parallelism", layout, text, "levels of dp, sdp and tp")
+        if strategy.zero_stage in (1, 2):
+            yield Feature(f"ZeRO stage {strategy.zero_stage}", f"{where}.states.zero", str(strategy.zero_stage), "3")
+        if strategy.sequence_parallel:
+            yield Feature("sequence parallelism", f"{where}.layout.sequence_parallel", "true", "false")
+        if strategy.modules:
+            modules = ", ".join(strategy.modules)
+            yield Feature("recomputation of modules", f"{where}.activations.recompute", modules, "'none' or 'full'")
+        if unit.precision != "model":
+            yield Feature("another precision than the model's", f"{where}.precision", repr(unit.precision), "'model'")
+        if unit.order is not None:
+            yield Feature("states on the host", f"{where}.order", "there", "residences on the device")
+
+
+def refuse_others(plan: Plan, able: Collection[str], who: str, where: str = "plan") -> None:
+    """Raises InputError naming the first feature of a plan that is not among those that `who` is able to do."""
+    for feature in features(plan):
+        if feature.name not in able:
+            fix = f"give {feature.instead}: {who} cannot do {feature.name} yet"
+            raise InputError(where, feature.field, f"is {feature.value}", fix)

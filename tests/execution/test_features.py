@@ -1,0 +1,41 @@
+"""What a plan may say and programs cannot do yet is refused by name, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.formulations.plan import load_plan
+from trainplan.profiling.base.errors import InputError
+
+from tests.execution.plans import GPT2, plan_of
+
+UNITS = len(GPT2.units)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fields", "message"),
+    [
+        (
+            "cp2",
+            {},
+            r"units\[0\].strategy is 'cp2'; give levels of dp, sdp and tp: the compiler cannot do context",
+        ),
+        ("dp2-ep2", {}, r"units\[0\].strategy is 'dp2-ep2'; .*: the compiler cannot do expert parallelism yet"),
+        ("dp2", {"precision": "fp8"}, r"units\[0\].precision is 'fp8'; give 'model': the compiler cannot do another precision"),
+    ],
+)
+def test_the_compiler_names_what_it_cannot_do(strategy: str, fields: dict[str, Any], message: str) -> None:
+    plan = plan_of(GPT2, ["single"] * UNITS, 1).model_dump()
+    degree = 4 if "ep" in strategy else 2
+    plan |= {"world": degree, "units": [{"name": u["name"], "strategy": strategy, **fields} for u in plan["units"]]}
+    plan["stages"][0]["ranks"] = list(range(degree))
+    with pytest.raises(InputError, match=message):
+        compile_plan(load_plan(plan))
+
+
+def test_zero_bubble_schedules_are_refused() -> None:
+    plan = plan_of(GPT2, ["single"] * UNITS, 2, 8, 4, [3]).model_dump()
+    with pytest.raises(InputError, match="schedule is 'zero-bubble'; give 1f1b: the compiler cannot do"):
+        compile_plan(load_plan({**plan, "schedule": "zero-bubble"}))

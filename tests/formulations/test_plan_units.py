@@ -1,0 +1,75 @@
+"""What a plan says of a unit: records, and their printed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainplan.formulations.memory_switches.switches import combinations
+from trainplan.formulations.plan_units import UNIT_SWITCHES, PlannedUnit, planned_unit
+from trainplan.formulations.strategies import MODULES, PARADIGMS, Strategy, parse_strategy
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import parse
+
+
+@st.composite
+def every_strategy(draw: st.DrawFn) -> Strategy:
+    """Any strategy that can be written."""
+    axes = draw(st.lists(st.sampled_from(PARADIGMS), unique=True, max_size=4))
+    levels = tuple((axis, draw(st.integers(2, 9))) for axis in axes)
+    zero = draw(st.integers(1, 3)) if "sdp" in axes else 3
+    shared = "tp" in axes and draw(st.booleans())
+    ckpt = draw(st.booleans())
+    modules = () if ckpt else tuple(sorted(draw(st.sets(st.sampled_from(MODULES)))))
+    return Strategy(levels, ckpt, zero, shared, modules)
+
+
+@given(every_strategy())
+def test_a_strategy_is_what_it_prints(strategy: Strategy) -> None:
+    assert parse_strategy(str(strategy)) == strategy
+
+
+@given(every_strategy(), st.none() | st.sampled_from(combinations(forced=False)))
+def test_a_unit_comes_back_from_its_file(strategy: Strategy, switches: Any) -> None:
+    unit = planned_unit("block0.ffn", strategy, switches)
+    assert unit.strategy == strategy
+    again = parse(unit.model_dump(mode="json"), PlannedUnit)
+    assert again == unit and again.strategy == strategy
+    assert unit.switches is None if switches is None else unit.switches is not None
+    if switches is not None and unit.switches is not None:
+        assert [name for name in unit.switches.names if name != "ckpt"] == [n for n in switches.names if n != "ckpt"]
+    printed: dict[str, Any] = {"name": "block0.ffn", "strategy": str(strategy)}
+    if switches is not None:
+        printed["switches"] = [name for name in switches.names if name != "ckpt"]
+    assert parse(printed, PlannedUnit) == unit
+
+
+@pytest.mark.parametrize(
+    ("unit", "message"),
+    [
+        ({"layout": {"levels": [{"axis": "dp", "degree": 2}] * 2}}, "layout.levels are of dp, dp; name each axis once"),
+        ({"layout": {"levels": [{"axis": "dp", "degree": 1}]}}, r"layout.levels\[0\].degree is 1; give a number of at least 2"),
+        ({"layout": {"levels": [{"axis": "pp", "degree": 2}]}}, r"layout.levels\[0\].axis is 'pp'; give 'dp', 'sdp'"),
+        ({"layout": {"sequence_parallel": True}}, "layout.sequence_parallel is true; leave it out, or give layout.levels a tp"),
+        ({"states": {"zero": 2}}, "states.zero is 2; leave it out, or give layout.levels an sdp level"),
+        ({"states": {"zero": 4}}, "states.zero is 4; give 0, 1, 2 or 3"),
+        ({"activations": {"recompute": []}}, "activations.recompute is \\[\\]; give 'none'"),
+        ({"activations": {"recompute": ["norms", "loss"]}}, r"activations.recompute is .*; give \['loss', 'norms'\]"),
+        ({"order": {}}, "order is there; leave it out: nothing of the unit is on the host"),
+        ({"strategy": "dp2-zero1"}, "strategy is 'dp2-zero1'; leave zero1 out, or give an sdp level"),
+        ({"strategy": "sdp2-sp"}, "strategy is 'sdp2-sp'; leave sp out, or give a tp level"),
+        ({"strategy": "sdp2-ckpt:softmax"}, "which recomputes 'softmax'; name some of activation, attention, loss, norms"),
+        ({"strategy": "sdp2-zero3"}, "strategy is 'sdp2-zero3'; give levels of dp, sdp and tp"),
+    ],
+)
+def test_what_is_wrong_is_named(unit: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse({"name": "head", **unit}, PlannedUnit)
+
+
+def test_the_schema_has_both_forms() -> None:
+    properties = PlannedUnit.model_json_schema()["properties"]
+    assert {"layout", "states", "activations", "order", "strategy", "switches"} <= set(properties)
+    assert properties["switches"]["items"]["enum"] == list(UNIT_SWITCHES)
