@@ -65,7 +65,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> dict
 
 
 def _by_hand(case: str, model: Model, tokens: Any, rank: int) -> Step:
-    """One step of the same training with torch alone, on this rank; it gives the whole batch's loss (0 where another has it)."""
+    """One step of the same training with torch alone, on this rank: it gives the batch's loss, or 0 where another has it."""
     import torch
     import torch.distributed as dist
     import transformers
