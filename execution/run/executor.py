@@ -24,6 +24,7 @@ from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.execution.run.rank_state import Groups
 from trainplan.execution.run.sharding import Sharding
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
+from trainplan.execution.run.transport import Message
 from trainplan.execution.walk.measured import Span
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
@@ -120,14 +121,14 @@ class Executor(Sharding, Copying):
                 sent = self.values[message.reads[0]]
                 if message.args:
                     sent = self.rows.of(message, sent)
-                messages.append(dist.P2POp(dist.isend, sent, peer, group))
+                messages.append(Message(True, sent, peer, group))
             else:
                 assert message.unit is not None
                 shape = self.model.units[message.unit].sublayer.input_shape(len(message.args["rows"]))
                 received = torch.empty(shape, dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
                 self.values[message.writes[0]] = received
-                messages.append(dist.P2POp(dist.irecv, received, peer, group))
-        self.finish(dist.batch_isend_irecv(messages))
+                messages.append(Message(False, received, peer, group))
+        self.finish(self.transport.exchange(messages))
 
     _send = _receive = _send_receive = _point_to_point
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run.row_selections import RowSelections
+from trainplan.execution.run.transport import Direct, Transport
 from trainplan.execution.run.unit_state import UnitState, empty_storage, host_tensor, make_unit
 
 Groups = dict[tuple[int, ...], Any]
@@ -21,7 +22,7 @@ class RankState:
     """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1).
 
     `release_s`: how long a collective's work is still held once it is done, so that gloo's thread lets go of it first. What
-    that thread is the last to release, torch's profiler does not see go.
+    that thread is the last to release, torch's profiler does not see go. `transport`: what carries tensors between ranks.
     """
 
     program: Program
@@ -30,6 +31,7 @@ class RankState:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     tokens: Tensor = field(default_factory=lambda: torch.empty(0))
     release_s: float = 0.0
+    transport: Transport = field(default_factory=Direct)
 
     def __post_init__(self) -> None:
         self.model = self.program.model
@@ -61,7 +63,7 @@ class RankState:
 
     def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
         """A collective of torch.distributed over the instruction's group, until it is done."""
-        self.finish([function(*tensors, group=self.groups[instruction.group], async_op=True)])
+        self.finish(self.transport.collective(function, self.groups[instruction.group], tensors))
 
     def finish(self, works: list[Any]) -> None:
         """Wait for what torch.distributed has begun."""
