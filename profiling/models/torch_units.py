@@ -2,6 +2,9 @@
 
 Each function maps (parameters of the shard, input) to the rank's partial output; the sum over the ranks is the sub-layer's
 output (the head's outputs are the shards of the logits instead). No function communicates.
+
+A sub-layer is three pieces, of which `forward` is the whole: `enter`, what comes before the matrices; `matrices`, a partial
+output; `leave`, dropout and residual.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from trainplan.profiling.models.dropout import Draw, Heads, drop, dropped_attention
+from trainplan.profiling.models.blockwise import Scores, blockwise_attention
+from trainplan.profiling.models.dropout import Draw, Heads, drop
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
@@ -25,6 +29,7 @@ from trainplan.profiling.models.sublayers import (
     InputProjection,
     LanguageHead,
     Norm,
+    ParallelBlock,
     Parameter,
     PatchMerging,
     Sublayer,
@@ -40,6 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -73,27 +79,72 @@ def forward(
     memory: the hidden states that a cross-attention reads, (rows, memory tokens, hidden). draw: what masks of dropout follow
     from; without it nothing is dropped, as when a model is evaluated.
     """
+    if isinstance(part, ParallelBlock):
+        return _parallel_block(part, parameters, x, shard, draw)
+    if not isinstance(part, Attention | FeedForward | LanguageHead | TokenEmbedding):
+        return _FORWARD[type(part)](part, parameters, x, shard)
+    inside = enter(part, parameters, x, draw)
+    y = matrices(part, parameters, inside, shard, memory, draw)
+    residual = residual_of(part, x, inside) if shard.first else None
+    if part.sandwich:
+        y = _normed(part, parameters, y, "post_norm")
+    y = leave(part, y, residual, draw)  # a partial sum is dropped as the whole is: each number on all ranks or none
+    return y.view_as(x) if isinstance(part, Attention | FeedForward) else y
+
+
+def enter(part: Sublayer, p: Parameters, x: Tensor, draw: Draw | None = None) -> Tensor:
+    """What the matrices of a sub-layer work on, (rows, tokens, hidden), of any of the tokens; where it has windows, they take
+    the place of rows. An embedding's is its input."""
+    if isinstance(part, TokenEmbedding):
+        return x
+    inside = _normed(part, p, x)
     if isinstance(part, Attention):
-        return _attention(part, parameters, x, shard, memory, draw)
+        inside = drop(inside, draw, "input", part.input_dropout)
+        return _into_windows(part, inside) if part.window else inside
+    if isinstance(part, LanguageHead):
+        if part.transform:
+            inside = ACTIVATIONS[part.transform](F.linear(inside, p["dense.weight"], p["dense.bias"]))
+            inside = _normed(part, p, inside, "dense_norm")
+        if part.scale != 1:
+            inside = inside * part.scale
+    return inside
+
+
+def matrices(
+    part: Sublayer, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None = None, draw: Draw | None = None
+) -> Tensor:
+    """Partial sums of a sub-layer's output on all tokens, before dropout and residual, (rows x tokens, hidden), of an embedding
+    (rows, tokens, hidden); a head's logits. They are no view, so that adding in place costs the backward pass nothing."""
+    if isinstance(part, TokenEmbedding):
+        return _token_embedding(part, p, inside, shard)
+    if isinstance(part, Attention):
+        return _attention(part, p, inside, shard, memory, draw)
     if isinstance(part, FeedForward):
-        return _feed_forward(part, parameters, x, shard, draw)
-    if isinstance(part, TokenEmbedding):  # a partial sum is dropped as the whole is: each number of it on all ranks or none
-        return drop(_token_embedding(part, parameters, x, shard), draw, "output", part.dropout)
-    return _FORWARD[type(part)](part, parameters, x, shard)
+        return _feed_forward(part, p, inside, shard)
+    logits = F.linear(inside, p["logits.weight"], p.get("logits.bias"))
+    cap = getattr(part, "softcap", 0.0)
+    return logits.div_(cap).tanh_() * cap if cap else logits
+
+
+def residual_of(part: Sublayer, x: Tensor, inside: Tensor) -> Tensor | None:
+    """What joins the output behind a sub-layer's matrices: its input, or in post-norm chains what they work on."""
+    if isinstance(part, Attention | FeedForward):
+        return inside if part.post_norm else x
+    return None
+
+
+def leave(part: Sublayer, y: Tensor, residual: Tensor | None, draw: Draw | None = None) -> Tensor:
+    """The output of a sub-layer, in the place of what its matrices have summed: some numbers dropped, and the residual added.
+    Of any of the tokens."""
+    y = drop(y, draw, "output", 0.0 if isinstance(part, LanguageHead) else part.dropout)
+    return y if residual is None else y.add_(residual.view_as(y))
 
 
 def _normed(part: Sublayer, p: Parameters, x: Tensor, name: str = "norm") -> Tensor:
     weight = p[f"{name}.weight"]
     if part.norm == "rms":
         return F.rms_norm(x, weight.shape, weight, part.epsilon)
-    return F.layer_norm(x, weight.shape, weight, p[f"{name}.bias"], part.epsilon)
-
-
-def _with_residual(y: Tensor, x: Tensor, shard: Shard) -> Tensor:
-    """y, (tokens, hidden), plus the residual on rank 0. y is no view, so that adding in place costs the backward nothing."""
-    if shard.first:
-        y.add_(x.view_as(y))
-    return y.view_as(x)
+    return F.layer_norm(x, weight.shape, weight, p.get(f"{name}.bias"), part.epsilon)
 
 
 def _only_first(y: Tensor, shard: Shard) -> Tensor:
@@ -110,9 +161,12 @@ def _token_embedding(part: TokenEmbedding, p: Parameters, tokens: Tensor, shard:
         padding = None if part.padding is None or not low <= part.padding < high else part.padding - low
         y = F.embedding((tokens - low).masked_fill_(outside, 0), p["tokens.weight"], padding)
         y = y.masked_fill_(outside.unsqueeze(-1), 0.0)
+    if part.scale != 1:
+        y = y.mul_(part.scale)
     if shard.first:
         if part.positions:
-            y = y.add_(F.embedding(torch.arange(tokens.shape[1], device=tokens.device), p["positions.weight"]))
+            places = torch.arange(part.first_position, part.first_position + tokens.shape[1], device=tokens.device)
+            y = y.add_(F.embedding(places, p["positions.weight"]))
         if part.token_types:
             y = y.add_(F.embedding(torch.zeros_like(tokens), p["types.weight"]))
     return y
@@ -129,39 +183,44 @@ def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Sh
     return _only_first(y, shard)
 
 
-def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None) -> Tensor:
-    rows, length, _ = x.shape
-    heads, kv_heads, width = part.heads // shard.tp, part.kv_heads // shard.tp, part.width
-    inside = drop(_normed(part, p, x), draw, "input", part.input_dropout)
-    residual = inside if part.post_norm else x
-    if part.window:
-        inside = _into_windows(part, inside)
+def _attention(
+    part: Attention, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None
+) -> Tensor:
+    tokens, (heads, kv_heads) = inside.shape[:2], (part.heads // shard.tp, part.kv_heads // shard.tp)
     if part.packed:
         qkv = F.linear(inside, p["qkv.weight"].flatten(0, 1), _flat(p.get("qkv.bias")))
-        q, k, v = qkv.view(*inside.shape[:2], 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = qkv.view(*tokens, 3, heads, part.width).permute(2, 0, 3, 1, 4).unbind(0)
     else:
         source = inside if memory is None else memory
-        q = F.linear(inside, p["q.weight"], p.get("q.bias")).view(*inside.shape[:2], heads, width)
+        q = F.linear(inside, p["q.weight"], p.get("q.bias")).view(*tokens, heads, part.width)
         kv = F.linear(source, p["kv.weight"].flatten(0, 1), _flat(p.get("kv.bias")))
-        k, v = kv.view(*source.shape[:2], 2, kv_heads, width).unbind(2)
+        k, v = kv.view(*source.shape[:2], 2, kv_heads, part.width).unbind(2)
+        if part.normed_heads:
+            q, k = _normed(part, p, q, "q_norm"), _normed(part, p, k, "k_norm")
         if part.rotary:
             q, k = rotated(part, q), rotated(part, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    mixed = _mixed(part, p, q, k, v, shard, draw)
+    y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
+    return _from_windows(part, y).reshape(-1, part.hidden) if part.window else y
+
+
+def _mixed(part: Attention, p: Parameters, q: Tensor, k: Tensor, v: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
+    """The values of all heads, mixed by their probabilities, (rows x tokens, heads x width)."""
+    heads, columns, scale = q.shape[1], q.shape[1] * part.width, part.scale or part.width**-0.5
+    dropping = None
     if draw is not None and part.attention_dropout:
         dropping = Heads(draw, part.attention_dropout, shard.index * heads, part.heads)
-        mixed = dropped_attention(q, k, v, dropping, part.causal, part.scale or None).view(-1, heads * width)
-    else:
-        bias, causal, grouped = _bias(part, p, inside, shard), part.causal and not part.relative, heads != kv_heads
-        options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": part.scale or None}
-        if part.shift:  # the mask is of the windows of one image
-            q, k, v = (t.unflatten(0, (rows, -1)) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, **options)
-        mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
-    y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
-    y = drop(y, draw, "output", part.dropout)
-    if part.window:
-        y = _from_windows(part, y, rows).reshape(rows * length, part.hidden)
-    return _with_residual(y, residual, shard)
+    if dropping is not None or part.blockwise:
+        slopes = part.slopes[shard.index * heads :][:heads]
+        scores = Scores(scale, part.softcap, slopes, part.causal, part.sliding)
+        return blockwise_attention(q, k, v, scores, dropping).view(-1, columns)
+    bias, causal, grouped = _bias(part, p, q, shard), part.causal and not part.relative, heads != k.shape[1]
+    if part.shift:  # the mask is of the windows of one image
+        q, k, v = (t.unflatten(0, (-1, part.tokens // part.window**2)) for t in (q, k, v))
+    options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": scale}
+    mixed = F.scaled_dot_product_attention(q, k, v, **options)
+    return mixed.transpose(-2, -3).reshape(-1, columns)
 
 
 def _flat(bias: Tensor | None) -> Tensor | None:
@@ -247,23 +306,30 @@ def _into_windows(part: Attention, x: Tensor) -> Tensor:
     return _windows(x, part.window)
 
 
-def _from_windows(part: Attention, y: Tensor, rows: int) -> Tensor:
+def _from_windows(part: Attention, y: Tensor) -> Tensor:
     side, w = math.isqrt(part.tokens), part.window
+    rows = y.shape[0] // part.tokens
     y = y.view(rows, side // w, side // w, w, w, -1).permute(0, 1, 3, 2, 4, 5).reshape(rows, side, side, -1)
     return y.roll((part.shift, part.shift), (1, 2)) if part.shift else y
 
 
-def _feed_forward(part: FeedForward, p: Parameters, x: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
-    normed = _normed(part, p, x)
-    flat = normed.view(-1, part.hidden)
+def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard) -> Tensor:
+    flat = inside.view(-1, part.hidden)
     inner = F.linear(flat, p["up.weight"], p.get("up.bias"))
     if part.gated:
         inner = ACTIVATIONS[part.activation](F.linear(flat, p["gate.weight"], p.get("gate.bias"))) * inner
     else:
         inner = ACTIVATIONS[part.activation](inner)
-    y = F.linear(inner, p["down.weight"], p.get("down.bias") if shard.first else None)
-    y = drop(y, draw, "output", part.dropout)
-    return _with_residual(y, normed if part.post_norm else x, shard)
+    return F.linear(inner, p["down.weight"], p.get("down.bias") if shard.first else None)
+
+
+def _parallel_block(part: ParallelBlock, p: Parameters, x: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
+    inside = _normed(part, p, x)
+    y = _attention(part.attention, p, inside, shard, None, draw)
+    if not part.shared_norm:
+        inside = _normed(part, p, x, "ffn_norm")
+    y.add_(_feed_forward(part.feed_forward, p, inside, shard))
+    return (y.add_(x.view_as(y)) if shard.first else y).view_as(x)
 
 
 def _norm(part: Norm, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
@@ -290,16 +356,6 @@ def _upsample(part: Upsample, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
     return _only_first(image.flatten(2).transpose(1, 2) + p["positions.weight"], shard)
 
 
-def _language_head(part: LanguageHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
-    x = _normed(part, p, x)
-    if part.transform:
-        x = ACTIVATIONS[part.transform](F.linear(x, p["dense.weight"], p["dense.bias"]))
-        x = _normed(part, p, x, "dense_norm")
-    if part.scale != 1:
-        x = x * part.scale
-    return F.linear(x, p["logits.weight"], p.get("logits.bias"))
-
-
 def _value_head(part: ValueHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
     x = _normed(part, p, x)
     if part.pool != "none":
@@ -312,7 +368,6 @@ _FORWARD: dict[type[Sublayer], Callable[..., Tensor]] = {
     Norm: _norm,
     PatchMerging: _patch_merging,
     Upsample: _upsample,
-    LanguageHead: _language_head,
     ValueHead: _value_head,
 }
 

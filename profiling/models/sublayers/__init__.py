@@ -27,6 +27,7 @@ from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Ups
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
+from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 
 __all__ = [
     "DRAWN_AT_ONCE",
@@ -38,6 +39,7 @@ __all__ = [
     "LanguageHead",
     "Norm",
     "Operator",
+    "ParallelBlock",
     "Parameter",
     "PatchMerging",
     "RotaryScaling",
