@@ -27,7 +27,13 @@ SIZES = {
     "vit": "hidden_size num_attention_heads num_hidden_layers intermediate_size image_size patch_size",
     "swin": "embed_dim depths num_heads image_size patch_size window_size",
     "transgan": "hidden_sizes depths bottom_width latent_size",
-}
+    "falcon": "hidden_size num_attention_heads num_hidden_layers vocab_size",
+    "opt": "hidden_size num_attention_heads num_hidden_layers max_position_embeddings ffn_dim vocab_size",
+    "mpt": "d_model n_heads n_layers max_seq_len vocab_size",
+} | dict.fromkeys(
+    ("mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "glm", "glm4", "nemotron", "gpt_neox"),
+    "hidden_size num_attention_heads num_hidden_layers max_position_embeddings intermediate_size vocab_size",
+)
 
 
 def small(kind: str, **changes: Any) -> dict[str, Any]:
