@@ -48,7 +48,7 @@ def compile_plan(
     switches, stages = plan.switches(), len(plan.stages)
     counts = {min(count, most_micro_batches or count) for count in plan.batch.shares or [plan.batch.micro_batches]}
     by_count = {count: orders(plan.schedule, stages, count, plan.sliced, plan.chunks) for count in counts}
-    interleaved = with_messages(by_count[plan.batch.micro_batches], stages) if plan.chunks > 1 else None
+    interleaved = with_messages(by_count[counts.pop()], stages) if plan.chunks > 1 else None
     programs = dict[int, Program]()
     placed = planned_ranks(plan, model, ranks, most_micro_batches)
     for first, *others in by_kind(placed) if plan.regular else [[rank] for rank in placed]:

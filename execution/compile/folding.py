@@ -125,11 +125,13 @@ def _folded(plan: Plan, segments: Segments, narrow: Segments, few: int, shares: 
     total = sum(shares) if shares else micro_batches
     batch = plan.batch.changed(global_samples=samples * total, micro_batches=micro_batches, shares=shares)
     return plan.changed(
-        world=size * len(plan.stages),
+        world=size * plan.depth,
         batch=batch,
         placement=None,
         predicted=None,
-        stages=[s.changed(ranks=list(range(n * size, (n + 1) * size))) for n, s in enumerate(plan.stages)],
+        stages=[
+            s.changed(ranks=list(range(n % plan.depth * size, (n % plan.depth + 1) * size))) for n, s in enumerate(plan.stages)
+        ],
         units=[unit.laid_out(s) for unit, s in zip(plan.units, strategies, strict=True)],
         nvlink=plan.nvlink if switches else None,
     )

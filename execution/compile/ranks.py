@@ -163,7 +163,7 @@ class PlannedRank:
             if i.group not in groups:
                 groups[i.group] = tuple(sorted(member ^ distance for member in i.group))
             fields: dict[str, Any] = {"group": groups[i.group], "grouped": tuple(map(translated, i.grouped))}
-            return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED else i.changed(**fields)
+            return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED and not i.grouped else i.changed(**fields)
 
         return replace(program, rank=self.rank, place=self.place, instructions=tuple(map(translated, program.instructions)))
 

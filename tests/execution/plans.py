@@ -128,6 +128,16 @@ def random_interleaved_plan(rng: random.Random, world: int = 4) -> Plan:
     return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
 
 
+def random_regular_interleaved_plan(rng: random.Random, world: int = 4, model: Model | None = None) -> Plan:
+    """Two or more stages on each rank, in turn, on groups of one size, a power of two, in order of ranks."""
+    model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
+    units = len(model.units)
+    depth = rng.choice([p for p in (2, 4) if p <= world and 2 * p <= units])
+    size, chunks = world // depth, rng.randint(2, units // depth)
+    groups = [list(range(stage * size, (stage + 1) * size)) for stage in range(depth)] * chunks
+    return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
+
+
 def _laid_out(
     rng: random.Random,
     model: Model,
