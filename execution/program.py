@@ -71,6 +71,7 @@ class Op(StrEnum):
     ALL_REDUCE = "all-reduce"  # partial outputs or input gradients over the tensor-parallel group
     GATHER_STATISTICS = "gather-statistics"
     GATHER_PARAMETERS = "gather-parameters"  # a sharded unit's parameters, whole for a while
+    GATHER_UPDATED = "gather-updated"  # parameters that are whole on each rank of a group, after each has stepped its shard
     REDUCE_REPLICATED = "reduce-replicated"  # gradients of replicated parameters over the tensor-parallel group
     REDUCE_SCATTER_GRADIENTS = "reduce-scatter-gradients"
     ALL_REDUCE_GRADIENTS = "all-reduce-gradients"
@@ -96,6 +97,7 @@ COLLECTIVES = frozenset(
         Op.ALL_REDUCE,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
+        Op.GATHER_UPDATED,
         Op.REDUCE_REPLICATED,
         Op.REDUCE_SCATTER_GRADIENTS,
         Op.ALL_REDUCE_GRADIENTS,

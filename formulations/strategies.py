@@ -66,6 +66,21 @@ class Strategy:
         return self.zero if self.degree("sdp") > 1 else 0
 
     @property
+    def shares_parameters(self) -> bool:
+        """Whether a rank keeps a shard of the parameters alone, and gathers the whole for each pass (ZeRO stage 3)."""
+        return self.zero_stage == 3
+
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether a rank keeps a shard of the gradients alone, and a whole one only for a while (ZeRO stages 2 and 3)."""
+        return self.zero_stage >= 2
+
+    @property
+    def gathers_updates(self) -> bool:
+        """Whether each rank steps a shard of the parameters, of which all ranks keep the whole (ZeRO stages 1 and 2)."""
+        return self.zero_stage in (1, 2)
+
+    @property
     def data_degree(self) -> int:
         """Number of parts that the samples are split into."""
         return prod(degree for paradigm, degree in self.levels if paradigm in DATA)

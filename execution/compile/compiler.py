@@ -83,12 +83,7 @@ class _Compiler(UnitPasses):
         if self.model.tied and not self.table_once and {0, self.last} & set(self.units):
             self._reduce_tied()
         for unit in self.units:
-            self.issue(
-                Op.OPTIMIZER_STEP,
-                unit,
-                reads=(f"gradient.{unit}",),
-                writes=(f"parameter.{unit}", f"moments.{unit}"),
-            )
+            self.step(unit)
         self.reduce(Op.REDUCE_LOSS, None, None, "loss", tuple(range(self.world)))
         return self.finished()
 

@@ -60,6 +60,10 @@ class PlannedRank:
         """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
         return -(-self.flat_elements(unit) // self.strategies[unit].degree("sdp"))
 
+    def shard_bytes(self, unit: int) -> int:
+        """Bytes of a rank's flat shard of a unit's parameters, or of its gradients."""
+        return self.shard_elements(unit) * self.model.element_bytes
+
     def flat_elements(self, unit: int) -> int:
         """Elements of a rank's tensor-parallel part of a unit's parameters; a head's without a table of the embedding's."""
         strategy, sublayer = self.strategies[unit], self.model.units[unit].sublayer

@@ -11,6 +11,11 @@ Parameters are gathered once the unit's input is there, or one unit ahead: besid
 pass, once that one's input is there. Two units are then whole at a time.
 
 The first micro-batch of a step writes its gradients, in the place of those of the step before; all others add to them.
+
+What the ranks of a sharded-data group share of a unit's states is said by its ZeRO stage. Of all three, parameters are gathered
+for every pass, and gradients scattered in every micro-batch. Where parameters are whole on every rank (stages 1 and 2), each
+steps its slice of them, and gathers the others' once, behind the optimizer. Where gradients are whole, too (stage 1), they are
+scattered once, after the last micro-batch: the rank's slice of them then holds the sum.
 """
 
 from __future__ import annotations
@@ -84,15 +89,21 @@ class UnitPasses(PlannedRank):
     def place_states(self, unit: int, on: str = "") -> None:
         """Declare the shards of a unit's parameters, gradients and moments, which live from step to step. on: "host-" for
         those that lie there."""
-        size = self.shard_elements(unit) * self.model.element_bytes
-        for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
-            self.buffer(f"{on}{name}.{unit}", copies * size, persistent=True)
+        size, strategy = self.shard_bytes(unit), self.strategies[unit]
+        whole, (parameter, gradient) = size * strategy.degree("sdp"), (strategy.shares_parameters, strategy.shares_gradients)
+        for name, held in (
+            ("parameter", size if parameter else whole),
+            ("gradient", size if gradient else whole),
+            ("moments", OPTIMIZER_MOMENTS * size),
+        ):
+            self.buffer(f"{on}{name}.{unit}", held, persistent=True)
         self.buffer("loss", 8, persistent=True)
 
     def reduce(
         self, op: Op, unit: int | None, part: Part | None, name: str, group: tuple[int, ...], size: int | None = None
     ) -> None:
-        """The sum of a buffer over a group, in its place. size: bytes that are summed, where that is not all of it."""
+        """The sum of a buffer over a group in its place, or what else a collective makes of it there. size: bytes that take
+        part, where that is not all of it."""
         size = self.buffers[name] if size is None else size
         self.issue(op, unit, part, reads=(name,), writes=(name,), group=group, message_bytes=size)
 
@@ -173,19 +184,19 @@ class UnitPasses(PlannedRank):
         arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
         weights = self._weights(unit, whole, after=arrived[0])
         self._gather_ahead(unit, unit - 1, whole, after=arrived[0])
-        sdp, sources = self.strategies[unit].degree("sdp"), (0, unit) if self.uses_table(unit) else (unit,)
+        scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
             incoming = arrived[place if apart else 0]
-            adds = gradients if place or not (first or sdp > 1) else ()  # to a gradient that is there already
+            adds = gradients if place or not (first or scatters) else ()  # to a gradient that is there already
             freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
             self.recompute(unit, part, weights)
             self.compute_backward(unit, part, (incoming, *weights, *adds), gradients, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
-        if sdp > 1:
+        if scatters:
             self._reduce_replicated(unit, whole, gradients[-1])
             for each in sources:
                 self.scatter_gradient(each, whole, adds=not first)
@@ -234,19 +245,20 @@ class UnitPasses(PlannedRank):
     def _gather_ahead(self, unit: int, following: int, part: Part, after: str) -> None:
         """Gather what the unit that comes next in a pass computes with. (Not where that is of the unit at hand, too.)"""
         same = self.uses_table(max(unit, following)) and 0 in (unit, following)
-        if self.ahead and following in self.units and self.strategies[following].degree("sdp") > 1 and not same:
+        if self.ahead and following in self.units and self.strategies[following].shares_parameters and not same:
             self._weights(following, part, after)
             self._ready = following
 
     def _gradient(self, unit: int) -> str:
-        """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where its parameters are sharded."""
-        if self.strategies[unit].degree("sdp") == 1:
+        """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where a rank keeps a shard of it."""
+        strategy = self.strategies[unit]
+        if not strategy.shares_gradients:
             return f"gradient.{unit}"
-        return self.buffer(f"whole-gradient.{unit}", self.buffers[f"gathered.{unit}"])
+        return self.buffer(f"whole-gradient.{unit}", self.shard_bytes(unit) * strategy.degree("sdp"))
 
     def _gathered(self, unit: int, part: Part, after: str) -> str:
         """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
-        sharded = self.strategies[unit].degree("sdp") > 1
+        sharded = self.strategies[unit].shares_parameters
         return self.gather_parameters(unit, part, after=(after,)) if sharded else f"parameter.{unit}"
 
     def gather_parameters(self, unit: int, part: Part, after: tuple[str, ...] = (), freed: tuple[str, ...] = ()) -> str:
@@ -259,7 +271,8 @@ class UnitPasses(PlannedRank):
         return name
 
     def scatter_gradient(self, unit: int, part: Part, adds: bool) -> None:
-        """The sum of a unit's whole gradients, each rank's shard to that rank. adds: to what its shard holds already."""
+        """The sum of a unit's gradients, whole for a while, each rank's shard to that rank. adds: to what its shard holds
+        already."""
         whole, shard, group = f"whole-gradient.{unit}", f"gradient.{unit}", self.peers(unit, "sdp")
         size = self.buffers[whole]
         self.issue(
@@ -275,7 +288,7 @@ class UnitPasses(PlannedRank):
         )
 
     def _freed_after_use(self, unit: int) -> tuple[str, ...]:
-        if self.strategies[unit].degree("sdp") == 1:
+        if not self.strategies[unit].shares_parameters:
             return ()
         return (f"gathered.{unit}", *(["gathered.0"] if self.uses_table(unit) else []))
 
@@ -313,12 +326,22 @@ class UnitPasses(PlannedRank):
         return self._relaid(name, f"output-gradient.{unit}.{part}", unit + 1, unit, part)
 
     def reduce_gradients(self, unit: int) -> None:
-        """What is reduced once a step, after the last micro-batch: replicated parts, and the sum over data-parallel ranks."""
-        strategy, gradient = self.strategies[unit], f"gradient.{unit}"
-        if strategy.degree("sdp") == 1:
-            self._reduce_replicated(unit, Part(self.micro_batches - 1), gradient)
+        """What is reduced once a step, after the last micro-batch: replicated parts, whole gradients whose shards the optimizer
+        works on, and the sum over data-parallel ranks."""
+        strategy, gradient, last = self.strategies[unit], f"gradient.{unit}", Part(self.micro_batches - 1)
+        if not strategy.shares_gradients:
+            self._reduce_replicated(unit, last, gradient)
+            if strategy.gathers_updates:
+                self.reduce(Op.REDUCE_SCATTER_GRADIENTS, unit, last, gradient, self.peers(unit, "sdp"))
         if strategy.degree("dp") > 1:
-            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"))
+            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"), self.shard_bytes(unit))
+
+    def step(self, unit: int) -> None:
+        """The optimizer's step on a unit's shard, and the other ranks' new parameters where each keeps the whole."""
+        parameter = f"parameter.{unit}"
+        self.issue(Op.OPTIMIZER_STEP, unit, reads=(f"gradient.{unit}",), writes=(parameter, f"moments.{unit}"))
+        if self.strategies[unit].gathers_updates:
+            self.reduce(Op.GATHER_UPDATED, unit, None, parameter, self.peers(unit, "sdp"))
 
     def _reduce_replicated(self, unit: int, part: Part, gradient: str) -> None:
         """Gradients of parameters that all tensor-parallel ranks hold."""

@@ -14,6 +14,8 @@ LOSS_BYTES = 8
 STATISTICS = 3  # of each token
 HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
 STATES = ("parameter", "gradient", "moments")
+SHARED_FROM = {"parameter": 3, "gradient": 2, "host-parameter": 3, "host-gradient": 2}  # ZeRO stages in which they are shards
+WHOLE_FROM = {"gathered": 3, "whole-gradient": 2}  # ZeRO stages in which there is the whole of them, for a while
 OF_STEP = frozenset({"loss", "host-tied"})
 OF_UNIT = frozenset({*STATES, *HOST_STATES, "gathered", "whole-gradient"})
 OF_PART = frozenset({"targets", "statistics", "all-statistics"})
@@ -45,9 +47,9 @@ def parsed(name: str) -> Name | None:
     return result if complete and str(result) == name else None
 
 
-def partitioned(program: Program, unit: int) -> bool:
-    """Whether the whole of a unit's parameters is only there while they are gathered."""
-    return program.optimizer_on_host or program.strategies[unit].degree("sdp") > 1
+def zero_stage(program: Program, unit: int) -> int:
+    """What of a unit's states a rank keeps a shard of alone: 0 nothing, 1 moments, 2 gradients, too, 3 parameters, too."""
+    return 3 if program.optimizer_on_host else program.strategies[unit].zero_stage
 
 
 class Sizes:
@@ -144,9 +146,12 @@ class Sizes:
         return self._of_state(kind, unit)
 
     def _of_state(self, kind: str, unit: int) -> int | None:
-        on_host, shard = self.program.optimizer_on_host, self.shard_bytes(unit)
-        if kind in ("gathered", "whole-gradient"):
-            return shard * self.program.strategies[unit].degree("sdp") if partitioned(self.program, unit) else None
+        on_host, shard, zero = self.program.optimizer_on_host, self.shard_bytes(unit), zero_stage(self.program, unit)
         if kind in (("moments",) if on_host else HOST_STATES):
             return None
-        return shard * (MOMENTS if kind.endswith("moments") else 1)
+        if kind.endswith("moments"):
+            return MOMENTS * shard
+        whole = shard * self.program.strategies[unit].degree("sdp")
+        if kind in SHARED_FROM:
+            return shard if zero >= SHARED_FROM[kind] else whole
+        return whole if zero >= WHOLE_FROM[kind] else None

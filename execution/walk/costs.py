@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from trainplan.execution.program import Instruction, Op, Program, handles_all
+from trainplan.execution.walk.buffers import MOMENTS
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.work.planned import samples_of
 from trainplan.formulations.work.primitives import Way, collective, device_step, host_copy, host_step
@@ -37,6 +38,7 @@ TRANSFERS: dict[Op, Operation] = {
     Op.ALL_REDUCE: "all-reduce",
     Op.GATHER_STATISTICS: "all-gather",
     Op.GATHER_PARAMETERS: "all-gather",
+    Op.GATHER_UPDATED: "all-gather",
     Op.REDUCE_REPLICATED: "all-reduce",
     Op.REDUCE_SCATTER_GRADIENTS: "reduce-scatter",
     Op.ALL_REDUCE_GRADIENTS: "all-reduce",
@@ -50,7 +52,7 @@ COPIED: dict[Op, Way] = {
     Op.OFFLOAD_HIDDEN: "to_host",
     Op.OFFLOAD_GRADIENT: "to_host",
 }
-STEPS = {Op.OPTIMIZER_STEP: "gradient", Op.HOST_OPTIMIZER_STEP: "host-gradient"}
+STEPS = {Op.OPTIMIZER_STEP: "moments", Op.HOST_OPTIMIZER_STEP: "host-moments"}
 FREE = frozenset(
     {
         Op.INPUT,
@@ -131,7 +133,7 @@ class ProfiledCosts:
         if op in COPIED:
             return host_copy(profile, COPIED[op], size)
         step = device_step if op is Op.OPTIMIZER_STEP else host_step
-        return step(profile, program.buffers[f"{STEPS[op]}.{unit}"] // program.model.element_bytes)
+        return step(profile, _stepped_bytes(program, instruction) // program.model.element_bytes)
 
     def _unit_work(self, unit: int, kind: str | None) -> UnitWork[int]:
         profile = self._profile
@@ -161,6 +163,11 @@ class ProfiledCosts:
             else:
                 members = [member + other - rank for member in group] if len(ranks) > 1 else list(group)
             yield tuple(self._devices[member] for member in members)
+
+
+def _stepped_bytes(program: Program, instruction: Instruction) -> int:
+    """Bytes of the parameters that an optimizer's step changes."""
+    return program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // MOMENTS
 
 
 def _half(time_ns: int, half: int | None) -> int:
@@ -256,5 +263,5 @@ def name_of(program: Program, instruction: Instruction) -> str:
         source = instruction.reads[1 if op is Op.BACKWARD else 0]
         size = program.buffers[source] * (1 if instruction.half is None else 2)
     elif op in STEPS:
-        size = program.buffers[f"{STEPS[op]}.{unit}"]
+        size = _stepped_bytes(program, instruction)
     return f"{op} {program.model.key_of(program.model.units[unit])} {program.strategies[unit]}, {size} bytes"

@@ -10,6 +10,7 @@ ALONG: dict[Op, Paradigm] = {  # those that differ along one level of the unit's
     Op.GATHER_STATISTICS: "tp",
     Op.REDUCE_REPLICATED: "tp",
     Op.GATHER_PARAMETERS: "sdp",
+    Op.GATHER_UPDATED: "sdp",
     Op.REDUCE_SCATTER_GRADIENTS: "sdp",
     Op.ALL_REDUCE_GRADIENTS: "dp",
 }

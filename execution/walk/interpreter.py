@@ -36,7 +36,8 @@ class Hidden(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Parameters of a unit: whole or a rank's shard; before the optimizer's step or after it."""
+    """Parameters of a unit: whole or a rank's shard; before the optimizer's step or after it. (Those that are on every rank of
+    no group count as its shard.)"""
 
     unit: int
     whole: bool = False
@@ -44,11 +45,13 @@ class Weights(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """How a rank holds a unit: its place along the tensor-parallel level, and the degrees."""
+    """How a rank holds a unit: its place along the tensor-parallel level, the degrees, and whether each rank of a group steps a
+    slice of parameters of which it has the whole."""
 
     tp_index: int
     tp: int
     sdp: int
+    gathers_updates: bool
 
 
 class Interpreter:
@@ -67,8 +70,12 @@ class Interpreter:
         self._ready = list(reversed(range(len(programs))))
         for program, values in zip(programs, self.values, strict=True):
             for name in program.persistent - {"loss"}:
-                kind, _, unit = name.partition(".")
-                values[name] = Weights(int(unit)) if kind in ("parameter", "host-parameter") else None
+                kind, _, number = name.partition(".")
+                if kind in ("parameter", "host-parameter"):
+                    unit = int(number)
+                    values[name] = Weights(unit, program.strategies[unit].gathers_updates)
+                else:
+                    values[name] = None
 
     def run(self) -> None:
         """Run all programs to their ends. Raises Fault."""
@@ -79,8 +86,12 @@ class Interpreter:
                 raise Fault(f"rank {rank}: {head} waits for ever: ranks {', '.join(map(str, head.group))} never come together")
             _check_done_once(program)
             for name in sorted(program.persistent):
-                if isinstance(weights := self.value(rank, name), Weights) and not weights.stepped:
+                if not isinstance(weights := self.value(rank, name), Weights):
+                    continue
+                if not weights.stepped:
                     raise Fault(f"rank {rank}: {name} ends without the optimizer's step")
+                if program.strategies[weights.unit].gathers_updates and not weights.whole:
+                    raise Fault(f"rank {rank}: {name} ends without what other ranks have stepped")
 
     def _head(self, rank: int) -> Instruction | None:
         instructions = self.programs[rank].instructions
@@ -158,7 +169,8 @@ class Interpreter:
             assert unit is not None
             program = self.programs[rank]
             strategy = program.strategies[unit]
-            shards[unit] = Shard(strategy.index(program.place, "tp"), strategy.degree("tp"), strategy.degree("sdp"))
+            degrees = strategy.degree("tp"), strategy.degree("sdp")
+            shards[unit] = Shard(strategy.index(program.place, "tp"), *degrees, strategy.gathers_updates)
         return shards[unit]
 
 
@@ -175,6 +187,7 @@ def _check_done_once(program: Program) -> None:
     once: list[tuple[Op, int | None]] = [(Op.REDUCE_LOSS, None)]
     each = (Op.HOST_OPTIMIZER_STEP,) if program.optimizer_on_host else (Op.OPTIMIZER_STEP,)
     once += [(op, unit) for op in each for unit in program.units]
+    once += [(Op.GATHER_UPDATED, unit) for unit in program.units if program.strategies[unit].gathers_updates]
     if program.model.tied and not program.table_once and {0, len(program.strategies) - 1} & set(program.units):
         once.append((Op.REDUCE_TIED, None))
     counts = Counter((instruction.op, instruction.unit) for instruction in program.instructions)

@@ -260,6 +260,14 @@ def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instr
         run.values[rank][head.writes[0]] = Weights(head.unit, True)
 
 
+def _gather_updated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
+    for rank, head in zip(ranks, heads, strict=True):
+        assert head.unit is not None
+        if run.value(rank, head.reads[0]) != Weights(head.unit, stepped=True):
+            raise fault_at(rank, head, f"gathers {head.reads[0]}, of which the rank has not stepped its shard")
+        run.values[rank][head.writes[0]] = Weights(head.unit, whole=True, stepped=True)
+
+
 def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
     total = Sum((), tuple(value.replicated for value in gradients))
@@ -301,7 +309,7 @@ def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
     program, value, weights = run.programs[rank], run.value(rank, head.reads[0]), head.writes[0]
     if value is None:
         raise fault_at(rank, head, f"uses {head.reads[0]}, which is of the step before")
-    if run.value(rank, weights) != Weights(head.unit):
+    if run.value(rank, weights) != Weights(head.unit, whole=run.shard(rank, head).gathers_updates):
         raise fault_at(rank, head, f"changes {weights}, which has been stepped")
     run.values[rank][weights] = Weights(head.unit, stepped=True)
     each = _once_each(program.samples, run.shard(rank, head).tp) if _has_replicated(program, head.unit) else None
@@ -363,6 +371,7 @@ _TOGETHER: dict[Op, JointRule] = {
     Op.ALL_REDUCE: _all_reduce,
     Op.GATHER_STATISTICS: _all_reduce,
     Op.GATHER_PARAMETERS: _gather_parameters,
+    Op.GATHER_UPDATED: _gather_updated,
     Op.REDUCE_REPLICATED: _reduce_replicated,
     Op.REDUCE_SCATTER_GRADIENTS: _reduce_gradients,
     Op.ALL_REDUCE_GRADIENTS: _reduce_gradients,

@@ -2,7 +2,7 @@
 
 A form is `reads -> writes`. In it `u` stands for the instruction's unit, `v` for the one after and `0` for the first; `p` for
 its part, a micro-batch or half of one, `w` for the whole micro-batch of a half, `a` and `b` for the halves of a whole one. `|`
-is between alternatives, `?` behind what may be left out. What stands in braces depends on where a unit's parameters are (see
+is between alternatives, `?` behind what may be left out. What stands in braces depends on where a unit's states are (see
 LAYOUTS).
 
 A buffer goes with the last instruction that touches it. Only gathered parameters and hidden states that have been offloaded
@@ -28,7 +28,7 @@ from trainplan.execution.program import (
     handles_all,
     sent_as,
 )
-from trainplan.execution.walk.buffers import parsed, partitioned
+from trainplan.execution.walk.buffers import parsed, zero_stage
 
 INPUT = "hidden.u.p|input.u.p"
 OUTPUT_GRADIENT = "hidden.v.p|input-gradient.v.p|input-gradient.v.w|output-gradient.u.p|output-gradient.u.w"
@@ -49,7 +49,8 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.GATHER_STATISTICS: ("statistics.p -> all-statistics.p",),
     Op.GATHER_PARAMETERS: ("parameter.u -> gathered.u",),
     Op.REDUCE_REPLICATED: ("{sum} -> {sum}",),
-    Op.REDUCE_SCATTER_GRADIENTS: ("whole-gradient.u {shard_before} -> gradient.u",),
+    Op.GATHER_UPDATED: ("parameter.u -> parameter.u",),
+    Op.REDUCE_SCATTER_GRADIENTS: ("{sum} {shard_before} -> gradient.u",),
     Op.ALL_REDUCE_GRADIENTS: ("gradient.u -> gradient.u",),
     Op.REDUCE_TIED: (),  # of no unit: see `tied_buffers`
     Op.REDUCE_LOSS: ("loss -> loss",),
@@ -69,26 +70,31 @@ FORMS: dict[Op, tuple[str, ...]] = {
 handles_all(FORMS)
 MARK = "mark."
 RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}  # whether the unit is
+STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
 LETTING_GO = {Op.RESHARD: "gathered.u", Op.DROP_HIDDEN: "hidden.u.p"}
 READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.MARK: 0}  # behind so many reads, others are there for their order alone
 
 # Of a unit: the parameters that computations use, the gradient that they add to, and whether they read what is there of it.
 # A head that uses the embedding's table has two of each.
+WHOLE = {
+    "weights": "parameter.u",
+    "sum": "gradient.u",
+    "sums": "gradient.u",
+    "sum_before": "gradient.u?",
+    "shard_before": "",
+}
+SHARDED = {
+    "weights": "gathered.u",
+    "sum": "whole-gradient.u",
+    "sums": "whole-gradient.u",
+    "sum_before": "whole-gradient.u?",
+    "shard_before": "gradient.u?",
+}
 LAYOUTS: dict[str, dict[str, str]] = {
-    "whole": {
-        "weights": "parameter.u",
-        "sum": "gradient.u",
-        "sums": "gradient.u",
-        "sum_before": "gradient.u?",
-        "shard_before": "",
-    },
-    "sharded": {
-        "weights": "gathered.u",
-        "sum": "whole-gradient.u",
-        "sums": "whole-gradient.u",
-        "sum_before": "whole-gradient.u?",
-        "shard_before": "gradient.u?",
-    },
+    "ZeRO stage 0": WHOLE,
+    "ZeRO stage 1": WHOLE,
+    "ZeRO stage 2": SHARDED | {"weights": WHOLE["weights"]},
+    "ZeRO stage 3": SHARDED,
     "on the host": {
         "weights": "gathered.u",
         "sum": "whole-gradient.u",
@@ -97,8 +103,8 @@ LAYOUTS: dict[str, dict[str, str]] = {
         "shard_before": "",
     },
 }
-for _name in ("whole", "sharded"):
-    _layout = LAYOUTS[_name]
+for _stage in range(4):
+    _layout = LAYOUTS[_name := f"ZeRO stage {_stage}"]
     _both = {key: _layout[key].replace(".u", ".0") for key in ("weights", "sum", "sum_before")}
     LAYOUTS[f"{_name}, with the table"] = _layout | {
         "weights": f"{_layout['weights']} {_both['weights']}",
@@ -125,7 +131,7 @@ def layout_of(program: Program, unit: int) -> str:
     if program.optimizer_on_host:
         return "on the host"
     with_table = program.table_once and unit == len(program.strategies) - 1
-    return ("sharded" if partitioned(program, unit) else "whole") + ", with the table" * with_table
+    return f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
@@ -137,8 +143,6 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         return _ungrouped(program, i, layouts)
     if i.grouped:
         return "has messages of its own"
-    if i.grouped:
-        return "has messages of its own"
     if i.op is Op.MARK and (not i.reads or getattr(parsed(i.reads[0]), "unit", None) != i.unit):
         return f"waits for {_names(i.reads)}, which is not of its unit"
     if i.op is Op.REDUCE_TIED:
@@ -146,10 +150,12 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
     else:
         if i.op is Op.JOIN and "rows" in i.args:
             return _unjoined(i)
-        layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "whole"
+        layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "ZeRO stage 0"
         fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
     if i.op in RECOMPUTED and i.unit is not None and program.strategies[i.unit].ckpt != RECOMPUTED[i.op]:
         return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
+    if i.op in STAGES and i.unit is not None and (stage := zero_stage(program, i.unit)) not in STAGES[i.op]:
+        return f"is of a unit of ZeRO stage {stage}"
     if not fits:
         return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not what its operation does"
     return None

@@ -14,7 +14,7 @@ WRITTEN = frozenset(
         Op.ALL_REDUCE,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
-        Op.ALL_REDUCE_GRADIENTS,
+        Op.GATHER_UPDATED,
         Op.REDUCE_LOSS,
         Op.RECEIVE,
         Op.PREFETCH_SHARD,
@@ -24,7 +24,9 @@ WRITTEN = frozenset(
     }
 )
 READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS})
-APART = frozenset({Op.GATHER_SLICE, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.SEND_RECEIVE})  # see `_moved`
+APART = frozenset(  # see `_moved`
+    {Op.GATHER_SLICE, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.SEND_RECEIVE}
+)
 COMPUTING = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE, Op.BACKWARD})
 MOVING_NOTHING = COMPUTING | {
     Op.INPUT,
@@ -106,6 +108,8 @@ def _moved(expected: Sizes, i: Instruction) -> int:
     if i.op is Op.REDUCE_TIED:
         return model.tied_elements * model.element_bytes
     assert i.unit is not None
+    if i.op is Op.ALL_REDUCE_GRADIENTS:
+        return expected.shard_bytes(i.unit)
     if i.op is Op.REDUCE_REPLICATED:
         return int(expected.sublayer(i.unit).replicated_count) * model.element_bytes
     boundary = i.unit - 1 if i.writes[0].startswith("input") else i.unit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, permutations, product
 from math import lcm, prod
 from typing import Any
@@ -177,6 +178,26 @@ def random_sliced_plan(rng: random.Random, world: int = 4, model: Model | None =
     strategies = [str(rng.choice(tree)) for _ in range(units)]
     sliced = rng.randint(1, most_sliced(stages, micro_batches))
     return plan_of(model, strategies, world, samples, micro_batches, cuts, sliced=sliced)
+
+
+def with_zero(rng: random.Random, plan: Plan) -> Plan:
+    """The plan with any ZeRO stage for each unit that has an sdp level."""
+    strategies = (
+        replace(strategy, zero=rng.choice([1, 2, 3])) if strategy.degree("sdp") > 1 else strategy
+        for strategy in plan.strategies()
+    )
+    return plan.changed(units=[unit.laid_out(strategy) for unit, strategy in zip(plan.units, strategies, strict=True)])
+
+
+def random_zero_plan(rng: random.Random, world: int = 4) -> Plan:
+    """Plans of all kinds that have sdp levels, any ZeRO stage for each unit, and 1 or 2 for one at least."""
+    kinds = [random_unlike_plan, random_interleaved_plan]
+    if world & (world - 1) == 0:
+        kinds += [random_plan, random_sliced_plan]
+    while True:
+        plan = with_zero(rng, rng.choice(kinds)(rng, world))
+        if any(strategy.gathers_updates for strategy in plan.strategies()):
+            return plan
 
 
 def uneven_plan(

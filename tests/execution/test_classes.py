@@ -25,6 +25,7 @@ from tests.execution.plans import (
     random_regular_interleaved_plan,
     random_sliced_plan,
     random_uneven_plan,
+    with_zero,
 )
 from tests.execution.switch_plans import random_switch_plan
 
@@ -33,7 +34,8 @@ WIDE = GPT2.with_fields(n_head=16)
 
 def _random(rng: random.Random, world: int) -> Plan:
     make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan, _interleaved])
-    return make(rng, world, WIDE if world > 8 and make is not random_switch_plan else None)
+    plan = make(rng, world, WIDE if world > 8 and make is not random_switch_plan else None)
+    return plan if make is random_switch_plan else with_zero(rng, plan)
 
 
 def _interleaved(rng: random.Random, world: int, model: Model | None = None) -> Plan:
@@ -66,7 +68,7 @@ def test_ranks_of_a_class_have_the_programs_that_they_would_be_compiled_to() -> 
 def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -> None:
     rng, prolonged = random.Random(1), 0
     for _ in range(40):
-        plan = _longer(rng, rng.choice(ROUNDED)(rng, rng.choice([2, 4, 8])))
+        plan = _longer(rng, with_zero(rng, rng.choice(ROUNDED)(rng, rng.choice([2, 4, 8]))))
         whole = compile_plan(plan)
         for each in compile_classes(plan):
             assert each.program == whole[each.ranks[0]]
@@ -77,7 +79,8 @@ def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -
 def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
     rng = random.Random(2)
     for _ in range(15):
-        plan = _longer(rng, rng.choice([random_plan, random_uneven_plan, _interleaved])(rng, rng.choice([2, 4, 8])))
+        make = rng.choice([random_plan, random_uneven_plan, _interleaved])
+        plan = _longer(rng, with_zero(rng, make(rng, rng.choice([2, 4, 8]))))
         classes, whole = compile_classes(plan), compile_plan(plan)
         for backend in ("serial", "fused", "threads"):
             peaks = {rank: memory_walk(each.walked, backend).peak_bytes for each in classes for rank in each.ranks}
@@ -141,7 +144,12 @@ def _large(strategies: list[str], stages: int = 4, size: int = 64) -> Plan:
     return plan_of(model, mixed, stages * size, 16 * size, 16, cuts)
 
 
-MIXES = [["dp16-tp4"], ["dp16-tp4", "dp8-tp8-ckpt", "sdp16-tp4"], ["tp4-sdp16", "dp4-tp16"]]
+MIXES = [
+    ["dp16-tp4"],
+    ["dp16-tp4", "dp8-tp8-ckpt", "sdp16-tp4"],
+    ["tp4-sdp16", "dp4-tp16"],
+    ["sdp16-tp4-zero1", "dp4-sdp4-tp4-zero2", "sdp64-zero1"],
+]
 
 
 @pytest.mark.parametrize("strategies", MIXES)
