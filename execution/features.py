@@ -8,7 +8,7 @@ from typing import NamedTuple
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
-COMPILED = frozenset({"states on the host"})  # what trainplan's own programs do
+COMPILED = frozenset({"sequence parallelism", "states on the host"})  # what trainplan's own programs do
 
 
 class Feature(NamedTuple):
