@@ -135,7 +135,8 @@ class Move:
         if i.waits:
             fields["waits"] = tuple([index + places for index in i.waits])
         if i.args:
-            fields["args"] = {key: _later(value, micro_batches * self._samples) for key, value in i.args.items()}
+            later = micro_batches * self._samples
+            fields["args"] = {key: value if key == "tokens" else _later(value, later) for key, value in i.args.items()}
         if i.grouped:
             fields["grouped"] = tuple(self(message, micro_batches, places) for message in i.grouped)
         return i.changed(**fields)

@@ -107,6 +107,7 @@ def faithful(before: Strategy, after: Strategy, segments: Segments, narrow: Segm
     a, b = folded_strategy(before, segments, narrow), folded_strategy(after, segments, narrow)
     reached = segments.reach(gather_ranks(before, after, 0))
     same = (before.layout == after.layout) == (a.layout == b.layout)
+    same = same and (before.token_digit == after.token_digit) == (a.token_digit == b.token_digit)
     return same and reached is not None and reached == narrow.reach(gather_ranks(a, b, 0))
 
 

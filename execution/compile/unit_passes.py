@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from trainplan.execution.compile import sequence_passes
 from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
 from trainplan.execution.program import Instruction, Op, Part, Program, with_waits
 
@@ -116,6 +117,9 @@ class UnitPasses(PlannedRank):
             source = self._relaid(f"hidden.{unit}.{part}", f"input.{unit}.{part}", unit - 1, unit, part)
         weights = self._weights(unit, part, after=source)
         self._gather_ahead(unit, unit + 1, part, after=source)
+        if self.strategies[unit].sequence_parallel:
+            sequence_passes.forward(self, unit, part, source, weights, self._freed_after_use(unit))
+            return
         result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit))
         if tp > 1 and layer.kind != "head":
             self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))
@@ -186,12 +190,21 @@ class UnitPasses(PlannedRank):
         self._gather_ahead(unit, unit - 1, whole, after=arrived[0])
         scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
+        shared, spread = self.strategies[unit].sequence_parallel, ""
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
             incoming = arrived[place if apart else 0]
             adds = gradients if place or not (first or scatters) else ()  # to a gradient that is there already
-            freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
+            freed = self._freed_after_use(unit) if final else ()
+            if shared:
+                if apart or place == 0:
+                    spread = sequence_passes.incoming(self, unit, part if apart else whole, incoming)
+                done = {incoming: None, spread: None} if apart or final else {}
+                freed = (*(name for name in done if self.token_share(unit).adds_residual or name == spread), *freed)
+                sequence_passes.backward(self, unit, part, incoming, spread, weights, adds, gradients, freed)
+                continue
+            freed = (*((incoming,) if apart or final else ()), *freed)
             self.recompute(unit, part, weights)
             self.compute_backward(unit, part, (incoming, *weights, *adds), gradients, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
@@ -293,10 +306,26 @@ class UnitPasses(PlannedRank):
         return (f"gathered.{unit}", *(["gathered.0"] if self.uses_table(unit) else []))
 
     def _relaid(self, name: str, result: str, before: int, after: int, part: Part) -> str:
-        """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""
+        """The buffer with a boundary's rows and tokens under the layout of unit `after`, re-laid from that of `before` if need
+        be: all tokens are gathered, rows moved, and the rank's tokens sliced, whatever of this is to be done."""
         a, b = self.strategies[before], self.strategies[after]
-        if a.layout == b.layout or a.group != b.group:  # between stages of unlike sizes, messages bring each rank its own rows
+        unlike = a.group != b.group  # then messages bring each rank all tokens of its own rows
+        moves, shared, sharing = not unlike and a.layout != b.layout, None if unlike else a.token_digit, b.token_digit
+        if not moves and shared == sharing:
             return name
+        kind, _, place = name.partition(".")
+        if shared is not None:
+            whole = f"{kind}-whole.{place}" if moves or sharing is not None else result
+            name = self.gather_tokens(after, part, name, whole, before, (name,))
+        if moves:
+            name = self._moved_rows(name, f"{kind}-laid.{place}" if sharing is not None else result, before, after, part)
+        if sharing is not None:
+            size = self.laid_bytes(min(before, after), after, len(self.rows(after, part)))
+            self.issue(Op.SLICE_TOKENS, after, part, reads=(name,), writes=(self.buffer(result, size),), frees=(name,))
+        return result
+
+    def _moved_rows(self, name: str, result: str, before: int, after: int, part: Part) -> str:
+        """The buffer with a boundary's rows under the layout of unit `after`, each with all tokens."""
         places = self.gathered_places(before, after)
         local, boundary = len(places) == 1, min(before, after)
         self.buffer(result, self.boundary_bytes(boundary, len(self.rows(after, part))))
@@ -312,6 +341,23 @@ class UnitPasses(PlannedRank):
             message_bytes=0 if local else gathered,
             workspace_bytes=0 if local else gathered,
         )
+        return result
+
+    def gather_tokens(self, unit: int, part: Part, name: str, result: str, before: int, frees: tuple[str, ...]) -> str:
+        """All tokens of a buffer that lies split along them under the layout of unit `before`."""
+        group = self.ranks(self.strategies[before].peers(self.place, "tp"))
+        size = self.buffers[name] * len(group)
+        fields: dict[str, Any] = {"reads": (name,), "writes": (self.buffer(result, size),), "frees": frees, "group": group}
+        # What comes in order of ranks is put in order of samples.
+        self.issue(Op.GATHER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
+        return result
+
+    def scatter_tokens(self, unit: int, part: Part, name: str, result: str) -> str:
+        """The rank's tokens of the sum of partial results of all tokens, which go."""
+        group, size = self.peers(unit, "tp"), self.buffers[name]
+        writes = (self.buffer(result, size // len(group)),)
+        fields: dict[str, Any] = {"reads": (name,), "writes": writes, "frees": (name,), "group": group}
+        self.issue(Op.REDUCE_SCATTER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
         return result
 
     def _input_of(self, unit: int, part: Part) -> str:

@@ -11,7 +11,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
 
-from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan, random_zero_plan
+from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan, random_zero_plan, sharing_tokens
 from tests.execution.switch_plans import random_switch_plan
 
 Programs = list[Program]
@@ -20,6 +20,14 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
     Op.FORWARD: (Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE),
     Op.FORWARD_WITHOUT_GRAPH: (Op.FORWARD, Op.RECOMPUTE),
     Op.RECOMPUTE: (Op.FORWARD_WITHOUT_GRAPH, Op.FORWARD),
+    Op.ENTER: (Op.ENTER_WITHOUT_GRAPH, Op.FORWARD),
+    Op.ENTER_WITHOUT_GRAPH: (Op.ENTER, Op.FORWARD_WITHOUT_GRAPH),
+    Op.LEAVE: (Op.LEAVE_BACKWARD, Op.MARK),
+    Op.LEAVE_BACKWARD: (Op.LEAVE, Op.MARK),
+    Op.ENTER_BACKWARD: (Op.BACKWARD, Op.ENTER),
+    Op.GATHER_TOKENS: (Op.GATHER_SLICE, Op.ALL_REDUCE),
+    Op.REDUCE_SCATTER_TOKENS: (Op.ALL_REDUCE, Op.GATHER_TOKENS),
+    Op.SLICE_TOKENS: (Op.SLICE, Op.GATHER_TOKENS),
     Op.ALL_REDUCE: (Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_LOSS),
     Op.ALL_REDUCE_GRADIENTS: (Op.REDUCE_REPLICATED, Op.ALL_REDUCE),
     Op.REDUCE_REPLICATED: (Op.ALL_REDUCE_GRADIENTS, Op.ALL_REDUCE),
@@ -60,11 +68,22 @@ def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
     return plan, compile_plan(plan)
 
 
-def mutants(rng: random.Random, count: int, kinds: Sequence[str] = ()) -> list[Mutant]:
+def sharing_programs(rng: random.Random) -> tuple[Plan, Programs]:
+    """The same where some units share their tokens, of 2 ranks and of 4."""
+    plan = sharing_tokens(rng, rng.choice([random_plan, random_sliced_plan])(rng, rng.choice([2, 4])))
+    return plan, compile_plan(plan)
+
+
+def mutants(
+    rng: random.Random,
+    count: int,
+    kinds: Sequence[str] = (),
+    make: Callable[[random.Random], tuple[Plan, Programs]] = random_programs,
+) -> list[Mutant]:
     """So many mutants, the kinds in turn, a few of each random plan."""
     names, made, missed = list(kinds or KINDS), list[Mutant](), 0
     while len(made) < count:
-        plan, programs = random_programs(rng)
+        plan, programs = make(rng)
         for _ in range(5):
             kind = names[(len(made) + missed) % len(names)]
             changed = KINDS[kind](rng, programs)
@@ -150,7 +169,9 @@ def _arguments(rng: random.Random, args: dict[str, Any]) -> dict[str, Any] | Non
     value = args[name]
     if name == "scale":
         return {**args, name: value * rng.choice([0.5, 2, -1])}
-    if name == "rows":
+    if name == "tokens":
+        ways = [value[::-1], value[:-1], tuple(token + 1 for token in value) if isinstance(value[0], int) else value[:1]]
+    elif name == "rows":
         ways = [value[::-1], tuple(row + 1 for row in value), value[:-1]]
     else:
         ways = [value[::-1], tuple(block[::-1] for block in value), value[:-1]]
