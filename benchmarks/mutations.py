@@ -31,7 +31,7 @@ from trainplan.execution.run import processes
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
-from trainplan.profiling.base.processes import Report, WorkerError, run_workers
+from trainplan.profiling.base.processes import Reporter, WorkerError, run_workers
 
 from tests.execution.mutations import KINDS, Mutant, mutants
 
@@ -46,7 +46,7 @@ OUTCOMES = ("equivalent", "other predictions", "wrong", "crash", "hang")
 HARMFUL = OUTCOMES[2:]
 
 
-def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None:
+def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> None:
     """Body of one rank: all mutants one after the other, on all back-ends, until one fails."""
     for number, programs in enumerate(job["mutants"]):
         worst = 0.0
@@ -55,7 +55,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> None
             watch.daemon = True
             watch.start()
             settings = {**SETTINGS, "jobs": [{"programs": programs}], "backend": backend}
-            result = processes.run_rank(rank, world, settings, lambda _: None)[0]
+            result = processes.run_rank(rank, world, settings, Reporter(None, report.position))[0]
             watch.cancel()
             if rank == 0:
                 parts = [result[f"{name}_difference"] for name in ("gradient", "parameter", "loss")]

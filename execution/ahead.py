@@ -35,7 +35,7 @@ def classes_of(plan: Plan, backend: Backend) -> list[RankClass]:
 
 def may_gather_ahead(plan: Plan, backend: Backend) -> bool:
     """Whether some parameters of a plan could be gathered one unit ahead on a back-end."""
-    sharded = any(strategy.degree("sdp") > 1 for strategy in plan.strategies())
+    sharded = any(strategy.shares_parameters for strategy in plan.strategies())
     return backend != "serial" and plan.switches() is None and sharded
 
 

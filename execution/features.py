@@ -8,7 +8,9 @@ from typing import NamedTuple
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
-COMPILED = frozenset({"states on the host"})  # what trainplan's own programs do
+COMPILED = frozenset(  # what trainplan's own programs do
+    {"ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "states on the host"}
+)
 
 
 class Feature(NamedTuple):

@@ -204,9 +204,10 @@ class Plan(Record):
 
     @cached_property
     def regular(self) -> bool:
-        """Whether stages are of one size, a power of two, on ranks in order: one rank of each kind then stands for all."""
+        """Whether stages are of one size, a power of two, on ranks in order, those of interleaved stages again and again: one
+        rank of each kind then stands for all."""
         size, *others = self.stage_sizes
-        ranks = [rank for stage in self.stages for rank in stage.ranks]
+        ranks = [rank for stage in self.stages[: self.depth] for rank in stage.ranks]
         return {size, *others} == {size} and size & (size - 1) == 0 and ranks == list(range(self.world))
 
     def planned_model(self) -> Model:

@@ -10,6 +10,7 @@ from trainplan.formulations.instances import check_length
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.strategies import Strategy, wrong_group
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.sublayers import why_not_shared
 
 if TYPE_CHECKING:
     from trainplan.formulations.plan import Plan
@@ -42,6 +43,10 @@ def check_plan(plan: Plan) -> None:
         if not part.runs_on(tp):
             works = max(t for t in range(1, tp) if part.runs_on(t))
             raise InputError("", field, problem, f"give a tp degree that this {part.kind} can be split into, such as {works}")
+        if strategy.sequence_parallel and (why := why_not_shared(part, tp)):
+            printed = unit.field == "strategy"
+            field, problem = (field, problem) if printed else (f"units[{position}].layout.sequence_parallel", "is true")
+            raise InputError("", field, problem, f"{'leave sp out' if printed else 'give false'}: {why}")
         if even and samples // parts % strategy.data_degree:
             raise InputError("", field, problem, f"give a dp x sdp degree that divides {samples // parts} samples")
     if plan.batch.shares is not None:

@@ -66,6 +66,21 @@ class Strategy:
         return self.zero if self.degree("sdp") > 1 else 0
 
     @property
+    def shares_parameters(self) -> bool:
+        """Whether a rank keeps a shard of the parameters alone, and gathers the whole for each pass (ZeRO stage 3)."""
+        return self.zero_stage == 3
+
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether a rank keeps a shard of the gradients alone, and a whole one only for a while (ZeRO stages 2 and 3)."""
+        return self.zero_stage >= 2
+
+    @property
+    def gathers_updates(self) -> bool:
+        """Whether each rank steps a shard of the parameters, of which all ranks keep the whole (ZeRO stages 1 and 2)."""
+        return self.zero_stage in (1, 2)
+
+    @property
     def data_degree(self) -> int:
         """Number of parts that the samples are split into."""
         return prod(degree for paradigm, degree in self.levels if paradigm in DATA)
@@ -119,6 +134,15 @@ class Strategy:
             elif paradigm in DATA:
                 digits.append((stride, degree))
         return tuple(digits)
+
+    @cached_property
+    def token_digit(self) -> Digit | None:
+        """The digit of a rank that numbers its part of each sample's tokens, with sequence parallelism; None without it."""
+        return (self.strides()["tp"], self.degree("tp")) if self.sequence_parallel else None
+
+    def share(self, rank: int) -> Digit:
+        """Which part of each sample's tokens, of how many, a rank has of what passes between units."""
+        return (self.index(rank, "tp"), self.degree("tp")) if self.sequence_parallel else (0, 1)
 
 
 def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:

@@ -48,7 +48,7 @@ def compile_plan(
     switches, stages = plan.switches(), len(plan.stages)
     counts = {min(count, most_micro_batches or count) for count in plan.batch.shares or [plan.batch.micro_batches]}
     by_count = {count: orders(plan.schedule, stages, count, plan.sliced, plan.chunks) for count in counts}
-    interleaved = with_messages(by_count[plan.batch.micro_batches], stages) if plan.chunks > 1 else None
+    interleaved = with_messages(by_count[counts.pop()], stages) if plan.chunks > 1 else None
     programs = dict[int, Program]()
     placed = planned_ranks(plan, model, ranks, most_micro_batches)
     for first, *others in by_kind(placed) if plan.regular else [[rank] for rank in placed]:
@@ -83,12 +83,7 @@ class _Compiler(UnitPasses):
         if self.model.tied and not self.table_once and {0, self.last} & set(self.units):
             self._reduce_tied()
         for unit in self.units:
-            self.issue(
-                Op.OPTIMIZER_STEP,
-                unit,
-                reads=(f"gradient.{unit}",),
-                writes=(f"parameter.{unit}", f"moments.{unit}"),
-            )
+            self.step(unit)
         self.reduce(Op.REDUCE_LOSS, None, None, "loss", tuple(range(self.world)))
         return self.finished()
 
@@ -157,6 +152,8 @@ class _Compiler(UnitPasses):
         if self._alike(unit):
             peers: list[tuple[int, dict[str, Any], int]] = [(there[self.place], {}, self.buffers[name])]
         else:
+            if self.strategies[before].sequence_parallel:  # every rank may be asked for all tokens of some of its rows
+                name = self.gather_tokens(before, part, name, f"{kind.replace('.', '-whole.')}.{part}", before, (name,))
             block = self.rows(before, part)
             peers = [
                 (there[place], {"blocks": (block,), "rows": rows}, self.boundary_bytes(unit - 1, len(rows)))
@@ -188,14 +185,16 @@ class _Compiler(UnitPasses):
             sources = [(peer, each, rows) for each, (peer, rows) in zip(names, those, strict=True)]
         receives = []
         for peer, place, rows in sources:
-            size = self.boundary_bytes(unit - 1, len(rows))
-            fields: dict[str, Any] = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "args": {"rows": rows}}
+            alike = self._alike(unit)
+            size = self.laid_bytes(unit - 1, before, len(rows)) if alike else self.boundary_bytes(unit - 1, len(rows))
+            args: dict[str, Any] = {} if alike else {"rows": rows}
+            fields: dict[str, Any] = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "args": args}
             receives.append(self.instruction(Op.RECEIVE, unit, part, **fields, message_bytes=size))
         self._messages(receives, there)
         if len(sources) > 1:
             wanted, parts = self.rows(after, part), tuple(place for _, place, _ in sources)
             self.buffer(name, self.boundary_bytes(unit - 1, len(wanted)))
-            args: dict[str, Any] = {"blocks": tuple(rows for _, _, rows in sources), "rows": wanted}
+            args = {"blocks": tuple(rows for _, _, rows in sources), "rows": wanted}
             self.issue(Op.JOIN, unit, part, reads=parts, writes=(name,), frees=parts, args=args)
 
     def _messages(self, messages: Sequence[Instruction], there: Sequence[int]) -> None:

@@ -107,6 +107,7 @@ def faithful(before: Strategy, after: Strategy, segments: Segments, narrow: Segm
     a, b = folded_strategy(before, segments, narrow), folded_strategy(after, segments, narrow)
     reached = segments.reach(gather_ranks(before, after, 0))
     same = (before.layout == after.layout) == (a.layout == b.layout)
+    same = same and (before.token_digit == after.token_digit) == (a.token_digit == b.token_digit)
     return same and reached is not None and reached == narrow.reach(gather_ranks(a, b, 0))
 
 
@@ -125,11 +126,13 @@ def _folded(plan: Plan, segments: Segments, narrow: Segments, few: int, shares: 
     total = sum(shares) if shares else micro_batches
     batch = plan.batch.changed(global_samples=samples * total, micro_batches=micro_batches, shares=shares)
     return plan.changed(
-        world=size * len(plan.stages),
+        world=size * plan.depth,
         batch=batch,
         placement=None,
         predicted=None,
-        stages=[s.changed(ranks=list(range(n * size, (n + 1) * size))) for n, s in enumerate(plan.stages)],
+        stages=[
+            s.changed(ranks=list(range(n % plan.depth * size, (n % plan.depth + 1) * size))) for n, s in enumerate(plan.stages)
+        ],
         units=[unit.laid_out(s) for unit, s in zip(plan.units, strategies, strict=True)],
         nvlink=plan.nvlink if switches else None,
     )

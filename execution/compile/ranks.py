@@ -6,15 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program
+from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, laid_as
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import shard_bounds
+from trainplan.profiling.models.sublayers import TokenShare, shard_bounds
 
-SAMPLED = DRAWING | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.BACKWARD, Op.SLICE, Op.GATHER_SLICE}
+SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})
+BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
+SAMPLED = DRAWING | SHARING | BACKWARDS | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.SLICE, Op.GATHER_SLICE}
 
 
 @dataclass
@@ -59,6 +61,10 @@ class PlannedRank:
     def shard_elements(self, unit: int) -> int:
         """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
         return -(-self.flat_elements(unit) // self.strategies[unit].degree("sdp"))
+
+    def shard_bytes(self, unit: int) -> int:
+        """Bytes of a rank's flat shard of a unit's parameters, or of its gradients."""
+        return self.shard_elements(unit) * self.model.element_bytes
 
     def flat_elements(self, unit: int) -> int:
         """Elements of a rank's tensor-parallel part of a unit's parameters; a head's without a table of the embedding's."""
@@ -125,23 +131,34 @@ class PlannedRank:
     def samples_of(self, instruction: Instruction) -> dict[str, Any]:
         """The samples that an instruction speaks of, as its arguments. (Of SAMPLED alone.)
 
-        rows: the ids in the buffer that it writes, in order; of a forward computation only where it drops numbers. blocks: the
-        ids in each of those that it reads, or in each half of what it reads.
+        rows: the ids in the buffer that it writes, in order; of a computation only where it drops numbers. blocks: the ids in
+        each of those that it reads, or in each half of what it reads. tokens: where they are shared, the first one and the end
+        of those that a rank has of each sample: of what it writes, or of what each rank gathers.
         """
         i = instruction
         assert i.unit is not None and i.micro_batch is not None
         part = Part(i.micro_batch, i.half)
         if i.op in DRAWING:
-            return {"rows": self.rows(i.unit, part)} if self.model.units[i.unit].sublayer.draws else {}
+            drawing = draws(self.model.units[i.unit].sublayer, self.strategies[i.unit], i.op)
+            return {"rows": self.rows(i.unit, part)} if drawing else {}
+        if i.op is Op.GATHER_TOKENS:
+            unit = laid_as(i.reads[0])
+            return {"tokens": tuple(self.tokens_at(place, unit) for place in self.strategies[unit].peers(self.place, "tp"))}
+        if i.op in SHARING:
+            return {"tokens": self.tokens_at(self.place, i.unit)}
         forward = (*i.reads, *i.writes)[0].startswith("hidden")
         if i.op in (Op.INPUT, Op.TARGETS):
             return {"rows": self.rows(i.unit, part)}
         if i.op is Op.RECEIVE:
-            return {"rows": self.rows(i.unit - 1 if forward else i.unit, part)}
+            sender = i.unit - 1 if forward else i.unit
+            args: dict[str, Any] = {"rows": self.rows(sender, part)}
+            if self.strategies[sender].sequence_parallel:
+                args["tokens"] = self.tokens_at(self.place, sender)
+            return args
         if i.op is Op.JOIN:
-            laid_as = i.unit - 1 if forward else i.unit
-            return {"blocks": tuple(self.rows(laid_as, half) for half in part.halves)}
-        if i.op is Op.BACKWARD:
+            under = i.unit - 1 if forward else i.unit
+            return {"blocks": tuple(self.rows(under, half) for half in part.halves)}
+        if i.op in BACKWARDS:
             in_one_message = i.half is not None and i.unit == self.units[-1] < self.last
             return {"blocks": tuple(self.rows(i.unit, half) for half in part.halves)} if in_one_message else {}
         before = i.unit - 1 if forward else i.unit + 1
@@ -163,9 +180,22 @@ class PlannedRank:
             if i.group not in groups:
                 groups[i.group] = tuple(sorted(member ^ distance for member in i.group))
             fields: dict[str, Any] = {"group": groups[i.group], "grouped": tuple(map(translated, i.grouped))}
-            return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED else i.changed(**fields)
+            return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED and not i.grouped else i.changed(**fields)
 
         return replace(program, rank=self.rank, place=self.place, instructions=tuple(map(translated, program.instructions)))
+
+    def token_share(self, unit: int) -> TokenShare:
+        """The bytes and pieces of a unit whose ranks share its tokens."""
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+
+    def tokens_at(self, place: int, unit: int) -> tuple[int, int]:
+        """The first one and the end of the tokens that the rank at a place has of each sample, in a unit's layout."""
+        part, parts = self.strategies[unit].share(place)
+        return shard_bounds(self.model.units[unit].sublayer.tokens, parts, part)
+
+    def laid_bytes(self, boundary: int, unit: int, rows: int) -> int:
+        """Bytes of the hidden states of some samples that a unit passes on, of the tokens of a rank under another's layout."""
+        return self.boundary_bytes(boundary, rows) // self.strategies[unit].share(self.place)[1]
 
     def boundary_bytes(self, unit: int, rows: int) -> int:
         """Bytes of the hidden states of some samples that a unit passes to the next one."""

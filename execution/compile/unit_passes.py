@@ -11,6 +11,11 @@ Parameters are gathered once the unit's input is there, or one unit ahead: besid
 pass, once that one's input is there. Two units are then whole at a time.
 
 The first micro-batch of a step writes its gradients, in the place of those of the step before; all others add to them.
+
+What the ranks of a sharded-data group share of a unit's states is said by its ZeRO stage. Of all three, parameters are gathered
+for every pass, and gradients scattered in every micro-batch. Where parameters are whole on every rank (stages 1 and 2), each
+steps its slice of them, and gathers the others' once, behind the optimizer. Where gradients are whole, too (stage 1), they are
+scattered once, after the last micro-batch: the rank's slice of them then holds the sum.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from trainplan.execution.compile import sequence_passes
 from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
 from trainplan.execution.program import Instruction, Op, Part, Program, with_waits
 
@@ -84,15 +90,21 @@ class UnitPasses(PlannedRank):
     def place_states(self, unit: int, on: str = "") -> None:
         """Declare the shards of a unit's parameters, gradients and moments, which live from step to step. on: "host-" for
         those that lie there."""
-        size = self.shard_elements(unit) * self.model.element_bytes
-        for name, copies in (("parameter", 1), ("gradient", 1), ("moments", OPTIMIZER_MOMENTS)):
-            self.buffer(f"{on}{name}.{unit}", copies * size, persistent=True)
+        size, strategy = self.shard_bytes(unit), self.strategies[unit]
+        whole, (parameter, gradient) = size * strategy.degree("sdp"), (strategy.shares_parameters, strategy.shares_gradients)
+        for name, held in (
+            ("parameter", size if parameter else whole),
+            ("gradient", size if gradient else whole),
+            ("moments", OPTIMIZER_MOMENTS * size),
+        ):
+            self.buffer(f"{on}{name}.{unit}", held, persistent=True)
         self.buffer("loss", 8, persistent=True)
 
     def reduce(
         self, op: Op, unit: int | None, part: Part | None, name: str, group: tuple[int, ...], size: int | None = None
     ) -> None:
-        """The sum of a buffer over a group, in its place. size: bytes that are summed, where that is not all of it."""
+        """The sum of a buffer over a group in its place, or what else a collective makes of it there. size: bytes that take
+        part, where that is not all of it."""
         size = self.buffers[name] if size is None else size
         self.issue(op, unit, part, reads=(name,), writes=(name,), group=group, message_bytes=size)
 
@@ -105,6 +117,9 @@ class UnitPasses(PlannedRank):
             source = self._relaid(f"hidden.{unit}.{part}", f"input.{unit}.{part}", unit - 1, unit, part)
         weights = self._weights(unit, part, after=source)
         self._gather_ahead(unit, unit + 1, part, after=source)
+        if self.strategies[unit].sequence_parallel:
+            sequence_passes.forward(self, unit, part, source, weights, self._freed_after_use(unit))
+            return
         result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit))
         if tp > 1 and layer.kind != "head":
             self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))
@@ -173,19 +188,28 @@ class UnitPasses(PlannedRank):
         arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
         weights = self._weights(unit, whole, after=arrived[0])
         self._gather_ahead(unit, unit - 1, whole, after=arrived[0])
-        sdp, sources = self.strategies[unit].degree("sdp"), (0, unit) if self.uses_table(unit) else (unit,)
+        scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
+        shared, spread = self.strategies[unit].sequence_parallel, ""
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
             incoming = arrived[place if apart else 0]
-            adds = gradients if place or not (first or sdp > 1) else ()  # to a gradient that is there already
-            freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
+            adds = gradients if place or not (first or scatters) else ()  # to a gradient that is there already
+            freed = self._freed_after_use(unit) if final else ()
+            if shared:
+                if apart or place == 0:
+                    spread = sequence_passes.incoming(self, unit, part if apart else whole, incoming)
+                done = {incoming: None, spread: None} if apart or final else {}
+                freed = (*(name for name in done if self.token_share(unit).adds_residual or name == spread), *freed)
+                sequence_passes.backward(self, unit, part, incoming, spread, weights, adds, gradients, freed)
+                continue
+            freed = (*((incoming,) if apart or final else ()), *freed)
             self.recompute(unit, part, weights)
             self.compute_backward(unit, part, (incoming, *weights, *adds), gradients, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
-        if sdp > 1:
+        if scatters:
             self._reduce_replicated(unit, whole, gradients[-1])
             for each in sources:
                 self.scatter_gradient(each, whole, adds=not first)
@@ -234,19 +258,20 @@ class UnitPasses(PlannedRank):
     def _gather_ahead(self, unit: int, following: int, part: Part, after: str) -> None:
         """Gather what the unit that comes next in a pass computes with. (Not where that is of the unit at hand, too.)"""
         same = self.uses_table(max(unit, following)) and 0 in (unit, following)
-        if self.ahead and following in self.units and self.strategies[following].degree("sdp") > 1 and not same:
+        if self.ahead and following in self.units and self.strategies[following].shares_parameters and not same:
             self._weights(following, part, after)
             self._ready = following
 
     def _gradient(self, unit: int) -> str:
-        """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where its parameters are sharded."""
-        if self.strategies[unit].degree("sdp") == 1:
+        """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where a rank keeps a shard of it."""
+        strategy = self.strategies[unit]
+        if not strategy.shares_gradients:
             return f"gradient.{unit}"
-        return self.buffer(f"whole-gradient.{unit}", self.buffers[f"gathered.{unit}"])
+        return self.buffer(f"whole-gradient.{unit}", self.shard_bytes(unit) * strategy.degree("sdp"))
 
     def _gathered(self, unit: int, part: Part, after: str) -> str:
         """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
-        sharded = self.strategies[unit].degree("sdp") > 1
+        sharded = self.strategies[unit].shares_parameters
         return self.gather_parameters(unit, part, after=(after,)) if sharded else f"parameter.{unit}"
 
     def gather_parameters(self, unit: int, part: Part, after: tuple[str, ...] = (), freed: tuple[str, ...] = ()) -> str:
@@ -259,7 +284,8 @@ class UnitPasses(PlannedRank):
         return name
 
     def scatter_gradient(self, unit: int, part: Part, adds: bool) -> None:
-        """The sum of a unit's whole gradients, each rank's shard to that rank. adds: to what its shard holds already."""
+        """The sum of a unit's gradients, whole for a while, each rank's shard to that rank. adds: to what its shard holds
+        already."""
         whole, shard, group = f"whole-gradient.{unit}", f"gradient.{unit}", self.peers(unit, "sdp")
         size = self.buffers[whole]
         self.issue(
@@ -275,15 +301,31 @@ class UnitPasses(PlannedRank):
         )
 
     def _freed_after_use(self, unit: int) -> tuple[str, ...]:
-        if self.strategies[unit].degree("sdp") == 1:
+        if not self.strategies[unit].shares_parameters:
             return ()
         return (f"gathered.{unit}", *(["gathered.0"] if self.uses_table(unit) else []))
 
     def _relaid(self, name: str, result: str, before: int, after: int, part: Part) -> str:
-        """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""
+        """The buffer with a boundary's rows and tokens under the layout of unit `after`, re-laid from that of `before` if need
+        be: all tokens are gathered, rows moved, and the rank's tokens sliced, whatever of this is to be done."""
         a, b = self.strategies[before], self.strategies[after]
-        if a.layout == b.layout or a.group != b.group:  # between stages of unlike sizes, messages bring each rank its own rows
+        unlike = a.group != b.group  # then messages bring each rank all tokens of its own rows
+        moves, shared, sharing = not unlike and a.layout != b.layout, None if unlike else a.token_digit, b.token_digit
+        if not moves and shared == sharing:
             return name
+        kind, _, place = name.partition(".")
+        if shared is not None:
+            whole = f"{kind}-whole.{place}" if moves or sharing is not None else result
+            name = self.gather_tokens(after, part, name, whole, before, (name,))
+        if moves:
+            name = self._moved_rows(name, f"{kind}-laid.{place}" if sharing is not None else result, before, after, part)
+        if sharing is not None:
+            size = self.laid_bytes(min(before, after), after, len(self.rows(after, part)))
+            self.issue(Op.SLICE_TOKENS, after, part, reads=(name,), writes=(self.buffer(result, size),), frees=(name,))
+        return result
+
+    def _moved_rows(self, name: str, result: str, before: int, after: int, part: Part) -> str:
+        """The buffer with a boundary's rows under the layout of unit `after`, each with all tokens."""
         places = self.gathered_places(before, after)
         local, boundary = len(places) == 1, min(before, after)
         self.buffer(result, self.boundary_bytes(boundary, len(self.rows(after, part))))
@@ -301,6 +343,23 @@ class UnitPasses(PlannedRank):
         )
         return result
 
+    def gather_tokens(self, unit: int, part: Part, name: str, result: str, before: int, frees: tuple[str, ...]) -> str:
+        """All tokens of a buffer that lies split along them under the layout of unit `before`."""
+        group = self.ranks(self.strategies[before].peers(self.place, "tp"))
+        size = self.buffers[name] * len(group)
+        fields: dict[str, Any] = {"reads": (name,), "writes": (self.buffer(result, size),), "frees": frees, "group": group}
+        # What comes in order of ranks is put in order of samples.
+        self.issue(Op.GATHER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
+        return result
+
+    def scatter_tokens(self, unit: int, part: Part, name: str, result: str) -> str:
+        """The rank's tokens of the sum of partial results of all tokens, which go."""
+        group, size = self.peers(unit, "tp"), self.buffers[name]
+        writes = (self.buffer(result, size // len(group)),)
+        fields: dict[str, Any] = {"reads": (name,), "writes": writes, "frees": (name,), "group": group}
+        self.issue(Op.REDUCE_SCATTER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
+        return result
+
     def _input_of(self, unit: int, part: Part) -> str:
         relaid = f"input.{unit}.{part}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
@@ -313,12 +372,22 @@ class UnitPasses(PlannedRank):
         return self._relaid(name, f"output-gradient.{unit}.{part}", unit + 1, unit, part)
 
     def reduce_gradients(self, unit: int) -> None:
-        """What is reduced once a step, after the last micro-batch: replicated parts, and the sum over data-parallel ranks."""
-        strategy, gradient = self.strategies[unit], f"gradient.{unit}"
-        if strategy.degree("sdp") == 1:
-            self._reduce_replicated(unit, Part(self.micro_batches - 1), gradient)
+        """What is reduced once a step, after the last micro-batch: replicated parts, whole gradients whose shards the optimizer
+        works on, and the sum over data-parallel ranks."""
+        strategy, gradient, last = self.strategies[unit], f"gradient.{unit}", Part(self.micro_batches - 1)
+        if not strategy.shares_gradients:
+            self._reduce_replicated(unit, last, gradient)
+            if strategy.gathers_updates:
+                self.reduce(Op.REDUCE_SCATTER_GRADIENTS, unit, last, gradient, self.peers(unit, "sdp"))
         if strategy.degree("dp") > 1:
-            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"))
+            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"), self.shard_bytes(unit))
+
+    def step(self, unit: int) -> None:
+        """The optimizer's step on a unit's shard, and the other ranks' new parameters where each keeps the whole."""
+        parameter = f"parameter.{unit}"
+        self.issue(Op.OPTIMIZER_STEP, unit, reads=(f"gradient.{unit}",), writes=(parameter, f"moments.{unit}"))
+        if self.strategies[unit].gathers_updates:
+            self.reduce(Op.GATHER_UPDATED, unit, None, parameter, self.peers(unit, "sdp"))
 
     def _reduce_replicated(self, unit: int, part: Part, gradient: str) -> None:
         """Gradients of parameters that all tensor-parallel ranks hold."""

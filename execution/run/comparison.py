@@ -11,12 +11,13 @@ from torch import Tensor
 from trainplan.execution.program import Program
 from trainplan.execution.run.reference import Reference, batch_tokens
 from trainplan.execution.run.unit_state import flat_layout
+from trainplan.execution.walk.buffers import zero_stage
 from trainplan.profiling.models import torch_units
 
 
 class Outcome(NamedTuple):
-    """What a rank has after its steps. gradients: flat shards by unit, of the first step; parameters: after the last step;
-    losses: of the whole batch, of every step."""
+    """What a rank has after its steps. gradients: flat shards by unit, of the first step; parameters: flat, after the last
+    step, shards of those that are gathered for each pass, else the whole; losses: of the whole batch, of every step."""
 
     gradients: dict[int, Tensor]
     parameters: dict[int, Tensor]
@@ -39,8 +40,8 @@ def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any
     rank = dist.get_rank(group)
     if rank:
         for unit in programs[rank].units:
-            for shards in (outcome.gradients, outcome.parameters):
-                dist.send(shards[unit], dst=0, group=group)
+            for values in (outcome.gradients, outcome.parameters):
+                dist.send(values[unit], dst=0, group=group)
         return None
     model = programs[0].model
     reference, tokens = Reference(model, seed), batch_tokens(model, programs[0].samples, seed)
@@ -54,23 +55,28 @@ def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any
     for program in programs:
         for unit in program.units:
             largest = max(float(value.abs().max()) for value in gradients[unit].values())
-            apart = _apart(program, unit, gradients[unit], outcome.gradients, group)
+            apart = _apart(program, unit, gradients[unit], outcome.gradients, group, True)
             gradient = max(gradient, apart / largest)
-            parameter = max(parameter, _apart(program, unit, parameters[unit], outcome.parameters, group))
+            shards = zero_stage(program, unit) == 3
+            parameter = max(parameter, _apart(program, unit, parameters[unit], outcome.parameters, group, shards))
     return Differences(gradient, parameter, loss)
 
 
-def _apart(program: Program, unit: int, whole: dict[str, Tensor], shards: dict[int, Tensor], group: Any) -> float:
-    """Largest difference of a rank's shard, received unless it is rank 0's own, from its slice of the unit's whole values."""
+def _apart(
+    program: Program, unit: int, whole: dict[str, Tensor], flat_values: dict[int, Tensor], group: Any, shards: bool
+) -> float:
+    """Largest difference of a rank's flat values, received unless they are rank 0's own, from the unit's whole values; shards:
+    from its slice of them."""
     strategy, sublayer = program.strategies[unit], program.model.units[unit].sublayer
     shard = torch_units.Shard(strategy.degree("tp"), strategy.index(program.place, "tp"))
     specification = {parameter.name: parameter for parameter in sublayer.parameters()}
     names = [name for name, *_ in flat_layout(program, unit)]
     flat = torch.cat([torch_units.sharded(specification[name], whole[name], shard).flatten() for name in names])
-    piece = -(-flat.numel() // strategy.degree("sdp"))
-    start = strategy.index(program.place, "sdp") * piece
-    expected = flat[start : start + piece]
-    values = shards[unit] if program.rank == 0 else torch.empty(piece, dtype=flat.dtype)
+    degree = strategy.degree("sdp")
+    piece = -(-flat.numel() // degree)
+    start, size = (strategy.index(program.place, "sdp") * piece, piece) if shards else (0, piece * degree)
+    expected = flat[start : start + size]
+    values = flat_values[unit] if program.rank == 0 else torch.empty(size, dtype=flat.dtype)
     if program.rank:
         dist.recv(values, src=program.rank, group=group)
     return float((values[: len(expected)] - expected).abs().max()) if len(expected) else 0.0

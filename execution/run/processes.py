@@ -284,7 +284,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
         differences: dict[str, float | None] = dict.fromkeys(Differences._fields)
         if job["compare"]:
             report({"plan": number, "comparing": True})
-            parameters = {unit: state.master.detach().cpu() for unit, state in executor.units.items()}
+            parameters = {unit: state.kept.detach().cpu() for unit, state in executor.units.items()}
             if apart := compare(plan["programs"], Outcome(gradients, parameters, losses), job["seed"], everyone):
                 differences = {**apart._asdict()}
         peak = None

@@ -61,7 +61,7 @@ class RankState:
             self.units[int(place)].gradients.drop()
         self.values.pop(name, None)
 
-    def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
+    def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor | list[Tensor]) -> None:
         """A collective of torch.distributed over the instruction's group, until it is done."""
         self.finish(self.transport.collective(function, self.groups[instruction.group], tensors))
 

@@ -26,9 +26,13 @@ class Sharding(RankState):
         else:
             unit.whole.data.copy_(unit.flat_shard.detach())
 
+    def _gather_updated(self, instruction: Instruction) -> None:
+        unit = self.unit(instruction)
+        self.collective(dist.all_gather_into_tensor, instruction, unit.whole.data, unit.flat_shard.detach())
+
     def _gradient_buffer(self, name: str) -> Tensor:
         kind, place = name.split(".")
-        buffer: Tensor = self.units[int(place)].gradient if kind == "gradient" else self.values[name]
+        buffer: Tensor = self.units[int(place)].summed if kind == "gradient" else self.values[name]
         return buffer
 
     def _reduce_replicated(self, instruction: Instruction) -> None:
@@ -36,9 +40,11 @@ class Sharding(RankState):
         self.collective(dist.all_reduce, instruction, buffer[unit.replicated_start : unit.layout[-1][2]])
 
     def _reduce_scatter_gradients(self, instruction: Instruction) -> None:
-        """To the shard's gradient, added to it where it is read; or to a buffer of its own, where that is on the host."""
-        unit, whole, name = self.unit(instruction), self.values[instruction.reads[0]], instruction.writes[0]
-        adds, aside = name in instruction.reads, name not in self.program.persistent
+        """To the shard's gradient, added to it where it is read beside the whole one; or to a buffer of its own, where that is
+        on the host."""
+        unit, name = self.unit(instruction), instruction.writes[0]
+        whole = self._gradient_buffer(instruction.reads[0])
+        adds, aside = name in instruction.reads[1:], name not in self.program.persistent
         piece = whole.new_empty(unit.gradient.shape) if adds or aside else unit.gradient
         if len(instruction.group) > 1:
             self.collective(dist.reduce_scatter_tensor, instruction, piece, whole)

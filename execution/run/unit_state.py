@@ -1,9 +1,9 @@
 """The parameters of a unit on one rank.
 
-They lie in one flat buffer (split ones first, then the replicated ones), of which sharded data parallelism keeps a slice. A
-gathered buffer is one tensor whose storage is emptied between uses: views into it, also those that a graph saved, see the
-parameters again once they are gathered back. It is filled through `.data`, so that autograd's version counters take no offence
-at contents that are the same.
+They lie in one flat buffer (split ones first, then the replicated ones), of which sharded data parallelism keeps a slice, or
+the whole (ZeRO stages 1 and 2), whose slice the optimizer works on. A gathered buffer is one tensor whose storage is emptied
+between uses: views into it, also those that a graph saved, see the parameters again once they are gathered back. It is filled
+through `.data`, so that autograd's version counters take no offence at contents that are the same.
 
 Every unit has an optimizer of its own, so that its moments and its count of steps change at its own instruction and nowhere
 else. Against one for all units of the rank that costs some 25 microseconds a unit and step.
@@ -21,6 +21,7 @@ from torch import Tensor
 from trainplan.execution.program import Program
 from trainplan.execution.run.flat_gradients import FlatGradients, Layout
 from trainplan.execution.run.reference import LEARNING_RATE
+from trainplan.execution.walk.buffers import zero_stage
 from trainplan.profiling.models import torch_units
 
 
@@ -29,7 +30,8 @@ class UnitState:
     """A unit on this rank: its place, and views of its whole parameters.
 
     flat_shard: that on the device, from which the whole is gathered. master: the shard that the optimizer works on, with
-    its gradient; the same, unless that is on the host. gradients: where backward passes leave those of the views. partitioned:
+    its gradient; the same, unless that is on the host. summed: the gradient that all micro-batches add to: the shard's, or one
+    of the whole, of which the shard's is a slice. gradients: where backward passes leave those of the views. partitioned:
     whether the whole is only there while gathered.
     """
 
@@ -38,12 +40,18 @@ class UnitState:
     flat_shard: Tensor
     master: Tensor
     gradient: Tensor
+    summed: Tensor
     optimizer: torch.optim.Optimizer
     whole: Tensor
     views: dict[str, Tensor]
     gradients: FlatGradients
     partitioned: bool
     replicated_start: int
+
+    @property
+    def kept(self) -> Tensor:
+        """The parameters that the rank has between steps: the shard that the optimizer works on, or the whole."""
+        return self.master if self.partitioned else self.whole
 
 
 def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -87,21 +95,22 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
     whole = torch.zeros(piece * degree, dtype=dtype, device=device)
     for name, start, end, _ in layout:
         whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
-    index = strategy.index(program.place, "sdp")
-    partitioned = degree > 1 or program.optimizer_on_host
-    flat_shard = master = whole[index * piece : (index + 1) * piece].clone() if partitioned else whole.detach()
+    zero, first = zero_stage(program, position), strategy.index(program.place, "sdp") * piece
+    flat_shard = master = whole[first : first + piece].clone() if zero == 3 else whole.detach()[first : first + piece]
     if program.optimizer_on_host:
-        master, gradient = host_tensor(piece, dtype, device).copy_(flat_shard), host_tensor(piece, dtype, device)
+        master = host_tensor(piece, dtype, device).copy_(flat_shard)
+        gradient = summed = host_tensor(piece, dtype, device)
         if f"parameter.{position}" not in program.persistent:
             empty_storage(flat_shard)
     else:
-        gradient = torch.zeros_like(flat_shard)
+        summed = torch.zeros_like(flat_shard if zero >= 2 else whole)
+        gradient = summed if zero >= 2 else summed[first : first + piece]
     views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
-    if partitioned:
+    if zero == 3:
         empty_storage(whole)
     master.requires_grad_().grad = gradient
     gradients = FlatGradients(layout, views)
     optimizer = torch.optim.AdamW([master], lr=LEARNING_RATE, fused=True)
     replicated = [start for name, start, _, _ in layout if specification[name].split is None]
-    first = replicated[0] if replicated else size
-    return UnitState(shard, layout, flat_shard, master, gradient, optimizer, whole, views, gradients, partitioned, first)
+    start = replicated[0] if replicated else size
+    return UnitState(shard, layout, flat_shard, master, gradient, summed, optimizer, whole, views, gradients, zero == 3, start)

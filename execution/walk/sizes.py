@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainplan.execution.program import Instruction, Op, Program, handles_all
+from trainplan.execution.program import DRAWING, Instruction, Op, Program, handles_all
 from trainplan.execution.walk.buffers import HOST_STATES, STATES, Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
 WRITTEN = frozenset(
     {
         Op.ALL_REDUCE,
+        Op.GATHER_TOKENS,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
-        Op.ALL_REDUCE_GRADIENTS,
+        Op.GATHER_UPDATED,
         Op.REDUCE_LOSS,
         Op.RECEIVE,
         Op.PREFETCH_SHARD,
@@ -23,9 +24,11 @@ WRITTEN = frozenset(
         Op.OFFLOAD_GRADIENT,
     }
 )
-READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS})
-APART = frozenset({Op.GATHER_SLICE, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.SEND_RECEIVE})  # see `_moved`
-COMPUTING = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE, Op.BACKWARD})
+READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS, Op.REDUCE_SCATTER_TOKENS})
+APART = frozenset(  # see `_moved`
+    {Op.GATHER_SLICE, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.SEND_RECEIVE}
+)
+COMPUTING = DRAWING | {Op.BACKWARD, Op.ENTER_BACKWARD}
 MOVING_NOTHING = COMPUTING | {
     Op.INPUT,
     Op.TARGETS,
@@ -34,6 +37,7 @@ MOVING_NOTHING = COMPUTING | {
     Op.OPTIMIZER_STEP,
     Op.HOST_OPTIMIZER_STEP,
     Op.SLICE,
+    Op.SLICE_TOKENS,
     Op.JOIN,
     Op.RESHARD,
     Op.DROP_HIDDEN,
@@ -106,9 +110,11 @@ def _moved(expected: Sizes, i: Instruction) -> int:
     if i.op is Op.REDUCE_TIED:
         return model.tied_elements * model.element_bytes
     assert i.unit is not None
+    if i.op is Op.ALL_REDUCE_GRADIENTS:
+        return expected.shard_bytes(i.unit)
     if i.op is Op.REDUCE_REPLICATED:
         return int(expected.sublayer(i.unit).replicated_count) * model.element_bytes
-    boundary = i.unit - 1 if i.writes[0].startswith("input") else i.unit
+    boundary = i.unit - 1 if i.reads[0].startswith("hidden") else i.unit
     return int(expected.sublayer(boundary).boundary_bytes(sum(map(len, i.args["blocks"]))))
 
 
@@ -118,6 +124,8 @@ def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
         assert i.unit is not None
         count = rows.get(i.reads[0], 0)
         return expected.workspace(i.op, i.unit, count)
+    if i.op in (Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS):  # order of ranks to order of samples, or back
+        return i.message_bytes
     if i.op is Op.GATHER_SLICE or (i.op is Op.REDUCE_TIED and not expected.program.optimizer_on_host):
         return i.message_bytes
     if i.op is Op.REDUCE_SCATTER_GRADIENTS and len(i.reads) > 1:

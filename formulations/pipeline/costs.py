@@ -74,7 +74,7 @@ class PipelineCosts:
 
     def _made(self, group: int, samples: int, strategies: Sequence[Strategy]) -> Tables:
         # All units of the one stage are laid out alike then, and so a table that embedding and head share is there once.
-        once = group == self.profile.devices and len({strategy.levels for strategy in strategies}) == 1
+        once = group == self.profile.devices and len({(s.levels, s.zero_stage) for s in strategies}) == 1
         columns: dict[str, Integers] = {name: np.zeros((len(self.kinds), len(strategies)), np.int64) for name in COLUMNS}
         for kind, parts in enumerate(self.kinds):
             for s, strategy in enumerate(strategies):

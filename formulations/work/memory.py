@@ -31,19 +31,20 @@ def unit_bytes(
     forward = checkpoint if strategy.ckpt else incoming + entry.kept_bytes.value
     rebuilt = incoming + entry.kept_bytes.value - checkpoint if strategy.ckpt else 0
     if not executed:
-        return forward, rebuilt, profile.state_bytes_per_parameter * -(-shard.parameters // strategy.degree("sdp"))
+        return forward, rebuilt, _state_bytes(profile, strategy, shard.parameters)
     left_out = table_part(profile, tp) if table_once and shape.kind == "head" else 0
-    state = profile.state_bytes_per_parameter * -(-(shard.parameters - left_out) // strategy.degree("sdp"))
+    state = _state_bytes(profile, strategy, shard.parameters - left_out)
     # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
     degree, output, workspace = strategy.degree("sdp"), rows * shard.output_bytes, entry.forward_workspace_bytes.value
     parameters = shard.parameters
     if shape.kind == "head" and profile.tied_parameters:  # it may gather all of the embedding's, for the table
         parameters += profile.shapes[profile.units[0].sublayer].shard(tp).parameters - table_part(profile, tp) + degree
-    gathered = -(-parameters // degree) * degree * element if degree > 1 else 0
+    whole = -(-parameters // degree) * degree * element
+    gathered, gradient = whole * strategy.shares_parameters, whole * strategy.shares_gradients
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
     moved = 0 if strategy.group == 1 else 2 * samples * max(moved_bytes(profile, sublayer))
     first = gathered + output + max(workspace, moved) + rebuilt
-    gradients = (0 if shape.kind == "embedding" else incoming) + gathered
+    gradients = (0 if shape.kind == "embedding" else incoming) + gradient
     recomputed = rebuilt + output + workspace if strategy.ckpt else 0
     if shape.kind == "head":
         # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
@@ -51,9 +52,19 @@ def unit_bytes(
     backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes.value, moved)
     if shape.kind == "embedding" and profile.tied_parameters:
         backward = max(backward, profile.tied_parameters * element - incoming)
-    backward = max(first, backward)
+    backward = max(first, backward, gradients + gradient // degree)  # at last its shard, to be added to the sum
     if shape.kind == "head":
         # Logits wait for their backward pass, also those of other micro-batches in flight.
         forward, backward = forward + output, backward - output
         backward = max(backward, profile.tied_parameters * element - forward)
     return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
+
+
+def _state_bytes(profile: Profile, strategy: Strategy, parameters: int) -> int:
+    """O_ms of so many parameters of a tensor-parallel rank: of what ZeRO's stage shares, the shard of one rank, its end
+    padded; of the rest the whole, as many times as long."""
+    element, degree = profile.parameter_bytes, strategy.degree("sdp")
+    part = -(-parameters // degree)
+    whole = part * degree if strategy.gathers_updates else part
+    moments = profile.state_bytes_per_parameter - 2 * element
+    return element * (whole + (part if strategy.shares_gradients else whole)) + moments * part

@@ -6,6 +6,7 @@ Two models, by name:
   overlaps backward compute, each slowed down as the profile says (1.3 in the paper); CKPT adds one forward pass with its
   all-reduces. What only the last micro-batch pays, C(M, 0) of Eq. 8, is the part of its gradient communication that the
   backward pass does not hide: taken out whole, as the text has it, earlier micro-batches would cost less than their compute.
+  (The paper's SDP is ZeRO stage 3. In stages 1 and 2 parameters are gathered once, behind that.)
   Memory as in Section III-A: O_b = intermediates under CKPT, else 0; no temporaries, no gathered parameters.
 - `executed`: what trainplan's own programs do. Everything in sequence, as the serial back-end issues it; a recomputation
   repeats no collective (a unit's partial output is not needed again); temporaries, gathered parameters, full gradients
@@ -81,7 +82,8 @@ def unit_costs(
 
 def times_of(profile: Profile, sublayer: str, strategy: Strategy, samples: int, table_once: bool = False) -> PassTimes:
     """The passes of a sub-layer as trainplan's programs run them, one thing after the other: sharded gradients are scattered
-    in every micro-batch, and made whole over the tensor-parallel group before; others are reduced in the last one only.
+    in every micro-batch, and made whole over the tensor-parallel group before; others are reduced or scattered in the last one
+    only.
 
     samples: of a micro-batch over all devices of the stage. table_once: whether the table that embedding and head share is one
     parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. Raises
@@ -89,16 +91,17 @@ def times_of(profile: Profile, sublayer: str, strategy: Strategy, samples: int, 
     """
     with_table = table_once and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
     left_out = table_part(profile, strategy.degree("tp")) if with_table else 0
-    work, sharded = unit_work(profile, sublayer, strategy, samples, left_out=left_out), strategy.degree("sdp") > 1
+    work, sharded = unit_work(profile, sublayer, strategy, samples, left_out=left_out), strategy.shares_gradients
     gather, scatter = work.gather_ns, work.scatter_ns
     if with_table:
         embedding = unit_work(profile, profile.units[0].sublayer, strategy, samples)
         gather, scatter = gather + embedding.gather_ns, scatter + embedding.scatter_ns
-    computed, sharing = work.recompute_ns + work.backward_ns + work.partial_back_ns, gather + scatter
+    computed, sharing = work.recompute_ns + work.backward_ns + work.partial_back_ns, gather + scatter * sharded
+    last = (work.replicated_ns + work.scatter_ns) * (not sharded) + work.reduce_ns
     return PassTimes(
         forward_ns=work.forward_ns + work.partial_ns + gather,
         backward_ns=computed + sharing + work.replicated_ns * sharded,
-        sync_ns=work.replicated_ns * (not sharded) + work.reduce_ns + work.optimizer_ns,
+        sync_ns=last + work.optimizer_ns + work.update_ns,
         tied_ns=0 if table_once else work.tied_ns,
     )
 
@@ -110,7 +113,8 @@ def _paper_ns(profile: Profile, work: UnitWork[float], strategy: Strategy) -> tu
     reduction = work.scatter_ns + work.reduce_ns
     overlapped = overlapped_ns(compute, work.gather_ns + reduction, *slowdowns)
     sync = min(reduction, overlapped - overlapped_ns(compute, work.gather_ns, *slowdowns))
-    return work.forward_ns + work.partial_ns + work.gather_ns, overlapped + work.partial_back_ns + again, sync
+    backward = overlapped + work.partial_back_ns + again + work.update_ns
+    return work.forward_ns + work.partial_ns + work.gather_ns, backward, sync + work.update_ns
 
 
 def transition_ns(

@@ -31,9 +31,10 @@ def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples
 
 def table_once(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
     """Whether a table that embedding and head share is one parameter: both are in this stage, and each of its ranks has the
-    same part of it under either's strategy. Else it is two, whose gradients are summed once a step."""
+    same part of it, and of its states, under either's strategy. Else it is two, whose gradients are summed once a step."""
+    first, last = strategies[0], strategies[-1]
     ends = 0 in stage and len(strategies) - 1 in stage
-    return ends and strategies[0].levels == strategies[-1].levels
+    return ends and (first.levels, first.zero_stage) == (last.levels, last.zero_stage)
 
 
 def tied_ns(profile: Profile, size: int, stages: int = 1) -> int:

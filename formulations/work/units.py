@@ -7,16 +7,17 @@ Each piece is one instruction of trainplan's programs. Re-layouts, messages, cop
     forward_ns         forward, or forward without graph (CKPT)   every micro-batch
     partial_ns         all-reduce of the partial outputs;         every micro-batch, tp > 1
                        the head gathers the loss's statistics
-    gather_ns          gather parameters                          every micro-batch, before either pass, sdp > 1
+    gather_ns          gather parameters                          every micro-batch, before either pass, ZeRO's stage 3
     recompute_ns       recompute                                  every micro-batch, CKPT
     backward_ns        backward                                   every micro-batch
     partial_back_ns    all-reduce of the partial input gradients  every micro-batch, tp > 1
-    replicated_ns      reduce replicated                          every micro-batch where sdp > 1, else the last; tp > 1
-    scatter_ns         reduce-scatter gradients                   every micro-batch, sdp > 1
+    replicated_ns      reduce replicated                          every micro-batch in stages 2 and 3, else the last; tp > 1
+    scatter_ns         reduce-scatter gradients                   every micro-batch in stages 2 and 3, the last in stage 1
     reduce_ns          all-reduce gradients                       the last micro-batch, dp > 1
     tied_ns            reduce tied                                once a step, the embedding of a pipeline of one stage,
                                                                   where the head is laid out otherwise
     optimizer_ns       optimizer step                             once a step
+    update_ns          gather updated                             once a step, stages 1 and 2
 
 Collectives are those of the first device's groups.
 """
@@ -53,6 +54,7 @@ class UnitWork(Generic[Ns]):
     reduce_ns: Ns
     tied_ns: Ns
     optimizer_ns: Ns
+    update_ns: Ns
 
     @property
     def compute_ns(self) -> int:
@@ -128,7 +130,7 @@ def exact_work(
     return UnitWork(
         forward_ns=(entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value,
         partial_ns=partial,
-        gather_ns=among("sdp", "all-gather", whole),
+        gather_ns=among("sdp", "all-gather", whole) if strategy.shares_parameters else 0.0,
         recompute_ns=entry.forward_ns.value if strategy.ckpt else 0,
         backward_ns=entry.backward_ns.value,
         partial_back_ns=back * among("tp", "all-reduce", rows * shape.input_bytes),
@@ -137,6 +139,7 @@ def exact_work(
         reduce_ns=among("dp", "all-reduce", part * element),
         tied_ns=tied_ns(profile, strategy.group) if shape.kind == "embedding" else 0.0,
         optimizer_ns=part * profile.optimizer_ns_per_parameter.value,
+        update_ns=among("sdp", "all-gather", whole) if strategy.gathers_updates else 0.0,
     )
 
 

@@ -3,8 +3,9 @@
 Each function maps (parameters of the shard, input) to the rank's partial output; the sum over the ranks is the sub-layer's
 output (the head's outputs are the shards of the logits instead). No function communicates.
 
-A sub-layer is three pieces, of which `forward` is the whole: `enter`, what comes before the matrices; `matrices`, a partial
-output; `leave`, dropout and residual.
+With sequence parallelism a sub-layer runs in three pieces, of which `forward` is the whole: `enter`, what comes before the
+matrices, on the rank's own tokens; `matrices`, on all tokens, a partial output; `leave`, dropout and residual, on the rank's
+own tokens of the sum. What is gathered and scattered between them, programs say.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainplan.profiling.models.blockwise import Scores, blockwise_attention
-from trainplan.profiling.models.dropout import Draw, Heads, drop
+from trainplan.profiling.models.dropout import Draw, Heads, drop, hidden_mask
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
@@ -138,6 +139,12 @@ def leave(part: Sublayer, y: Tensor, residual: Tensor | None, draw: Draw | None 
     Of any of the tokens."""
     y = drop(y, draw, "output", 0.0 if isinstance(part, LanguageHead) else part.dropout)
     return y if residual is None else y.add_(residual.view_as(y))
+
+
+def leave_gradient(part: Sublayer, gradient: Tensor, draw: Draw | None) -> Tensor:
+    """The gradient of what `leave` drops numbers of, a copy."""
+    assert draw is not None
+    return hidden_mask(draw, "output", part.dropout, gradient).drop(gradient.clone(memory_format=torch.contiguous_format))
 
 
 def _normed(part: Sublayer, p: Parameters, x: Tensor, name: str = "norm") -> Tensor:

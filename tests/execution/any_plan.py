@@ -18,6 +18,7 @@ from trainplan.profiling.base.errors import InputError
 from tests.execution.plans import (
     random_interleaved_plan,
     random_plan,
+    random_regular_interleaved_plan,
     random_sliced_plan,
     random_uneven_plan,
     random_unlike_plan,
@@ -37,6 +38,7 @@ def generators(world: int) -> dict[str, Generator]:
         "unlike": (True, random_unlike_plan),
         "unlike, sliced": (world > 1, lambda rng, ranks: random_unlike_plan(rng, ranks, sliced=True)),
         "interleaved": (world > 1, random_interleaved_plan),
+        "interleaved, regular": (power and world > 1, random_regular_interleaved_plan),
         "switches": (True, random_switch_plan),
     }
     return {name: generator for name, (admitted, generator) in each.items() if admitted}

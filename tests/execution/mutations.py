@@ -11,7 +11,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
 
-from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan
+from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan, random_zero_plan, sharing_tokens
 from tests.execution.switch_plans import random_switch_plan
 
 Programs = list[Program]
@@ -20,6 +20,14 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
     Op.FORWARD: (Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE),
     Op.FORWARD_WITHOUT_GRAPH: (Op.FORWARD, Op.RECOMPUTE),
     Op.RECOMPUTE: (Op.FORWARD_WITHOUT_GRAPH, Op.FORWARD),
+    Op.ENTER: (Op.ENTER_WITHOUT_GRAPH, Op.FORWARD),
+    Op.ENTER_WITHOUT_GRAPH: (Op.ENTER, Op.FORWARD_WITHOUT_GRAPH),
+    Op.LEAVE: (Op.LEAVE_BACKWARD, Op.MARK),
+    Op.LEAVE_BACKWARD: (Op.LEAVE, Op.MARK),
+    Op.ENTER_BACKWARD: (Op.BACKWARD, Op.ENTER),
+    Op.GATHER_TOKENS: (Op.GATHER_SLICE, Op.ALL_REDUCE),
+    Op.REDUCE_SCATTER_TOKENS: (Op.ALL_REDUCE, Op.GATHER_TOKENS),
+    Op.SLICE_TOKENS: (Op.SLICE, Op.GATHER_TOKENS),
     Op.ALL_REDUCE: (Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_LOSS),
     Op.ALL_REDUCE_GRADIENTS: (Op.REDUCE_REPLICATED, Op.ALL_REDUCE),
     Op.REDUCE_REPLICATED: (Op.ALL_REDUCE_GRADIENTS, Op.ALL_REDUCE),
@@ -29,6 +37,9 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
     Op.RECEIVE: (Op.SEND,),
     Op.INPUT: (Op.TARGETS,),
     Op.TARGETS: (Op.INPUT,),
+    Op.GATHER_PARAMETERS: (Op.GATHER_UPDATED,),
+    Op.GATHER_UPDATED: (Op.GATHER_PARAMETERS, Op.REDUCE_SCATTER_GRADIENTS, Op.ALL_REDUCE_GRADIENTS),
+    Op.REDUCE_SCATTER_GRADIENTS: (Op.ALL_REDUCE_GRADIENTS, Op.GATHER_UPDATED),
     Op.OPTIMIZER_STEP: (Op.HOST_OPTIMIZER_STEP, Op.ALL_REDUCE_GRADIENTS),
     Op.HOST_OPTIMIZER_STEP: (Op.OPTIMIZER_STEP,),
     Op.RESHARD: (Op.SYNCHRONISE, Op.MARK),
@@ -51,17 +62,28 @@ class Mutant(NamedTuple):
 
 
 def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
-    """Plain plans, sliced ones, uneven shares and memory switches, of 2 ranks and of 4."""
-    make = rng.choice([random_plan, random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan])
-    plan = make(rng, rng.choice([2, 4]))
+    """Plain plans, sliced ones, any ZeRO stages, uneven shares and memory switches, of 2 ranks and of 4."""
+    plain = [random_plan, random_plan, random_sliced_plan, random_zero_plan]
+    plan = rng.choice([*plain, random_uneven_plan, random_switch_plan])(rng, rng.choice([2, 4]))
     return plan, compile_plan(plan)
 
 
-def mutants(rng: random.Random, count: int, kinds: Sequence[str] = ()) -> list[Mutant]:
+def sharing_programs(rng: random.Random) -> tuple[Plan, Programs]:
+    """The same where some units share their tokens, of 2 ranks and of 4."""
+    plan = sharing_tokens(rng, rng.choice([random_plan, random_sliced_plan])(rng, rng.choice([2, 4])))
+    return plan, compile_plan(plan)
+
+
+def mutants(
+    rng: random.Random,
+    count: int,
+    kinds: Sequence[str] = (),
+    make: Callable[[random.Random], tuple[Plan, Programs]] = random_programs,
+) -> list[Mutant]:
     """So many mutants, the kinds in turn, a few of each random plan."""
     names, made, missed = list(kinds or KINDS), list[Mutant](), 0
     while len(made) < count:
-        plan, programs = random_programs(rng)
+        plan, programs = make(rng)
         for _ in range(5):
             kind = names[(len(made) + missed) % len(names)]
             changed = KINDS[kind](rng, programs)
@@ -147,7 +169,9 @@ def _arguments(rng: random.Random, args: dict[str, Any]) -> dict[str, Any] | Non
     value = args[name]
     if name == "scale":
         return {**args, name: value * rng.choice([0.5, 2, -1])}
-    if name == "rows":
+    if name == "tokens":
+        ways = [value[::-1], value[:-1], tuple(token + 1 for token in value) if isinstance(value[0], int) else value[:1]]
+    elif name == "rows":
         ways = [value[::-1], tuple(row + 1 for row in value), value[:-1]]
     else:
         ways = [value[::-1], tuple(block[::-1] for block in value), value[:-1]]
@@ -284,7 +308,7 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             key = rng.choice(sorted(value) if rng.random() < 0.5 else _names(program))
             other = value ^ {key}
         elif name == "units":
-            other = rng.choice([range(value.start, value.stop - 1), range(value.start + 1, value.stop + 1), range(99)])
+            other = rng.choice([value[:-1], tuple(unit + 1 for unit in value), range(99)])
         elif name == "stages":
             first = value[0]
             other = rng.choice(
@@ -296,7 +320,10 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
         elif name == "model":
             other = rng.choice([value.in_dtype("float32"), value.with_fields(sequence=8)])
         elif name == "strategies":
-            other = rng.choice([value[::-1], value[:-1], tuple(replace(each, ckpt=not each.ckpt) for each in value)])
+            zero = rng.choice([1, 2, 3])
+            other_stage = tuple(replace(each, zero=zero) if each.degree("sdp") > 1 else each for each in value)
+            recomputed = tuple(replace(each, ckpt=not each.ckpt) for each in value)
+            other = rng.choice([value[::-1], value[:-1], recomputed, other_stage])
         else:
             other = max(0, value + rng.choice([-1, 1, 2]))
         where = "all ranks" if everywhere else f"rank {rank}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, permutations, product
 from math import lcm, prod
 from typing import Any
@@ -12,6 +13,7 @@ from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.step.schedules import PlanSchedule, Schedule, most_sliced
 from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
+from trainplan.profiling.models.sublayers import why_not_shared
 
 # Vocabularies that no tensor-parallel degree divides; chains that are tied, not tied, with post-norm, with grouped queries.
 # Without dropout a step on the same batch has a smaller loss; DROPPING are the same chains with it.
@@ -128,6 +130,16 @@ def random_interleaved_plan(rng: random.Random, world: int = 4) -> Plan:
     return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
 
 
+def random_regular_interleaved_plan(rng: random.Random, world: int = 4, model: Model | None = None) -> Plan:
+    """Two or more stages on each rank, in turn, on groups of one size, a power of two, in order of ranks."""
+    model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
+    units = len(model.units)
+    depth = rng.choice([p for p in (2, 4) if p <= world and 2 * p <= units])
+    size, chunks = world // depth, rng.randint(2, units // depth)
+    groups = [list(range(stage * size, (stage + 1) * size)) for stage in range(depth)] * chunks
+    return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
+
+
 def _laid_out(
     rng: random.Random,
     model: Model,
@@ -169,6 +181,26 @@ def random_sliced_plan(rng: random.Random, world: int = 4, model: Model | None =
     return plan_of(model, strategies, world, samples, micro_batches, cuts, sliced=sliced)
 
 
+def with_zero(rng: random.Random, plan: Plan) -> Plan:
+    """The plan with any ZeRO stage for each unit that has an sdp level."""
+    strategies = (
+        replace(strategy, zero=rng.choice([1, 2, 3])) if strategy.degree("sdp") > 1 else strategy
+        for strategy in plan.strategies()
+    )
+    return plan.changed(units=[unit.laid_out(strategy) for unit, strategy in zip(plan.units, strategies, strict=True)])
+
+
+def random_zero_plan(rng: random.Random, world: int = 4) -> Plan:
+    """Plans of all kinds that have sdp levels, any ZeRO stage for each unit, and 1 or 2 for one at least."""
+    kinds = [random_unlike_plan, random_interleaved_plan]
+    if world & (world - 1) == 0:
+        kinds += [random_plan, random_sliced_plan]
+    while True:
+        plan = with_zero(rng, rng.choice(kinds)(rng, world))
+        if any(strategy.gathers_updates for strategy in plan.strategies()):
+            return plan
+
+
 def uneven_plan(
     model: Model,
     shares: Sequence[int],
@@ -197,3 +229,13 @@ def random_uneven_plan(rng: random.Random, world: int = 4, model: Model | None =
     tp = rng.choice([t for t in (1, 2, 4, 8) if 2 * t <= size and t in model.tp_degrees(size)])
     shares = [rng.randint(1, 5) for _ in range(size // tp)]
     return uneven_plan(model, shares, stages, tp, rng.choice([1, 2]), rng.choice(SCHEDULES), rng)
+
+
+def sharing_tokens(rng: random.Random, plan: Plan) -> Plan:
+    """The plan with sequence parallelism in every other unit, at random, of those that it is possible for."""
+    units = []
+    for unit, described in zip(plan.units, plan.planned_model().units, strict=True):
+        strategy, tp = unit.strategy, unit.strategy.degree("tp")
+        shares = tp > 1 and why_not_shared(described.sublayer, tp) is None and rng.random() < 0.5
+        units.append(unit.laid_out(replace(strategy, sequence_parallel=True)) if shares else unit)
+    return plan.changed(units=units)

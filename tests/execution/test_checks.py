@@ -14,7 +14,7 @@ from trainplan.formulations.step.schedules import Schedule
 from trainplan.formulations.strategies import decision_tree
 
 from tests.execution.mutations import KINDS, OF_ORDER, mutants
-from tests.execution.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan
+from tests.execution.plans import GPT2, SCHEDULES, pipeline, plan_of, random_plan, with_zero
 
 Mutation = Callable[[Program, int], Program | None]
 
@@ -56,7 +56,7 @@ def test_every_deleted_wait_is_a_race() -> None:
     rng = random.Random(0)
     deleted = 0
     for _ in range(10):
-        program = rng.choice(compile_plan(random_plan(rng)))
+        program = rng.choice(compile_plan(with_zero(rng, random_plan(rng))))
         for place, instruction in enumerate(program.instructions):
             if instruction.waits:
                 deleted += 1
@@ -67,7 +67,7 @@ def test_every_deleted_wait_is_a_race() -> None:
 def test_every_deleted_free_is_a_leak() -> None:
     rng = random.Random(1)
     for _ in range(5):
-        program = rng.choice(compile_plan(random_plan(rng)))
+        program = rng.choice(compile_plan(with_zero(rng, random_plan(rng))))
         for place, instruction in enumerate(program.instructions):
             for name in instruction.frees:
                 kept = tuple(other for other in instruction.frees if other != name)
@@ -81,6 +81,7 @@ REMOVABLE = [
     Op.REDUCE_SCATTER_GRADIENTS,
     Op.REDUCE_TIED,
     Op.GATHER_PARAMETERS,
+    Op.GATHER_UPDATED,
     Op.GATHER_STATISTICS,
     Op.GATHER_SLICE,
     Op.RECOMPUTE,
@@ -99,7 +100,7 @@ def test_an_operation_done_twice_is_seen(op: Op) -> None:
     rng = random.Random(7)
     doubled = 0
     for _ in range(20):
-        programs = compile_plan(random_plan(rng))
+        programs = compile_plan(with_zero(rng, random_plan(rng)))
         if not any(i.op is op for i in programs[0].instructions):
             continue
         wanted = next((i.unit, i.micro_batch) for i in programs[0].instructions if i.op is op)
@@ -120,7 +121,7 @@ def test_a_missing_operation_is_seen(op: Op) -> None:
     rng = random.Random(2)
     removed = 0
     for _ in range(40):
-        programs = compile_plan(random_plan(rng))
+        programs = compile_plan(with_zero(rng, random_plan(rng)))
         wanted = next(((i.unit, i.micro_batch) for i in programs[0].instructions if i.op is op), None)
         if wanted is None:
             continue
@@ -261,7 +262,7 @@ def test_the_walk_sees_what_is_kept_for_longer() -> None:
     assert peaks["sdp4"] < peaks["dp4"]
     rng = random.Random(9)
     for _ in range(20):
-        program = compile_plan(random_plan(rng))[0]
+        program = compile_plan(with_zero(rng, random_plan(rng)))[0]
         assert memory_walk(program, "fused").peak_bytes >= memory_walk(program).peak_bytes
 
 
@@ -327,9 +328,11 @@ def test_operations_stay_on_their_lanes() -> None:
 
 def test_bytes_that_do_not_agree_with_buffers_are_seen() -> None:
     """On all ranks alike: nobody contradicts."""
-    programs = compile_plan(plan_of(GPT2, ["dp2-tp2", "tp4-ckpt", "sdp2-tp2", "sdp4"] * 2, 4, 16))
+    mixed = ["dp2-tp2", "tp4-ckpt", "sdp2-tp2", "sdp4", "dp2-sdp2-zero1", "sdp2-tp2-zero2", "sdp4-zero1", "sdp4"]
+    programs = compile_plan(plan_of(GPT2, mixed, 4, 16, 2))
     ops = {i.op for i in programs[0].instructions}
     assert ops >= {Op.GATHER_SLICE, Op.GATHER_PARAMETERS, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.RECOMPUTE}
+    assert ops >= {Op.GATHER_UPDATED, Op.ALL_REDUCE_GRADIENTS}
     for op in sorted(ops):
         assert "moves 12345 bytes" in _faulty(programs, op, message_bytes=12345)
         assert "takes 12345 beside" in _faulty(programs, op, workspace_bytes=12345)

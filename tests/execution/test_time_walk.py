@@ -34,7 +34,17 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Number, Profile
 
-from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_sliced_plan, random_uneven_plan
+from tests.execution.plans import (
+    BERT,
+    GPT2,
+    LLAMA,
+    UNTIED,
+    plan_of,
+    random_plan,
+    random_sliced_plan,
+    random_uneven_plan,
+    with_zero,
+)
 from tests.execution.switch_plans import random_switch_plan
 
 CPU = load_cluster("cpu-4")
@@ -61,6 +71,7 @@ def layered_plan(rng: random.Random, world: int, sliced: bool = False) -> Plan:
     chosen = [rng.choice([s for s in tree if not sliced or s.degree("sdp") == 1]) for _ in range(units)]
     for cut in cuts:
         chosen[cut] = chosen[cut - 1]
+    chosen = [replace(s, zero=rng.choice([1, 2, 3])) if s.degree("sdp") > 1 else s for s in chosen]
     micro_batches = rng.choice([1, 2, 3, 5, 8])
     samples = micro_batches * size * rng.choice([2, 4])
     halves = rng.randint(1, most_sliced(stages, micro_batches)) if sliced else 0
@@ -85,7 +96,7 @@ def passes_of(judged: Judged, stages: int) -> list[list[tuple[Pass, int]]]:
 
 @pytest.mark.parametrize(("world", "plans"), [(1, 15), (2, 25), (4, 40), (8, 20)])
 def test_steps_are_those_of_the_simulated_pipeline(world: int, plans: int) -> None:
-    """To the nanosecond, on one lane a rank, for any strategies, cuts, schedules and recomputation.
+    """To the nanosecond, on one lane a rank, for any strategies, ZeRO stages, cuts, schedules and recomputation.
 
     The models coincide where (1) all groups of one kind have equal links and all ranks of a stage equal shards, since stage
     times are those of its first device; (2) both units at a cut have one data-parallel degree, since a message has one time
@@ -107,7 +118,7 @@ def test_one_stage_takes_the_sum_of_its_work(world: int) -> None:
     """Whatever the strategies are, tied or not, and shards of unequal size: the slowest rank is what the closed form costs."""
     rng = random.Random(3)
     for _ in range(25):
-        plan = random_plan(rng, world, stages=1)
+        plan = with_zero(rng, random_plan(rng, world, stages=1))
         profile, m = profile_of(plan), plan.batch.micro_batches
         planned = planned_work(plan, [profile])
         whole = m * (planned.work.forward_ns[0] + planned.work.backward_ns[0]) + planned.syncs_ns[0]
@@ -154,7 +165,7 @@ def test_lanes_take_as_long_as_the_simulated_step_with_switches(world: int) -> N
 
 def any_plan(rng: random.Random, worlds: Sequence[int] = (2, 4, 8)) -> Plan:
     kinds = [random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan]
-    return rng.choice(kinds)(rng, rng.choice(worlds))
+    return with_zero(rng, plan) if (plan := rng.choice(kinds)(rng, rng.choice(worlds))).switches() is None else plan
 
 
 class RandomCosts:
@@ -205,7 +216,7 @@ def test_one_rank_of_each_stage_stands_for_all(backend: str, monkeypatch: pytest
     """Where links and shards are equal, the step and every peak are those of all ranks."""
     rng = random.Random(7)
     for _ in range(30):
-        plan = random_plan(rng, rng.choice([2, 4, 8, 16]), rng.choice([*EVEN, TIED]))
+        plan = with_zero(rng, random_plan(rng, rng.choice([2, 4, 8, 16]), rng.choice([*EVEN, TIED])))
         profile = profile_of(plan)
         judged = []
         for most in (plan.world, 0):
@@ -335,7 +346,9 @@ def pieces(model: Model, strategies: Sequence[str], world: int) -> dict[Op, set[
     return found
 
 
-@pytest.mark.parametrize("strategy", [str(s) for s in decision_tree(4, takeaway3=False)])
+@pytest.mark.parametrize(
+    "strategy", [*map(str, decision_tree(4, takeaway3=False)), "sdp4-zero1", "sdp4-zero2-ckpt", "dp2-sdp2-zero1"]
+)
 def test_every_instruction_is_one_piece_of_the_unit(strategy: str) -> None:
     plan = plan_of(UNTIED, [strategy] * len(UNTIED.units), 4, 8)
     profile = profile_of(plan)
@@ -348,6 +361,7 @@ def test_every_instruction_is_one_piece_of_the_unit(strategy: str) -> None:
         Op.BACKWARD: work.backward_ns,
         Op.ALL_REDUCE: work.partial_ns,
         Op.GATHER_PARAMETERS: work.gather_ns,
+        Op.GATHER_UPDATED: work.update_ns,
         Op.REDUCE_REPLICATED: work.replicated_ns,
         Op.REDUCE_SCATTER_GRADIENTS: work.scatter_ns,
         Op.ALL_REDUCE_GRADIENTS: work.reduce_ns,

@@ -21,7 +21,8 @@ from tests.profiling.made import estimate
 
 CLUSTER = load_cluster("cpu-4")
 PROFILE = estimate(load_model("gpt2", 128), CLUSTER, 4, 8)
-TREE = decision_tree(4, takeaway3=False)
+SHARED = ("sdp4-zero1", "sdp4-zero2", "dp2-sdp2-zero1", "sdp2-tp2-zero1-ckpt", "tp2-sdp2-zero2")
+TREE = [*decision_tree(4, takeaway3=False), *map(parse_strategy, SHARED)]
 KINDS = ("embedding", "attention", "ffn", "head")
 
 
@@ -31,7 +32,9 @@ def test_the_executed_model_is_the_sum_of_its_pieces(sublayer: str, strategy: St
     work, costs = unit_work(PROFILE, sublayer, strategy, 8), unit_costs(PROFILE, COST_MODELS["executed"], sublayer, strategy, 8)
     pieces = [getattr(work, name) for name in work.__dataclass_fields__]
     assert all(isinstance(piece, int) for piece in pieces)
-    assert costs.time_ns == sum(pieces) + work.gather_ns, "parameters are gathered for both passes"
+    assert costs.time_ns == sum(pieces) + work.gather_ns, "parameters of ZeRO stage 3 are gathered for both passes"
+    assert bool(work.gather_ns) == (strategy.zero_stage == 3) and bool(work.update_ns) == (strategy.zero_stage in (1, 2))
+    assert bool(work.scatter_ns) == (strategy.zero_stage > 0)
     times = times_of(PROFILE, sublayer, strategy, 8)
     assert costs.forward_ns == times.forward_ns == work.forward_ns + work.partial_ns + work.gather_ns
     assert costs.sync_ns == times.sync_ns + times.tied_ns == times.sync_ns + work.tied_ns
@@ -46,8 +49,8 @@ def test_the_paper_model_overlaps_the_same_pieces(sublayer: str, strategy: Strat
     beside = work.gather_ns + work.scatter_ns + work.reduce_ns
     again = work.partial_ns if strategy.ckpt else 0
     backward = overlapped_ns(work.recompute_ns + work.backward_ns, beside, 1.3) + work.partial_back_ns + again
-    assert costs.time_ns == pytest.approx(costs.forward_ns + backward)
-    assert 0 <= costs.sync_ns <= work.scatter_ns + work.reduce_ns
+    assert costs.time_ns == pytest.approx(costs.forward_ns + backward + work.update_ns)
+    assert work.update_ns <= costs.sync_ns + 1 <= work.scatter_ns + work.reduce_ns + work.update_ns + 2
 
 
 def test_pieces_are_what_the_profile_says_each_rounded_once() -> None:

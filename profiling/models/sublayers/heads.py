@@ -54,18 +54,22 @@ class LanguageHead(Sublayer):
         elements = 2 * norm + 2 * n * h if self.transform else norm
         if self.scale != 1:
             elements += 0 if self.norm == "rms" else n * h
-        copies = 2 * self.unfused + (self.softcap > 0)  # logits and their log-softmax; those before they are capped
-        logits = copies * n * -(-self.vocabulary // tp)
-        return (elements + logits) * self.element_bytes
+        logits = 2 * n * -(-self.vocabulary // tp) if self.unfused else 0  # logits and their log-softmax
+        return (elements + logits) * self.element_bytes + self.capped_bytes(rows, tp)
+
+    def capped_bytes(self, rows: int, tp: int) -> int:
+        """What the capping of one rank's logits keeps."""
+        return self.output_bytes(rows, tp) * (self.softcap > 0)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The gradient of one rank's matrix, or an RMS norm's moment."""
         return max(self.matrices_backward_bytes(rows, tp), self._norm_moment(self.kept_bytes(rows, tp), rows))
 
     def matrices_backward_bytes(self, rows: int, tp: int) -> int:
-        """The gradient of one rank's matrix, beside that of the logits before they are capped."""
-        v = -(-self.vocabulary // tp)
-        return (v * self.hidden + rows * self.tokens * v * (self.softcap > 0)) * self.element_bytes
+        """The gradient of one rank's matrix, beside that of the logits before they are capped; or two gradients of these."""
+        v, n = -(-self.vocabulary // tp), rows * self.tokens
+        weight = v * self.hidden
+        return (max(weight + n * v, 2 * n * v - n * self.hidden) if self.softcap else weight) * self.element_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
