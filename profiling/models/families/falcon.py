@@ -11,7 +11,7 @@ def falcon(fields: Fields) -> tuple[list[Unit], bool]:
     """The chain of a Falcon configuration: a unit for each block where its two halves read the same hidden states.
 
     Of its new architecture both halves have norms of their own, unless `num_ln_in_parallel_attn` is 1; of the old one both
-    read the same.
+    read the same. Slopes (ALiBi, as in Falcon-RW) are planned and do not run: its scores are scaled after them.
     """
     hidden, heads = fields.size("hidden_size", 4544), fields.size("num_attention_heads", 71)
     layers, vocabulary = fields.layers("num_hidden_layers", such_as=32), fields.size("vocab_size", 65024)
@@ -24,6 +24,7 @@ def falcon(fields: Fields) -> tuple[list[Unit], bool]:
     norms = fields.count("num_ln_in_parallel_attn", 2, most=2) if new else 1
     inner, activation = fields.count("ffn_hidden_size", 4 * hidden), fields.activation("activation", "gelu")
     positions, tied = fields.count("max_position_embeddings", 2048), fields.flag("tie_word_embeddings", True)
+    sloped = bool(fields.config.get("alibi"))
     fields.note("alibi", "hidden_dropout")
     common = fields.common(fields.share("layer_norm_epsilon", 1e-5))
     common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
@@ -35,7 +36,7 @@ def falcon(fields: Fields) -> tuple[list[Unit], bool]:
         causal=True,
         bias=bias,
         out_bias=bias,
-        **rotation(fields, positions, common["tokens"], hidden // heads),
+        **({"alibi": 8.0} if sloped else rotation(fields, positions, common["tokens"], hidden // heads)),
     )
     ffn = FeedForward(**common, inner=inner, activation=activation, bias=bias)
     parts: dict[str, Sublayer] = {"attention": attention, "ffn": ffn}
