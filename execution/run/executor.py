@@ -170,7 +170,7 @@ class Executor(Sharding, Copying):
         units = [self.units[int(name.split(".")[1])] for name in made]
         for name, unit in zip(made, units, strict=True):
             if name not in instruction.reads:
-                if unit.partitioned:
+                if name not in self.program.persistent:
                     self.values[name] = torch.empty_like(unit.whole)
                 unit.gradients.write(self._gradient_buffer(name))
         gradient_of_output = self.values[incoming]

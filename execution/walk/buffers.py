@@ -5,19 +5,17 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import Op, Part, Program, sent_as
+from trainplan.execution.program import HOST_STATES, STATES, Op, Part, Program, sent_as
 from trainplan.profiling.models.sublayers import shard_bounds
 
 INDEX_BYTES = 8
 MOMENTS = 2
 LOSS_BYTES = 8
 STATISTICS = 3  # of each token
-HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
-STATES = ("parameter", "gradient", "moments")
 OF_STEP = frozenset({"loss", "host-tied"})
 OF_UNIT = frozenset({*STATES, *HOST_STATES, "gathered", "whole-gradient"})
 OF_PART = frozenset({"targets", "statistics", "all-statistics"})
-OF_UNIT_AND_PART = frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden"})
+OF_UNIT_AND_PART = frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden", "prefetched"})
 
 
 class Name(NamedTuple):
@@ -47,7 +45,7 @@ def parsed(name: str) -> Name | None:
 
 def partitioned(program: Program, unit: int) -> bool:
     """Whether the whole of a unit's parameters is only there while they are gathered."""
-    return program.optimizer_on_host or program.strategies[unit].degree("sdp") > 1
+    return f"gathered.{unit}" in program.buffers
 
 
 class Sizes:
@@ -112,7 +110,7 @@ class Sizes:
         if kind == "loss":
             return LOSS_BYTES
         if kind == "host-tied":
-            return model.tied_elements * model.element_bytes if model.tied and self.program.optimizer_on_host else None
+            return model.tied_elements * model.element_bytes if model.tied else None
         if last not in self.units:
             return None
         tokens = rows * model.tokens
@@ -124,7 +122,7 @@ class Sizes:
     def _of_unit(self, kind: str, unit: int, rows: int) -> int | None:
         chunk = next((each for each in self.program.chunks if each.start <= unit <= each.stop), range(0))
         first, after = chunk.start, chunk.stop
-        if kind in ("hidden", "host-hidden", "input"):
+        if kind in ("hidden", "host-hidden", "input", "prefetched"):
             if not first <= unit <= after:
                 return None
             if unit == 0:
@@ -144,7 +142,7 @@ class Sizes:
         return self._of_state(kind, unit)
 
     def _of_state(self, kind: str, unit: int) -> int | None:
-        on_host, shard = self.program.optimizer_on_host, self.shard_bytes(unit)
+        on_host, shard = self.program.steps_on_host(unit), self.shard_bytes(unit)
         if kind in ("gathered", "whole-gradient"):
             return shard * self.program.strategies[unit].degree("sdp") if partitioned(self.program, unit) else None
         if kind in (("moments",) if on_host else HOST_STATES):

@@ -2,8 +2,8 @@
 
 A form is `reads -> writes`. In it `u` stands for the instruction's unit, `v` for the one after and `0` for the first; `p` for
 its part, a micro-batch or half of one, `w` for the whole micro-batch of a half, `a` and `b` for the halves of a whole one. `|`
-is between alternatives, `?` behind what may be left out. What stands in braces depends on where a unit's parameters are (see
-LAYOUTS).
+is between alternatives, `?` behind what may be left out. What stands in braces depends on whether a unit's parameters are
+gathered (see LAYOUTS).
 
 A buffer goes with the last instruction that touches it. Only gathered parameters and hidden states that have been offloaded
 have an operation of their own for that.
@@ -30,13 +30,14 @@ from trainplan.execution.program import (
 )
 from trainplan.execution.walk.buffers import parsed, partitioned
 
-INPUT = "hidden.u.p|input.u.p"
+ARRIVED = "hidden.u.p|input.u.p"
+INPUT = f"{ARRIVED}|prefetched.u.p"
 OUTPUT_GRADIENT = "hidden.v.p|input-gradient.v.p|input-gradient.v.w|output-gradient.u.p|output-gradient.u.w"
 FORMS: dict[Op, tuple[str, ...]] = {
     Op.INPUT: ("-> hidden.u.p",),
     Op.TARGETS: ("-> targets.p",),
-    Op.FORWARD: (f"{INPUT} {{weights}} -> hidden.v.p graph.u.p",),
-    Op.FORWARD_WITHOUT_GRAPH: (f"{INPUT} {{weights}} -> hidden.v.p",),
+    Op.FORWARD: (f"{ARRIVED} {{weights}} -> hidden.v.p graph.u.p",),
+    Op.FORWARD_WITHOUT_GRAPH: (f"{ARRIVED} {{weights}} -> hidden.v.p",),
     Op.RECOMPUTE: (f"{INPUT} {{weights}} -> graph.u.p",),
     Op.BACKWARD: (f"graph.u.p {INPUT} {OUTPUT_GRADIENT} {{weights}} {{sum_before}} -> input-gradient.u.p? {{sums}}",),
     Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
@@ -58,9 +59,9 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.SEND_RECEIVE: (),  # what its send and its receive do
     Op.PREFETCH_SHARD: ("host-parameter.u -> parameter.u",),
     Op.RESHARD: ("->",),
-    Op.OFFLOAD_HIDDEN: ("hidden.u.p -> host-hidden.u.p",),
+    Op.OFFLOAD_HIDDEN: (f"{ARRIVED} -> host-hidden.u.p",),
     Op.DROP_HIDDEN: ("host-hidden.u.p ->",),
-    Op.PREFETCH_HIDDEN: ("host-hidden.u.p -> input.u.p",),
+    Op.PREFETCH_HIDDEN: ("host-hidden.u.p -> prefetched.u.p",),
     Op.OFFLOAD_GRADIENT: ("gradient.u -> host-gradient.u",),
     Op.HOST_OPTIMIZER_STEP: ("host-gradient.u -> host-parameter.u host-moments.u",),
     Op.SYNCHRONISE: ("->",),
@@ -69,8 +70,9 @@ FORMS: dict[Op, tuple[str, ...]] = {
 handles_all(FORMS)
 MARK = "mark."
 RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}  # whether the unit is
-LETTING_GO = {Op.RESHARD: "gathered.u", Op.DROP_HIDDEN: "hidden.u.p"}
-READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.MARK: 0}  # behind so many reads, others are there for their order alone
+LETTING_GO = {Op.RESHARD: ("gathered.u",), Op.DROP_HIDDEN: tuple(ARRIVED.split("|"))}  # each of them one of these
+# Behind so many reads, others are there for their order alone.
+READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.PREFETCH_SHARD: 1, Op.PREFETCH_HIDDEN: 1, Op.MARK: 0}
 
 # Of a unit: the parameters that computations use, the gradient that they add to, and whether they read what is there of it.
 # A head that uses the embedding's table has two of each.
@@ -89,15 +91,8 @@ LAYOUTS: dict[str, dict[str, str]] = {
         "sum_before": "whole-gradient.u?",
         "shard_before": "gradient.u?",
     },
-    "on the host": {
-        "weights": "gathered.u",
-        "sum": "whole-gradient.u",
-        "sums": "whole-gradient.u",
-        "sum_before": "",
-        "shard_before": "",
-    },
 }
-for _name in ("whole", "sharded"):
+for _name in tuple(LAYOUTS):
     _layout = LAYOUTS[_name]
     _both = {key: _layout[key].replace(".u", ".0") for key in ("weights", "sum", "sum_before")}
     LAYOUTS[f"{_name}, with the table"] = _layout | {
@@ -122,8 +117,6 @@ def operands(program: Program) -> list[str]:
 
 def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
-    if program.optimizer_on_host:
-        return "on the host"
     with_table = program.table_once and unit == len(program.strategies) - 1
     return ("sharded" if partitioned(program, unit) else "whole") + ", with the table" * with_table
 
@@ -183,7 +176,7 @@ def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
     """What the reduction of a tied matrix reads, writes and frees: the gradients of its copies, and on the host a table."""
     if program.table_once:
         return (), (), ()
-    on = "host-" if program.optimizer_on_host else ""
+    on = "host-" if "host-tied" in program.buffers else ""
     both = tuple(f"{on}gradient.{unit}" for unit in (0, len(program.strategies) - 1) if unit in program.units)
     return both, (*both, "host-tied") if on else both, ()
 
@@ -213,7 +206,7 @@ def takes(
         writes = tuple(map(sent_as, writes))
     texts = [[_relative(name, unit, part) for name in names] for names in (reads, writes, frees)]
     if op in LETTING_GO:
-        if texts[2] != [LETTING_GO[op]]:
+        if len(texts[2]) != 1 or texts[2][0] not in LETTING_GO[op]:
             return False
     elif not set(frees) <= {*reads, *writes}:
         return False
