@@ -12,6 +12,7 @@ from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op
 from trainplan.formulations.plan import Plan
 
 from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 
 Programs = list[Program]
@@ -51,8 +52,10 @@ class Mutant(NamedTuple):
 
 
 def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
-    """Plain plans, sliced ones, uneven shares and memory switches, of 2 ranks and of 4."""
-    make = rng.choice([random_plan, random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan])
+    """Plain plans, sliced ones, uneven shares, memory switches and other residences, of 2 ranks and of 4."""
+    make = rng.choice(
+        [random_plan, random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan, *[random_residence_plan] * 2]
+    )
     plan = make(rng, rng.choice([2, 4]))
     return plan, compile_plan(plan)
 
@@ -284,7 +287,8 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             key = rng.choice(sorted(value) if rng.random() < 0.5 else _names(program))
             other = value ^ {key}
         elif name == "units":
-            other = rng.choice([range(value.start, value.stop - 1), range(value.start + 1, value.stop + 1), range(99)])
+            moved = value[::-1] if isinstance(value, tuple) else range(value.start + 1, value.stop + 1)
+            other = rng.choice([value[:-1], moved, range(99)])
         elif name == "stages":
             first = value[0]
             other = rng.choice(
