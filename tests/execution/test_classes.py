@@ -15,15 +15,23 @@ from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import decision_tree, parse_strategy
+from trainplan.profiling.models.model import Model
 
 from tests.execution.plans import GPT2, pipeline, plan_of, random_plan, random_sliced_plan, random_uneven_plan
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 
 WIDE = GPT2.with_fields(n_head=16)
 
 
+def _resident(rng: random.Random, world: int, model: Model | None = None) -> Plan:
+    """With states and inputs of some units on the host."""
+    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan])
+    return random_residence_plan(rng, world, lambda rng, world: make(rng, world, model))
+
+
 def _random(rng: random.Random, world: int) -> Plan:
-    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan])
+    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan, _resident])
     return make(rng, world, WIDE if world > 8 and make is not random_switch_plan else None)
 
 
@@ -48,7 +56,8 @@ def test_ranks_of_a_class_have_the_programs_that_they_would_be_compiled_to() -> 
 def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -> None:
     rng, prolonged = random.Random(1), 0
     for _ in range(40):
-        plan = _longer(rng, rng.choice([random_plan, random_sliced_plan, random_uneven_plan])(rng, rng.choice([2, 4, 8])))
+        make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, _resident])
+        plan = _longer(rng, make(rng, rng.choice([2, 4, 8])))
         whole = compile_plan(plan)
         for each in compile_classes(plan):
             assert each.program == whole[each.ranks[0]]
@@ -59,11 +68,13 @@ def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -
 def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
     rng = random.Random(2)
     for _ in range(15):
-        plan = _longer(rng, rng.choice([random_plan, random_uneven_plan])(rng, rng.choice([2, 4, 8])))
+        plan = _longer(rng, rng.choice([random_plan, random_uneven_plan, _resident])(rng, rng.choice([2, 4, 8])))
         classes, whole = compile_classes(plan), compile_plan(plan)
         for backend in ("serial", "fused", "threads"):
-            peaks = {rank: memory_walk(each.walked, backend).peak_bytes for each in classes for rank in each.ranks}
-            assert peaks == {program.rank: memory_walk(program, backend).peak_bytes for program in whole}
+            by_class = {rank: memory_walk(each.walked, backend) for each in classes for rank in each.ranks}
+            for program in whole:
+                walk, other = memory_walk(program, backend), by_class[program.rank]
+                assert (walk.peak_bytes, walk.host_bytes) == (other.peak_bytes, other.host_bytes)
 
 
 def _cost(program: Program, instruction: Instruction) -> int:
@@ -76,7 +87,7 @@ def _cost(program: Program, instruction: Instruction) -> int:
 def test_the_time_walk_in_rounds_is_that_of_whole_programs(backend: Backend) -> None:
     rng, shorter = random.Random(4), 0
     for _ in range(25):
-        make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan])
+        make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, _resident])
         plan = _longer(rng, make(rng, rng.choice([2, 4, 8])))
         classes = compile_classes(plan)
         stands_for = {rank: each.ranks[0] for each in classes for rank in each.ranks[1:]}
