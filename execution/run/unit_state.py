@@ -51,8 +51,8 @@ class UnitState:
 
     @property
     def kept(self) -> Tensor:
-        """The parameters that the rank has between steps: the shard that the optimizer works on, or the whole."""
-        return self.master if self.partitioned else self.whole
+        """The parameters that the rank has between steps: what the optimizer works on, unless that is a slice of the whole."""
+        return self.master if self.partitioned or self.master.numel() == self.whole.numel() else self.whole
 
 
 def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
