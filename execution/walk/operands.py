@@ -19,6 +19,7 @@ from trainplan.execution.program import (
     COPIES,
     FROM,
     LANES,
+    MARK,
     POINT_TO_POINT,
     Instruction,
     Op,
@@ -68,7 +69,6 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.MARK: ("->",),
 }
 handles_all(FORMS)
-MARK = "mark."
 RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}  # whether the unit is
 LETTING_GO = {Op.RESHARD: ("gathered.u",), Op.DROP_HIDDEN: tuple(ARRIVED.split("|"))}  # each of them one of these
 # Behind so many reads, others are there for their order alone.
@@ -157,7 +157,7 @@ def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | No
         if i.grouped[0].group != i.grouped[1].group:
             return "groups messages with two ranks"
     together = grouped(*i.grouped)
-    if together != i.changed(waits=()) or any(message.waits for message in i.grouped):
+    if together != i.changed(waits=(), marks=()) or any(message.waits for message in i.grouped):
         return "is not what its messages are together"
     return next((fault for message in i.grouped if (fault := _misused(program, message, layouts))), None)
 
