@@ -130,6 +130,7 @@ LANES: dict[Op, Stream] = {
 
 
 FROM = "-from-"  # in the name of a buffer for what one of several senders sends, before the sender's rank
+MARK = "mark."  # begins the name of a mark
 STATES = ("parameter", "gradient", "moments")
 HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
 UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "gathered", "whole-gradient"})  # named by their unit alone

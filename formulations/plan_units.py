@@ -178,8 +178,8 @@ class PlannedUnit(Brief):
 
     @property
     def switches(self) -> Switches | None:
-        """H3T's memory switches of the unit, `ckpt` included, by their names; None where nothing of it is on the host."""
-        if self.order is None:
+        """H3T's memory switches of the unit, `ckpt` included; None where its optimizer works on the device."""
+        if self.order is None or self.states.optimizer == "device":
             return None
         return Switches(
             ckpt=self.strategy.ckpt,
@@ -198,8 +198,10 @@ class PlannedUnit(Brief):
         )
 
     def __str__(self) -> str:
-        names = () if self.switches is None else [name for name in self.switches.names if name != "ckpt"]
-        return ", ".join([str(self.strategy), *names])
+        if self.switches is not None:
+            return ", ".join([str(self.strategy), *(name for name in self.switches.names if name != "ckpt")])
+        words = ["input on the host"] * (self.activations.hidden == "host") + ["kept whole"] * self.states.kept_whole
+        return ", ".join([str(self.strategy), *words])
 
 
 def planned_unit(name: str, strategy: Strategy, switches: Switches | None = None) -> PlannedUnit:

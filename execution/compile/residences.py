@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainplan.execution.compile.unit_passes import UnitPasses
+from trainplan.execution.compile.unit_passes import UnitPasses, needing
 from trainplan.execution.program import COPIES, Op, Part
 
 
@@ -184,4 +184,4 @@ class Residences(UnitPasses):
         """A copy between device and host."""
         size = self.buffers[source]
         self.buffers.setdefault(target, size)
-        self.issue(op, unit, part, reads=(source, *after), writes=(target,), frees=freed, message_bytes=size)
+        self.issue(op, unit, part, **needing(source, after), writes=(target,), frees=freed, message_bytes=size)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.execution.compile.residences import Residences
-from trainplan.execution.program import STREAMS, Op, Part, Program, Stream
+from trainplan.execution.program import MARK, STREAMS, Op, Part, Program, Stream
 from trainplan.formulations.memory_switches.switches import Switches
 
 STEP = Part(0)
@@ -150,7 +150,7 @@ class SwitchCompiler(Residences):
 
     def _mark(self, place: int) -> str:
         """A mark that the instruction issued there sets once it is done."""
-        name = f"mark.{place}"
+        name = f"{MARK}{place}"
         self.issued[place] = self.issued[place].changed(marks=(name,))
         return name
 

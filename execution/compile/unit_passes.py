@@ -25,9 +25,15 @@ from typing import Any, Self
 
 from trainplan.execution.compile import sequence_passes
 from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
-from trainplan.execution.program import Instruction, Op, Part, Program, with_waits
+from trainplan.execution.program import MARK, Instruction, Op, Part, Program, with_waits
 
 OPTIMIZER_MOMENTS = 2
+
+
+def needing(name: str, after: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """What an instruction reads that needs a buffer, and begins once what is in `after` is there, buffers and marks."""
+    marks = tuple(each for each in after if each.startswith(MARK))
+    return {"reads": (name, *(each for each in after if each not in marks)), "after": marks}
 
 
 @dataclass
@@ -268,10 +274,21 @@ class UnitPasses(PlannedRank):
         same = self.uses_table(max(unit, following)) and 0 in (unit, following)
         if not self.ahead or following not in self.units:
             return
-        if self.gathers(following) and not same:
+        gathers, brings = self.gathers(following) and not same, following < unit and self.offloads(following)
+        if following < unit and (gathers or brings):
+            after = self._marked(after)  # which the unit's backward pass lets go of: to read it would hold that up
+        if gathers:
             self._ready = following, self._weights(following, part, after)
-        if following < unit:
+        if brings:
             self.bring_input(following, part.micro_batch, after)
+
+    def _marked(self, name: str) -> str:
+        """A mark that is set once a buffer is written, by the latest instruction that does so."""
+        mark = f"{MARK}{name}"
+        place = next(place for place in reversed(range(len(self.issued))) if name in self.issued[place].writes)
+        if mark not in self.issued[place].marks:
+            self.issued[place] = self.issued[place].changed(marks=(*self.issued[place].marks, mark))
+        return mark
 
     def _gradient(self, unit: int) -> str:
         """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where a rank keeps a shard of it."""
@@ -294,15 +311,19 @@ class UnitPasses(PlannedRank):
     def end_forward(self, unit: int, part: Part, source: str) -> None:
         """What goes right behind a unit's forward computation."""
 
+    def offloads(self, unit: int) -> bool:
+        """Whether a unit's input is on the host until its backward pass."""
+        return False
+
     def bring_input(self, unit: int, micro_batch: int, after: str) -> None:
         """Have the unit's input there for a backward pass, once `after` is there."""
 
     def gather_parameters(self, unit: int, part: Part, after: tuple[str, ...] = (), freed: tuple[str, ...] = ()) -> str:
-        """Gather a unit's sharded parameters, once what is in `after` is there; the buffer of the whole."""
+        """Gather a unit's sharded parameters, once what is in `after` is there, buffers and marks; the buffer of the whole."""
         shard, group = f"parameter.{unit}", self.peers(unit, "sdp")
         size = self.buffers[shard] * len(group)
         name = self.buffer(f"gathered.{unit}", size)
-        fields: dict[str, Any] = {"reads": (shard, *after), "writes": (name,), "frees": freed}
+        fields: dict[str, Any] = {**needing(shard, after), "writes": (name,), "frees": freed}
         self.issue(Op.GATHER_PARAMETERS, unit, part, **fields, group=group, message_bytes=size)
         return name
 

@@ -20,6 +20,7 @@ from trainplan.execution.program import (
     ENTERING,
     FROM,
     LANES,
+    MARK,
     POINT_TO_POINT,
     Instruction,
     Op,
@@ -95,7 +96,6 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.MARK: ("->",),
 }
 handles_all(FORMS)
-MARK = "mark."
 # Whether the unit is.
 RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.ENTER_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}
 STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
@@ -253,7 +253,7 @@ def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | No
         if i.grouped[0].group != i.grouped[1].group:
             return "groups messages with two ranks"
     together = grouped(*i.grouped)
-    if together != i.changed(waits=()) or any(message.waits for message in i.grouped):
+    if together != i.changed(waits=(), marks=()) or any(message.waits for message in i.grouped):
         return "is not what its messages are together"
     return next((fault for message in i.grouped if (fault := _misused(program, message, layouts))), None)
 

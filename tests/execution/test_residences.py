@@ -189,6 +189,25 @@ def test_what_is_brought_in_ahead_is_there_before_its_unit_computes() -> None:
     assert sorted(map(str, later.instructions)) == sorted(map(str, early.instructions))
 
 
+def test_nothing_but_what_is_copied_back_waits_for_the_host() -> None:
+    """Directly or through others: so whoever issues to a device has issued all else before it waits. And the host steps on the
+    unit whose gradient is there first while others are still to come."""
+    rng, early = random.Random(6), 0
+    for _ in range(30):
+        for program in compile_plan(random_residence_plan(rng, 2)):
+            behind = set[int]()
+            issued = program.instructions
+            for place, i in enumerate(issued):
+                if i.op is Op.HOST_OPTIMIZER_STEP or behind & {*i.waits}:
+                    behind.add(place)
+            others = [place for place in behind if issued[place].op is not Op.HOST_OPTIMIZER_STEP]
+            assert all(issued[place].op is Op.PREFETCH_SHARD for place in others)
+            assert others == [] or sorted(others)[0] == len(issued) - len(others)
+            steps = [place for place, i in enumerate(issued) if i.op is Op.HOST_OPTIMIZER_STEP]
+            early += any(i.op is Op.BACKWARD for i in issued[steps[0] :]) if steps else 0
+    assert early > 10
+
+
 def test_back_ends_beside_each_other_never_hold_less() -> None:
     rng = random.Random(9)
     for _ in range(40):
