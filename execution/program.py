@@ -130,7 +130,10 @@ LANES: dict[Op, Stream] = {
 
 
 FROM = "-from-"  # in the name of a buffer for what one of several senders sends, before the sender's rank
-UNIT_BUFFERS = frozenset({"parameter", "gradient", "moments", "gathered", "whole-gradient"})  # named by their unit alone
+MARK = "mark."  # begins the name of a mark
+STATES = ("parameter", "gradient", "moments")
+HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
+UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "gathered", "whole-gradient"})  # named by their unit alone
 
 
 def on_host(name: str) -> bool:
@@ -234,14 +237,15 @@ class Program:
 
     @property
     def table_once(self) -> bool:
-        """Whether the head works with the embedding's own matrix (see `work.moves.table_once`). With memory switches, which
-        copy and gather the shards of each unit by themselves, it has one of its own."""
-        return self.model.tied and table_once(self.strategies, self.units) and not self.optimizer_on_host
+        """Whether the head works with the embedding's own matrix (see `work.moves.table_once`). Where the states of either are
+        on the host, whose shards are copied and gathered by themselves, it has one of its own."""
+        on_host = any(map(self.steps_on_host, (0, len(self.strategies) - 1)))
+        return self.model.tied and table_once(self.strategies, self.units) and not on_host
 
-    @property
-    def optimizer_on_host(self) -> bool:
-        """Whether parameters, gradients and moments live there; the device then has what memory switches leave on it."""
-        return f"host-parameter.{self.units[0]}" in self.buffers
+    def steps_on_host(self, unit: int) -> bool:
+        """Whether the optimizer works on a unit's parameters, gradients and moments on the host; the device then has what the
+        unit's residences leave on it."""
+        return f"host-parameter.{unit}" in self.buffers
 
     def within(self, message: Instruction) -> tuple[int, ...]:
         """The ranks in whose process group a message travels: its two ends; where a rank may have several messages at once,
@@ -280,11 +284,6 @@ class Program:
     def persistent_bytes(self) -> int:
         """Bytes of the device that live from step to step."""
         return sum(self.buffers[name] for name in self.persistent if not on_host(name))
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of the host, all of which are set aside before the first step."""
-        return sum(size for name, size in self.buffers.items() if on_host(name))
 
 
 def grouped(*messages: Instruction) -> Instruction:

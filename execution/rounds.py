@@ -132,6 +132,9 @@ class Move:
         }
         if i.micro_batch is not None:
             fields["micro_batch"] = i.micro_batch + micro_batches
+        if i.after or i.marks:
+            fields["after"] = tuple([name(each, micro_batches) for each in i.after])
+            fields["marks"] = tuple([name(each, micro_batches) for each in i.marks])
         if i.waits:
             fields["waits"] = tuple([index + places for index in i.waits])
         if i.args:

@@ -119,7 +119,7 @@ def _folded_shares(shares: Sequence[int]) -> list[int]:
 
 
 def _folded(plan: Plan, segments: Segments, narrow: Segments, few: int, shares: list[int] | None) -> Plan:
-    size, switches = 1 << sum(narrow.widths), plan.switches() is not None
+    size = 1 << sum(narrow.widths)
     strategies = [folded_strategy(strategy, segments, narrow) for strategy in plan.strategies()]
     samples = (2 if plan.sliced else 1) * (1 if shares else max(strategy.data_degree for strategy in strategies))
     micro_batches = max(shares) if shares else min(few, plan.batch.micro_batches)
@@ -134,5 +134,4 @@ def _folded(plan: Plan, segments: Segments, narrow: Segments, few: int, shares: 
             s.changed(ranks=list(range(n % plan.depth * size, (n % plan.depth + 1) * size))) for n, s in enumerate(plan.stages)
         ],
         units=[unit.laid_out(s) for unit, s in zip(plan.units, strategies, strict=True)],
-        nvlink=plan.nvlink if switches else None,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, laid_as
 from trainplan.formulations.plan import Batch, Plan
+from trainplan.formulations.plan_units import PlannedUnit
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.formulations.work.moves import table_once
@@ -28,6 +29,8 @@ class PlannedRank:
     micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
     sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
     so the samples of a rank are then not consecutive.
+
+    planned: the plan's units, which say where their states and their inputs are.
     """
 
     model: Model
@@ -38,6 +41,7 @@ class PlannedRank:
     rank: int
     sliced: int
     most_micro_batches: int | None = field(default=None, kw_only=True)
+    planned: Sequence[PlannedUnit] = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.world = len({rank for group in self.groups for rank in group})
@@ -46,7 +50,8 @@ class PlannedRank:
         chunks = [self.stages[stage] for stage in (self.stage, *more)]
         self.units: Sequence[int] = chunks[0] if not more else tuple(unit for chunk in chunks for unit in chunk)
         self.last = len(self.model.units) - 1
-        self.table_once = self.model.tied and table_once(self.strategies, self.units)
+        on_host = any(self.planned[unit].states.on_host for unit in (0, self.last))  # shards are then copied unit by unit
+        self.table_once = self.model.tied and table_once(self.strategies, self.units) and not on_host
         shares = self.batch.shares
         of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
         self.micro_batches = min(of_rank, self.most_micro_batches or of_rank)
@@ -239,8 +244,9 @@ def planned_ranks(
     strategies = tuple(plan.strategies())
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = tuple(tuple(stage.ranks) for stage in plan.stages)
+    fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units}
     return [
-        PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, most_micro_batches=most_micro_batches)
+        PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, **fields)
         for rank in (range(plan.world) if ranks is None else ranks)
     ]
 

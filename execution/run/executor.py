@@ -173,7 +173,7 @@ class Executor(Sharding, Copying, TokenSharing):
         units = [self.units[int(name.split(".")[1])] for name in made]
         for name, unit in zip(made, units, strict=True):
             if name not in instruction.reads:
-                if name.startswith("whole-gradient"):
+                if name not in self.program.persistent:
                     self.values[name] = torch.empty_like(unit.whole)
                 unit.gradients.write(self._gradient_buffer(name))
         gradient_of_output = self._of_half(instruction, self.values[incoming])

@@ -27,8 +27,9 @@ class Message(NamedTuple):
 class Transport(Protocol):
     """What carries out the operations between ranks; each gives back what is still to be waited for."""
 
-    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor]) -> list[Any]:
-        """A function of torch.distributed on its tensors, of which the first gets the result and the last is the input."""
+    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
+        """A function of torch.distributed on its tensors, of which the first gets the result and the last is the input;
+        either may be a list of parts."""
         ...
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
@@ -39,7 +40,7 @@ class Transport(Protocol):
 class Direct:
     """torch.distributed on the tensors themselves."""
 
-    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor]) -> list[Any]:
+    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
         """As of `Transport`."""
         return [function(*tensors, group=group, async_op=True)]
 
@@ -52,12 +53,16 @@ class Direct:
 class Staged:
     """The same on copies in the host's memory; done when it returns."""
 
-    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor]) -> list[Any]:
+    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
         """As of `Transport`."""
-        staged = [_staged(tensor, copied=tensor is tensors[-1]) for tensor in tensors]
-        _issued(tensors[-1])
-        function(*staged, group=group)
-        tensors[0].copy_(staged[0])
+        result, given = tensors[0], tensors[-1]
+        source = [_staged(part, copied=True) for part in _parts(given)]
+        target = source if result is given else [_staged(part, copied=False) for part in _parts(result)]
+        _issued(_parts(given)[0])
+        pairs = [(result, target)] if result is given else [(result, target), (given, source)]
+        function(*(staged if isinstance(tensor, list) else staged[0] for tensor, staged in pairs), group=group)
+        for part, copy in zip(_parts(result), target, strict=True):
+            part.copy_(copy)
         return []
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
@@ -76,6 +81,10 @@ def _staged(tensor: Tensor, copied: bool) -> Tensor:
     """A tensor of the host's memory like another one, with its contents or without."""
     buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
     return buffer.copy_(tensor, non_blocking=True) if copied else buffer
+
+
+def _parts(tensors: Tensor | list[Tensor]) -> list[Tensor]:
+    return tensors if isinstance(tensors, list) else [tensors]
 
 
 def _issued(tensor: Tensor) -> None:

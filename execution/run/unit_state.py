@@ -8,8 +8,9 @@ through `.data`, so that autograd's version counters take no offence at contents
 Every unit has an optimizer of its own, so that its moments and its count of steps change at its own instruction and nowhere
 else. Against one for all units of the rank that costs some 25 microseconds a unit and step.
 
-Where the optimizer works on the host, shards of parameters, gradients and moments lie there, in memory that a GPU copies from
-and to directly. The device's own copy of the shard then has its storage emptied too wherever it is prefetched.
+Where a unit's optimizer works on the host, its shards of parameters, gradients and moments lie there, in memory that a GPU
+copies from and to directly. The device's own copy of the shard then has its storage emptied too wherever it is prefetched; so
+has that of the whole parameters, where they are not sharded.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class UnitState:
 
     @property
     def kept(self) -> Tensor:
-        """The parameters that the rank has between steps: the shard that the optimizer works on, or the whole."""
-        return self.master if self.partitioned else self.whole
+        """The parameters that the rank has between steps: what the optimizer works on, unless that is a slice of the whole."""
+        return self.master if self.partitioned or self.master.numel() == self.whole.numel() else self.whole
 
 
 def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -97,17 +98,17 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
         whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
     zero, first = zero_stage(program, position), strategy.index(program.place, "sdp") * piece
     flat_shard = master = whole[first : first + piece].clone() if zero == 3 else whole.detach()[first : first + piece]
-    if program.optimizer_on_host:
+    if program.steps_on_host(position):
         master = host_tensor(piece, dtype, device).copy_(flat_shard)
         gradient = summed = host_tensor(piece, dtype, device)
-        if f"parameter.{position}" not in program.persistent:
-            empty_storage(flat_shard)
     else:
         summed = torch.zeros_like(flat_shard if zero >= 2 else whole)
         gradient = summed if zero >= 2 else summed[first : first + piece]
     views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
     if zero == 3:
         empty_storage(whole)
+    if f"parameter.{position}" not in program.persistent:
+        empty_storage(flat_shard)
     master.requires_grad_().grad = gradient
     gradients = FlatGradients(layout, views)
     optimizer = torch.optim.AdamW([master], lr=LEARNING_RATE, fused=True)

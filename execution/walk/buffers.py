@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import ENTERING, FORWARDS, Op, Part, Program, laid_as, sent_as
+from trainplan.execution.program import ENTERING, FORWARDS, HOST_STATES, STATES, Op, Part, Program, laid_as, sent_as
 from trainplan.profiling.models.sublayers import shard_bounds
 
 INDEX_BYTES = 8
 MOMENTS = 2
 LOSS_BYTES = 8
 STATISTICS = 3  # of each token
-HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
-STATES = ("parameter", "gradient", "moments")
 SHARED_FROM = {"parameter": 3, "gradient": 2, "host-parameter": 3, "host-gradient": 2}  # ZeRO stages in which they are shards
 WHOLE_FROM = {"gathered": 3, "whole-gradient": 2}  # ZeRO stages in which there is the whole of them, for a while
 OF_STEP = frozenset({"loss", "host-tied"})
@@ -22,7 +20,7 @@ OF_PART = frozenset({"targets", "statistics", "all-statistics"})
 SHARED = frozenset({"entry", "entry-graph", "entry-whole", "entry-gradient", "entry-gradient-partial", "leave-gradient"})
 BETWEEN = frozenset({"hidden-whole", "hidden-laid", "input-gradient-whole", "input-gradient-laid"})  # steps of a re-layout
 OF_UNIT_AND_PART = (
-    frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden"})
+    frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden", "prefetched"})
     | frozenset({"hidden-partial", "output-gradient-whole"})
     | SHARED
     | BETWEEN
@@ -54,9 +52,14 @@ def parsed(name: str) -> Name | None:
     return result if complete and str(result) == name else None
 
 
+def partitioned(program: Program, unit: int) -> bool:
+    """Whether the whole of a unit's parameters is only there while they are gathered."""
+    return f"gathered.{unit}" in program.buffers
+
+
 def zero_stage(program: Program, unit: int) -> int:
     """What of a unit's states a rank keeps a shard of alone: 0 nothing, 1 moments, 2 gradients, too, 3 parameters, too."""
-    return 3 if program.optimizer_on_host else program.strategies[unit].zero_stage
+    return 3 if partitioned(program, unit) else program.strategies[unit].zero_stage
 
 
 class Sizes:
@@ -141,7 +144,7 @@ class Sizes:
         if kind == "loss":
             return LOSS_BYTES
         if kind == "host-tied":
-            return model.tied_elements * model.element_bytes if model.tied and self.program.optimizer_on_host else None
+            return model.tied_elements * model.element_bytes if model.tied else None
         if last not in self.units:
             return None
         tokens = rows * model.tokens
@@ -153,11 +156,12 @@ class Sizes:
     def _of_unit(self, kind: str, unit: int, rows: int) -> int | None:
         chunk = next((each for each in self.program.chunks if each.start <= unit <= each.stop), range(0))
         first, after = chunk.start, chunk.stop
-        if kind in ("hidden", "host-hidden", "input", "hidden-partial", "hidden-whole", "hidden-laid"):
+        if kind in ("hidden", "host-hidden", "input", "prefetched", "hidden-partial", "hidden-whole", "hidden-laid"):
             if not first <= unit <= after:
                 return None
             if unit == 0:
-                return int(self.sublayer(0).input_bytes(rows)) if kind in ("hidden", "host-hidden", "input") else None
+                arrives = kind in ("hidden", "host-hidden", "input", "prefetched")
+                return int(self.sublayer(0).input_bytes(rows)) if arrives else None
             sublayer = self.sublayer(unit - 1)
             size = int(sublayer.output_bytes(rows, self.tp(unit - 1)) if unit > first else sublayer.boundary_bytes(rows))
             if kind == "hidden-partial":
@@ -187,7 +191,7 @@ class Sizes:
             made = unit - 1 if kind == "hidden" else unit
             if made not in self.units:  # it came from a stage of another size
                 return 1
-        layout = unit if kind in ("input", "host-hidden") else laid_as(f"{kind}.{unit}")
+        layout = unit if kind in ("input", "host-hidden", "prefetched") else laid_as(f"{kind}.{unit}")
         return strategies[layout].share(self.program.place)[1]
 
     def _of_share(self, kind: str, unit: int, rows: int) -> int | None:
@@ -205,7 +209,7 @@ class Sizes:
         return share.whole_bytes(rows) if whole else share.own_bytes(rows)
 
     def _of_state(self, kind: str, unit: int) -> int | None:
-        on_host, shard, zero = self.program.optimizer_on_host, self.shard_bytes(unit), zero_stage(self.program, unit)
+        on_host, shard, zero = self.program.steps_on_host(unit), self.shard_bytes(unit), zero_stage(self.program, unit)
         if kind in (("moments",) if on_host else HOST_STATES):
             return None
         if kind.endswith("moments"):

@@ -20,6 +20,7 @@ from trainplan.execution.program import (
     ENTERING,
     FROM,
     LANES,
+    MARK,
     POINT_TO_POINT,
     Instruction,
     Op,
@@ -32,7 +33,8 @@ from trainplan.execution.program import (
 )
 from trainplan.execution.walk.buffers import parsed, zero_stage
 
-INPUT = "hidden.u.p|input.u.p"
+ARRIVED = "hidden.u.p|input.u.p"
+INPUT = f"{ARRIVED}|prefetched.u.p"
 OUTPUT_GRADIENT = "hidden.v.p|input-gradient.v.p|input-gradient.v.w|output-gradient.u.p|output-gradient.u.w"
 _MOVED = (
     "hidden.u.p|hidden-whole.u.p -> input.u.p|hidden-laid.u.p",
@@ -41,8 +43,8 @@ _MOVED = (
 FORMS: dict[Op, tuple[str, ...]] = {
     Op.INPUT: ("-> hidden.u.p",),
     Op.TARGETS: ("-> targets.p",),
-    Op.FORWARD: ("{source} {weights} -> {output} graph.u.p",),
-    Op.FORWARD_WITHOUT_GRAPH: ("{source} {weights} -> {output}",),
+    Op.FORWARD: ("{arrived} {weights} -> {output} graph.u.p",),
+    Op.FORWARD_WITHOUT_GRAPH: ("{arrived} {weights} -> {output}",),
     Op.RECOMPUTE: ("{source} {weights} -> graph.u.p",),
     Op.BACKWARD: ("graph.u.p {source} {incoming} {weights} {sum_before} -> {source_gradient} {sums}",),
     Op.ENTER: (f"{INPUT} {{own}} -> entry.u.p entry-graph.u.p",),
@@ -85,21 +87,21 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.SEND_RECEIVE: (),  # what its send and its receive do
     Op.PREFETCH_SHARD: ("host-parameter.u -> parameter.u",),
     Op.RESHARD: ("->",),
-    Op.OFFLOAD_HIDDEN: ("hidden.u.p -> host-hidden.u.p",),
+    Op.OFFLOAD_HIDDEN: (f"{ARRIVED} -> host-hidden.u.p",),
     Op.DROP_HIDDEN: ("host-hidden.u.p ->",),
-    Op.PREFETCH_HIDDEN: ("host-hidden.u.p -> input.u.p",),
+    Op.PREFETCH_HIDDEN: ("host-hidden.u.p -> prefetched.u.p",),
     Op.OFFLOAD_GRADIENT: ("gradient.u -> host-gradient.u",),
     Op.HOST_OPTIMIZER_STEP: ("host-gradient.u -> host-parameter.u host-moments.u",),
     Op.SYNCHRONISE: ("->",),
     Op.MARK: ("->",),
 }
 handles_all(FORMS)
-MARK = "mark."
 # Whether the unit is.
 RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.ENTER_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}
 STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
-LETTING_GO = {Op.RESHARD: "gathered.u", Op.DROP_HIDDEN: "hidden.u.p"}
-READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.MARK: 0}  # behind so many reads, others are there for their order alone
+LETTING_GO = {Op.RESHARD: ("gathered.u",), Op.DROP_HIDDEN: tuple(ARRIVED.split("|"))}  # each of them one of these
+# Behind so many reads, others are there for their order alone.
+READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.PREFETCH_SHARD: 1, Op.PREFETCH_HIDDEN: 1, Op.MARK: 0}
 
 # Of a unit: the parameters that computations use, the gradient that they add to, and whether they read what is there of it.
 # A head that uses the embedding's table has two of each.
@@ -122,17 +124,11 @@ LAYOUTS: dict[str, dict[str, str]] = {
     "ZeRO stage 1": {**WHOLE},
     "ZeRO stage 2": SHARDED | {"weights": WHOLE["weights"]},
     "ZeRO stage 3": {**SHARDED},
-    "on the host": {
-        "weights": "gathered.u",
-        "sum": "whole-gradient.u",
-        "sums": "whole-gradient.u",
-        "sum_before": "",
-        "shard_before": "",
-    },
 }
 for _layout in LAYOUTS.values():
     _layout |= {
         "own": _layout["weights"],
+        "arrived": ARRIVED,
         "source": INPUT,
         "incoming": OUTPUT_GRADIENT,
         "source_gradient": "input-gradient.u.p?",
@@ -140,8 +136,8 @@ for _layout in LAYOUTS.values():
         "residual": "",
         "residual_gradient": "",
     }
-for _stage in range(4):
-    _layout = LAYOUTS[_name := f"ZeRO stage {_stage}"]
+for _name in tuple(LAYOUTS):
+    _layout = LAYOUTS[_name]
     _both = {key: _layout[key].replace(".u", ".0") for key in ("weights", "sum", "sum_before")}
     LAYOUTS[f"{_name}, with the table"] = _layout | {
         "weights": f"{_layout['weights']} {_both['weights']}",
@@ -153,6 +149,7 @@ SHARED_INCOMING = "output-gradient-whole.u.p|output-gradient-whole.u.w"
 SHARES: dict[str, dict[str, str]] = {
     "embedding": {"output": "hidden-partial.v.p", "incoming": SHARED_INCOMING, "source_gradient": ""},
     "block": {
+        "arrived": "entry-whole.u.p",
         "source": "entry-whole.u.p",
         "output": "hidden-partial.v.p",
         "incoming": SHARED_INCOMING,
@@ -160,7 +157,12 @@ SHARES: dict[str, dict[str, str]] = {
         "residual": INPUT,
         "residual_gradient": OUTPUT_GRADIENT,
     },
-    "head": {"source": "entry-whole.u.p", "incoming": "hidden.v.p", "source_gradient": "entry-gradient-partial.u.p"},
+    "head": {
+        "arrived": "entry-whole.u.p",
+        "source": "entry-whole.u.p",
+        "incoming": "hidden.v.p",
+        "source_gradient": "entry-gradient-partial.u.p",
+    },
 }
 SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
 ONLY_SHARED = ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.REDUCE_SCATTER_TOKENS}
@@ -183,8 +185,6 @@ def operands(program: Program) -> list[str]:
 
 def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
-    if program.optimizer_on_host:
-        return "on the host"
     with_table = program.table_once and unit == len(program.strategies) - 1
     layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
     if not program.shares_tokens(unit):
@@ -253,7 +253,7 @@ def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | No
         if i.grouped[0].group != i.grouped[1].group:
             return "groups messages with two ranks"
     together = grouped(*i.grouped)
-    if together != i.changed(waits=()) or any(message.waits for message in i.grouped):
+    if together != i.changed(waits=(), marks=()) or any(message.waits for message in i.grouped):
         return "is not what its messages are together"
     return next((fault for message in i.grouped if (fault := _misused(program, message, layouts))), None)
 
@@ -272,7 +272,7 @@ def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
     """What the reduction of a tied matrix reads, writes and frees: the gradients of its copies, and on the host a table."""
     if program.table_once:
         return (), (), ()
-    on = "host-" if program.optimizer_on_host else ""
+    on = "host-" if "host-tied" in program.buffers else ""
     both = tuple(f"{on}gradient.{unit}" for unit in (0, len(program.strategies) - 1) if unit in program.units)
     return both, (*both, "host-tied") if on else both, ()
 
@@ -302,7 +302,7 @@ def takes(
         writes = tuple(map(sent_as, writes))
     texts = [[_relative(name, unit, part) for name in names] for names in (reads, writes, frees)]
     if op in LETTING_GO:
-        if texts[2] != [LETTING_GO[op]]:
+        if len(texts[2]) != 1 or texts[2][0] not in LETTING_GO[op]:
             return False
     elif not set(frees) <= {*reads, *writes}:
         return False

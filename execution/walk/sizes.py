@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainplan.execution.program import DRAWING, Instruction, Op, Program, handles_all
-from trainplan.execution.walk.buffers import HOST_STATES, STATES, Sizes
+from trainplan.execution.program import DRAWING, HOST_STATES, STATES, Instruction, Op, Program, handles_all
+from trainplan.execution.walk.buffers import Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
 WRITTEN = frozenset(
@@ -49,11 +49,11 @@ handles_all({*WRITTEN, *READ, *APART, *MOVING_NOTHING})
 
 def states(program: Program) -> list[str]:
     """What lives from step to step and should not, or the other way round, and states of other sizes than the model's."""
-    sizes, on_host = Sizes(program), program.optimizer_on_host
-    wanted = {f"{kind}.{unit}" for unit in program.units for kind in (HOST_STATES if on_host else STATES)} | {"loss"}
-    if on_host:
-        wanted |= {"host-tied"} if program.model.tied else set()
-        wanted |= {f"parameter.{unit}" for unit in program.units} & program.persistent  # the rest are prefetched
+    sizes, wanted = Sizes(program), {"loss"} | {"host-tied"} & program.buffers.keys()
+    for unit in program.units:
+        on_host = program.steps_on_host(unit)
+        wanted |= {f"{kind}.{unit}" for kind in (HOST_STATES if on_host else STATES)}
+        wanted |= {f"parameter.{unit}"} & program.persistent  # else prefetched
     faults = [f"rank {program.rank}: {name} does not live from step to step" for name in sorted(wanted - program.persistent)]
     faults += [f"rank {program.rank}: {name} lives from step to step" for name in sorted(program.persistent - wanted)]
     for name in sorted(wanted & program.persistent):
@@ -126,7 +126,7 @@ def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
         return expected.workspace(i.op, i.unit, count)
     if i.op in (Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS):  # order of ranks to order of samples, or back
         return i.message_bytes
-    if i.op is Op.GATHER_SLICE or (i.op is Op.REDUCE_TIED and not expected.program.optimizer_on_host):
+    if i.op is Op.GATHER_SLICE or (i.op is Op.REDUCE_TIED and not i.by_processor):
         return i.message_bytes
     if i.op is Op.REDUCE_SCATTER_GRADIENTS and len(i.reads) > 1:
         return i.message_bytes // len(i.group)

@@ -23,6 +23,7 @@ from tests.execution.plans import (
     random_uneven_plan,
     random_unlike_plan,
 )
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 
 Generator = Callable[[random.Random, int], Plan]
@@ -40,6 +41,9 @@ def generators(world: int) -> dict[str, Generator]:
         "interleaved": (world > 1, random_interleaved_plan),
         "interleaved, regular": (power and world > 1, random_regular_interleaved_plan),
         "switches": (True, random_switch_plan),
+        "residences": (power, random_residence_plan),
+        "residences, unlike": (True, lambda rng, ranks: random_residence_plan(rng, ranks, random_unlike_plan)),
+        "residences, interleaved": (world > 1, lambda rng, ranks: random_residence_plan(rng, ranks, random_interleaved_plan)),
     }
     return {name: generator for name, (admitted, generator) in each.items() if admitted}
 

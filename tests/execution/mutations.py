@@ -12,6 +12,7 @@ from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op
 from trainplan.formulations.plan import Plan
 
 from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan, random_zero_plan, sharing_tokens
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 
 Programs = list[Program]
@@ -62,9 +63,10 @@ class Mutant(NamedTuple):
 
 
 def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
-    """Plain plans, sliced ones, any ZeRO stages, uneven shares and memory switches, of 2 ranks and of 4."""
+    """Plain plans, sliced ones, any ZeRO stages, uneven shares, memory switches and other residences, of 2 ranks and of 4."""
     plain = [random_plan, random_plan, random_sliced_plan, random_zero_plan]
-    plan = rng.choice([*plain, random_uneven_plan, random_switch_plan])(rng, rng.choice([2, 4]))
+    make = rng.choice([*plain, random_uneven_plan, random_switch_plan, *[random_residence_plan] * 2])
+    plan = make(rng, rng.choice([2, 4]))
     return plan, compile_plan(plan)
 
 
@@ -308,7 +310,8 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             key = rng.choice(sorted(value) if rng.random() < 0.5 else _names(program))
             other = value ^ {key}
         elif name == "units":
-            other = rng.choice([value[:-1], tuple(unit + 1 for unit in value), range(99)])
+            moved = value[::-1] if isinstance(value, tuple) else range(value.start + 1, value.stop + 1)
+            other = rng.choice([value[:-1], moved, range(99)])
         elif name == "stages":
             first = value[0]
             other = rng.choice(

@@ -27,15 +27,22 @@ from tests.execution.plans import (
     random_uneven_plan,
     with_zero,
 )
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 
 WIDE = GPT2.with_fields(n_head=16)
 
 
+def _resident(rng: random.Random, world: int, model: Model | None = None) -> Plan:
+    """With states and inputs of some units on the host."""
+    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan])
+    return random_residence_plan(rng, world, lambda rng, world: make(rng, world, model))
+
+
 def _random(rng: random.Random, world: int) -> Plan:
-    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan, _interleaved])
+    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan, _interleaved, _resident])
     plan = make(rng, world, WIDE if world > 8 and make is not random_switch_plan else None)
-    return plan if make is random_switch_plan else with_zero(rng, plan)
+    return plan if plan.uses_host else with_zero(rng, plan)
 
 
 def _interleaved(rng: random.Random, world: int, model: Model | None = None) -> Plan:
@@ -55,7 +62,7 @@ def _longer(rng: random.Random, plan: Plan) -> Plan:
     return plan.changed(batch=batch.changed(shares=shares, micro_batches=max(shares), global_samples=samples))
 
 
-ROUNDED = (random_plan, random_sliced_plan, random_uneven_plan, _interleaved)
+ROUNDED = (random_plan, random_sliced_plan, random_uneven_plan, _interleaved, _resident)
 
 
 def test_ranks_of_a_class_have_the_programs_that_they_would_be_compiled_to() -> None:
@@ -68,7 +75,8 @@ def test_ranks_of_a_class_have_the_programs_that_they_would_be_compiled_to() -> 
 def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -> None:
     rng, prolonged = random.Random(1), 0
     for _ in range(40):
-        plan = _longer(rng, with_zero(rng, rng.choice(ROUNDED)(rng, rng.choice([2, 4, 8]))))
+        plan = rng.choice(ROUNDED)(rng, rng.choice([2, 4, 8]))
+        plan = _longer(rng, plan if plan.uses_host else with_zero(rng, plan))
         whole = compile_plan(plan)
         for each in compile_classes(plan):
             assert each.program == whole[each.ranks[0]]
@@ -79,12 +87,14 @@ def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -
 def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
     rng = random.Random(2)
     for _ in range(15):
-        make = rng.choice([random_plan, random_uneven_plan, _interleaved])
-        plan = _longer(rng, with_zero(rng, make(rng, rng.choice([2, 4, 8]))))
+        plan = rng.choice([random_plan, random_uneven_plan, _interleaved, _resident])(rng, rng.choice([2, 4, 8]))
+        plan = _longer(rng, plan if plan.uses_host else with_zero(rng, plan))
         classes, whole = compile_classes(plan), compile_plan(plan)
         for backend in ("serial", "fused", "threads"):
-            peaks = {rank: memory_walk(each.walked, backend).peak_bytes for each in classes for rank in each.ranks}
-            assert peaks == {program.rank: memory_walk(program, backend).peak_bytes for program in whole}
+            by_class = {rank: memory_walk(each.walked, backend) for each in classes for rank in each.ranks}
+            for program in whole:
+                walk, other = memory_walk(program, backend), by_class[program.rank]
+                assert (walk.peak_bytes, walk.host_bytes) == (other.peak_bytes, other.host_bytes)
 
 
 def _cost(program: Program, instruction: Instruction) -> int:

@@ -125,6 +125,27 @@ class TokenShare:
         transform = 2 * hidden + self.part.hidden**2 * element if getattr(self.part, "transform", None) else 0
         return max(norm, transform, self.enter_workspace_bytes(rows))
 
+    @property
+    def operators_before(self) -> int:
+        """How many of its kernels (see `Sublayer.operators`) come before its matrices."""
+        if not self.enters:
+            return 0
+        if self.part.kind == "head":
+            return 4 if getattr(self.part, "transform", None) else 1
+        return 2 if self.part.norm == "rms" else 1
+
+    def costs_bytes(self, rows: int) -> dict[str, int]:
+        """What a rank keeps besides its input, and the most that it needs for a while beyond input, kept and output on its own
+        tokens: while tokens are gathered, twice those of all, and of gradients once more."""
+        whole = self.whole_bytes(rows)
+        entered = self.own_bytes(rows) + self.entry_graph_bytes(rows) if self.enters else 0
+        pieces = (self.backward_workspace_bytes(rows), self.enter_backward_workspace_bytes(rows))
+        return {
+            "kept_bytes": entered + self.graph_bytes(rows),
+            "forward_workspace_bytes": 2 * whole + self.forward_workspace_bytes(rows),
+            "backward_workspace_bytes": 3 * whole + max(*pieces, self.leave_workspace_bytes(rows)),
+        }
+
     def _norm_bytes(self, rows: int, part: Sublayer) -> int:
         return part.norm_elements(rows * part.tokens) * part.element_bytes
 
