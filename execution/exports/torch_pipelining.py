@@ -60,7 +60,7 @@ LIKE_LLAMA = {
     "ffn": ("model.layers.{i}.post_attention_layernorm", "model.layers.{i}.mlp"),
     "head": ("model.norm", "lm_head"),
 }
-MODULES |= {family: LIKE_LLAMA for family in ("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron")}
+MODULES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron"), LIKE_LLAMA)
 
 
 def modules_of(family: str, unit: str, blocks: int) -> list[str]:

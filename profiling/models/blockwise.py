@@ -49,7 +49,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scores: Scores, heads: Heads | None) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.of, mask = (scores, heads), heads and heads.mask(q, k)
+        ctx.of, mask = (scores, heads), None if heads is None else heads.mask(q, k)
         mixed = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3])
         for block in _blocks(q, k, scores):
             block.of(mixed.transpose(1, 2)).copy_(block.mixed(q, k, v, mask))
@@ -59,7 +59,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (q, k, v), (scores, heads) = ctx.saved_tensors, ctx.of
         gradients = [t.new_zeros(t.shape[0], t.shape[2], t.shape[1], t.shape[3]).transpose(1, 2) for t in (q, k, v)]
-        mask = heads and heads.mask(q, k)
+        mask = None if heads is None else heads.mask(q, k)
         for block in _blocks(q, k, scores):
             block.add_gradients(gradients, gradient.transpose(1, 2), q, k, v, mask)
         return (*gradients, None, None)

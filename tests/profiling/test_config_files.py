@@ -247,6 +247,21 @@ def multimodal(**text: Any) -> dict[str, Any]:
     }
 
 
+def test_what_multimodal_gemmas_leave_out_is_as_of_the_4b_model() -> None:
+    """As in the published file of that model, whose language model has so many parameters in transformers, too."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    with pytest.warns(
+        InputWarning, match="text_config.num_attention_heads, .* are left out; taken as of the 4B model: num_att"
+    ):
+        model = model_from_config(config, "c.json")
+    assert model.total_parameters == 3_880_263_168
+    assert model_from_shape(json.loads(json.dumps(model.shape())), "plan.json") == model
+    with pytest.raises(InputError, match=r"^c\.json: num_attention_heads is missing"):
+        model_from_config(text, "c.json")
+
+
 def test_the_language_model_of_a_multimodal_file_is_planned_alone() -> None:
     with pytest.warns(InputWarning, match="text_config is the language model of a 'llava'; .* without vision_config"):
         model = model_from_config(multimodal(), "c.json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
 
@@ -35,7 +37,7 @@ def opt(fields: Fields) -> tuple[list[Unit], bool]:
     )
     ffn = FeedForward(**common, inner=inner, activation=activation, bias=bias, dropout=dropped)
     padding = fields.padding(vocabulary, default=1)
-    tables = {"positions": positions + FIRST_POSITION, "first_position": FIRST_POSITION, "padding": padding}
+    tables: dict[str, Any] = {"positions": positions + FIRST_POSITION, "first_position": FIRST_POSITION, "padding": padding}
     embedding = TokenEmbedding(**common, **tables, vocabulary=vocabulary)
     return uniform_chain(
         embedding, layers, {"attention": attention, "ffn": ffn}, LanguageHead(**common, vocabulary=vocabulary)

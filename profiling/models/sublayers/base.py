@@ -171,7 +171,7 @@ class Sublayer:
 
     def _norm_parameters(self, width: int | None = None, name: str = "norm") -> tuple[Parameter, ...]:
         shape = (width or self.hidden,)
-        weight = (Parameter(f"{name}.weight", shape),)
+        weight: tuple[Parameter, ...] = (Parameter(f"{name}.weight", shape),)
         weight += (Parameter("post_norm.weight", shape),) * (self.sandwich and name == "norm")
         return weight if self.norm == "rms" or not self.norm_bias else (*weight, Parameter(f"{name}.bias", shape))
 
