@@ -8,7 +8,8 @@ from typing import NamedTuple
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
-COMPILED = frozenset({"ZeRO stage 1", "ZeRO stage 2", "states on the host"})  # what trainplan's own programs do
+# What trainplan's own programs do.
+COMPILED = frozenset({"ZeRO stage 1", "ZeRO stage 2", "master weights", "states on the host"})
 
 
 class Feature(NamedTuple):
@@ -24,6 +25,8 @@ def features(plan: Plan) -> Iterator[Feature]:
     """All of a plan's, unit by unit."""
     if plan.schedule == "zero-bubble":
         yield Feature("zero-bubble schedules", "schedule", "'zero-bubble'", "1f1b")
+    if plan.precision.master is not None:
+        yield Feature("master weights", "precision.master", repr(plan.precision.master), "null")
     for position, unit in enumerate(plan.units):
         where, strategy = f"units[{position}]", unit.strategy
         layout, text = f"{where}.{unit.field}", repr(str(strategy))

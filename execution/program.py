@@ -29,6 +29,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
@@ -117,7 +118,9 @@ LANES: dict[Op, Stream] = {
 
 
 FROM = "-from-"  # in the name of a buffer for what one of several senders sends, before the sender's rank
-UNIT_BUFFERS = frozenset({"parameter", "gradient", "moments", "gathered", "whole-gradient"})  # named by their unit alone
+UNIT_BUFFERS = frozenset(  # named by their unit alone
+    {"parameter", "gradient", "moments", "master", "gathered", "whole-gradient"}
+)
 
 
 def on_host(name: str) -> bool:
@@ -202,7 +205,7 @@ class Program:
 
     stages: the units of each stage of the plan, and groups: its ranks, ascending. units: those of the rank's stages, of
     which it has several where they are interleaved; place: the rank's number among the ranks of its stage, from 0, of which
-    strategies speak. samples: of the whole step. micro_batches: those that the rank works on.
+    strategies speak. samples: of the whole step. micro_batches: those that the rank works on. precision: of model states.
     """
 
     rank: int
@@ -218,12 +221,23 @@ class Program:
     buffers: dict[str, int]
     persistent: frozenset[str]
     instructions: tuple[Instruction, ...]
+    precision: Precision = PLAIN
 
     @property
     def table_once(self) -> bool:
         """Whether the head works with the embedding's own matrix (see `work.moves.table_once`). With memory switches, which
         copy and gather the shards of each unit by themselves, it has one of its own."""
         return self.model.tied and table_once(self.strategies, self.units) and not self.optimizer_on_host
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one number of a gradient."""
+        return self.precision.gradient_bytes(self.model.element_bytes)
+
+    @property
+    def stepped_bytes(self) -> int:
+        """Bytes of one number of what the optimizer steps."""
+        return self.precision.stepped_bytes(self.model.element_bytes)
 
     @property
     def optimizer_on_host(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program
 from trainplan.formulations.plan import Batch, Plan
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.formulations.work.moves import table_once
@@ -25,7 +26,7 @@ class PlannedRank:
 
     micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
     sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
-    so the samples of a rank are then not consecutive.
+    so the samples of a rank are then not consecutive. precision: of model states.
     """
 
     model: Model
@@ -36,6 +37,7 @@ class PlannedRank:
     rank: int
     sliced: int
     most_micro_batches: int | None = field(default=None, kw_only=True)
+    precision: Precision = field(default=PLAIN, kw_only=True)
 
     def __post_init__(self) -> None:
         self.world = len({rank for group in self.groups for rank in group})
@@ -45,6 +47,7 @@ class PlannedRank:
         self.units: Sequence[int] = chunks[0] if not more else tuple(unit for chunk in chunks for unit in chunk)
         self.last = len(self.model.units) - 1
         self.table_once = self.model.tied and table_once(self.strategies, self.units)
+        self.gradient_bytes = self.precision.gradient_bytes(self.model.element_bytes)
         shares = self.batch.shares
         of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
         self.micro_batches = min(of_rank, self.most_micro_batches or of_rank)
@@ -60,9 +63,9 @@ class PlannedRank:
         """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
         return -(-self.flat_elements(unit) // self.strategies[unit].degree("sdp"))
 
-    def shard_bytes(self, unit: int) -> int:
-        """Bytes of a rank's flat shard of a unit's parameters, or of its gradients."""
-        return self.shard_elements(unit) * self.model.element_bytes
+    def gradient_shard_bytes(self, unit: int) -> int:
+        """Bytes of a rank's flat shard of a unit's gradients."""
+        return self.shard_elements(unit) * self.gradient_bytes
 
     def flat_elements(self, unit: int) -> int:
         """Elements of a rank's tensor-parallel part of a unit's parameters; a head's without a table of the embedding's."""
@@ -213,8 +216,9 @@ def planned_ranks(
     strategies = tuple(plan.strategies())
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = tuple(tuple(stage.ranks) for stage in plan.stages)
+    options: dict[str, Any] = {"most_micro_batches": most_micro_batches, "precision": plan.precision.of(model)}
     return [
-        PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, most_micro_batches=most_micro_batches)
+        PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, **options)
         for rank in (range(plan.world) if ranks is None else ranks)
     ]
 

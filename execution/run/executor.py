@@ -171,7 +171,7 @@ class Executor(Sharding, Copying):
         for name, unit in zip(made, units, strict=True):
             if name not in instruction.reads:
                 if name.startswith("whole-gradient"):
-                    self.values[name] = torch.empty_like(unit.whole)
+                    self.values[name] = torch.empty_like(unit.whole, dtype=unit.summed.dtype)
                 unit.gradients.write(self._gradient_buffer(name))
         gradient_of_output = self.values[incoming]
         if blocks := instruction.args.get("blocks"):  # of both halves, of which this is one
@@ -204,7 +204,7 @@ class Executor(Sharding, Copying):
             self.loss += loss
 
     def _optimizer_step(self, instruction: Instruction) -> None:
-        self.unit(instruction).optimizer.step()
+        self.unit(instruction).step()
 
     _host_optimizer_step = _optimizer_step
 

@@ -28,7 +28,7 @@ from trainplan.execution.program import (
     handles_all,
     sent_as,
 )
-from trainplan.execution.walk.buffers import parsed, zero_stage
+from trainplan.execution.walk.buffers import MASTER, parsed, zero_stage
 
 INPUT = "hidden.u.p|input.u.p"
 OUTPUT_GRADIENT = "hidden.v.p|input-gradient.v.p|input-gradient.v.w|output-gradient.u.p|output-gradient.u.w"
@@ -41,7 +41,7 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.BACKWARD: (f"graph.u.p {INPUT} {OUTPUT_GRADIENT} {{weights}} {{sum_before}} -> input-gradient.u.p? {{sums}}",),
     Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
     Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> hidden.v.p loss",),
-    Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u",),
+    Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u master.u?",),
     Op.SLICE: ("hidden.u.p -> input.u.p", "input-gradient.v.p -> output-gradient.u.p"),
     Op.GATHER_SLICE: ("hidden.u.p -> input.u.p", "input-gradient.v.p -> output-gradient.u.p"),
     Op.JOIN: ("hidden.u.a hidden.u.b -> hidden.u.p", "input-gradient.u.a input-gradient.u.b -> input-gradient.u.p"),
@@ -154,6 +154,8 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
     if i.op in RECOMPUTED and i.unit is not None and program.strategies[i.unit].ckpt != RECOMPUTED[i.op]:
         return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
+    if i.op is Op.OPTIMIZER_STEP and (f"{MASTER}.{i.unit}" in i.writes) != (program.precision.master is not None):
+        return f"writes {_names(i.writes)}, with master copies in {program.precision.master}"
     if i.op in STAGES and i.unit is not None and (stage := zero_stage(program, i.unit)) not in STAGES[i.op]:
         return f"is of a unit of ZeRO stage {stage}"
     if not fits:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainplan.execution.program import Instruction, Op, Program, handles_all
-from trainplan.execution.walk.buffers import HOST_STATES, STATES, Sizes
+from trainplan.execution.walk.buffers import HOST_STATES, MASTER, STATES, Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
 WRITTEN = frozenset(
@@ -49,6 +49,8 @@ def states(program: Program) -> list[str]:
     """What lives from step to step and should not, or the other way round, and states of other sizes than the model's."""
     sizes, on_host = Sizes(program), program.optimizer_on_host
     wanted = {f"{kind}.{unit}" for unit in program.units for kind in (HOST_STATES if on_host else STATES)} | {"loss"}
+    if program.precision.master is not None:
+        wanted |= {f"{MASTER}.{unit}" for unit in program.units}
     if on_host:
         wanted |= {"host-tied"} if program.model.tied else set()
         wanted |= {f"parameter.{unit}" for unit in program.units} & program.persistent  # the rest are prefetched
@@ -106,12 +108,12 @@ def _moved(expected: Sizes, i: Instruction) -> int:
     if i.op in READ:
         return buffers.get(i.reads[0], 0)
     if i.op is Op.REDUCE_TIED:
-        return model.tied_elements * model.element_bytes
+        return model.tied_elements * expected.program.gradient_bytes
     assert i.unit is not None
     if i.op is Op.ALL_REDUCE_GRADIENTS:
-        return expected.shard_bytes(i.unit)
+        return expected.shard_elements(i.unit) * expected.program.gradient_bytes
     if i.op is Op.REDUCE_REPLICATED:
-        return int(expected.sublayer(i.unit).replicated_count) * model.element_bytes
+        return int(expected.sublayer(i.unit).replicated_count) * expected.program.gradient_bytes
     boundary = i.unit - 1 if i.writes[0].startswith("input") else i.unit
     return int(expected.sublayer(boundary).boundary_bytes(sum(map(len, i.args["blocks"]))))
 
@@ -126,4 +128,7 @@ def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
         return i.message_bytes
     if i.op is Op.REDUCE_SCATTER_GRADIENTS and len(i.reads) > 1:
         return i.message_bytes // len(i.group)
+    if i.op is Op.OPTIMIZER_STEP:
+        assert i.unit is not None
+        return expected.shard_elements(i.unit) * expected.program.precision.widened_bytes(expected.model.element_bytes)
     return 0

@@ -11,7 +11,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
 
-from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan, random_zero_plan
+from tests.execution.plans import PRECISIONS, random_plan, random_sliced_plan, random_uneven_plan, random_zero_plan
 from tests.execution.switch_plans import random_switch_plan
 
 Programs = list[Program]
@@ -41,7 +41,7 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
 EVERYWHERE = (
     *("op", "unit", "micro_batch", "half", "reads", "writes", "group", "args", "message_bytes", "workspace_bytes", "lane"),
 )
-OF_ALL_PROGRAMS = ("world", "units", "model", "strategies", "samples", "micro_batches", "buffers", "persistent")
+OF_ALL_PROGRAMS = ("world", "units", "model", "strategies", "samples", "micro_batches", "buffers", "persistent", "precision")
 
 
 class Mutant(NamedTuple):
@@ -60,11 +60,16 @@ def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
     return plan, compile_plan(plan)
 
 
-def mutants(rng: random.Random, count: int, kinds: Sequence[str] = ()) -> list[Mutant]:
+def mutants(
+    rng: random.Random,
+    count: int,
+    kinds: Sequence[str] = (),
+    make: Callable[[random.Random], tuple[Plan, Programs]] = random_programs,
+) -> list[Mutant]:
     """So many mutants, the kinds in turn, a few of each random plan."""
     names, made, missed = list(kinds or KINDS), list[Mutant](), 0
     while len(made) < count:
-        plan, programs = random_programs(rng)
+        plan, programs = make(rng)
         for _ in range(5):
             kind = names[(len(made) + missed) % len(names)]
             changed = KINDS[kind](rng, programs)
@@ -303,6 +308,8 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             other_stage = tuple(replace(each, zero=zero) if each.degree("sdp") > 1 else each for each in value)
             recomputed = tuple(replace(each, ckpt=not each.ckpt) for each in value)
             other = rng.choice([value[::-1], value[:-1], recomputed, other_stage])
+        elif name == "precision":
+            other = _other(rng, PRECISIONS, value)
         else:
             other = max(0, value + rng.choice([-1, 1, 2]))
         where = "all ranks" if everywhere else f"rank {rank}"
