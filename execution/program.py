@@ -29,6 +29,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
@@ -133,7 +134,7 @@ FROM = "-from-"  # in the name of a buffer for what one of several senders sends
 MARK = "mark."  # begins the name of a mark
 STATES = ("parameter", "gradient", "moments")
 HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
-UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "gathered", "whole-gradient"})  # named by their unit alone
+UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "master", "gathered", "whole-gradient"})  # named by their unit alone
 
 
 def on_host(name: str) -> bool:
@@ -218,7 +219,7 @@ class Program:
 
     stages: the units of each stage of the plan, and groups: its ranks, ascending. units: those of the rank's stages, of
     which it has several where they are interleaved; place: the rank's number among the ranks of its stage, from 0, of which
-    strategies speak. samples: of the whole step. micro_batches: those that the rank works on.
+    strategies speak. samples: of the whole step. micro_batches: those that the rank works on. precision: of model states.
     """
 
     rank: int
@@ -234,6 +235,7 @@ class Program:
     buffers: dict[str, int]
     persistent: frozenset[str]
     instructions: tuple[Instruction, ...]
+    precision: Precision = PLAIN
 
     @property
     def table_once(self) -> bool:
@@ -246,6 +248,16 @@ class Program:
         """Whether the optimizer works on a unit's parameters, gradients and moments on the host; the device then has what the
         unit's residences leave on it."""
         return f"host-parameter.{unit}" in self.buffers
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one number of a gradient."""
+        return self.precision.gradient_bytes(self.model.element_bytes)
+
+    @property
+    def stepped_bytes(self) -> int:
+        """Bytes of one number of what the optimizer steps."""
+        return self.precision.stepped_bytes(self.model.element_bytes)
 
     def within(self, message: Instruction) -> tuple[int, ...]:
         """The ranks in whose process group a message travels: its two ends; where a rank may have several messages at once,

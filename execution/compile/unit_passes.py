@@ -26,6 +26,7 @@ from typing import Any, Self
 from trainplan.execution.compile import sequence_passes
 from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
 from trainplan.execution.program import MARK, Instruction, Op, Part, Program, with_waits
+from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 
 OPTIMIZER_MOMENTS = 2
 
@@ -50,7 +51,8 @@ class UnitPasses(PlannedRank):
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
         """The compiler of a rank. fields: those of the compiler alone."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
-        return cls(*placed, most_micro_batches=rank.most_micro_batches, planned=rank.planned, **fields)
+        shared = {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
+        return cls(*placed, **shared, **fields)
 
     def program(self) -> Program:
         """Issue all that the rank does in one step."""
@@ -91,19 +93,23 @@ class UnitPasses(PlannedRank):
             self.buffers,
             frozenset(self.persistent),
             with_waits(self.issued),
+            self.precision,
         )
 
     def place_states(self, unit: int, on: str = "") -> None:
-        """Declare the shards of a unit's parameters, gradients and moments, which live from step to step. on: "host-" for
-        those that lie there."""
-        size, strategy = self.shard_bytes(unit), self.strategies[unit]
-        whole, (parameter, gradient) = size * strategy.degree("sdp"), (strategy.shares_parameters, strategy.shares_gradients)
-        for name, held in (
-            ("parameter", size if parameter else whole),
-            ("gradient", size if gradient else whole),
-            ("moments", OPTIMIZER_MOMENTS * size),
-        ):
-            self.buffer(f"{on}{name}.{unit}", held, persistent=True)
+        """Declare a unit's parameters, gradients, moments and master copy, or the rank's shards of them, which live from step
+        to step. on: "host-" for those that lie there."""
+        strategy, element, shard = self.strategies[unit], self.model.element_bytes, self.shard_elements(unit)
+        whole, stepped = shard * strategy.degree("sdp"), self.precision.stepped_bytes(element)
+        sizes = {
+            "parameter": (shard if strategy.shares_parameters else whole) * element,
+            "gradient": (shard if strategy.shares_gradients else whole) * self.gradient_bytes,
+            "moments": OPTIMIZER_MOMENTS * shard * stepped,
+        }
+        if self.precision.master is not None:
+            sizes["master"] = shard * stepped
+        for name, size in sizes.items():
+            self.buffer(f"{on}{name}.{unit}", size, persistent=True)
         self.buffer("loss", 8, persistent=True)
 
     def reduce(
@@ -161,12 +167,12 @@ class UnitPasses(PlannedRank):
         tokens = len(rows) * model.tokens
         logits = f"hidden.{unit + 1}.{part}"
         targets = self.buffer(f"targets.{part}", tokens * 8)
-        statistics = self.buffer(f"statistics.{part}", 3 * tokens * model.element_bytes)
+        statistics = self.buffer(f"statistics.{part}", 3 * tokens * STATISTIC_BYTES[model.dtype])
         self.issue(Op.TARGETS, unit, part, writes=(targets,))
         self.issue(Op.LOSS_STATISTICS, unit, part, reads=(logits, targets), writes=(logits, statistics))
         reads: tuple[str, ...] = (logits, targets, statistics)
         if tp > 1:
-            everyone = self.buffer(f"all-statistics.{part}", 3 * tp * tokens * model.element_bytes)
+            everyone = self.buffer(f"all-statistics.{part}", 3 * tp * tokens * STATISTIC_BYTES[model.dtype])
             size, group = self.buffers[everyone], self.peers(unit, "tp")
             self.issue(
                 Op.GATHER_STATISTICS,
@@ -295,7 +301,7 @@ class UnitPasses(PlannedRank):
         strategy = self.strategies[unit]
         if not strategy.shares_gradients:
             return f"gradient.{unit}"
-        return self.buffer(f"whole-gradient.{unit}", self.shard_bytes(unit) * strategy.degree("sdp"))
+        return self.buffer(f"whole-gradient.{unit}", self.gradient_shard_bytes(unit) * strategy.degree("sdp"))
 
     def gathers(self, unit: int) -> bool:
         """Whether a unit's parameters are not whole before a pass."""
@@ -430,17 +436,24 @@ class UnitPasses(PlannedRank):
             if strategy.gathers_updates:
                 self.reduce(Op.REDUCE_SCATTER_GRADIENTS, unit, last, gradient, self.peers(unit, "sdp"))
         if strategy.degree("dp") > 1:
-            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"), self.shard_bytes(unit))
+            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"), self.gradient_shard_bytes(unit))
 
     def step(self, unit: int) -> None:
         """The optimizer's step on a unit's shard, and the other ranks' new parameters where each keeps the whole."""
-        parameter = f"parameter.{unit}"
-        self.issue(Op.OPTIMIZER_STEP, unit, reads=(f"gradient.{unit}",), writes=(parameter, f"moments.{unit}"))
+        parameter, element = f"parameter.{unit}", self.model.element_bytes
+        master = (f"master.{unit}",) if self.precision.master is not None else ()
+        self.issue(
+            Op.OPTIMIZER_STEP,
+            unit,
+            reads=(f"gradient.{unit}",),
+            writes=(parameter, f"moments.{unit}", *master),
+            workspace_bytes=self.shard_elements(unit) * self.precision.widened_bytes(element),
+        )
         if self.strategies[unit].gathers_updates:
             self.reduce(Op.GATHER_UPDATED, unit, None, parameter, self.peers(unit, "sdp"))
 
     def _reduce_replicated(self, unit: int, part: Part, gradient: str) -> None:
         """Gradients of parameters that all tensor-parallel ranks hold."""
-        size = self.model.units[unit].sublayer.replicated_count * self.model.element_bytes
+        size = self.model.units[unit].sublayer.replicated_count * self.gradient_bytes
         if self.strategies[unit].degree("tp") > 1 and size:
             self.reduce(Op.REDUCE_REPLICATED, unit, part, gradient, self.peers(unit, "tp"), size)

@@ -174,7 +174,7 @@ class Executor(Sharding, Copying, TokenSharing):
         for name, unit in zip(made, units, strict=True):
             if name not in instruction.reads:
                 if name not in self.program.persistent:
-                    self.values[name] = torch.empty_like(unit.whole)
+                    self.values[name] = torch.empty_like(unit.whole, dtype=unit.summed.dtype)
                 unit.gradients.write(self._gradient_buffer(name))
         gradient_of_output = self._of_half(instruction, self.values[incoming])
         torch.autograd.backward([edge], [gradient_of_output])
@@ -204,7 +204,7 @@ class Executor(Sharding, Copying, TokenSharing):
             self.loss += loss
 
     def _optimizer_step(self, instruction: Instruction) -> None:
-        self.unit(instruction).optimizer.step()
+        self.unit(instruction).step()
 
     _host_optimizer_step = _optimizer_step
 

@@ -31,7 +31,7 @@ from trainplan.execution.program import (
     laid_as,
     sent_as,
 )
-from trainplan.execution.walk.buffers import parsed, zero_stage
+from trainplan.execution.walk.buffers import MASTER, parsed, zero_stage
 
 ARRIVED = "hidden.u.p|input.u.p"
 INPUT = f"{ARRIVED}|prefetched.u.p"
@@ -56,7 +56,7 @@ FORMS: dict[Op, tuple[str, ...]] = {
     ),
     Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
     Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> hidden.v.p loss",),
-    Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u",),
+    Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u master.u?",),
     Op.SLICE: _MOVED,
     Op.GATHER_SLICE: _MOVED,
     Op.SLICE_TOKENS: (
@@ -216,6 +216,8 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
     if i.op in RECOMPUTED and i.unit is not None and program.strategies[i.unit].ckpt != RECOMPUTED[i.op]:
         return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
+    if i.op is Op.OPTIMIZER_STEP and (f"{MASTER}.{i.unit}" in i.writes) != (program.precision.master is not None):
+        return f"writes {_names(i.writes)}, with master copies in {program.precision.master}"
     if i.op in STAGES and i.unit is not None and (stage := zero_stage(program, i.unit)) not in STAGES[i.op]:
         return f"is of a unit of ZeRO stage {stage}"
     if not fits:

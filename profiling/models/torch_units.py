@@ -348,14 +348,30 @@ _FORWARD: dict[type[Sublayer], Callable[..., Tensor]] = {
 
 
 def loss_statistics(logits: Tensor, targets: Tensor, vocabulary: int, shard: Shard) -> Tensor:
-    """In place: logits become exp(logits - largest). Returns (3, rows, tokens): largest, sum, target's logit of this shard."""
+    """In place: logits become exp(logits - largest). Returns (3, rows, tokens): largest, sum, target's logit of this shard, in
+    float32 where the logits are narrower."""
     low, high = shard_bounds(vocabulary, shard.tp, shard.index)
     largest = logits.amax(-1)
     inside = (targets >= low) & (targets < high)
     place = (targets - low).clamp_(0, high - low - 1)
     target = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1) * inside
-    total = logits.sub_(largest.unsqueeze(-1)).exp_().sum(-1)
-    return torch.stack((largest, total, target))
+    logits.sub_(largest.unsqueeze(-1)).exp_()
+    if (dtype := _statistic_dtype(logits)) is logits.dtype:
+        return torch.stack((largest, logits.sum(-1), target))
+    total = torch.cat([block.sum(-1, dtype=dtype) for block in _blocks(logits)]).view_as(largest)
+    return torch.stack((largest.to(dtype), total, target.to(dtype)))
+
+
+def _statistic_dtype(logits: Tensor) -> torch.dtype:
+    return logits.dtype if logits.element_size() >= 4 else torch.float32
+
+
+def _blocks(logits: Tensor) -> tuple[Tensor, ...]:
+    """Views, (tokens, vocabulary) each, of logits narrower than the numbers that they are to be combined with. On the CPU that
+    makes copies as wide, so that a view is small there."""
+    flat = logits.flatten(0, -2)
+    tokens = len(flat) if logits.is_cuda else max(1, 2**16 // logits.shape[-1])
+    return flat.split(tokens)
 
 
 def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary: int, shard: Shard, scale: float) -> Tensor:
@@ -367,11 +383,18 @@ def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary:
     largest, mine = everyone[:, 0].amax(0), everyone[shard.index]
     normaliser = largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
     loss = (normaliser - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
-    logits.mul_(((mine[0] - normaliser).exp() * scale).unsqueeze(-1))
+    factor = ((mine[0] - normaliser).exp() * scale).unsqueeze(-1)
+    if factor.dtype is logits.dtype:
+        logits.mul_(factor)
+    else:
+        blocks = _blocks(logits)
+        for block, of_block in zip(blocks, factor.view(-1, 1).split(len(blocks[0])), strict=True):
+            block.mul_(of_block)
     low, high = shard_bounds(vocabulary, shard.tp, shard.index)
     inside = (targets >= low) & (targets < high)
-    place = (targets - low).clamp_(0, high - low - 1).unsqueeze(-1)
-    logits.scatter_add_(-1, place, (inside.to(logits.dtype) * -scale).unsqueeze(-1))
+    flat, places = logits.flatten(0, -2), (targets - low).clamp_(0, high - low - 1).flatten()
+    tokens = torch.arange(len(places), device=places.device)
+    flat[tokens, places] = (flat[tokens, places] - inside.flatten().to(factor.dtype) * scale).to(logits.dtype)
     return loss
 
 

@@ -10,6 +10,7 @@ from math import lcm, prod
 from typing import Any
 
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.precision import Precision
 from trainplan.formulations.step.schedules import PlanSchedule, Schedule, most_sliced
 from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
@@ -188,6 +189,20 @@ def with_zero(rng: random.Random, plan: Plan) -> Plan:
         for strategy in plan.strategies()
     )
     return plan.changed(units=[unit.laid_out(strategy) for unit, strategy in zip(plan.units, strategies, strict=True)])
+
+
+PRECISIONS = (
+    Precision(),
+    Precision(master="float32"),
+    Precision(master="float32", gradients="float32"),
+)
+
+
+def with_precision(rng: random.Random, plan: Plan, precision: Precision | None = None) -> Plan:
+    """The plan in bfloat16, with these model states or any others."""
+    model = plan.planned_model().in_dtype("bfloat16")
+    precision = rng.choice(PRECISIONS) if precision is None else precision
+    return plan.changed(model=model.shape(), model_digest=model.digest, precision=precision)
 
 
 def random_zero_plan(rng: random.Random, world: int = 4) -> Plan:
