@@ -7,8 +7,11 @@ issue order:
 |---|---|
 | compute | all computations, and what they read |
 | communication | collectives and messages between devices |
-| copy | copies between device and host, both ways (on the communication lane where both share one link) |
+| copy | copies from the host to the device; in H3T's step those to the host, too |
+| copy-out | copies to the host in any other step |
 | host | the optimizer, where it works on the host |
+
+Where devices and host share one link, all copies are on the communication lane.
 
 Dependencies between lanes follow from the buffers: an instruction that reads a buffer comes after its last writer, one that
 writes or frees it after all its readers too. Where order alone is wanted, an instruction comes `after` marks that earlier ones
@@ -35,7 +38,7 @@ from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Sublayer, TokenShare
 
-Stream = Literal["compute", "communication", "copy", "host"]
+Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
@@ -118,7 +121,8 @@ COLLECTIVES = frozenset(
     }
 )
 POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
-COPIES = frozenset({Op.PREFETCH_SHARD, Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.PREFETCH_HIDDEN, Op.OFFLOAD_GRADIENT})
+COPIES_OUT = frozenset({Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.OFFLOAD_GRADIENT})
+COPIES = COPIES_OUT | {Op.PREFETCH_SHARD, Op.PREFETCH_HIDDEN}
 FORWARDS = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})
 ENTERING = frozenset({Op.ENTER, Op.ENTER_WITHOUT_GRAPH})
 DRAWING = FORWARDS | ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD}  # masks of dropout follow from the samples

@@ -17,6 +17,7 @@ from itertools import product
 
 from trainplan.execution.program import (
     COPIES,
+    COPIES_OUT,
     ENTERING,
     FROM,
     LANES,
@@ -99,6 +100,10 @@ handles_all(FORMS)
 # Whether the unit is.
 RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.ENTER_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}
 STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
+LANES_OF_COPIES = {
+    **dict.fromkeys(COPIES, ("communication", "copy")),
+    **dict.fromkeys(COPIES_OUT, ("communication", "copy", "copy-out")),
+}
 LETTING_GO = {Op.RESHARD: ("gathered.u",), Op.DROP_HIDDEN: tuple(ARRIVED.split("|"))}  # each of them one of these
 # Behind so many reads, others are there for their order alone.
 READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.PREFETCH_SHARD: 1, Op.PREFETCH_HIDDEN: 1, Op.MARK: 0}
@@ -173,9 +178,11 @@ for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
 def operands(program: Program) -> list[str]:
     """Instructions that do not take their operation's buffers in their places, that let go of others, or are on a lane of
     others."""
-    faults, copying = [], {i.stream for i in program.instructions if i.op in COPIES}
-    if len(copying) > 1:
-        faults.append(f"rank {program.rank}: copies are on the lanes {' and '.join(sorted(copying))}, not on one")
+    faults = []
+    for copies, which in ((COPIES_OUT, "copies to the host"), (COPIES - COPIES_OUT, "copies to the device")):
+        copying = {i.stream for i in program.instructions if i.op in copies}
+        if len(copying) > 1:
+            faults.append(f"rank {program.rank}: {which} are on the lanes {' and '.join(sorted(copying))}, not on one")
     layouts = [layout_of(program, unit) for unit in range(len(program.strategies))]
     for instruction in program.instructions:
         if (fault := _misused(program, instruction, layouts)) is not None:
@@ -195,7 +202,7 @@ def layout_of(program: Program, unit: int) -> str:
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
-    if i.lane is not None and not (i.op in COPIES and i.lane == "communication"):
+    if i.lane is not None and i.lane not in LANES_OF_COPIES.get(i.op, ()):
         return f"is on the lane {i.lane}, not on {LANES[i.op]}, as all of its kind are"
     if not all(name.startswith(MARK) for name in (*i.after, *i.marks)):
         return f"comes after {_names(i.after)} and sets {_names(i.marks)}: not marks alone"
