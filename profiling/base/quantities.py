@@ -29,7 +29,7 @@ def parse_rate(text: str, field: str) -> float:
     """Bytes a second in ``200Gb/s`` or ``200Gbps``, bits as networks are sold, and in ``25GB/s``. Raises InputError."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([MGT])(b|B|bit)(?:/s|ps)?\s*", text, re.ASCII)
     rate = float(match[1]) * _FACTORS[f"{match[2]}B"] / (1 if match[3] == "B" else 8) if match else 0.0
-    if rate < 1:
+    if not 1 <= rate <= 1e14:
         raise InputError(COMMAND_LINE, field, f"is {shown(text)}", "give a rate such as 200Gb/s (bits) or 25GB/s (bytes)")
     return rate
 

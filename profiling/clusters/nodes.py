@@ -20,6 +20,7 @@ from trainplan.profiling.clusters.sheets import DeviceSheet, kind_named, sheet, 
 OPTION, FORM = "--cluster", "KIND:DEVICES or KIND:DEVICESxNODES, such as h100:8x16"
 MOST = 2**20  # devices of a cluster
 WHOLE_NODE, MOST_ON_PCIE = 8, 16  # devices of a usual node, and the most of one without links that join them all
+MOST_HOST_BYTES = 2**50
 SETTINGS = ("network", "rails", "host")
 COMPLETED_NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 # From message to message of a ring, assumed: over NVLink or xGMI as in a sheet, and
@@ -52,7 +53,7 @@ def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster
         ports = _ports(values["rails"], devices)
     if "network" in values:
         port_bytes_per_s = parse_rate(values["network"], f"{OPTION} network")
-    memory_bytes = parse_bytes(values["host"], f"{OPTION} host") if "host" in values else None
+    memory_bytes = _host_bytes(values["host"]) if "host" in values else None
     within = _within(described, devices, table)
     across = _across(described, within, devices, count, port_bytes_per_s * ports, table)
     host = _host(described, devices, memory_bytes, table)
@@ -110,6 +111,13 @@ def _ports(text: str, devices: int) -> int:
     if not re.fullmatch(r"[0-9]{1,4}", text, re.ASCII) or int(text) < 1:
         raise InputError(COMMAND_LINE, f"{OPTION} rails", f"is {shown(text)}", f"give the ports of a node, such as {devices}")
     return int(text)
+
+
+def _host_bytes(text: str) -> int:
+    memory_bytes = parse_bytes(text, f"{OPTION} host")
+    if not 0 < memory_bytes <= MOST_HOST_BYTES:
+        raise InputError(COMMAND_LINE, f"{OPTION} host", f"is {shown(text)}", "give up to 1024TiB, such as 1TiB")
+    return memory_bytes
 
 
 def _within(described: DeviceSheet, devices: int, table: EfficiencyTable) -> list[Island]:

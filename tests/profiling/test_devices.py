@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import parse
 from trainplan.profiling.base.quantities import parse_rate
+from trainplan.profiling.base.yaml_files import yaml_text
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind, load_cluster
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Level, shipped_efficiencies
 from trainplan.profiling.clusters.kinds import OTHER_ERROR, SAME_ARCHITECTURE_ERROR, device_kind
@@ -238,6 +240,9 @@ HOSTILE = [
     ("h100:8,rails=0", "rails is '0'; give the ports of a node, such as 8", None),
     ("h100:8,rails=" + "9" * 30, "rails is", None),
     ("h100:8,host=12", "host is '12', without a unit", None),
+    ("h100:8,host=0GiB", "host is '0GiB'; give up to 1024TiB, such as 1TiB", None),
+    ("h100:8,host=2000TiB", "host is '2000TiB'", None),
+    ("h100:8x2,network=999999999Tb/s", "network is '999999999Tb/s'", None),
     ("h100:8,host=1TiB,host=1TiB", "has host twice", None),
     ("h100", "is 'h100', a kind of device", "h100:8x16"),
     ("MI300X", "a kind of device", "mi300x:8x16"),
@@ -304,6 +309,16 @@ def test_no_kind_reaches_more_than_its_vendor_does() -> None:
         assert capped is not None and capped.value == pytest.approx(708 / 1307.4, abs=1e-4) and capped.held_by == "vendor"
     freely = device_kind("mi300x", fitted(assumed(), "mi300x", 0.6, "bfloat16")).reached("matrix-product", "bfloat16")
     assert freely is not None and freely.value == 0.6, "what is measured of it counts"
+
+
+def test_a_table_written_by_a_fit_reads_back(tmp_path: Path) -> None:
+    """Fits are written as data, row by row, with their runs and residuals."""
+    table = fitted(fitted(assumed(), "a100", 0.6, "bfloat16"), "h100", 0.8, None, "memory")
+    path = tmp_path / "efficiencies.yaml"
+    path.write_text(yaml_text(table.model_dump(mode="json", exclude_defaults=True, exclude_none=True)))
+    assert parse(path, EfficiencyTable) == table
+    streams = device_kind("gb300", table).reached("memory", "bfloat16")
+    assert streams is not None and (streams.value, streams.precision) == (0.8, None)
 
 
 def test_a_table_says_where_each_number_is_from() -> None:
