@@ -33,7 +33,7 @@ class Efficiency(Record):
     precision: of the peak; left out, all that have no efficiency of their own. half_size: the size of a matrix, or the number
     of queries or keys, at which half of `value` is left; without meaning for `memory`. error: half-width of the interval around
     an estimated time, relative to it, that is meant to hold 80 % of measured times. device: the kind that it was fitted to or
-    assumed for, which may be another one than it stands for; held_by: why it is then less than that one's.
+    assumed for, which may be another one than it stands for; limited_by: why it is then less than that one's.
     """
 
     kernel: Kernel
@@ -43,12 +43,12 @@ class Efficiency(Record):
     error: RelativeError
     origin: Literal["fitted", "assumed"]
     device: Annotated[str, Field(min_length=1)]
-    held_by: Literal["power", "vendor"] | None = None
+    limited_by: Literal["power", "vendor"] | None = None
 
     def origin_for(self, kind: str) -> str:
         """Where it is from, for a kind of device of this name: ``assumed``, or ``fitted, of H100-SXM5 80 GB``."""
-        held = {"power": ", less for its power", "vendor": ", no more than its vendor reaches", None: ""}[self.held_by]
-        return self.origin if self.device == kind else f"{self.origin}, of {self.device}{held}"
+        limit = {"power": ", less for its power", "vendor": ", no more than its vendor reaches", None: ""}[self.limited_by]
+        return self.origin if self.device == kind else f"{self.origin}, of {self.device}{limit}"
 
 
 class Fit(Record):

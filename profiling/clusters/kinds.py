@@ -79,14 +79,14 @@ def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, 
 def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficiency:
     """A fit as the efficiency of a device at one precision: its own, or another's with a wider error and as power allows."""
     value, error, mine, theirs = fit.value, fit.error, sheet(name), sheet(fit.device)
-    held_by: Literal["power", "vendor"] | None = None
+    limited_by: Literal["power", "vendor"] | None = None
     if name != fit.device:
         alike = mine.architecture == theirs.architecture
         error += SAME_ARCHITECTURE_ERROR if alike else OTHER_ERROR
         if precision is not None:
             slower = _slower_by_power(mine, theirs, precision) if alike else 1.0
             attainable = _attainable(name, precision)
-            held_by = "vendor" if attainable < value * slower else "power" if slower < 1 else None
+            limited_by = "vendor" if attainable < value * slower else "power" if slower < 1 else None
             value = min(value * slower, attainable)
     return Efficiency(
         kernel=fit.kernel,
@@ -96,7 +96,7 @@ def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficie
         error=round(error, 4),
         origin=fit.origin,
         device=theirs.name,
-        held_by=held_by,
+        limited_by=limited_by,
     )
 
 
@@ -112,14 +112,14 @@ def _attainable(name: str, precision: Precision) -> float:
     """The most of a peak that any kernel reaches, by what the vendor says of the device or else of the nearest that it says
     it of; 1 where the vendor says nothing."""
     mine = sheet(name)
-    said = [
+    stating = [
         other
         for other, each in sheets().items()
         if each.vendor == mine.vendor and precision in each.attainable_flops_per_s and precision in mine.flops_per_s
     ]
-    if not said:
+    if not stating:
         return 1.0
-    nearest = min(said, key=lambda other: distance(name, other, precision))
+    nearest = min(stating, key=lambda other: distance(name, other, precision))
     theirs = sheet(nearest)
     share = theirs.attainable_flops_per_s[precision] / theirs.flops_per_s[precision]
     return share * _slower_by_power(mine, theirs, precision)

@@ -47,7 +47,7 @@ def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster
     name, devices, count = kind_named(kind, OPTION), int(match[1]), int(match[2] or 1)
     described = sheet(name)
     _check_counts(name, described, devices, count)
-    values = _settings(text, settings)
+    values = _settings(settings)
     ports, port_bytes_per_s = -(-devices // described.network.devices_per_port), described.network.bytes_per_s
     if "rails" in values:
         ports = _ports(values["rails"], devices)
@@ -94,7 +94,7 @@ def _check_counts(name: str, described: DeviceSheet, devices: int, count: int) -
         raise InputError(COMMAND_LINE, OPTION, f"has {plural(count, 'node')}", f"give 1 to {MOST // devices} nodes")
 
 
-def _settings(text: str, settings: list[str]) -> dict[str, str]:
+def _settings(settings: list[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for setting in settings:
         name, _, value = (part.strip() for part in setting.partition("="))
@@ -189,7 +189,7 @@ def _rounded(number: float) -> float:
 
 def _source(described: DeviceSheet, table: EfficiencyTable) -> str:
     """Where the numbers are from, in one line."""
-    told = [f"{', '.join(source.of)}: {source.source}" for source in described.sources]
+    texts = [f"{', '.join(source.of)}: {source.source}" for source in described.sources]
     fitted = sum(fit.origin == "fitted" for fit in [*table.kernels, *table.links])
     reached = f"what kernels and links reach of peaks: {fitted} efficiencies fitted, the others assumed"
-    return "; ".join([*told, f"{reached}; latencies and the reserve: assumed"])
+    return "; ".join([*texts, f"{reached}; latencies and the reserve: assumed"])

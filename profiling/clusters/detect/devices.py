@@ -34,8 +34,8 @@ class Gpu:
         """Rates from the data sheet, else float32's from cores and clock. Raises InputError."""
         reserve_bytes = self.memory_bytes // RESERVED
         if name := self.sheet():
-            known = device_kind(name, shipped_efficiencies())
-            return known.changed(name=self.name, memory_bytes=self.memory_bytes, reserve_bytes=reserve_bytes)
+            kind = device_kind(name, shipped_efficiencies())
+            return kind.changed(name=self.name, memory_bytes=self.memory_bytes, reserve_bytes=reserve_bytes)
         if not (self.cores and self.clock_hz and self.memory_bytes_per_s):
             fix = "install nvidia-ml-py to have its rates estimated, or write a cluster file with its flops_per_s"
             raise InputError("detect", "device", f"is {shown(self.name)}, of which there is no data sheet", fix)
