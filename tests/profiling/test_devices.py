@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,6 +22,7 @@ from trainplan.profiling.clusters.sheets import DeviceSheet, kind_named, sheet, 
 from trainplan.profiling.estimate import estimate_shapes, operator_ns
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.models.sublayers import Operator
+from trainplan.profiling.shipped import shipped
 
 GIB, TERA, GIGA = 2**30, 1e12, 1e9
 NAMES = (
@@ -147,6 +149,29 @@ def test_nodes_of_a_kind_are_the_shipped_cluster(text: str, file: str) -> None:
                 assert mine.forward_ns.value < other.forward_ns.value
             else:
                 assert mine == other
+
+
+def plain_roofline_ns(operator: Operator, kind: DeviceKind, dtype: Any, element_bytes: int, backward: bool) -> float:
+    """A roofline with one efficiency and one half size for all products, and the whole bandwidth of the memory."""
+    work, sizes = operator.backward if backward else 1.0, (operator.m, operator.n, operator.k)
+    if not operator.m:
+        return max(kind.kernel_ns, operator.touched_bytes * work / kind.memory_bytes_per_s * 1e9)
+    share = kind.efficiency * prod(size / (size + kind.half_size) for size in sizes)
+    m, n, k = sizes
+    moved = (m * k + k * n + m * n) * operator.count * element_bytes * work / kind.memory_bytes_per_s * 1e9
+    return max((1 + backward) * kind.kernel_ns, operator.flops * work / (kind.flops_per_s[dtype] * share) * 1e9, moved)
+
+
+@pytest.mark.parametrize("name", shipped("clusters"))
+def test_clusters_in_files_are_estimated_as_ever(name: str) -> None:
+    for kind in load_cluster(name).used_kinds:
+        assert not kind.efficiencies
+        for model in (load_model(each, None, "float16") for each in ("gpt2", "llama3-8b", "t5-512-4-32", "swin-huge-32")):
+            operators = {operator for part in model.sublayers.values() for operator in part.operators(2, 1)}
+            for operator in operators:
+                for backward in (False, True):
+                    expected = plain_roofline_ns(operator, kind, "float16", 2, backward)
+                    assert operator_ns(operator, kind, "float16", 2, backward) == pytest.approx(expected, rel=1e-12)
 
 
 def test_ports_may_be_others() -> None:
