@@ -9,6 +9,7 @@ from trainplan.profiling.models.sublayers.base import (
     DRAWING_BYTES,
     DRAWN_AT_ONCE,
     INDEX_BYTES,
+    Core,
     Kind,
     Operator,
     Parameter,
@@ -133,8 +134,9 @@ class Attention(Sublayer):
         blocks, queries = rows * self.tokens // (self.window**2 or self.tokens), self.window**2 or self.tokens
         keys = self.keys // 2 if self.causal and not self.keeps_scores else self.keys
         work = 2.0 if self.keeps_scores else 2.5
-        scores = Operator(m=queries, n=max(1, keys), k=self.width, count=blocks * heads, backward=work)
-        use = Operator(m=queries, n=self.width, k=max(1, keys), count=blocks * heads, backward=work)
+        core: tuple[Core, Core] = (None, None) if self.keeps_scores else ("scores", "values")
+        scores = Operator(m=queries, n=max(1, keys), k=self.width, count=blocks * heads, backward=work, core=core[0])
+        use = Operator(m=queries, n=self.width, k=max(1, keys), count=blocks * heads, backward=work, core=core[1])
         between = []
         if self.keeps_scores:
             passes = 2 + 2 * bool(self.relative or self.causal) + (3 if self.unfused and self.attention_dropout else 0)

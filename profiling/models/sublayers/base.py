@@ -10,6 +10,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 
 Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Core = Literal["scores", "values"] | None
 INDEX_BYTES = 8
 DRAWN_AT_ONCE = 2**20  # numbers of a dropout mask
 DRAWING_BYTES = 8  # two words for each of them
@@ -41,6 +42,8 @@ class Operator:
     """One kernel of a forward pass: `count` products of (m, k) by (k, n), or, with m = 0, `touched_bytes` read and written.
 
     backward: its backward pass, in multiples of the forward one's work (two products for one; fused attention also recomputes).
+    core: of the products of a fused attention core, which one it is: queries (m, k) by keys (k, n), which makes `scores`, or
+    scores (m, k) by `values` (k, n). The scores of a fused core are never in memory.
     """
 
     m: int = 0
@@ -49,6 +52,7 @@ class Operator:
     count: int = 1
     touched_bytes: int = 0
     backward: float = 2.0
+    core: Core = None
 
     @property
     def flops(self) -> int:
