@@ -120,7 +120,9 @@ class JointCosts:
         left_out = table_part(profile, strategy.degree("tp")) if head else 0
         optimizer = unit_work(profile, sublayer, strategy, samples, left_out=left_out).optimizer_ns
         kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once)
-        numbers = (times.forward_ns, times.backward_ns, times.sync_ns - optimizer, optimizer, kept, max(0, work), state)
+        # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
+        exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
+        numbers = (times.forward_ns, times.backward_ns, times.sync_ns - optimizer, optimizer, kept, max(exchanged, work), state)
         return dict(zip(_NAMES, numbers, strict=True))
 
     def _boundary(self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool) -> Boundary:

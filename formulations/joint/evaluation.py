@@ -112,16 +112,20 @@ def stage_times(
     turn, tail = int(tables[last].turn_ns[choice[last]]), int(tables[first].tail_ns[choice[first]])
     back = sum(crossing("relayout_backward_ns", l, stage) for l in inside)
     returned = crossing("relayout_backward_ns", last + 1, stage + 1) if ends else 0
-    halves: dict[str, Any] = {}
+    halves: dict[str, int] = {}
     if configuration.schedule.sliced:
         pairs = [(tables[l].halved, choice[l]) for l in range(first, last + 1)]
         moved = sum(crossing("halved_relayout_forward_ns", l, stage) for l in into)
-        message = crossing("halved_message_forward_ns", first, stage) if begins else 0
         inside_back = sum(crossing("halved_relayout_backward_ns", l, stage) for l in inside)
         halves = {
-            "halves_ns": tuple(head + moved + sum(int(h.forward_ns[half, s]) for h, s in pairs if h) for half in (0, 1)),
-            "message_halves_ns": (message, message),
-            "halved_backward_ns": sum(int(h.backward_ns[s]) for h, s in pairs if h) + inside_back + returned + turn + tail,
+            "first_half_ns": head + moved + sum(int(each.forward_ns[0, s]) for each, s in pairs if each),
+            "second_half_ns": head + moved + sum(int(each.forward_ns[1, s]) for each, s in pairs if each),
+            "message_half_ns": crossing("halved_message_forward_ns", first, stage) if begins else 0,
+            "halved_backward_ns": turn
+            + sum(int(each.backward_ns[s]) for each, s in pairs if each)
+            + inside_back
+            + returned
+            + tail,
         }
     return StageTimes(
         forward_ns=head + total("forward_ns") + sum(crossing("relayout_forward_ns", l, stage) for l in into),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.step.schedules import Pass
@@ -14,15 +13,13 @@ from trainplan.formulations.step.stage_memory import stage_peak
 
 @dataclass(frozen=True, eq=False)
 class StageBytes:
-    """What the units of one stage hold, each array of one entry a unit, in order. waiting_bytes: a message that a stage has
-    received and not used yet, in either way, which only the interleaved schedule lets be."""
+    """What the units of one stage hold, each array of one entry a unit, in order."""
 
     state: Integers
     kept: Integers
     held: Integers
     work: Integers
     host: Integers
-    waiting_bytes: int = 0
 
 
 def peak(stage: StageBytes, in_flight: int) -> tuple[int, int]:
@@ -37,23 +34,32 @@ def peaks(configuration: Configuration, stages: Sequence[StageBytes]) -> list[tu
     Chunks of one site share its devices: each stage's entry is the peak while its own passes run, with all that the others hold
     at the time. The peak of the site is the largest of them.
     """
-    if configuration.schedule.chunks == 1:
-        return [peak(stage, configuration.in_flight(x)) for x, stage in enumerate(stages)]
     found = [(0, 0)] * len(stages)
-    for order in configuration.orders():
-        mine = sorted({task.stage for task in order})
-        states = sum(int(stages[x].state.sum()) for x in mine)
-        for counts, x in _moments(order):
-            others = sum(n * _in_flight_bytes(stages[y]) for y, n in counts.items() if y != x)
-            waiting = 2 * sum(stages[y].waiting_bytes for y in mine)
-            alone, place = peak(stages[x], counts[x])
-            most = alone + states - int(stages[x].state.sum()) + others + waiting
-            found[x] = max(found[x], (most, place), key=lambda entry: entry[0])
+    states = [int(stage.state.sum()) for stage in stages]
+    for counts, x in moments_of(configuration):
+        others = sum(states[y] + n * _in_flight_bytes(stages[y]) for y, n in counts.items() if y != x)
+        most, place = peak(stages[x], counts[x])
+        found[x] = max(found[x], (most + others, place), key=lambda entry: entry[0])
     return found
 
 
 def _in_flight_bytes(stage: StageBytes) -> int:
     return int(stage.kept.sum() + stage.held.sum())
+
+
+def moments_of(configuration: Configuration) -> list[tuple[dict[int, int], int]]:
+    """The moments at which sites may hold the most: micro-batches in flight of each stage of the site, and the stage whose pass
+    runs. Those at which no stage has more in flight than at another one, and the same pass runs, are left out."""
+    if configuration.schedule.chunks == 1:
+        return [({x: configuration.in_flight(x)}, x) for x in range(configuration.stages)]
+    found = []
+    for order in configuration.orders():
+        moments = _moments(order)
+        for counts, x in moments:
+            larger = (other for other, y in moments if y == x and other != counts)
+            if not any(all(n <= other[y] for y, n in counts.items()) for other in larger):
+                found.append((counts, x))
+    return found
 
 
 def _moments(order: Sequence[Pass]) -> list[tuple[dict[int, int], int]]:
@@ -67,8 +73,3 @@ def _moments(order: Sequence[Pass]) -> list[tuple[dict[int, int], int]]:
         if task.kind == "backward":
             counts[task.stage] -= 1
     return list(seen.values())
-
-
-def host_bytes(stages: Sequence[StageBytes]) -> list[int]:
-    """What each stage holds on its host."""
-    return [int(np.sum(stage.host)) for stage in stages]

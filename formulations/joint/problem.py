@@ -41,7 +41,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -168,8 +168,17 @@ class Configuration:
         """Micro-batches in flight on a stage, of a schedule with one stage on each site."""
         return self.schedule.in_flight(self.stages, self.micro_batches, stage)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The configuration with its tables in place of what makes them, for another process."""
+        made = {"make_tables": partial(_made, self.tables), "make_tied": partial(_made, self.tied)}
+        return {**vars(self), **made}
+
     def __str__(self) -> str:
         return f"{self.stages} stages, {self.micro_batches} micro-batches, {self.schedule}"
+
+
+def _made(value: Any) -> Any:
+    return value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

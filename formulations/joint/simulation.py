@@ -9,25 +9,32 @@ sends goes off as the operation begins; what it receives it waits for, and then 
 
 Slicing: the forward pass of a micro-batch in halves takes the times of its halves, and so do its messages; a message that is
 received whole takes that of a whole one. Where a stage ran halves, its backward pass is that of both.
+
+Every end is the latest of some other ends plus times of stages. `ends` says of which, for numbers and for models alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeVar
 
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.step.messages import Item, with_messages
 from trainplan.formulations.step.schedules import Pass, is_sliced
+
+End = TypeVar("End")
+Symbol = tuple[str, int]  # a time of `StageTimes` by its name, and the stage
+After = Callable[[Sequence[End], tuple[Symbol, ...]], End]
 
 
 @dataclass(frozen=True)
 class StageTimes:
     """What one stage takes, in ns: f, b, c, d, l, g and o of the problem.
 
-    halves_ns: of the forward pass of a micro-batch in halves; message_halves_ns: of each message of a half that it receives;
-    halved_backward_ns: of the backward pass after halves.
+    first_half_ns, second_half_ns: the forward pass of a micro-batch in halves; message_half_ns: each message of a half that the
+    stage receives; halved_backward_ns: the backward pass after halves. They are 0 where the schedule is not sliced.
     """
 
     forward_ns: int
@@ -37,8 +44,9 @@ class StageTimes:
     last_ns: int
     reduce_ns: int
     optimizer_ns: int
-    halves_ns: tuple[int, int] = (0, 0)
-    message_halves_ns: tuple[int, int] = (0, 0)
+    first_half_ns: int = 0
+    second_half_ns: int = 0
+    message_half_ns: int = 0
     halved_backward_ns: int = 0
 
     @property
@@ -49,21 +57,36 @@ class StageTimes:
 
 def step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
     """The simulated step. tied_ns: what the ends of the pipeline take to add up their gradients of a table, 0 where none."""
-    ends = ends_ns(configuration, stages)
-    reduced = [end + stage.reduce_ns for end, stage in zip(ends, stages, strict=True)]
+    reduced = [end + stage.reduce_ns for end, stage in zip(ends_ns(configuration, stages), stages, strict=True)]
     if tied_ns:
         reduced[0] = reduced[-1] = max(reduced[0], reduced[-1]) + tied_ns
-    behind = [moment + stage.optimizer_ns for moment, stage in zip(reduced, stages, strict=True)]
-    return max(behind)
+    return max(moment + stage.optimizer_ns for moment, stage in zip(reduced, stages, strict=True))
 
 
 def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:
     """When each stage's site has ended its last pass, and each message behind it."""
+    times: dict[tuple[Symbol, ...], int] = {}
+
+    def after(ends: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
+        if symbols not in times:
+            times[symbols] = sum(getattr(stages[x], name) for name, x in symbols)
+        return max(ends, default=0) + times[symbols]
+
+    return ends(configuration, after)
+
+
+def ends(configuration: Configuration, after: After[End]) -> list[End]:
+    """When each stage's site has ended.
+
+    after: the moment that some times of stages lead to from the latest of some ends, or from the step's beginning where there
+    are none.
+    """
     orders = configuration.orders()
     if configuration.schedule.chunks > 1:
-        return _interleaved(configuration, stages, with_messages(orders, len(stages)))
-    ended: dict[Pass, int] = {}
-    at, free = [0] * len(orders), [0] * len(orders)
+        return _interleaved(with_messages(orders, configuration.stages), configuration, after)
+    ended: dict[Pass, End] = {}
+    at = [0] * len(orders)
+    free: list[list[End]] = [[] for _ in orders]  # the end of each site's last pass, if it has had one
     going = True
     while going:
         going = False
@@ -73,11 +96,12 @@ def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[
                 source = _source(configuration, task)
                 if source is not None and source not in ended:
                     break
-                begin = free[x] if source is None else max(free[x], ended[source])
-                ended[task] = free[x] = begin + _duration_ns(configuration, stages[x], task)
+                waits = free[x] if source is None else [*free[x], ended[source]]
+                ended[task] = after(waits, _symbols(configuration, task))
+                free[x] = [ended[task]]
                 at[x] += 1
                 going = True
-    return free
+    return [end for [end] in free]
 
 
 def _source(configuration: Configuration, task: Pass) -> Pass | None:
@@ -96,22 +120,28 @@ def _in_halves(configuration: Configuration, stage: int, micro_batch: int) -> bo
     return is_sliced(stage, micro_batch, configuration.stages, configuration.schedule.sliced)
 
 
-def _duration_ns(configuration: Configuration, stage: StageTimes, task: Pass) -> int:
-    """A pass with its message."""
+def _symbols(configuration: Configuration, task: Pass) -> tuple[Symbol, ...]:
+    """What a pass takes, with its message."""
+    x = task.stage
     if task.kind == "forward":
         if task.half is None:
-            return stage.message_forward_ns + stage.forward_ns
-        return stage.message_halves_ns[task.half] + stage.halves_ns[task.half]
-    halved = _in_halves(configuration, task.stage, task.micro_batch)
-    last = stage.last_ns if task.micro_batch == configuration.micro_batches - 1 else 0
-    return stage.message_backward_ns + (stage.halved_backward_ns if halved else stage.backward_ns) + last
+            return ("message_forward_ns", x), ("forward_ns", x)
+        return ("message_half_ns", x), ("second_half_ns" if task.half else "first_half_ns", x)
+    halved = _in_halves(configuration, x, task.micro_batch)
+    return ("message_backward_ns", x), *_backward(configuration, task, "halved_backward_ns" if halved else "backward_ns")
 
 
-def _interleaved(configuration: Configuration, stages: Sequence[StageTimes], items: Sequence[Sequence[Item]]) -> list[int]:
-    """`ends_ns` where sites have several stages; a site ends with its last operation, and so do all of its stages."""
-    operations = [[tuple(part) for what, part in groupby(order, _operation)] for order in items]
-    sent: dict[Pass, int] = {}
-    at, free = [0] * len(items), [0] * len(items)
+def _backward(configuration: Configuration, task: Pass, name: str) -> tuple[Symbol, ...]:
+    last = task.micro_batch == configuration.micro_batches - 1
+    return (name, task.stage), *((("last_ns", task.stage),) if last else ())
+
+
+def _interleaved(items: Sequence[Sequence[Item]], configuration: Configuration, after: After[End]) -> list[End]:
+    """`ends` where sites have several stages; a site ends with its last operation, and so do all of its stages."""
+    operations = [[tuple(part) for _, part in groupby(order, _operation)] for order in items]
+    sent: dict[Pass, list[End]] = {}  # the end that each message goes off at; none: at the step's beginning
+    at = [0] * len(items)
+    free: list[list[End]] = [[] for _ in items]
     gone = [False] * len(items)  # whether the sends of the site's present operation have gone off
     going = True
     while going:
@@ -125,12 +155,12 @@ def _interleaved(configuration: Configuration, stages: Sequence[StageTimes], ite
                 received = [item.task for item in operation if item.what == "receive"]
                 if any(task not in sent for task in received):
                     break
-                begin = max([free[site], *(sent[task] for task in received)])
-                free[site] = begin + sum(_item_ns(configuration, stages, item) for item in operation)
-                at[site] += 1
-                gone[site], going = False, True
+                waits = [*free[site], *(end for task in received for end in sent[task])]
+                symbols = [symbol for item in operation for symbol in _item_symbols(configuration, item)]
+                free[site] = [after(waits, tuple(symbols))]
+                at[site], gone[site], going = at[site] + 1, False, True
     assert all(place == len(order) for place, order in zip(at, operations, strict=True)), "sites that wait for each other"
-    return [free[x % len(items)] for x in range(len(stages))]
+    return [free[x % len(items)][0] for x in range(configuration.stages)]
 
 
 def _operation(item: Item) -> Pass | None:
@@ -138,15 +168,11 @@ def _operation(item: Item) -> Pass | None:
     return item.task if item.what == "pass" else None
 
 
-def _item_ns(configuration: Configuration, stages: Sequence[StageTimes], item: Item) -> int:
-    """A pass without its message, or a message that is received; a message that is sent is free."""
-    task = item.task
+def _item_symbols(configuration: Configuration, item: Item) -> tuple[Symbol, ...]:
+    """What a pass takes without its message, or a message that is received; one that is sent takes nothing."""
+    task, forward = item.task, item.task.kind == "forward"
     if item.what == "send":
-        return 0
+        return ()
     if item.what == "receive":
-        forward = task.kind == "forward"
-        return stages[task.stage + 1].message_forward_ns if forward else stages[task.stage - 1].message_backward_ns
-    stage = stages[task.stage]
-    if task.kind == "forward":
-        return stage.forward_ns
-    return stage.backward_ns + (stage.last_ns if task.micro_batch == configuration.micro_batches - 1 else 0)
+        return (("message_forward_ns", task.stage + 1) if forward else ("message_backward_ns", task.stage - 1),)
+    return (("forward_ns", task.stage),) if forward else _backward(configuration, task, "backward_ns")
