@@ -99,7 +99,7 @@ class JointCosts:
         sliced: bool,
         once: bool = False,
     ) -> OptionTable:
-        rows = [[self._part(part, strategy, samples, once) for part in parts] for strategy in strategies]
+        rows = [[self._part(part, strategy, samples, once, sliced) for part in parts] for strategy in strategies]
         columns = {name: [joined[name] for joined in map(_joined, rows)] for name in _NAMES}
         interface = [states.index(strategy.layout) for strategy in strategies]
         options = [Option(str(strategy), strategy) for strategy in strategies]
@@ -112,7 +112,7 @@ class JointCosts:
             halved = Halved(forward_ns=np.stack([first, second]), backward_ns=back)
         return OptionTable.of(options, halved, enter=interface, leave=interface, **columns)
 
-    def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool) -> dict[str, int]:
+    def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool, sliced: bool) -> dict[str, int]:
         """The numbers of one sub-layer. once: as of `times_of`."""
         profile = self.profile
         times = times_of(profile, sublayer, strategy, samples, once)
@@ -120,6 +120,8 @@ class JointCosts:
         left_out = table_part(profile, strategy.degree("tp")) if head else 0
         optimizer = unit_work(profile, sublayer, strategy, samples, left_out=left_out).optimizer_ns
         kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once)
+        if sliced:  # both halves have a graph
+            kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
         # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
         exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
         numbers = (times.forward_ns, times.backward_ns, times.sync_ns - optimizer, optimizer, kept, max(exchanged, work), state)
@@ -137,7 +139,10 @@ class JointCosts:
             )
             halves["halved_relayout_forward_ns"], halves["halved_relayout_backward_ns"] = half, 2 * half.T
             halves["halved_message_forward_ns"] = np.broadcast_to(half_sent[:, :, None], shape).copy()
+        sizes = np.array([samples // strategy.data_degree * size for strategy in strategies], np.int64)
         return Boundary(
+            message_forward_bytes=np.broadcast_to(sizes[:, None], shape[1:]).copy(),
+            message_backward_bytes=np.broadcast_to(sizes[None, :], shape[1:]).copy(),
             relayout_forward_ns=there,
             relayout_backward_ns=there.T.copy(),
             message_forward_ns=np.broadcast_to(sent[:, :, None], shape).copy(),

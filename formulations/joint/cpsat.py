@@ -106,16 +106,21 @@ class _Model:
         def column(of: Iterable[Place], name: str, factor: int = 1) -> Terms:
             return [(self.x[l, i, s], factor * int(getattr(places.table(l, i), name)[s])) for l, i, s in of]
 
-        for counts, x in moments_of(configuration):
+        for moment in moments_of(configuration):
             base: Terms = []
-            for y, n in counts.items():
+            for y, n in moment.counts:
                 base += column(of_stage[y], "state_bytes") + column(of_stage[y], "held_bytes", n)
-                base += column(of_stage[y], "kept_bytes", n - (y == x))
-            limit = self.instance.limit_bytes(configuration.site(x))
-            for l in sorted({place[0] for place in of_stage[x]}):
-                base += column([place for place in of_stage[x] if place[0] == l], "kept_bytes")
-                work = column([place for place in of_stage[x] if place[0] == l], "work_bytes")
-                self.model.add(weighted_sum([*base, *work]) <= limit)
+                base += column(of_stage[y], "kept_bytes", n - (y == moment.stage))
+            for message, n in moment.messages:
+                base += [(self.z[crossing], n * size) for crossing, size in places.message_bytes(message)]
+            limit = self.instance.limit_bytes(configuration.site(moment.counts[0][0]))
+            if moment.stage is None:
+                self.model.add(weighted_sum(base) <= limit)
+                continue
+            for l in sorted({place[0] for place in of_stage[moment.stage]}):
+                here = [place for place in of_stage[moment.stage] if place[0] == l]
+                base += column(here, "kept_bytes")
+                self.model.add(weighted_sum([*base, *column(here, "work_bytes")]) <= limit)
         for x in places.stages:
             room = self.instance.host_limit_bytes(configuration.site(x))
             if room is not None:
@@ -135,12 +140,13 @@ def _simulated(stated: _Model) -> Any:
     for start, sums in zip(starts, passes.rows, strict=True):
         for moment in sums:
             model.add(start >= total(moment))
-    last, tied = len(places.stages) - 1, stated.tied()
-    for x in places.stages:
-        ends = x in (0, last) and places.configuration.tied is not None
-        behind = stated.time(("optimizer_ns", x)) + (tied if ends else 0)
-        for other in {0, last} if ends else {x}:
-            model.add(step >= total(passes.ends[other]) + stated.time(("reduce_ns", other)) + behind)
+    sites, tied = len(places.configuration.sites), stated.tied()
+    for x in range(sites):
+        ends = x in (0, sites - 1) and places.configuration.tied is not None
+        behind = sum(stated.time(("optimizer_ns", y)) for y in places.stages[x::sites]) + (tied if ends else 0)
+        for other in {0, sites - 1} if ends else {x}:
+            reduced = sum(stated.time(("reduce_ns", y)) for y in places.stages[other::sites])
+            model.add(step >= total(passes.ends[other]) + reduced + behind)
     return step
 
 

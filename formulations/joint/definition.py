@@ -154,7 +154,9 @@ def build(request: Request, space: Space) -> Instance:
         possible = asked
     degrees = tp_degrees(request, max(devices // depth for depth in possible))
     groups = [devices // depth for depth in possible]
-    profile = request.profile_for([samples // m for m in numbers], groups, degrees=degrees)
+    sizes = {samples // m for m in numbers}
+    sizes |= {size // 2 for size in sizes if size % 2 == 0 and space.most_sliced}
+    profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
     costs = JointCosts(profile, space, degrees)
     name = f"{profile.name} on {request.cluster_name}"
     return costs.instance(samples, request.limit_bytes, name=name, provenance={"cluster": request.cluster_name})

@@ -52,7 +52,7 @@ def evaluate(instance: Instance, solution: Solution) -> Evaluation:
     once = table_once(configuration, solution.choice)
     tables = tables_of(instance, configuration, solution, once)
     times = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
-    sizes = [stage_bytes(tables[first : last + 1], solution.choice[first : last + 1]) for first, last in solution.spans()]
+    sizes = [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
     tied_ns = 0 if configuration.tied is None or once else configuration.tied.reduce_ns
     stages = [
         EvaluatedStage(
@@ -139,14 +139,22 @@ def stage_times(
     )
 
 
-def stage_bytes(tables: Sequence[OptionTable], choice: Sequence[int]) -> StageBytes:
-    """What the units of one stage hold. tables, choice: of these units."""
+def stage_bytes(
+    instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
+) -> StageBytes:
+    """What the units of one stage hold. tables: of every unit."""
+    choice, (first, last) = solution.choice, solution.spans()[stage]
 
     def column(name: str) -> Any:
-        return np.array([getattr(table, name)[s] for table, s in zip(tables, choice, strict=True)], np.int64)
+        return np.array([getattr(tables[l], name)[choice[l]] for l in range(first, last + 1)], np.int64)
 
-    names = ("state_bytes", "kept_bytes", "held_bytes", "work_bytes", "host_bytes")
-    return StageBytes(*(column(name) for name in names))
+    messages: dict[str, int] = {}
+    if first:
+        boundary = instance.boundary(configuration, stage, first)
+        pair = tables[first - 1].leave[choice[first - 1]], tables[first].enter[choice[first]]
+        for name, sizes in (("entering", boundary.message_forward_bytes), ("returning", boundary.message_backward_bytes)):
+            messages[name] = 0 if sizes is None else int(sizes[pair])
+    return StageBytes(*(column(f"{name}_bytes") for name in ("state", "kept", "held", "work", "host")), **messages)
 
 
 def _in_flight(configuration: Configuration, stage: int) -> int:

@@ -94,6 +94,8 @@ class BoundaryRecord(Record):
     relayout_backward_ns: Matrix
     message_forward_ns: list[Matrix]
     message_backward_ns: list[Matrix]
+    message_forward_bytes: Matrix | None = None
+    message_backward_bytes: Matrix | None = None
     halved_relayout_forward_ns: Matrix | None = None
     halved_relayout_backward_ns: Matrix | None = None
     halved_message_forward_ns: list[Matrix] | None = None
@@ -111,7 +113,8 @@ class BoundaryRecord(Record):
                     _check_matrix(f"{where}.{name}[{link}]", matrix, before, after)
 
 
-_MATRICES = ("relayout_forward_ns", "relayout_backward_ns", "halved_relayout_forward_ns", "halved_relayout_backward_ns")
+_RELAYOUTS = ("relayout_forward_ns", "relayout_backward_ns", "halved_relayout_forward_ns", "halved_relayout_backward_ns")
+_MATRICES = (*_RELAYOUTS, "message_forward_bytes", "message_backward_bytes")
 _MESSAGES = ("message_forward_ns", "message_backward_ns", "halved_message_forward_ns")
 
 
@@ -278,7 +281,8 @@ class InstanceRecord(InstanceFile):
             every.append(once)
         longest = max(sum(table.largest(name) for name in TIMES) for table in every)
         moves = [ns for each in tables for boundary in each.boundaries for ns in _allowed(boundary)]
-        fullest = max(sum(table.largest(name) for name in BYTES) for table in every)
+        sent = [n for each in tables for boundary in each.boundaries for n in _message_bytes(boundary)]
+        fullest = max(sum(table.largest(name) for name in BYTES) for table in every) + 2 * max(sent, default=0)
         count = record.micro_batches * len(self.units)
         time = count * (longest + 4 * max(moves, default=0))
         check_sums(f"{where}.micro_batches", record.micro_batches, f"{len(self.units)} units", time, count * fullest)
@@ -286,9 +290,14 @@ class InstanceRecord(InstanceFile):
 
 def _allowed(record: BoundaryRecord) -> list[int]:
     """The numbers of a boundary that a solution may have."""
-    matrices = [getattr(record, name) or [] for name in _MATRICES]
+    matrices = [getattr(record, name) or [] for name in _RELAYOUTS]
     matrices += [matrix for name in _MESSAGES for matrix in getattr(record, name) or []]
     return [ns for matrix in matrices for row in matrix for ns in row if ns < FORBIDDEN]
+
+
+def _message_bytes(record: BoundaryRecord) -> list[int]:
+    matrices = record.message_forward_bytes or [], record.message_backward_bytes or []
+    return [size for matrix in matrices for row in matrix for size in row]
 
 
 class SolutionRecord(Record):

@@ -38,7 +38,7 @@ from typing import Any
 import pyomo.environ as pyo
 from trainplan.formulations.joint.memory import moments_of
 from trainplan.formulations.joint.moments import Sum, moments
-from trainplan.formulations.joint.places import Place, Places, check_suited
+from trainplan.formulations.joint.places import Crossing, Place, Places, check_suited
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.joint.simulation import Symbol
 from trainplan.formulations.milp import unit
@@ -95,7 +95,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
 
     _add_once(m, places)
     _ADD[instance.step](m, places, time, ns_per_unit)
-    _add_memory(m, places, bytes_per_unit)
+    _add_memory(m, places, numbers, bytes_per_unit)
     m.objective = pyo.Objective(expr=m.J)
     return m
 
@@ -135,11 +135,13 @@ def _add_simulated(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
     for v, sums in enumerate(passes.rows):
         for moment in sums:
             m.start.add(m.S[v] >= total(moment))
-    last, tied = len(places.stages) - 1, _tied(m, places, ns_per_unit)
-    for x in places.stages:
-        behind = time(("optimizer_ns", x)) + (tied if x in (0, last) else 0)
-        for other in {0, last} if x in (0, last) and places.configuration.tied is not None else {x}:
-            m.step.add(total(passes.ends[other]) + time(("reduce_ns", other)) + behind <= m.J)
+    sites, tied = len(places.configuration.sites), _tied(m, places, ns_per_unit)
+    for x in range(sites):
+        ends = x in (0, sites - 1) and places.configuration.tied is not None
+        behind = sum(time(("optimizer_ns", y)) for y in places.stages[x::sites]) + (tied if ends else 0)
+        for other in {0, sites - 1} if ends else {x}:
+            reduced = sum(time(("reduce_ns", y)) for y in places.stages[other::sites])
+            m.step.add(total(passes.ends[other]) + reduced + behind <= m.J)
 
 
 def _add_eq_8(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
@@ -170,7 +172,7 @@ def _sum(time: Any, names: Iterable[str], stage: int) -> Any:
     return sum(time((name, stage)) for name in names)
 
 
-def _add_memory(m: Any, places: Places, bytes_per_unit: int) -> None:
+def _add_memory(m: Any, places: Places, numbers: Mapping[Crossing, int], bytes_per_unit: int) -> None:
     configuration, instance = places.configuration, places.instance
     m.F = pyo.Var([(l, i) for l in places.units for i in places.stages_of(l)], domain=pyo.NonNegativeReals)
 
@@ -184,15 +186,23 @@ def _add_memory(m: Any, places: Places, bytes_per_unit: int) -> None:
         rule=lambda m, l, i: m.F[l, i] == m.F.get((l - 1, i), 0) + column(at[l, i], "kept_bytes"),
     )
     m.peak, m.host = pyo.ConstraintList(), pyo.ConstraintList()
-    for counts, x in moments_of(configuration):
+    for moment in moments_of(configuration):
+        counts, x = dict(moment.counts), moment.stage
         base = sum(
             column(of_stage[y], "state_bytes")
             + (column(of_stage[y], "held_bytes", n) if n else 0)
             + (column(of_stage[y], "kept_bytes", n - (y == x)) if n > (y == x) else 0)
             for y, n in counts.items()
         )
-        limit = instance.limit_bytes(configuration.site(x)) / bytes_per_unit
-        for l, i in m.F:
+        base += sum(
+            n * size / bytes_per_unit * m.z[numbers[crossing]]
+            for message, n in moment.messages
+            for crossing, size in places.message_bytes(message)
+        )
+        limit = instance.limit_bytes(configuration.site(min(counts))) / bytes_per_unit
+        if x is None:
+            m.peak.add(base <= limit)
+        for l, i in m.F if x is not None else ():
             if i == x:
                 m.peak.add(m.F[l, i] + column(at[l, i], "work_bytes") + base <= limit)
     for x in places.stages:

@@ -32,7 +32,7 @@ class Sum(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """rows: the sums that each variable is not below. ends: of the stages."""
+    """rows: the sums that each variable is not below. ends: of the sites."""
 
     rows: tuple[tuple[Sum, ...], ...]
     ends: tuple[Sum, ...]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.memory import Message
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.simulation import Symbol
 from trainplan.formulations.joint.tables import COLUMNS, FORBIDDEN, TIMES, Boundary, OptionTable
@@ -114,6 +115,18 @@ class Places:
     def options(self, unit: int, stage: int, state: int, side: str) -> list[int]:
         """The options of a unit in a stage that `enter` or `leave` in a state."""
         return np.flatnonzero(getattr(self.table(unit, stage), side) == state).tolist()
+
+    def message_bytes(self, message: Message) -> list[tuple[Crossing, int]]:
+        """What crossings add to the size of a message."""
+        kind, stage = message
+        found = []
+        for crossing in self.crossings:
+            if crossing.begins and crossing.stage == stage:
+                boundary = self.boundary(crossing.unit, stage)
+                sizes = boundary.message_forward_bytes if kind == "forward" else boundary.message_backward_bytes
+                if sizes is not None:
+                    found.append((crossing, int(sizes[crossing.before, crossing.after])))
+        return found
 
     # Times
 

@@ -17,7 +17,7 @@ A re-layout at a cut is made by who receives: forward by the stage after the cut
 
 Objective, by the instance's `step`:
 
-    simulated   max_x ( end_x + g_x + o_x ): end_x is when stage x has ended its last backward pass, every pass as early as the
+    simulated   max_x ( end_x + g_x + o_x ): end_x is when site x has ended its last backward pass, every pass as early as the
                 schedule's order allows: its device is free, and what it receives has been sent; then it takes c_x + f_x or
                 d_x + b_x, the last micro-batch's backward pass l_x more (see `simulation`). Where both ends of the pipeline
                 share a table in two parameters, they add up their gradients together: of the stages 0 and p-1,

@@ -57,14 +57,15 @@ class StageTimes:
 
 def step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
     """The simulated step. tied_ns: what the ends of the pipeline take to add up their gradients of a table, 0 where none."""
-    reduced = [end + stage.reduce_ns for end, stage in zip(ends_ns(configuration, stages), stages, strict=True)]
+    sites = len(configuration.sites)
+    reduced = [end + sum(stage.reduce_ns for stage in stages[x::sites]) for x, end in enumerate(ends_ns(configuration, stages))]
     if tied_ns:
         reduced[0] = reduced[-1] = max(reduced[0], reduced[-1]) + tied_ns
-    return max(moment + stage.optimizer_ns for moment, stage in zip(reduced, stages, strict=True))
+    return max(moment + sum(stage.optimizer_ns for stage in stages[x::sites]) for x, moment in enumerate(reduced))
 
 
 def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:
-    """When each stage's site has ended its last pass, and each message behind it."""
+    """When each site has ended its last pass, and each message behind it."""
     times: dict[tuple[Symbol, ...], int] = {}
 
     def after(ends: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
@@ -76,7 +77,7 @@ def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[
 
 
 def ends(configuration: Configuration, after: After[End]) -> list[End]:
-    """When each stage's site has ended.
+    """When each site has ended its last pass.
 
     after: the moment that some times of stages lead to from the latest of some ends, or from the step's beginning where there
     are none.
@@ -137,8 +138,8 @@ def _backward(configuration: Configuration, task: Pass, name: str) -> tuple[Symb
 
 
 def _interleaved(items: Sequence[Sequence[Item]], configuration: Configuration, after: After[End]) -> list[End]:
-    """`ends` where sites have several stages; a site ends with its last operation, and so do all of its stages."""
-    operations = [[tuple(part) for _, part in groupby(order, _operation)] for order in items]
+    """`ends` where sites have several stages."""
+    orders = [[part for _, part in operations(order)] for order in items]
     sent: dict[Pass, list[End]] = {}  # the end that each message goes off at; none: at the step's beginning
     at = [0] * len(items)
     free: list[list[End]] = [[] for _ in items]
@@ -146,7 +147,7 @@ def _interleaved(items: Sequence[Sequence[Item]], configuration: Configuration, 
     going = True
     while going:
         going = False
-        for site, order in enumerate(operations):
+        for site, order in enumerate(orders):
             while at[site] < len(order):
                 operation = order[at[site]]
                 if not gone[site]:
@@ -159,13 +160,13 @@ def _interleaved(items: Sequence[Sequence[Item]], configuration: Configuration, 
                 symbols = [symbol for item in operation for symbol in _item_symbols(configuration, item)]
                 free[site] = [after(waits, tuple(symbols))]
                 at[site], gone[site], going = at[site] + 1, False, True
-    assert all(place == len(order) for place, order in zip(at, operations, strict=True)), "sites that wait for each other"
-    return [free[x % len(items)][0] for x in range(configuration.stages)]
+    assert all(place == len(order) for place, order in zip(at, orders, strict=True)), "sites that wait for each other"
+    return [end for [end] in free]
 
 
-def _operation(item: Item) -> Pass | None:
-    """What items of one operation have in common: messages that follow each other are one, and each pass is one."""
-    return item.task if item.what == "pass" else None
+def operations(order: Sequence[Item]) -> list[tuple[Pass | None, tuple[Item, ...]]]:
+    """A site's passes, each by itself, and messages, those that follow each other as one operation, without a pass."""
+    return [(task, tuple(part)) for task, part in groupby(order, lambda item: item.task if item.what == "pass" else None)]
 
 
 def _item_symbols(configuration: Configuration, item: Item) -> tuple[Symbol, ...]:

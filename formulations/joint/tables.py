@@ -117,14 +117,18 @@ class Boundary:
     relayout_forward_ns, relayout_backward_ns: (C, D), by the `leave` of the unit before and the `enter` of the unit after; what
     the pass of the unit that receives takes longer, whether both lie in one stage or not. FORBIDDEN where they do not agree.
     message_forward_ns, message_backward_ns: (K, C, D), where a stage begins here: what the stage after waits for its input
-    once that has been sent, and the stage before for the gradients. The halved ones: of half a micro-batch forward, the first
-    or the second alike, and of the backward re-layouts of both halves; None where the schedule is not sliced.
+    once that has been sent, and the stage before for the gradients. message_forward_bytes, message_backward_bytes: (C, D), the
+    sizes, which count where messages wait for passes, as under the interleaved schedule; None: 0. The halved ones: of half a
+    micro-batch forward, the first or the second alike, and of the backward re-layouts of both halves; None where the schedule
+    is not sliced.
     """
 
     relayout_forward_ns: Integers
     relayout_backward_ns: Integers
     message_forward_ns: Integers
     message_backward_ns: Integers
+    message_forward_bytes: Integers | None = None
+    message_backward_bytes: Integers | None = None
     halved_relayout_forward_ns: Integers | None = None
     halved_relayout_backward_ns: Integers | None = None
     halved_message_forward_ns: Integers | None = None
