@@ -4,6 +4,7 @@ The same path through places (l, i, s), unit l in stage i with option s, as in `
 
 Variables    x[l,i,s] bool       unit l lies in stage i and takes option s
              z[q] bool           the crossing is the path's
+             h[l,i,s], e[l,i,s]  the place begins a stage, or ends one, where that takes longer
              D[t]                a time of a stage
              S[v]                a moment that `moments` does not know
              J                   the step
@@ -30,6 +31,7 @@ def build(instance: Instance) -> tuple[cp_model.CpModel, Variables]:
     check_suited(instance)
     stated = _Model(instance)
     stated.path()
+    stated.ends()
     stated.once()
     stated.model.minimize(_STEP[instance.step](stated))
     stated.memory()
@@ -44,6 +46,8 @@ class _Model:
         self.most = self.places.most_ns()
         self.x: Variables = {(l, i, s): self.model.new_bool_var(f"x[{l},{i},{s}]") for l, i, s in self.places.every}
         self.z = {c: self.model.new_bool_var(f"z[{q}]") for q, c in enumerate(self.places.crossings)}
+        self.h: Variables = {place: self.model.new_bool_var(f"h{list(place)}") for place in self.places.firsts}
+        self.e: Variables = {place: self.model.new_bool_var(f"e{list(place)}") for place in self.places.lasts}
         self.times: dict[Symbol, cp_model.IntVar] = {}
 
     def path(self) -> None:
@@ -66,6 +70,20 @@ class _Model:
                         self.model.add(sum(over) == sum(self.x[l, i, s] for s in places.options(l, i, state, "enter")))
         self.model.add(sum(x for place, x in self.x.items() if place[:2] == (0, 0)) == 1)
 
+    def ends(self) -> None:
+        """Which places begin or end a stage."""
+        for variables in (self.h, self.e):
+            for place, variable in variables.items():
+                self.model.add_implication(variable, self.x[place])
+        for l, i in sorted({place[:2] for place in self.h}):
+            for state in sorted(set(self.places.table(l, i).enter.tolist())):
+                over = [z for c, z in self.z.items() if c.begins and (c.unit, c.stage, c.after) == (l, i, state)]
+                self.model.add(sum(over) == sum(self.h[l, i, s] for s in self.places.options(l, i, state, "enter")))
+        for l, i in sorted({place[:2] for place in self.e}):
+            for state in sorted(set(self.places.table(l, i).leave.tolist())):
+                over = [z for c, z in self.z.items() if c.begins and (c.unit, c.stage, c.before) == (l + 1, i + 1, state)]
+                self.model.add(sum(over) == sum(self.e[l, i, s] for s in self.places.options(l, i, state, "leave")))
+
     def once(self) -> None:
         """The last unit's options as one table exactly where the first unit's option lets them be."""
         if not self.places.twice:
@@ -81,6 +99,8 @@ class _Model:
         if symbol not in self.times:
             terms: Terms = [(self.x[place], value) for place, value in self.places.of_place(symbol)]
             terms += [(self.z[crossing], value) for crossing, value in self.places.of_crossing(symbol)]
+            terms += [(self.h[place], value) for place, value in self.places.of_end(symbol, True)]
+            terms += [(self.e[place], value) for place, value in self.places.of_end(symbol, False)]
             variable = self.model.new_int_var(0, self.most, f"{symbol[0]}[{symbol[1]}]")
             self.model.add(variable == weighted_sum(terms))
             self.times[symbol] = variable

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
 from trainplan.formulations import parameters
 from trainplan.formulations.joint import home
+from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
+from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.files import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.space import SCHEDULES, Space
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
-from trainplan.formulations.problem import Problem, Table
+from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
@@ -106,6 +108,29 @@ class Joint(Problem):
     def solutions(self, instance: Instance) -> Iterator[Solution | None]:
         """Every solution that fits and takes less time than those before it; None to look at the clock."""
         return improving(instance)
+
+    # Models
+
+    def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
+        """One for each configuration."""
+
+        def lift(place: int) -> Callable[[Solution], Solution]:
+            return lambda solution: replace(solution, configuration=place)
+
+        def lower(place: int) -> Callable[[Solution], Solution | None]:
+            return lambda solution: replace(solution, configuration=0) if solution.configuration == place else None
+
+        places = range(len(instance.configurations))
+        return [Part(part := instance.only([place]), least_ns(part), lift(place), lower(place)) for place in places]
+
+    def start(self, instance: Instance, solution: Solution) -> set[str]:
+        """x, by unit, stage and option; of the last unit, that with a table of both ends as one parameter where it is one."""
+        places = [(l, x, solution.choice[l]) for x, (a, b) in enumerate(solution.spans()) for l in range(a, b + 1)]
+        configuration = instance.configurations[solution.configuration]
+        if table_once(configuration, solution.choice):
+            l, x, s = places[-1]
+            places[-1] = l, x, s + len(instance.table(configuration, x, l).options)
+        return {f"x[{l},{x},{s}]" for l, x, s in places}
 
     # For people
 

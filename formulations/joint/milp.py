@@ -8,6 +8,7 @@ Sets         l units; i stages; s options; q crossings (l, i, a, b, begins): int
 Parameters   of tables, in scaled units, see `units`; n_i micro-batches in flight; E memory, H memory of the host
 Variables    x[l,i,s] in {0,1}   unit l lies in stage i and takes option s
              z[q] >= 0           the crossing is the path's
+             h[l,i,s], e[l,i,s]  the place begins a stage, or ends one, where that takes longer
              D[t] >= 0           the time of a stage
              S[v] >= 0           a moment
              F[l,i] >= 0         activations of one micro-batch held by stage i after the forward pass of unit l
@@ -17,6 +18,7 @@ Variables    x[l,i,s] in {0,1}   unit l lies in stage i and takes option s
     first      sum_s x[0,0,s] = 1                                                       the path begins
     leave      sum of z[q] that leave place (l, i) in state a = sum of x[l,i,s] that leave in a     for every l < L-1, i, a
     enter      sum of z[q] that enter place (l, i) in state b = sum of x[l,i,s] that enter in b     for every l > 0, i, b
+    ends       h[l,i,s] <= x[l,i,s], and the sum of those that enter in b = sum of z[q] that begin stage i so; e alike
     time       D[t] = the times of the places and crossings that count for it
     start      S[v] >= each of its sums of an earlier moment and times                  the simulation
     step       J >= the end of each stage with D of what comes behind, and the tied table's sum between both ends
@@ -82,6 +84,7 @@ def build(instance: Instance) -> pyo.ConcreteModel:
                         over = [q for q, c in crossings if c.unit == l and c.stage == i and c.after == state]
                     options = places.options(l, i, state, side)
                     m.path.add(sum(m.z[q] for q in over) == sum(m.x[l, i, s] for s in options))
+    _add_ends(m, places)
     numbers = {crossing: q for q, crossing in crossings}
     m.time = pyo.ConstraintList()
 
@@ -89,6 +92,8 @@ def build(instance: Instance) -> pyo.ConcreteModel:
         """The variable of a time of a stage, whose row is added when it is first asked for."""
         if symbol not in m.D:
             parts = [value / ns_per_unit * m.x[place] for place, value in places.of_place(symbol)]
+            parts += [value / ns_per_unit * m.h[place] for place, value in places.of_end(symbol, True)]
+            parts += [value / ns_per_unit * m.e[place] for place, value in places.of_end(symbol, False)]
             parts += [value / ns_per_unit * m.z[numbers[crossing]] for crossing, value in places.of_crossing(symbol)]
             m.time.add(m.D[symbol] == sum(parts))
         return m.D[symbol]
@@ -98,6 +103,26 @@ def build(instance: Instance) -> pyo.ConcreteModel:
     _add_memory(m, places, numbers, bytes_per_unit)
     m.objective = pyo.Objective(expr=m.J)
     return m
+
+
+def _add_ends(m: Any, places: Places) -> None:
+    """Which places begin or end a stage."""
+    crossings = [(q, crossing) for q, crossing in enumerate(places.crossings) if crossing.begins]
+    m.h = pyo.Var(places.firsts, domain=pyo.NonNegativeReals)
+    m.e = pyo.Var(places.lasts, domain=pyo.NonNegativeReals)
+    m.ends = pyo.ConstraintList()
+    for place in places.firsts:
+        m.ends.add(m.h[place] <= m.x[place])
+    for place in places.lasts:
+        m.ends.add(m.e[place] <= m.x[place])
+    for l, i in sorted({place[:2] for place in places.firsts}):
+        for state in sorted(set(places.table(l, i).enter.tolist())):
+            over = [q for q, c in crossings if (c.unit, c.stage, c.after) == (l, i, state)]
+            m.ends.add(sum(m.z[q] for q in over) == sum(m.h[l, i, s] for s in places.options(l, i, state, "enter")))
+    for l, i in sorted({place[:2] for place in places.lasts}):
+        for state in sorted(set(places.table(l, i).leave.tolist())):
+            over = [q for q, c in crossings if (c.unit, c.stage, c.before) == (l + 1, i + 1, state)]
+            m.ends.add(sum(m.z[q] for q in over) == sum(m.e[l, i, s] for s in places.options(l, i, state, "leave")))
 
 
 def _tied(m: Any, places: Places, ns_per_unit: int) -> Any:
@@ -183,7 +208,9 @@ def _add_memory(m: Any, places: Places, numbers: Mapping[Crossing, int], bytes_p
     at = {(l, i): [place for place in of_stage[i] if place[0] == l] for l, i in m.F}
     m.hold = pyo.Constraint(
         list(m.F),
-        rule=lambda m, l, i: m.F[l, i] == m.F.get((l - 1, i), 0) + column(at[l, i], "kept_bytes"),
+        rule=lambda m, l, i: (
+            m.F[l, i] == (m.F[l - 1, i] if i in places.stages_of(l - 1) else 0) + column(at[l, i], "kept_bytes")
+        ),
     )
     m.peak, m.host = pyo.ConstraintList(), pyo.ConstraintList()
     for moment in moments_of(configuration):

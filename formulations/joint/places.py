@@ -9,7 +9,7 @@ and as one. Which of both it is, the first unit's option decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -63,7 +63,9 @@ class Places:
         return self.configuration.tied is not None and self.configuration.tied.once is not None
 
     def stages_of(self, unit: int) -> range:
-        """Stages that may hold a unit, by the fixed cuts, too."""
+        """Stages that may hold a unit, by the fixed cuts, too; none before the first unit."""
+        if unit < 0:
+            return range(0)
         count, fixed = self.configuration.stages, self.configuration.cuts
         if fixed is not None:
             stage = sum(cut <= unit for cut in fixed)
@@ -140,14 +142,31 @@ class Places:
         return found
 
     def _place_ns(self, name: str, unit: int, stage: int, option: int) -> int:
-        """What an option adds to a time of its stage; with what the ends of a pipeline of one stage take."""
-        table = self.table(unit, stage)
+        """What an option adds to a time of its stage; with what it adds as the first or the last unit of all."""
         names = [name]
         if unit == 0:
             names += _AT_FIRST.get(name, [])
         if unit == self.instance.length - 1:
             names += _AT_LAST.get(name, [])
-        return sum(_column(table, each, option) for each in names)
+        return sum(_column(self.table(unit, stage), each, option) for each in names)
+
+    def of_end(self, symbol: Symbol, first: bool) -> list[tuple[Place, int]]:
+        """What places add to a time of a stage that they begin (`first`) or end, beside that of the pipeline's own ends."""
+        name, stage = symbol
+        names = (_AT_FIRST if first else _AT_LAST).get(name, [])
+        ends = [place for place in (self.firsts if first else self.lasts) if place[1] == stage]
+        return [(place, sum(_column(self.table(*place[:2]), each, place[2]) for each in names)) for place in ends if names]
+
+    @cached_property
+    def firsts(self) -> list[Place]:
+        """Places, but those of the first unit, that take longer where they begin a stage; with all of the unit's others."""
+        return [p for p in self.every if p[0] > 0 and _any(self.table(*p[:2]), ("head_ns", "tail_ns")) and self.may_begin(p[0])]
+
+    @cached_property
+    def lasts(self) -> list[Place]:
+        """Places, but those of the last unit, that take longer where they end a stage; with all of the unit's others."""
+        ends = self.units[:-1]
+        return [p for p in self.every if p[0] in ends and _any(self.table(*p[:2]), ("turn_ns",)) and self.may_begin(p[0] + 1)]
 
     def of_crossing(self, symbol: Symbol) -> list[tuple[Crossing, int]]:
         """What crossings add to a time of a stage."""
@@ -241,18 +260,14 @@ _AT_LAST = {"backward_ns": ["turn_ns"], "halved_backward_ns": ["turn_ns"]}
 
 def check_suited(instance: Instance) -> None:
     """Raises Unsuited where a model cannot state the instance."""
-    for configuration in instance.configurations:
-        ends = [getattr(table, name) for each in configuration.tables for table in each.units for name in _ENDS]
-        if configuration.stages > 1 and any(column.any() for column in ends):
-            problem = f"has times at the ends of {configuration.stages} stages"
-            raise Unsuited("instance", "configurations", problem, "give `exact`, or an instance of one stage")
     limits = {instance.limit_bytes(site) for each in instance.configurations for site in each.sites}
     if len(limits) > 1:
         problem = f"have {len(limits)} limits of memory"
         raise Unsuited("instance", "classes", problem, "give `exact`, or classes of equal memory")
 
 
-_ENDS = ("head_ns", "turn_ns", "tail_ns")
+def _any(table: OptionTable, names: Iterable[str]) -> bool:
+    return any(getattr(table, name).any() for name in names)
 
 
 def _column(table: OptionTable, name: str, option: int) -> int:

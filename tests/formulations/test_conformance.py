@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -19,6 +20,7 @@ from tests.assignments import random_assignment
 from tests.cluster_instances import random_cluster
 from tests.instances import random_instance, random_pipeline
 from tests.partition_instances import random_partition
+from tests.solvers.joint_instances import random_instance as random_joint
 from tests.switch_instances import random_instance as random_switches
 from trainplan.testing import check_files, check_method, check_problem, check_request, optimum
 
@@ -32,6 +34,7 @@ TINY: dict[str, Callable[[int], Any]] = {
         np.random.default_rng(seed), 1 + seed % 2, synchronisation="free" if seed % 3 == 2 else "forced"
     ),
     "cluster-strategy": lambda seed: random_cluster(seed, 4, 4),
+    "joint": lambda seed: random_joint(random.Random(seed), 4, 2, host=False),
     "galvatron-engine": lambda seed: import_module("tests.published").as_engine(random_pipeline(seed, 3, 2)),
 }
 FROM_FILES = ("galvatron-engine",)  # of another program, which stand in for model and cluster
