@@ -19,7 +19,7 @@ from trainplan.formulations.joint.problem import Configuration, DeviceClass, Ins
 from trainplan.formulations.joint.space import Space, every_strategy
 from trainplan.formulations.joint.tables import Boundary, Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.strategies import Strategy, gather_ranks
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.models import times_of
 from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, slowest_message_ns, tied_ns
@@ -56,6 +56,7 @@ class JointCosts:
         self.strategies = cache(self._strategies)
         self._every = cache(self._every_strategy)
         self._pairs = cache(self._stage_pairs)
+        self._slices = cache(self._only_slices)
 
     # What is possible
 
@@ -152,8 +153,17 @@ class JointCosts:
 
     def _relayouts(self, size: int, strategies: Sequence[Strategy], samples: int) -> Integers:
         """(C, C): of so many samples, from the state of one strategy to that of another."""
-        times = [[round(slice_gather_ns(self.profile, a, b, samples, size)) for b in strategies] for a in strategies]
-        return np.array(times, np.int64).reshape(len(strategies), len(strategies))
+        times = np.zeros((len(strategies), len(strategies)), np.int64)
+        for a, before in enumerate(strategies):
+            for b, after in enumerate(strategies):
+                if not self._slices(before, after):
+                    times[a, b] = round(slice_gather_ns(self.profile, before, after, samples, size))
+        return times
+
+    def _only_slices(self, before: Strategy, after: Strategy) -> bool:
+        """Whether every rank holds all that it needs. Of powers of two, what holds for one rank holds for all."""
+        alike = before.group & (before.group - 1) == 0
+        return alike and len(gather_ranks(before, after, 0)) == 1
 
     def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
         """(K, C): of so many samples in the state of each strategy, by kind of link."""
