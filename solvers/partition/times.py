@@ -24,9 +24,9 @@ SHIFTS = (-3, -2, -1, 1, 2, 3)
 Truths = NDArray[np.bool_]
 
 
-def ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> Integers:
+def ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int, last_ns: Integers | None = None) -> Integers:
     """(p, N): when each stage of N pipelines ends. forward_ns, backward_ns: (p, N), of each stage, the message that the pass
-    receives included.
+    receives included. last_ns: what the last micro-batch's backward pass takes longer.
 
     The last stages of a longer pipeline are a pipeline themselves, in the same order of passes.
     """
@@ -42,6 +42,9 @@ def ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> 
             free[low:high] += forward_ns[low:high]
             sent[low + 1 : high + 1] = free[low:high]
         if y >= 0:
+            if y == micro_batches - 1 and last_ns is not None:
+                back = np.cumsum((backward_ns + last_ns)[::-1], axis=0)[::-1]
+                later = np.concatenate([back[1:], np.zeros((1, count), np.int64)])
             free -= later
             np.maximum.accumulate(free[::-1], axis=0, out=free[::-1])
             free += back
