@@ -92,7 +92,8 @@ def stage_times(
     instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
 ) -> StageTimes:
     """What one stage takes. tables: of every unit."""
-    choice, (first, last) = solution.choice, solution.spans()[stage]
+    borders = (0, *solution.cuts, instance.length)
+    choice, first, last = solution.choice, borders[stage], borders[stage + 1] - 1
 
     def total(column: str) -> int:
         return sum(int(getattr(tables[l], column)[choice[l]]) for l in range(first, last + 1))
@@ -100,7 +101,10 @@ def stage_times(
     def crossing(matrix: str, unit: int, in_stage: int) -> int:
         """What crosses the boundary before a unit, by a matrix of the boundary as the tables of a stage have it."""
         pair = int(tables[unit - 1].leave[choice[unit - 1]]), int(tables[unit].enter[choice[unit]])
-        value = getattr(instance.boundary(configuration, in_stage, unit), matrix)
+        boundary = instance.boundary(configuration, in_stage, unit)
+        if unit == borders[in_stage] and not boundary.relayout_at_cut and "relayout" in matrix:
+            return 0
+        value = getattr(boundary, matrix)
         if value.ndim == 3:
             value = value[configuration.links[in_stage - 1]]
         return int(value[pair])

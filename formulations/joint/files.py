@@ -99,18 +99,24 @@ class BoundaryRecord(Record):
     halved_relayout_forward_ns: Matrix | None = None
     halved_relayout_backward_ns: Matrix | None = None
     halved_message_forward_ns: list[Matrix] | None = None
+    relayout_at_cut: bool = True
 
     def check(self, where: str, before: int, after: int, links: int) -> None:
         """Raises InputError where a matrix is too small. before, after: states that there must be; links: kinds of link."""
+        shape = self.relayout_forward_ns
+        rows, columns = len(shape), len(shape[0]) if shape else 0
+        for name, count, least, what in (("rows", rows, before, "before"), ("columns", columns, after, "after")):
+            if count < least:
+                fix = f"give {least}, one for each state {what}"
+                raise InputError("", f"{where}.relayout_forward_ns", f"has {count} {name}", fix)
         for name in _MATRICES:
-            if (matrix := getattr(self, name)) is not None:
-                _check_matrix(f"{where}.{name}", matrix, before, after)
+            _check_matrix(f"{where}.{name}", getattr(self, name), rows, columns)
         for name in _MESSAGES:
-            if (matrices := getattr(self, name)) is not None:
-                if len(matrices) < links:
-                    raise InputError("", f"{where}.{name}", f"has {len(matrices)} matrices", f"give {links}, one for each link")
-                for link, matrix in enumerate(matrices):
-                    _check_matrix(f"{where}.{name}[{link}]", matrix, before, after)
+            matrices = getattr(self, name)
+            if matrices is not None and len(matrices) < links:
+                raise InputError("", f"{where}.{name}", f"has {len(matrices)} matrices", f"give {links}, one for each link")
+            for link, matrix in enumerate(matrices or []):
+                _check_matrix(f"{where}.{name}[{link}]", matrix, rows, columns)
 
 
 _RELAYOUTS = ("relayout_forward_ns", "relayout_backward_ns", "halved_relayout_forward_ns", "halved_relayout_backward_ns")
@@ -118,13 +124,12 @@ _MATRICES = (*_RELAYOUTS, "message_forward_bytes", "message_backward_bytes")
 _MESSAGES = ("message_forward_ns", "message_backward_ns", "halved_message_forward_ns")
 
 
-def _check_matrix(where: str, matrix: Matrix, before: int, after: int) -> None:
-    if len(matrix) < before:
-        raise InputError("", where, f"has {len(matrix)} rows", f"give {before}, one for each state before")
+def _check_matrix(where: str, matrix: Matrix | None, rows: int, columns: int) -> None:
+    if matrix is None:
+        return
+    check_length(where, matrix, rows, "as relayout_forward_ns has", "rows")
     for row, numbers in enumerate(matrix):
-        check_length(f"{where}[{row}]", numbers, len(matrix[0]))
-        if len(numbers) < after:
-            raise InputError("", f"{where}[{row}]", f"has {len(numbers)} entries", f"give {after}, one for each state after")
+        check_length(f"{where}[{row}]", numbers, columns, "as relayout_forward_ns has")
 
 
 class TablesRecord(Record):
@@ -367,16 +372,21 @@ def _table(record: TableRecord) -> OptionTable:
 def _tables(record: TablesRecord) -> Tables:
     return Tables(
         units=tuple(map(_table, record.units)),
-        boundaries=tuple(
-            Boundary(**{name: None if value is None else np.array(value, np.int64) for name, value in _fields(each)})
-            for each in record.boundaries
-        ),
+        boundaries=tuple(map(_boundary, record.boundaries)),
         states=tuple(record.states),
     )
 
 
-def _fields(record: BoundaryRecord) -> list[tuple[str, Any]]:
-    return [(name, getattr(record, name)) for name in (*_MATRICES, *_MESSAGES)]
+def _boundary(record: BoundaryRecord) -> Boundary:
+    shape = np.array(record.relayout_forward_ns, np.int64).shape
+    matrices = {name: _array(getattr(record, name), shape) for name in _MATRICES}
+    messages = {name: _array(value, (len(value or []), *shape)) for name in _MESSAGES for value in [getattr(record, name)]}
+    return Boundary(relayout_at_cut=record.relayout_at_cut, **matrices, **messages)
+
+
+def _array(numbers: list[Any] | None, shape: tuple[int, ...]) -> Any:
+    """Numbers of a file as an array, also where there are none of them; None as it is."""
+    return None if numbers is None else np.array(numbers, np.int64).reshape(shape)
 
 
 def _tied(record: TiedRecord) -> Tied:
@@ -435,6 +445,7 @@ class _Once:
 def _tables_dict(tables: Tables) -> dict[str, Any]:
     boundaries = [
         {name: value.tolist() for name in (*_MATRICES, *_MESSAGES) if (value := getattr(each, name)) is not None}
+        | ({} if each.relayout_at_cut else {"relayout_at_cut": False})
         for each in tables.boundaries
     ]
     return {"units": list(map(_table_dict, tables.units)), "boundaries": boundaries, "states": list(tables.states)}

@@ -183,6 +183,8 @@ class Places:
         sender = crossing.stage - crossing.begins
         boundary = self.boundary(crossing.unit, crossing.stage)
         link = self.configuration.links[crossing.stage - 1] if crossing.begins else 0
+        if crossing.begins and not boundary.relayout_at_cut and "message" not in name:
+            return 0
 
         def of(matrix: Integers | None) -> int:
             assert matrix is not None

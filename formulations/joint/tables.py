@@ -115,7 +115,8 @@ class Boundary:
     """One kind of boundary between two units: C interface states before it, D after it, and K kinds of link between stages.
 
     relayout_forward_ns, relayout_backward_ns: (C, D), by the `leave` of the unit before and the `enter` of the unit after; what
-    the pass of the unit that receives takes longer, whether both lie in one stage or not. FORBIDDEN where they do not agree.
+    the pass of the unit that receives takes longer, where both lie in one stage and, with `relayout_at_cut`, where a stage
+    begins between them. FORBIDDEN where they do not agree, in either case.
     message_forward_ns, message_backward_ns: (K, C, D), where a stage begins here: what the stage after waits for its input
     once that has been sent, and the stage before for the gradients. message_forward_bytes, message_backward_bytes: (C, D), the
     sizes, which count where messages wait for passes, as under the interleaved schedule; None: 0. The halved ones: of half a
@@ -132,6 +133,7 @@ class Boundary:
     halved_relayout_forward_ns: Integers | None = None
     halved_relayout_backward_ns: Integers | None = None
     halved_message_forward_ns: Integers | None = None
+    relayout_at_cut: bool = True
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
