@@ -16,7 +16,7 @@ from trainplan.solvers.joint.fronts import front
 from trainplan.solvers.joint.master import Arcs, Mask, Master, StageArcs, Step
 from trainplan.solvers.joint.pipelines import agree, passes_of, steps_ns
 from trainplan.solvers.joint.span_bounds import Exit, Weight, prices_of, span_bounds
-from trainplan.solvers.joint.stage_tables import Floats, StageTables, cut_classes, stage_tables
+from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables, cut_classes, stage_tables
 from trainplan.solvers.joint.stages import Column, Entry, Stages
 from trainplan.solvers.joint.suffixes import Enumeration, Pool, Suffixes
 from trainplan.solvers.pipeline.spans import spans_of
@@ -76,8 +76,8 @@ class Candidate:
         return int(self.tables.kinds[self.kinds[0]].extra_ns.min()) + self.tied_ns
 
     def prepare(self, limit: float, coarse: bool, groups: int = 1) -> None:
-        """Bounds on all spans that a step up to the limit may use. coarse: at few prices and depths, rougher and sooner; groups:
-        of interface states that are told apart on either side of a cut."""
+        """Bounds on all spans that a step up to the limit may use. coarse: at few prices and depths, rougher and sooner;
+        groups: of interface states that are told apart on either side of a cut."""
         sums = np.concatenate([[0.0], np.cumsum(self.least_u_ns)])
         longest = self.units - self.stages + 1
         if np.isfinite(limit):
@@ -106,6 +106,7 @@ class Candidate:
         for link in links:
             values = span_bounds(*limits, link, self.exits, longest, self.search.check_time)
             self.bounds[link] = values[:, :, rows]
+        self._spans()
         self._arcs()
 
     def _raise_bound(self, row: int, into: Entry, out: Exit | None, number: int, weight: Weight, value: float) -> bool:
@@ -121,29 +122,23 @@ class Candidate:
     def _arcs(self) -> None:
         """Arcs of all stages from the bounds as they are now, and the master on them."""
         units, stages, longest = self.units, self.stages, self.longest
-        cuttable = np.array([True, *self.instance.cuttable, True])
         links, fixed = self.configuration.links, self.configuration.cuts
-        kinds = (*self.instance.boundary_kinds, -1)  # behind each unit
-        groups = len(self.exits) // (len(set(self.instance.boundary_kinds)) * len(set(links)))
-        arcs = []
+        arcs, behind = [], {link: self._behind(link) for link in set(links)}
         for x in range(stages):
             w, final = stages - 1 - x, x == stages - 1
             low, high = max(x, units - (w + 1) * longest), min(units - w, x * longest + 1)
-            first = np.arange(low, max(low, high))[:, None]
-            last = first + np.arange(longest)
-            inside = last < units
-            last = np.minimum(last, units - 1)
-            number = np.where(inside, self.spans.number[first, last], 0)
-            inside = inside & cuttable[first] & cuttable[last + 1] & ((last == units - 1) == final)
+            band = slice(low, max(low, high))
+            inside = self._inside[band] & (self._ending[band] if final else ~self._ending[band])
             if fixed is not None:
                 borders = (0, *fixed, units)
-                inside &= (first == borders[x]) & (last + 1 == borders[x + 1])
+                end = np.arange(units)[band, None] + 1 + np.arange(longest)
+                inside = inside & (np.arange(units)[band, None] == borders[x]) & (end == borders[x + 1])
             values = self.bounds[links[x - 1] if x else links[0]][: None if x else 1, :, self.row[x]]
+            number = self._number[band]
             if final:
                 picked = values[:, :, 0][:, :, number][..., None]
             else:
-                places = [[0] * groups if kind < 0 else self._behind(kind, links[x], groups) for kind in kinds]
-                picked = values[:, :, np.array(places)[last], number[..., None]]
+                picked = values[:, :, behind[links[x]][self._last[band]], number[..., None]]
             picked = np.where(inside[..., None], picked, np.inf)
             tied = self.tied_ns if x in (0, stages - 1) else 0
             arcs.append(StageArcs(low, picked[:, 0], picked[:, 1:].swapaxes(0, 1) + tied))
@@ -155,9 +150,23 @@ class Candidate:
         of_all = Arcs(arcs, self.weights, before, trip, head)
         self.master = Master(of_all, units, self.m, self.schedule, self.search.check_time)
 
-    def _behind(self, boundary: int, link: int, groups: int) -> list[int]:
-        """Where bounds have the exits of a boundary over a link, by class."""
-        return [1 + self.exits.index((boundary, link, group)) for group in range(groups)]
+    def _spans(self) -> None:
+        """Of every first unit and length up to the longest: the last unit, the class, and whether it may be a stage."""
+        first = np.arange(self.units)[:, None]
+        last = first + np.arange(self.longest)
+        inside = last < self.units
+        self._last = last = np.minimum(last, self.units - 1)
+        self._number = np.where(inside, self.spans.number[first, last], 0)
+        cuttable = np.array([True, *self.instance.cuttable, True])
+        self._inside = inside & cuttable[first] & cuttable[last + 1]
+        self._ending = last == self.units - 1
+
+    def _behind(self, link: int) -> Places:
+        """(L, classes of cuts): where bounds have the exits behind each unit, over a kind of link; the first of the last."""
+        boundaries = sorted(set(self.instance.boundary_kinds))
+        classes = range(self.exact.cuts.count)
+        of_kind = {kind: [1 + self.exits.index((kind, link, number)) for number in classes] for kind in boundaries}
+        return np.array([*(of_kind[kind] for kind in self.instance.boundary_kinds), [0] * len(classes)], np.intp)
 
     def _least_forward(self, kind: int) -> int:
         options = self.tables.kinds[kind]
@@ -179,17 +188,21 @@ class Candidate:
 
     def refine(self, path: Sequence[Step], tolerance: float) -> bool:
         """Solve the stages of a path exactly, at all weights that apply; whether a bound has risen. Raises TimeoutError."""
-        rose, links = False, self.configuration.links
+        rose, links, ahead = False, self.configuration.links, 0
         for x, (first, last, group, following) in enumerate(path):
             number, row = int(self.spans.number[first, last]), self.row[x]
             into = (links[x - 1] if x else links[0], group)
             out = None if x == self.stages - 1 else (self.instance.boundary_kinds[last], links[x], following)
             picks = self.columns.setdefault((x, first, last), [])
-            for weight in [(1, 0), *((p, 1) for p in self.weights if p <= self.master.rates[x])]:
+            weights: list[Weight] = [(1, 0), *((p, 1) for p in self.weights if p <= self.master.rates[x])]
+            for weight in weights:
+                if x and weight != (1, 0) and picks and picks[0].extra_ns + self.tied_ns <= ahead:
+                    break  # the bounds by u alone tell as much: this stage ends its work before the first one
                 solved = self.exact.solve(first, last, self.depths[row], weight, into, out, self.search, tolerance)
                 rose |= self._raise_bound(row, into, out, number, weight, solved.bound)
                 if solved.column is not None and solved.column not in picks:
                     picks.append(solved.column)
+            ahead += picks[0].backward_ns + (picks[0].extra_ns if not x else 0) if picks else 0
         if rose:
             self._arcs()
         return rose

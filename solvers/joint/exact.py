@@ -121,7 +121,7 @@ class _Run:
         candidate = entry.candidate
         if isinstance(candidate, Single):
             self.statistics["stages_solved"] += 1
-            value = candidate.run(self.target(), self.tolerance)
+            value = candidate.run(self.target, self.tolerance)
             self.left = min(self.left, value)
             return None
         fineness = self.search.gap / FINENESS

@@ -22,7 +22,7 @@ class TooMany(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _Labels:
-    """In parallel arrays (N,): options of the first unit, places of the labels behind them, ways in and out, and entries (E, N):
+    """In parallel arrays (N,): options of the first unit, places of the labels behind them, ways in and out. entries: (E, N),
     the times, then H, M and the host's bytes."""
 
     option: Places
@@ -69,7 +69,7 @@ def front(stages: Stages, first: int, last: int, depth: int, most_u_ns: float, e
 
 
 def _times(kind: KindOptions) -> Integers:
-    """(8, S): forward, backward, last, reduce, optimizer; both halves, and the backward pass of both, 0 where none is sliced."""
+    """(8, S): forward, backward, last, reduce, optimizer; both halves, the backward pass of both; 0 where none is sliced."""
     table = kind.table.keep(kind.places.tolist())
     halves = np.zeros((3, len(kind.places)), np.int64)
     if table.halved is not None:

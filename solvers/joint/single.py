@@ -7,17 +7,27 @@ last options that make it one parameter, and with the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.tables import OptionTable, Tables
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.stage_tables import StageTables, cut_classes, stage_tables
+from trainplan.solvers.joint.stage_tables import cut_classes, stage_tables
 from trainplan.solvers.joint.stages import Stages
 
-Part = tuple[StageTables, tuple[int, ...], list[int] | None, list[int] | None, int]
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One chain: the kinds of its units, their tables, the numbers of the options that the first and the last unit have where
+    these are only some, and what a shared table adds."""
+
+    kinds: tuple[int, ...]
+    tables: Tables
+    ends: tuple[list[int], list[int]] | None
+    shared_ns: int
 
 
 class Single:
@@ -36,40 +46,38 @@ class Single:
         self.count = 0
 
     def _parts(self) -> Iterator[Part]:
-        """Tables and kinds of units of each chain, the numbers of the first and the last unit's options where only some are
-        among them, and what a shared table adds."""
+        """Every chain: with all options of the first and the last unit, or some of them."""
         tables, tied = self.configuration.tables[self.configuration.sites[0].kind], self.configuration.tied
+        kinds, shared_ns = self.kinds, 0 if tied is None else tied.reduce_ns
         if tied is None or tied.equal is None:
-            yield stage_tables(tables, self.sliced), self.kinds, None, None, 0 if tied is None else tied.reduce_ns
+            yield Part(kinds, tables, None, shared_ns)
             return
-        assert tied.once is not None and len(self.kinds) > 1
-        first, last = tables.units[self.kinds[0]], tables.units[self.kinds[-1]]
+        assert tied.once is not None and len(kinds) > 1
+        first, last, count = tables.units[kinds[0]], tables.units[kinds[-1]], len(tables.units)
         for row in np.unique(tied.equal, axis=0):
             ahead = np.flatnonzero((tied.equal == row).all(axis=1)).tolist()
-            for equal, table, more in ((True, tied.once, 0), (False, last, tied.reduce_ns)):
+            for equal, table, more in ((True, tied.once, 0), (False, last, shared_ns)):
                 behind = np.flatnonzero(row == equal).tolist()
                 if behind:
-                    yield self._part(tables, first.keep(ahead), table.keep(behind)), self._ends(tables), ahead, behind, more
-
-    def _part(self, tables: Tables, first: OptionTable, last: OptionTable) -> StageTables:
-        return StageTables(replace(tables, units=(*tables.units, first, last)), self.sliced)
-
-    def _ends(self, tables: Tables) -> tuple[int, ...]:
-        count = len(tables.units)
-        return (count, *self.kinds[1:-1], count + 1)
+                    units = (*tables.units, first.keep(ahead), table.keep(behind))
+                    yield Part((count, *kinds[1:-1], count + 1), replace(tables, units=units), (ahead, behind), more)
 
     def _least(self, part: Part) -> int:
-        tables, kinds, _, _, more = part
-        least = [int((self.m * kind.u_ns + kind.extra_ns).min()) for kind in tables.kinds]
-        return sum(least[kind] for kind in kinds) + more
+        """No choice of a chain takes less: every unit at its least m u + g, whatever the memory and re-layouts."""
+        tables = part.tables.units
+        least = {
+            kind: int((self.m * _u_ns(tables[kind], self.sliced) + _extra_ns(tables[kind])).min()) for kind in set(part.kinds)
+        }
+        return sum(least[kind] for kind in part.kinds) + part.shared_ns
 
-    def run(self, target: float, tolerance: float) -> float:
+    def run(self, target: Callable[[], float], tolerance: float) -> float:
         """Solve all chains, reporting plans: the least bound of those that are not above the target. Raises TimeoutError."""
         bounds = [np.inf]
-        for part in sorted(self.parts, key=self._least):
-            tables, kinds, ahead, behind, more = part
-            if self._least(part) > target:
-                continue
+        for least, _, part in sorted((self._least(part), number, part) for number, part in enumerate(self.parts)):
+            if least > target():
+                bounds.append(least)
+                break
+            tables, kinds = stage_tables(part.tables, self.sliced), part.kinds
             cuts = cut_classes(tables, 1)
             stages = Stages(tables, kinds, self.instance.boundary_kinds, self.memory_bytes, self.host_bytes, cuts)
             solved = stages.solve(0, len(kinds) - 1, self.depth, (self.m, 1), (0, 0), None, self.search, tolerance)
@@ -77,8 +85,21 @@ class Single:
             if solved.column is not None:
                 options = zip(kinds, solved.column.options, strict=True)
                 choice = [int(tables.kinds[kind].places[s]) for kind, s in options]
-                if ahead is not None and behind is not None:
+                if part.ends is not None:
+                    ahead, behind = part.ends
                     choice[0], choice[-1] = ahead[choice[0]], behind[choice[-1]]
                 self.search.report(Solution(self.place, (), tuple(choice)))
-            bounds.append(solved.bound + more)
+            bounds.append(solved.bound + part.shared_ns)
         return min(bounds)
+
+
+def _u_ns(table: OptionTable, sliced: bool) -> Integers:
+    if not sliced or table.halved is None:
+        return table.forward_ns + table.backward_ns
+    forward = np.minimum(table.forward_ns, table.halved.forward_ns.sum(axis=0))
+    whole: Integers = forward + np.minimum(table.backward_ns, table.halved.backward_ns)
+    return whole
+
+
+def _extra_ns(table: OptionTable) -> Integers:
+    return table.last_ns + table.end_ns

@@ -38,8 +38,8 @@ def span_bounds(
     check_time: Callable[[], None] = lambda: None,
 ) -> Floats:
     """Lower bounds on F: (G, weights, depths, 1 + exits, classes), whole numbers, by the class of the cut before the span;
-    infinite where nothing fits, and where a span is longer than `longest` units or every span one unit shorter than it needs
-    too much memory.
+    infinite where nothing fits, and where every span one unit shorter needs too much memory. Classes are those of spans of at
+    most `longest` units.
 
     depths: numbers of micro-batches in flight, ascending. prices: of a byte at weight (1, 1). link: the kind over which spans
     that do not begin the model are entered. exits: behind the span; before them comes that of no stage after it.
@@ -60,7 +60,8 @@ def span_bounds(
     free = [not tables.moves[b].any() for b in range(len(tables.moves))]
     behind = [np.zeros((len(rates), tables.ways_out))]
     behind += [_at_rates(p, cuts.exits[each]) for each in exits]
-    least = np.full((len(spans), len(depths), len(rates), len(behind)), np.inf)
+    classes = sum(len(level.kind) for level in spans.levels[:longest])
+    least = np.full((classes, len(depths), len(rates), len(behind)), np.inf)
     chain, at, before = np.empty(0), 0, 0
     for length, level in enumerate(spans.levels[:longest]):
         check_time()
@@ -94,9 +95,8 @@ def span_bounds(
 def _over_prices(least: Floats, w: Floats, memory_bytes: int, shape: tuple[int, int, int], units: int) -> Floats:
     """The largest bound over all prices: (classes, depths, rates, exits) to (groups, weights, depths, exits, classes). shape:
     groups, weights and prices; the rates of each group end with memory alone."""
-    memory = (w * memory_bytes)[:, None]
-    size = np.where(np.isfinite(least), np.abs(least), 0) + memory
-    least = least - memory - 8 * (units + 4) * np.finfo(np.float64).eps * size
+    memory, rounding = (w * memory_bytes)[:, None], 8 * (units + 4) * np.finfo(np.float64).eps
+    least = least * (1 - rounding) - (1 + rounding) * memory  # costs are not negative
     classes, depths, _, exits = least.shape
     groups, weights, prices = shape
     apart = least.reshape(classes, depths, groups, -1, exits)

@@ -169,7 +169,7 @@ class StageTables:
 
 
 def _crossing(boundary: Boundary, lefts: Places, enters: Places, links: int) -> Crossing:
-    """A boundary by the first state of each merged kind; FORBIDDEN where it has no such state. links: kinds of them, at least."""
+    """A boundary by the first state of each merged kind; FORBIDDEN where it has no such state. links: how many kinds."""
 
     def merged(matrix: Integers | None) -> Integers:
         if matrix is None:
@@ -279,7 +279,7 @@ def _ways(rows: Integers) -> Places:
 
 
 def _undominated(enter: Places, leave: Places, columns: Integers) -> Places:
-    """Options that no other one of their interface states equals or beats in all columns (columns, S); of equal ones the first."""
+    """Options that no other one of their interface states is at most in all columns (columns, S); of equal ones the first."""
     count = columns.shape[1]
     alike = (enter[:, None] == enter) & (leave[:, None] == leave)
     beaten = np.zeros(count, bool)

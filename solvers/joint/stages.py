@@ -80,9 +80,11 @@ class Stages:
     def solve(
         self, first: int, last: int, depth: int, weight: Weight, into: Entry, out: Exit | None, search: Search, tolerance: float
     ) -> Solved:
-        """F of a span with `depth` micro-batches in flight. into: what it is entered by, where it does not begin the model; out:
-        what is behind it, None for the last stage; tolerance: the relative gap between bound and choice that will do. Raises
-        TimeoutError."""
+        """F of a span with `depth` micro-batches in flight. into: what it is entered by, if it does not begin the model; out:
+        what is behind it, None for the last stage; tolerance: the relative gap between bound and choice that will do.
+
+        Raises TimeoutError.
+        """
         around = (into, self.boundaries[first - 1]) if first else None
         key = (self.kinds[first : last + 1], self.boundaries[first:last], around, weight, out, depth)
         if key not in self.solved:

@@ -78,8 +78,11 @@ def _each(passes: Passes, change: Callable[[Integers], Integers]) -> Passes:
 
 @dataclass
 class Enumeration:
-    """The pipelines of one configuration. pools: by stage; boundary_kinds: between units; before_ns: by stage, (L + 1,), the
-    least H up to each unit, infinite where no pipeline of interest has a cut; forward_ns: (L + 1,), the least forward passes."""
+    """The pipelines of one configuration. pools: by stage; boundary_kinds: between units.
+
+    before_ns: by stage, (L + 1,), the least H up to each unit, infinite where no pipeline of interest has a cut; forward_ns:
+    (L + 1,), the least forward passes.
+    """
 
     tables: StageTables
     configuration: Configuration
