@@ -14,6 +14,7 @@ from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.closed_form import least_u_ns
 from trainplan.solvers.joint.fronts import front
 from trainplan.solvers.joint.master import Arcs, Mask, Master, StageArcs, Step
+from trainplan.solvers.joint.path_bounds import slope
 from trainplan.solvers.joint.pipelines import agree, passes_of, steps_ns
 from trainplan.solvers.joint.span_bounds import Exit, Weight, prices_of, span_bounds
 from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables, cut_classes, stage_tables
@@ -141,7 +142,8 @@ class Candidate:
                 picked = values[:, :, behind[links[x]][self._last[band]], number[..., None]]
             picked = np.where(inside[..., None], picked, np.inf)
             tied = self.tied_ns if x in (0, stages - 1) else 0
-            arcs.append(StageArcs(low, picked[:, 0], picked[:, 1:].swapaxes(0, 1) + tied))
+            rate = slope(self.schedule, w, self.m)
+            arcs.append(StageArcs.of(low, picked[:, 0], picked[:, 1:].swapaxes(0, 1) + tied, self.weights, rate))
         before = np.concatenate([[0.0], np.cumsum([self._least_forward(kind) for kind in self.kinds])])
         trip = head = None
         if self.schedule == "sliced":

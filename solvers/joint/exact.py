@@ -128,12 +128,12 @@ class _Run:
         if entry.stage == QUICK:
             self.statistics["coarse"] += 1
             candidate.prepare(self.target(), coarse=True)
-            value, entry.path = candidate.master.bound(self.target(), max(fineness, 1e-2))
+            value, entry.path = candidate.master.bound(self.target(), max(fineness, 1e-2), bound)
             entry.stage = COARSE
         elif entry.stage == COARSE:
             self.statistics["fine"] += 1
             candidate.prepare(self.target(), coarse=False)
-            value, entry.path = candidate.master.bound(self.target(), fineness)
+            value, entry.path = candidate.master.bound(self.target(), fineness, bound)
             entry.stage = FINE
         elif entry.stage in (FINE, PATHS):
             self.statistics["paths"] += 1
@@ -141,7 +141,7 @@ class _Run:
             rose = candidate.refine(entry.path, self.tolerance)
             candidate.report(entry.path)
             self.statistics["stages_solved"] += candidate.take_count()
-            value, path = candidate.master.bound(self.target(), fineness)
+            value, path = candidate.master.bound(self.target(), fineness, bound)
             if rose or path != entry.path:
                 entry.stage = PATHS
             else:
@@ -150,7 +150,7 @@ class _Run:
         elif entry.stage == CLASSES:
             self.statistics["classes"] += 1
             candidate.prepare(self.target(), coarse=False, groups=GROUPS)
-            value, entry.path = candidate.master.bound(self.target(), fineness)
+            value, entry.path = candidate.master.bound(self.target(), fineness, bound)
             entry.stage, entry.told_apart = PATHS, True
         else:
             self.statistics["suffixes"] += 1

@@ -13,7 +13,7 @@ its interface states. Interleaved chunks share their devices' memory: tiny insta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 
 MOST_ENUMERATED = 20_000
+HOST_PARTS = ("on the host", "on the device")
 LARGEST = 1 << 60
 
 Chosen = tuple[int, "Chosen"] | None  # the option of a unit, and those of all units after it
@@ -59,9 +60,37 @@ def explain(instance: Instance) -> Infeasibility | None:
         return None
     solution = least(instance)
     if solution is None:
-        return None
+        return None if len(plain) < len(instance.configurations) else host_reason(instance)
     evaluation = evaluate(instance, solution)
     return reason(instance, solution, evaluation) if over_memory(instance, solution, evaluation) else None
+
+
+def host_reason(instance: Instance) -> Infeasibility | None:
+    """Why no solution fits where hosts are too small for any, whatever memory devices have; None where it is not that: there is
+    no solution at all then, since no options of neighbours agree, or nothing may be cut."""
+
+    def within(room: int) -> Solution | None:
+        """A solution that needs no more of the host for each device."""
+        given = replace(instance, classes=tuple(replace(each, host_bytes=room) for each in instance.classes))
+        ways = (way for place in range(len(given.configurations)) for way in _ways(given, place))
+        return next((found for way in ways if (found := way.within(LARGEST)) is not None), None)
+
+    rooms = [room for each in instance.configurations for x in each.sites if (room := instance.host_limit_bytes(x)) is not None]
+    found = within(LARGEST)
+    if not rooms or found is None:
+        return None
+    low = min(rooms) + 1
+    high = max(stage.host_bytes for stage in evaluate(instance, found).stages)
+    while low < high:
+        middle = (low + high) // 2
+        if (smaller := within(middle)) is None:
+            low = middle + 1
+        else:
+            high, found = max(stage.host_bytes for stage in evaluate(instance, smaller).stages), smaller
+    stage = max(evaluate(instance, found).stages, key=lambda each: each.host_bytes)
+    name = f"{instance.units[stage.last].name}, of a host's part for each device"
+    advice = ("give hosts of more memory, or options that keep less there",)
+    return Infeasibility(min(rooms), high, stage.last, name, high, 0, advice, parts=HOST_PARTS)
 
 
 def least(instance: Instance) -> Solution | None:
@@ -81,11 +110,20 @@ def least(instance: Instance) -> Solution | None:
     if solution_count(rest) > MOST_ENUMERATED:
         return None
     for solution in solutions(rest):
-        if solution is not None:
+        if solution is not None and not _over_host(instance, chunked, solution):
             lifted = replace(solution, configuration=chunked[solution.configuration])
             excess = _excess(instance, lifted)
             best = (excess, lifted) if best is None or excess < best[0] else best
     return None if best is None else best[1]
+
+
+def _over_host(instance: Instance, places: Sequence[int], solution: Solution) -> bool:
+    """Whether a stage needs more of its host than there is. places: of the configurations that the solution's is counted in."""
+    lifted = replace(solution, configuration=places[solution.configuration])
+    configuration = instance.configurations[lifted.configuration]
+    rooms = [instance.host_limit_bytes(configuration.site(x)) for x in range(configuration.stages)]
+    needs = [stage.host_bytes for stage in evaluate(instance, lifted).stages]
+    return any(room is not None and need > room for room, need in zip(rooms, needs, strict=True))
 
 
 def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> Infeasibility:

@@ -27,7 +27,6 @@ Booleans = NDArray[np.bool_]
 Mask = tuple[int, Booleans]  # of one stage: its least first unit, and the arcs from there on, as of `StageArcs.u_ns`
 Step = tuple[int, int, int, int]  # a stage: first and last unit, the classes of the cuts before and after it
 ROUNDS = 3
-COARSE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +35,23 @@ class StageArcs:
     less one, and the class of the cut behind. The first stage has no class before it, the last one none behind (I = 1, O = 1).
 
     u_ns: least u, infinite where the span cannot be this stage. extra: (weights, ..), least p u + g of every weight p.
+    excess_ns: the most by which p u + g is above p u for the least u, of the weights p that a stage's bounds rise by.
     """
 
     low: int
     u_ns: Floats
     extra: Floats
+    excess_ns: Floats
+
+    @classmethod
+    def of(cls, low: int, u_ns: Floats, extra: Floats, weights: Sequence[int], rate: int) -> StageArcs:
+        """rate: how much the stage's bounds rise at least with u."""
+        finite = np.isfinite(u_ns)
+        u, excess = np.where(finite, u_ns, 0.0), np.zeros_like(u_ns)
+        for p, values in zip(weights, extra, strict=True):
+            if p <= rate:
+                np.maximum(excess, np.where(finite, values - p * u, np.inf), out=excess)
+        return cls(low, u_ns, extra, excess)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +205,8 @@ class Master:
             end = np.minimum(first[:, None] + 1 + np.arange(u.shape[2]), units)
             suffix = after[:, end].transpose(1, 2, 0)
             base = self._need(u, suffix, w, first)
-            with_extra = self._with_extra(base, u, arcs.extra[:, :, rows, :longest], self.rates[x])
+            # g behind it, at the least u: the bound rises by p at least where F(p, 1) - p u falls by p.
+            with_extra = base + arcs.excess_ns[:, rows, :longest]
             if x == 0:
                 total = with_extra
             else:
@@ -215,50 +227,29 @@ class Master:
             return None
         return masks[::-1], _traced(steps[::-1])
 
-    def _with_extra(self, base: Floats, u: Floats, extra: Floats, rate: int) -> Floats:
-        """The bounds with g behind them: at the least u, since they rise by p at least where F(p, 1) - p u falls by p."""
-        total = base
-        for p, values in zip(self.arcs.weights, extra, strict=True):
-            if p <= rate:
-                finite = np.isfinite(values)
-                more = np.where(finite, np.where(finite, values, 0.0) - p * np.where(finite, u, 0.0), np.inf)
-                total = np.maximum(total, base + np.maximum(more, 0.0))
-        return total
-
-    def bound(self, limit: float, tolerance: float) -> tuple[float, tuple[Step, ...] | None]:
+    def bound(self, limit: float, tolerance: float, known: float = 0.0) -> tuple[float, tuple[Step, ...] | None]:
         """The largest whole number that no partition's step is below, within a relative tolerance, and a path near it.
 
-        limit: steps above it do not matter; where none up to it is possible, the next whole number, and no path.
+        limit: steps above it do not matter; where none up to it is possible, the next whole number, and no path. known: no step
+        is below it.
         """
         if not np.isfinite(self.least):
             return np.inf, None
-        least = 0.0 if self.schedule == "sliced" else self.least
-        if np.isfinite(limit):
-            high = np.floor(limit)
-            path = self.possible(high)
-            if path is None:
-                return high + 1, None
-            low = np.floor(min(least, high)) - 1
-        else:
-            low = np.floor(least) - 1
-            high = 2 * self.least + 1
-            while (path := self.possible(high)) is None:
-                low, high = high, 2 * high
-                if high > 2.0**60:
-                    return np.inf, None
-        rounds = 1 if high - low > COARSE * high else ROUNDS
+        low = np.floor(max(known, 0.0 if self.schedule == "sliced" else self.least)) - 1
+        high = np.floor(limit) if np.isfinite(limit) else max(2 * self.least + 1, low + 1)
+        while (path := self.possible(high)) is None:
+            if np.isfinite(limit) or high > 2.0**60:
+                return (high + 1 if np.isfinite(limit) else np.inf), None
+            low, high = high, 2 * high
+        low, step = min(low, high), max(1.0, np.floor(tolerance * high))
+        galloping = True
         while high - low > max(1.0, tolerance * high):
-            if rounds == 1 and high - low <= COARSE * high:
-                rounds, step = ROUNDS, max(1.0, np.floor(COARSE * high))
-                while (again := self.possible(high, rounds)) is None:
-                    low, high, step = high, high + step, 2 * step
-                path = again
-            middle = np.floor((low + high) / 2)
-            again = self.possible(middle, rounds)
+            middle = min(low + step, np.floor((low + high) / 2)) if galloping else np.floor((low + high) / 2)
+            again = self.possible(middle)
             if again is None:
-                low = middle
+                low, step = middle, 4 * step
             else:
-                high, path = middle, again
+                high, path, galloping = middle, again, False
         return low + 1, path
 
 

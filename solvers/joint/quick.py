@@ -6,8 +6,6 @@ fit it, the one of least m u + g; what lies between stages is what these choices
 
 from __future__ import annotations
 
-from math import inf
-
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
@@ -17,6 +15,7 @@ from trainplan.solvers.joint.stage_tables import Floats, KindOptions, StageTable
 
 SOURCE = "every unit at its cheapest, stages as even as they can be"
 PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean
+FINER = 3  # configurations of the best rough plans
 ROUNDS = 4  # of cuts even in the time that the plan before took
 
 
@@ -29,20 +28,27 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The best plan of those described above; None where none of them fits."""
-    best, plan = inf, None
+    """The best plan of those described above; None where none fits. Cuts are improved for a few configurations alone."""
     order = sorted((quick_bound_ns(instance, each), place) for place, each in enumerate(instance.configurations))
+    rough: list[tuple[int, int, Solution]] = []
+    best: tuple[int, Solution] | None = None
     for bound, place in order:
-        if bound >= best:
+        if best is not None and bound >= best[0]:
             break
+        planned = quick_plan(instance, place, rounds=0)
+        if planned is not None:
+            rough.append((planned[0], place, planned[1]))
+            best = planned if best is None or planned[0] < best[0] else best
+    for _, place, _ in sorted(rough, key=lambda each: each[:2])[:FINER]:
         planned = quick_plan(instance, place)
-        if planned is not None and planned[0] < best:
-            best, plan = planned
-    return plan
+        if planned is not None and best is not None and planned[0] < best[0]:
+            best = planned
+    return None if best is None else best[1]
 
 
-def quick_plan(instance: Instance, place: int) -> tuple[int, Solution] | None:
-    """The step and the plan of one configuration with one stage on each site; None where none of those tried fits."""
+def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[int, Solution] | None:
+    """The step and the plan of one configuration with one stage on each site; None where none of those tried fits. rounds: of
+    cuts even in the time that units took in the plan before."""
     configuration = instance.configurations[place]
     if configuration.schedule.chunks > 1:
         return None
@@ -50,7 +56,7 @@ def quick_plan(instance: Instance, place: int) -> tuple[int, Solution] | None:
     if not len(planner.choices):
         return None
     best: tuple[int, Solution] | None = None
-    loads = [np.ones(instance.length), least_u_ns(instance, configuration)]
+    loads = [np.ones(instance.length)] * (rounds > 0) + [least_u_ns(instance, configuration)]
     tried: set[tuple[int, ...]] = set()
     while loads:
         cuts = planner.balanced(loads.pop())
@@ -63,7 +69,7 @@ def quick_plan(instance: Instance, place: int) -> tuple[int, Solution] | None:
         step, choice, load = planned
         if best is None or step < best[0]:
             best = step, Solution(place, cuts, choice)
-            if len(tried) <= ROUNDS:
+            if len(tried) <= rounds:
                 loads.append(load)
     return best
 
