@@ -12,7 +12,7 @@ Variables    x[l,i,s] bool       unit l lies in stage i and takes option s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ortools.sat.python import cp_model
@@ -90,7 +90,7 @@ class _Model:
             return
         last, count = self.places.units[-1], self.places.last_options
         for s in range(count):
-            equal = sum(x for (l, _, first), x in self.x.items() if l == 0 and s in self.places.once(first))
+            equal = _sum([x for (l, _, first), x in self.x.items() if l == 0 and s in self.places.once(first)])
             self.model.add(self.x[last, 0, count + s] <= equal)
             self.model.add(self.x[last, 0, s] + equal <= 1)
 
@@ -163,10 +163,10 @@ def _simulated(stated: _Model) -> Any:
     sites, tied = len(places.configuration.sites), stated.tied()
     for x in range(sites):
         ends = x in (0, sites - 1) and places.configuration.tied is not None
-        behind = sum(stated.time(("optimizer_ns", y)) for y in places.stages[x::sites]) + (tied if ends else 0)
+        behind = [*(stated.time(("optimizer_ns", y)) for y in places.stages[x::sites]), *([tied] if ends else [])]
         for other in {0, sites - 1} if ends else {x}:
-            reduced = sum(stated.time(("reduce_ns", y)) for y in places.stages[other::sites])
-            model.add(step >= total(passes.ends[other]) + reduced + behind)
+            reduced = [stated.time(("reduce_ns", y)) for y in places.stages[other::sites]]
+            model.add(step >= _sum([total(passes.ends[other]), *reduced, *behind]))
     return step
 
 
@@ -174,13 +174,13 @@ def _eq_8(stated: _Model) -> Any:
     names = ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns")
     slowest, running = _slowest(stated, names)
     syncs = [stated.total(("last_ns", "reduce_ns", "optimizer_ns"), x) for x in stated.places.stages]
-    return (stated.places.configuration.micro_batches - 1) * slowest + sum(running) + sum(syncs) + stated.tied()
+    return _sum([(stated.places.configuration.micro_batches - 1) * slowest, *running, *syncs, stated.tied()])
 
 
 def _eq_5(stated: _Model) -> Any:
     slowest, running = _slowest(stated, ("forward_ns", "backward_ns"))
     moves = [stated.total(("message_forward_ns", "message_backward_ns"), x) for x in stated.places.stages]
-    return (stated.places.configuration.micro_batches - 1) * slowest + sum(running) + sum(moves)
+    return _sum([(stated.places.configuration.micro_batches - 1) * slowest, *running, *moves])
 
 
 def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, list[Any]]:
@@ -190,6 +190,10 @@ def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, lis
     for whole in running:
         stated.model.add(whole <= slowest)
     return slowest, running
+
+
+def _sum(parts: Sequence[Any]) -> Any:
+    return cp_model.LinearExpr.sum(list(parts))
 
 
 _STEP: dict[str, Callable[[_Model], Any]] = {"simulated": _simulated, "eq8": _eq_8, "eq5": _eq_5}

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
+import numpy as np
 from trainplan.formulations.joint.problem import Configuration
+from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.formulations.step.messages import Item, with_messages
 from trainplan.formulations.step.schedules import Pass, is_sliced
 
@@ -66,6 +68,9 @@ def step_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns:
 
 def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:
     """When each site has ended its last pass, and each message behind it."""
+    schedule = configuration.schedule
+    if schedule.chunks == 1 and not schedule.sliced:
+        return _in_blocks(configuration, stages)
     times: dict[tuple[Symbol, ...], int] = {}
 
     def after(ends: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
@@ -74,6 +79,21 @@ def ends_ns(configuration: Configuration, stages: Sequence[StageTimes]) -> list[
         return max(ends, default=0) + times[symbols]
 
     return ends(configuration, after)
+
+
+def _in_blocks(configuration: Configuration, stages: Sequence[StageTimes]) -> list[int]:
+    """`ends_ns` of whole micro-batches through one stage on each site, in arrays; the same as by `ends`, and faster."""
+    forward, backward, last = (
+        np.array(column, np.int64)[:, None]
+        for column in (
+            [stage.message_forward_ns + stage.forward_ns for stage in stages],
+            [stage.message_backward_ns + stage.backward_ns for stage in stages],
+            [stage.last_ns for stage in stages],
+        )
+    )
+    many = gpipe_ends_ns if configuration.schedule.name == "gpipe" else one_f_one_b_ends_ns
+    by_site: list[int] = many(forward, backward, configuration.micro_batches, last)[:, 0].tolist()
+    return by_site
 
 
 def ends(configuration: Configuration, after: After[End]) -> list[End]:
