@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration, Schedule
+from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.solvers.joint.stage_tables import StageTables
 from trainplan.solvers.joint.stages import Column
-from trainplan.solvers.partition.times import ends_ns
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,25 +76,8 @@ def pass_ends_ns(passes: Passes, schedule: Schedule, micro_batches: int) -> Inte
     the schedules with one stage on each site, with no more of its first micro-batches in halves than it has."""
     if schedule.sliced:
         return _by_order_ns(passes, schedule, micro_batches)
-    if schedule.name == "gpipe":
-        return _gpipe_ns(passes, micro_batches)
-    return ends_ns(passes.forward_ns, passes.backward_ns, micro_batches, passes.last_ns)
-
-
-def _gpipe_ns(passes: Passes, m: int) -> Integers:
-    """GPipe in closed form. The last stage begins its backward passes when m equal micro-batches have come through: sum f +
-    (m - 1) max f. Back to stage z, the longest path goes down to some stage y, stays for the first m - 1 micro-batches, and
-    takes the last one, which is longer, from there: sum_{j>=y} b + (m - 2) max_{j>=y} b + sum_{z<=j<=y} (b + l)."""
-    f, b = passes.forward_ns, passes.backward_ns
-    turned = f.sum(axis=0) + (m - 1) * f.max(axis=0)
-    longer = np.cumsum((b + passes.last_ns)[::-1], axis=0)[::-1]
-    if m == 1:
-        return turned + longer
-    after = np.concatenate([longer[1:], np.zeros((1, longer.shape[1]), np.int64)])
-    first = np.cumsum(b[::-1], axis=0)[::-1] + (m - 2) * np.maximum.accumulate(b[::-1], axis=0)[::-1]
-    waiting = np.maximum.accumulate((first - after)[::-1], axis=0)[::-1]
-    ends: Integers = turned + longer + waiting
-    return ends
+    many = gpipe_ends_ns if schedule.name == "gpipe" else one_f_one_b_ends_ns
+    return many(passes.forward_ns, passes.backward_ns, micro_batches, passes.last_ns)
 
 
 @lru_cache(maxsize=64)

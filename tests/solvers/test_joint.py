@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise, product
 
 import numpy as np
 import pytest
 from trainplan.formulations.joint.enumeration import cuts_of, improving, solution_count, solutions
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, violations
-from trainplan.formulations.joint.problem import Instance, Schedule, ScheduleName, Solution
+from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.simulation import ends
 from trainplan.formulations.joint.tables import Boundary, OptionTable
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import solve
@@ -191,6 +192,28 @@ def test_bounds_rise_with_u_at_least_by_their_slope(schedule: str) -> None:
 
 
 # Simulation
+
+
+@pytest.mark.parametrize("schedule", [Schedule("1f1b"), Schedule("gpipe"), Schedule("1f1b", 1), Schedule("1f1b", 2)])
+def test_arrays_of_pipelines_end_as_their_passes_one_by_one(schedule: Schedule) -> None:
+    """With longer last backward passes, against the formulation's simulation for any order of passes."""
+    for passes, stages, m, _ in pipelines(150):
+        if schedule.sliced > min(stages - 1, m):
+            continue
+        configuration = Configuration(
+            schedule=schedule,
+            micro_batches=m,
+            sites=(Site((1,)),) * stages,
+            links=(0,) * (stages - 1),
+            make_tables=tuple,
+        )
+        times = {name: getattr(passes, name)[:, 0] for name in ("forward_ns", "backward_ns", "last_ns", "halved_backward_ns")}
+        times |= {"first_half_ns": passes.halves_ns[0, :, 0], "second_half_ns": passes.halves_ns[1, :, 0]}
+
+        def after(before: Sequence[int], symbols: Sequence[tuple[str, int]], times: dict[str, np.ndarray] = times) -> int:
+            return max(before, default=0) + sum(int(times[name][x]) for name, x in symbols if name in times)
+
+        assert pass_ends_ns(passes, schedule, m)[:, 0].tolist() == ends(configuration, after)
 
 
 @pytest.mark.parametrize("seed", range(40))
