@@ -13,13 +13,14 @@ from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.closed_form import least_u_ns
 from trainplan.solvers.joint.fronts import front
-from trainplan.solvers.joint.master import Arcs, Mask, Master, StageArcs, Step
+from trainplan.solvers.joint.master import Arcs, Mask, Master, StageArcs
 from trainplan.solvers.joint.path_bounds import slope
 from trainplan.solvers.joint.pipelines import agree, passes_of, steps_ns
 from trainplan.solvers.joint.span_bounds import Exit, Weight, prices_of, span_bounds
 from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables, cut_classes, stage_tables
 from trainplan.solvers.joint.stages import Column, Entry, Stages
 from trainplan.solvers.joint.suffixes import Enumeration, Pool, Suffixes
+from trainplan.solvers.joint.whole_paths import Step
 from trainplan.solvers.pipeline.spans import spans_of
 
 GRID = 1.15  # between numbers of micro-batches in flight that have bounds of their own
@@ -107,6 +108,7 @@ class Candidate:
         for link in links:
             values = span_bounds(*limits, link, self.exits, longest, self.search.check_time)
             self.bounds[link] = values[:, :, rows]
+        self._capped: dict[tuple[int, int], tuple[float, float]] = {}
         self._spans()
         self._arcs()
 
@@ -151,6 +153,7 @@ class Candidate:
             trip, head = there[-1] - there, there + self.least_extra_ns
         of_all = Arcs(arcs, self.weights, before, trip, head)
         self.master = Master(of_all, units, self.m, self.schedule, self.search.check_time)
+        self.master.with_capped(self._capped)
 
     def _spans(self) -> None:
         """Of every first unit and length up to the longest: the last unit, the class, and whether it may be a stage."""
@@ -208,6 +211,34 @@ class Candidate:
         if rose:
             self._arcs()
         return rose
+
+    def refine_first(self, path: Sequence[Step], limit: float, tolerance: float) -> bool:
+        """Solve the first stage of a path for its least u + g under the largest u that a step up to the limit leaves it;
+        whether that is more than was known. Raises TimeoutError."""
+        first, last, _, following = path[0]
+        if self.schedule == "sliced" or not np.isfinite(limit) or self.master.left(limit) is None:
+            return False
+        most = float(self.master.most_first_u(limit)[0, last, following])
+        known = float(self.master.first_stage(limit, True)[0, last, following])
+        picks = self.columns.get((0, first, last), [])
+        out = (self.instance.boundary_kinds[last], self.configuration.links[0], following)
+        exits = self.exact.cuts.exits[out]
+
+        def u_ns(column: Column) -> float:
+            return column.forward_ns + column.backward_ns + float(exits[column.leave])
+
+        inside = [(u_ns(column) + column.extra_ns, place) for place, column in enumerate(picks) if u_ns(column) <= most]
+        if not inside or min(inside)[0] + self.tied_ns <= known * (1 + tolerance) + 1:
+            return False
+        start = picks[min(inside)[1]]
+        solved = self.exact.solve_capped(first, last, self.in_flight[0], out, int(most), start, self.search, tolerance)
+        if solved.column is not None and solved.column not in picks:
+            picks.append(solved.column)
+        if solved.bound + self.tied_ns <= known:
+            return False
+        self._capped[last, following] = most, solved.bound + self.tied_ns
+        self.master.with_capped(self._capped)
+        return True
 
     def take_count(self) -> int:
         """The number of stages solved since it was last asked for."""

@@ -6,6 +6,7 @@
     paths       stages that the least path uses are solved exactly, its pipeline is simulated, and the path is sought again,
                 until its bounds are exact
     classes     the same with interface states at cuts told apart, where stages do not know what their neighbours send
+    whole       the same along one whole partition at a time                              `whole_paths`
     suffixes    all columns of the spans that are left, and all pipelines of them          `fronts`, `suffixes`
 
 What no configuration leaves below the best plan, less the gap asked for, is proven.
@@ -25,9 +26,9 @@ from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
 from trainplan.solvers.joint.closed_form import quick_bound_ns
 from trainplan.solvers.joint.fronts import TooMany
-from trainplan.solvers.joint.master import Step
 from trainplan.solvers.joint.quick import first_plan
 from trainplan.solvers.joint.single import Single
+from trainplan.solvers.joint.whole_paths import Step
 
 SOURCE = "bounds on all spans, a master over suffixes, exact on the stages used"
 SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"
@@ -45,13 +46,15 @@ def decomposition(instance: Instance, search: Search) -> Outcome:
 
 @dataclass
 class _Entry:
-    """A configuration on its way: what is proven of it, what comes next, and the path that its bounds leave."""
+    """A configuration on its way: what comes next, the path that its bounds leave; whether interface states at cuts are told
+    apart by now, and paths followed along whole partitions."""
 
     place: int
     candidate: Candidate | Single | None = None
     stage: int = QUICK
     path: tuple[Step, ...] | None = None
     told_apart: bool = False
+    whole: bool = False
 
 
 class _Run:
@@ -139,13 +142,20 @@ class _Run:
             self.statistics["paths"] += 1
             assert entry.path is not None
             rose = candidate.refine(entry.path, self.tolerance)
+            if entry.whole:
+                rose |= candidate.refine_first(entry.path, self.target(), self.tolerance)
             candidate.report(entry.path)
             self.statistics["stages_solved"] += candidate.take_count()
-            value, path = candidate.master.bound(self.target(), fineness, bound)
+            value, path = candidate.master.bound(self.target(), fineness, bound, entry.whole)
             if rose or path != entry.path:
                 entry.stage = PATHS
+            elif not entry.told_apart and candidate.classes > 1:
+                entry.stage = CLASSES
+            elif not entry.whole:
+                entry.whole = True
+                value, path = candidate.master.bound(self.target(), fineness, bound, whole=True)
             else:
-                entry.stage = SUFFIXES if entry.told_apart or candidate.classes == 1 else CLASSES
+                entry.stage = SUFFIXES
             entry.path = path
         elif entry.stage == CLASSES:
             self.statistics["classes"] += 1

@@ -15,17 +15,17 @@ Also no stage may have m u above V, which limits the spans to short ones, and pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from trainplan.solvers.joint.path_bounds import gpipe_ns, one_f_one_b_ns, sliced_ns, slope
 from trainplan.solvers.joint.stage_tables import Floats
+from trainplan.solvers.joint.whole_paths import Step, whole_path
 
 Booleans = NDArray[np.bool_]
 Mask = tuple[int, Booleans]  # of one stage: its least first unit, and the arcs from there on, as of `StageArcs.u_ns`
-Step = tuple[int, int, int, int]  # a stage: first and last unit, the classes of the cuts before and after it
 ROUNDS = 3
 
 
@@ -35,13 +35,15 @@ class StageArcs:
     less one, and the class of the cut behind. The first stage has no class before it, the last one none behind (I = 1, O = 1).
 
     u_ns: least u, infinite where the span cannot be this stage. extra: (weights, ..), least p u + g of every weight p.
-    excess_ns: the most by which p u + g is above p u for the least u, of the weights p that a stage's bounds rise by.
+    excess_ns: the most by which p u + g is above p u for the least u, of the weights p that a stage's bounds rise by. capped:
+    of the first stage, by length less one and class behind, a limit on u and the least u + g under it.
     """
 
     low: int
     u_ns: Floats
     extra: Floats
     excess_ns: Floats
+    capped: Mapping[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, low: int, u_ns: Floats, extra: Floats, weights: Sequence[int], rate: int) -> StageArcs:
@@ -91,7 +93,7 @@ class Master:
         self.first: list[Floats] = self._prefixes(None, np.inf)
         self.least = float(self.first[-1][0, units])  # of a round trip; of a step, too, where no micro-batch is in halves
 
-    def _need(self, u: Floats, after: Floats, w: int, first: NDArray[np.intp]) -> Floats:
+    def need(self, u: Floats, after: Floats, w: int, first: NDArray[np.intp]) -> Floats:
         if self.schedule == "gpipe":
             needed: Floats = gpipe_ns(u, after, w, self.m)
         elif self.schedule == "sliced":
@@ -112,7 +114,7 @@ class Master:
                 low, left = masks[x]
                 u = u[:, low - arcs.low : low - arcs.low + left.shape[1], : left.shape[2]]
             if x == 0 and u.size:
-                u = np.where(np.isfinite(u), self._first_stage(limit, left is not None)[:, None, : u.shape[2]], np.inf)
+                u = np.where(np.isfinite(u), self.first_stage(limit, left is not None)[:, None, : u.shape[2]], np.inf)
             _, rows, width, classes = u.shape
             first = np.arange(low, low + rows)
             reached = u + before[-1][:, first, None, None]
@@ -126,25 +128,45 @@ class Master:
             before.append(here)
         return before
 
-    def _first_stage(self, limit: float, capped: bool) -> Floats:
+    def first_stage(self, limit: float, capped: bool) -> Floats:
         """(1, lengths, classes): least u + g of spans as stage 0: F(p, 1) - (p - 1) u, with the largest u that a step up to the
         limit leaves it."""
         arcs = self.arcs.stages[0]
-        u = least = arcs.u_ns[:, 0]
+        least = arcs.u_ns[:, 0]
+        most = self.most_first_u(limit) if capped else None
         for p, values in zip(self.arcs.weights, arcs.extra[:, :, 0], strict=True):
             if p == 1:
                 least = np.maximum(least, values)
-            elif capped:
-                after, rate = self.after_first[:, 1 : 1 + u.shape[1]].T[None], self.rates[0]
-                most = np.full(after.shape, np.floor(limit / self.m))
-                if self.schedule == "1f1b" and self.stages - 1 < self.m:
-                    most = np.minimum(most, np.floor((limit - 2 * after) / rate))
-                elif self.schedule == "gpipe":
-                    most = np.minimum(most, np.floor((limit - after) / self.m))
+            elif most is not None:
                 finite = np.where(np.isfinite(values), values, 0.0)
                 less = np.where(np.isfinite(values), finite - (p - 1) * np.maximum(most, 0), np.inf)
                 least = np.maximum(least, less)
+        if most is not None and arcs.capped:
+            least = least.copy()
+            for (length, out), (cap, value) in arcs.capped.items():
+                if length < least.shape[1] and most[0, length, out] <= cap:
+                    least[0, length, out] = max(least[0, length, out], value)
         return least
+
+    def most_first_u(self, limit: float) -> Floats:
+        """(1, lengths, classes): the largest u that a step up to the limit leaves stage 0, with the least S behind it that the
+        last pass over the stages has found.
+
+        Proof: m u is at most the limit; and (m - w) u + 2 S of 1F1B with w < m, m u + S of GPipe.
+        """
+        width = self.arcs.stages[0].u_ns.shape[2]
+        after = self.after_first[:, 1 : 1 + width].T[None]
+        most = np.full(after.shape, np.floor(limit / self.m))
+        if self.schedule == "1f1b" and self.stages - 1 < self.m:
+            most = np.minimum(most, np.floor((limit - 2 * after) / self.rates[0]))
+        elif self.schedule == "gpipe":
+            most = np.minimum(most, np.floor((limit - after) / self.m))
+        return most
+
+    def with_capped(self, capped: Mapping[tuple[int, int], tuple[float, float]]) -> None:
+        """Take what is known of the first stage's u + g under limits on its u, see `StageArcs`."""
+        stages = (replace(self.arcs.stages[0], capped=capped), *self.arcs.stages[1:])
+        self.arcs = replace(self.arcs, stages=stages)
 
     def possible(self, limit: float, rounds: int = ROUNDS) -> tuple[Step, ...] | None:
         """None where no partition has a step up to `limit`; else the stages of one that the bounds leave."""
@@ -204,7 +226,7 @@ class Master:
                 self.after_first = after
             end = np.minimum(first[:, None] + 1 + np.arange(u.shape[2]), units)
             suffix = after[:, end].transpose(1, 2, 0)
-            base = self._need(u, suffix, w, first)
+            base = self.need(u, suffix, w, first)
             # g behind it, at the least u: the bound rises by p at least where F(p, 1) - p u falls by p.
             with_extra = base + arcs.excess_ns[:, rows, :longest]
             if x == 0:
@@ -227,17 +249,20 @@ class Master:
             return None
         return masks[::-1], _traced(steps[::-1])
 
-    def bound(self, limit: float, tolerance: float, known: float = 0.0) -> tuple[float, tuple[Step, ...] | None]:
+    def bound(
+        self, limit: float, tolerance: float, known: float = 0.0, whole: bool = False
+    ) -> tuple[float, tuple[Step, ...] | None]:
         """The largest whole number that no partition's step is below, within a relative tolerance, and a path near it.
 
         limit: steps above it do not matter; where none up to it is possible, the next whole number, and no path. known: no step
-        is below it.
+        is below it. whole: by paths of one whole partition each, see `whole_paths`.
         """
+        possible = (lambda step: whole_path(self, step, tolerance)) if whole else self.possible
         if not np.isfinite(self.least):
             return np.inf, None
         low = np.floor(max(known, 0.0 if self.schedule == "sliced" else self.least)) - 1
         high = np.floor(limit) if np.isfinite(limit) else max(2 * self.least + 1, low + 1)
-        while (path := self.possible(high)) is None:
+        while (path := possible(high)) is None:
             if np.isfinite(limit) or high > 2.0**60:
                 return (high + 1 if np.isfinite(limit) else np.inf), None
             low, high = high, 2 * high
@@ -245,7 +270,7 @@ class Master:
         galloping = True
         while high - low > max(1.0, tolerance * high):
             middle = min(low + step, np.floor((low + high) / 2)) if galloping else np.floor((low + high) / 2)
-            again = self.possible(middle)
+            again = possible(middle)
             if again is None:
                 low, step = middle, 4 * step
             else:

@@ -100,6 +100,34 @@ class Stages:
                 self.solved[key] = self._solve(first, last, depth, weight, into, out, search, tolerance)
         return self.solved[key]
 
+    def solve_capped(
+        self, first: int, last: int, depth: int, out: Exit | None, most_ns: int, start: Column, search: Search, tolerance: float
+    ) -> Solved:
+        """The least u + g of a span that begins the model, of choices whose u is at most `most_ns`, which `start` keeps.
+
+        Where the host's memory counts, a bound of choices whatever they hold there. Raises TimeoutError.
+        """
+        self.count += 1
+        whole, forbidden = self.chain(first, last, depth, (1, 1), (0, 0), out)
+        capped, _ = self.chain(first, last, depth, (1, 0), (0, 0), out)
+
+        def objective(choice: Sequence[int]) -> int | None:
+            return whole.objective(choice) if int(capped.times(np.array([choice]))[0]) <= most_ns else None
+
+        inner = search.inner(objective, gap=tolerance)
+        inner.report(start.options)
+        if inner.objective is None:
+            return Solved(0.0, None)
+        rate = max(1e-6, start.extra_ns / max(1, most_ns))
+        label_setting(whole, inner, Cap(most_ns, capped, (rate, rate / 8, 8 * rate)))
+        search.check_time()
+        assert inner.bound is not None
+        if inner.best is None or inner.objective >= forbidden:
+            return Solved(inner.bound, None)
+        column = self.column(first, inner.best)
+        within = self.host_bytes is None or column.host_bytes <= self.host_bytes
+        return Solved(inner.bound, column if within else None, inner.objective)
+
     def _fits(self, first: int, depth: int, solved: Solved) -> bool:
         assert solved.column is not None
         return self.peak_bytes(first, depth, solved.column.options) <= self.memory_bytes

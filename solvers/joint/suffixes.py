@@ -18,6 +18,7 @@ from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables
 from trainplan.solvers.joint.stages import Column
 
 CHUNK = 2048
+PASSES = 2**23  # of all pipelines that are simulated at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +105,10 @@ class Enumeration:
         while waiting and not stop():
             suffixes = waiting.pop()
             suffixes = suffixes.at(np.flatnonzero(suffixes.bound <= limit()))
-            if len(suffixes.first) > CHUNK:
-                waiting.append(suffixes.at(slice(CHUNK, None)))
-                suffixes = suffixes.at(slice(CHUNK))
+            count = self._at_once(suffixes)
+            if len(suffixes.first) > count:
+                waiting.append(suffixes.at(slice(count, None)))
+                suffixes = suffixes.at(slice(count))
             if not len(suffixes.first):
                 continue
             if suffixes.stage == 0:
@@ -115,6 +117,13 @@ class Enumeration:
                 longer = self._longer(suffixes, limit())
                 waiting.append(longer.at(np.argsort(longer.bound, kind="stable")))
         return min((float(each.bound.min()) for each in waiting if len(each.first)), default=np.inf)
+
+    def _at_once(self, suffixes: Suffixes) -> int:
+        """How many suffixes to make longer at once, so that simulating the longer ones takes a moment."""
+        x = suffixes.stage
+        columns = len(self.pools[x - 1].columns) / max(1, len(np.unique(self.pools[x - 1].last))) if x else 1.0
+        work = (len(self.pools) - x + 1) * (self.configuration.micro_batches + len(self.pools)) * max(1.0, columns)
+        return max(1, min(CHUNK, int(PASSES / work)))
 
     def _last(self, limit: float) -> Suffixes:
         pool, x = self.pools[-1], len(self.pools) - 1
