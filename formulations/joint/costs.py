@@ -250,16 +250,19 @@ class JointCosts:
             asked = ", ".join(map(str, space.depths or []))
             problem, possible = f"is {asked}", ", ".join(map(str, self.depths)) or "none"
             raise InputError("command line", "--pipeline", problem, f"give another: {len(self.units)} units have {possible}")
-        configurations = []
+        configurations, numbers = [], divisors(batch) if space.micro_batches is None else space.micro_batches
         for depth in depths:
             group = devices // depth
-            for count in divisors(batch) if space.micro_batches is None else space.micro_batches:
+            for count in numbers:
                 if batch % count or not self.strategies(group, batch // count):
                     continue
                 for schedule in space.schedules_of(depth, count, len(self.units)):
                     if self._sound(schedule, group, batch // count):
                         configurations.append(self._configuration(schedule, depth, count, batch // count))
         if not configurations:
+            if any(self.strategies(devices // depth, batch // m) for depth in depths for m in numbers if batch % m == 0):
+                problem, fix = f"is {' or '.join(space.schedules)}", "give 1f1b: these depths and micro-batches do not suit it"
+                raise InputError("command line", "--schedule", problem, fix)
             fix = f"give a multiple of {devices}"
             raise InputError("command line", "--batch", f"is {batch}, which no strategy of the space divides", fix)
         return configurations

@@ -24,6 +24,8 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 
 SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
+SLICED = Parameter("sliced", int, "micro-batches that 1F1B may begin in two halves, at most", 0, least=0)
+CHUNKS = Parameter("chunks", int, "stages that the interleaved schedule may have on each group of devices, at most", 2, least=2)
 BY_UNIT = replace(parameters.BY_UNIT, about="choose for every sub-layer, not for every layer", default=True)
 
 
@@ -34,7 +36,7 @@ class Joint(Problem):
     name = NAME
     record, solution_record = InstanceRecord, SolutionRecord
     explained_by = "trainplan.solvers.joint.least_memory:explain"
-    parameters = (PIPELINE, MICRO_BATCHES, SCHEDULE, BY_UNIT)
+    parameters = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT)
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and how a step is judged."""
@@ -67,6 +69,8 @@ class Joint(Problem):
             depths=None if options["pipeline"] is None else [options["pipeline"]],
             micro_batches=None if options["micro_batches"] is None else [options["micro_batches"]],
             schedules=schedules,
+            most_sliced=options["sliced"],
+            most_chunks=options["chunks"],
             by_unit=options["by_unit"],
         )
         return build(request, space)
