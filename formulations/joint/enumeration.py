@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import comb, prod
 
+import numpy as np
 from trainplan.formulations.joint.evaluation import evaluate, malformed, over_memory
+from trainplan.formulations.joint.lots import Lot, takes
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 
 EVERY = 512  # solutions between two moments to look at the clock
+LOT = 4096  # choices that are looked at together
 
 
 def solution_count(instance: Instance) -> int:
@@ -50,13 +54,45 @@ def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
 
 
 def improving(instance: Instance) -> Generator[Solution | None, None, None]:
-    """The solutions that fit and take less time than those before them; None to look at the clock."""
+    """Of every lot of choices the best solution that fits, if it takes less time than those before it; None to look at the
+    clock. Where choices cannot be looked at in lots, each solution is a lot."""
     best: int | None = None
-    for solution in solutions(instance):
-        if solution is None:
+    for place, configuration in enumerate(instance.configurations):
+        lots = _lots(instance, place) if takes(configuration) else _single(instance, place)
+        for found in lots:
+            if found is not None and (best is None or found[0] < best):
+                best = found[0]
+                yield found[1]
+            else:
+                yield None
+
+
+Found = tuple[int, Solution] | None
+
+
+def _lots(instance: Instance, place: int) -> Iterator[Found]:
+    """The best solution that fits of each lot, with its step."""
+    configuration = instance.configurations[place]
+    for cuts in cuts_of(instance, configuration):
+        stages = [x for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))) for _ in range(first, end)]
+        sizes = [len(instance.table(configuration, x, l).options) for l, x in enumerate(stages)]
+        for start in range(0, prod(sizes), LOT):
+            numbers = np.arange(start, min(start + LOT, prod(sizes)))
+            choices = np.stack(np.unravel_index(numbers, sizes), axis=1)
+            steps, fits = Lot(instance, configuration, cuts, choices).steps_ns()
+            if not fits.any():
+                yield None
+                continue
+            least = int(np.where(fits, steps, np.iinfo(np.int64).max).argmin())
+            yield int(steps[least]), Solution(place, cuts, tuple(choices[least].tolist()))
+
+
+def _single(instance: Instance, place: int) -> Iterator[Found]:
+    """Every solution that fits, with its step."""
+    alone = instance.only([place])
+    for solution in solutions(alone):
+        evaluation = None if solution is None else evaluate(alone, solution)
+        if solution is None or evaluation is None or over_memory(alone, solution, evaluation):
             yield None
-            continue
-        evaluation = evaluate(instance, solution)
-        if (best is None or evaluation.time_ns < best) and not over_memory(instance, solution, evaluation):
-            best = evaluation.time_ns
-            yield solution
+        else:
+            yield evaluation.time_ns, replace(solution, configuration=place)
