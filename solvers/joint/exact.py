@@ -26,7 +26,7 @@ from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
 from trainplan.solvers.joint.closed_form import quick_bound_ns
 from trainplan.solvers.joint.fronts import TooMany
-from trainplan.solvers.joint.quick import first_plan
+from trainplan.solvers.joint.quick import best_quick_plan, first_plan
 from trainplan.solvers.joint.single import Single
 from trainplan.solvers.joint.whole_paths import Step
 
@@ -77,11 +77,13 @@ class _Run:
         waiting: list[tuple[float, int, _Entry]] = []
         bound: float = 0.0
         try:
+            if self.search.objective is None:
+                self.search.report(first_plan(self.instance), source=FIRST_PLAN)
             for place, configuration in enumerate(self.instance.configurations):
                 waiting.append((quick_bound_ns(self.instance, configuration), place, _Entry(place)))
                 self.search.check_time()
-            if self.search.objective is None:
-                self.search.report(first_plan(self.instance), source=FIRST_PLAN)
+            plan = best_quick_plan(self.instance, [each[0] for each in waiting], self.target())
+            self.search.report(plan, source=FIRST_PLAN)
         except TimeoutError:
             return Outcome(bound_source=self.source, message="time ran out before all configurations were bounded")
         heapq.heapify(waiting)

@@ -6,6 +6,8 @@ fit it, the one of least m u + g; what lies between stages is what these choices
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
@@ -15,6 +17,7 @@ from trainplan.solvers.joint.stage_tables import Floats, KindOptions, StageTable
 
 SOURCE = "every unit at its cheapest, stages as even as they can be"
 PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean
+ENOUGH = 3  # configurations with a plan that fits
 FINER = 3  # configurations of the best rough plans
 ROUNDS = 4  # of cuts even in the time that the plan before took
 
@@ -28,21 +31,46 @@ def cheap_bound(instance: Instance) -> tuple[int, str]:
 
 
 def first_plan(instance: Instance) -> Solution | None:
-    """The best plan of those described above; None where none fits. Cuts are improved for a few configurations alone."""
-    order = sorted((quick_bound_ns(instance, each), place) for place, each in enumerate(instance.configurations))
-    rough: list[tuple[int, int, Solution]] = []
+    """The best plan of those described above, of the first few configurations with any; None where none fits.
+
+    Tables of a configuration may take longer than its plan, so depths are tried from the middle outwards, with numbers of
+    micro-batches from the middle upwards, until some have plans.
+    """
+    by_depth: dict[int, list[int]] = {}
+    for place, each in sorted(enumerate(instance.configurations), key=lambda pair: pair[1].micro_batches):
+        by_depth.setdefault(each.stages, []).append(place)
+    sorted_depths = sorted(by_depth)
+    depths = sorted(sorted_depths, key=lambda depth: abs(sorted_depths.index(depth) - len(by_depth) // 2))
+    turns = max(map(len, by_depth.values()))
     best: tuple[int, Solution] | None = None
-    for bound, place in order:
-        if best is not None and bound >= best[0]:
+    plans = 0
+    for turn in range(turns):
+        for depth in depths:
+            places = by_depth[depth]
+            if turn >= len(places) or plans == ENOUGH:
+                continue
+            planned = quick_plan(instance, places[(len(places) // 2 + turn) % len(places)], rounds=1)
+            plans += planned is not None
+            if planned is not None and (best is None or planned[0] < best[0]):
+                best = planned
+    return None if best is None else best[1]
+
+
+def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) -> Solution | None:
+    """The best plan of all configurations with a step below `most`; None where there is none. bounds: on each one's step."""
+    rough: list[tuple[int, int, Solution]] = []
+    for bound, place in sorted(zip(bounds, range(len(bounds)), strict=True)):
+        if bound >= most:
             break
         planned = quick_plan(instance, place, rounds=0)
         if planned is not None:
             rough.append((planned[0], place, planned[1]))
-            best = planned if best is None or planned[0] < best[0] else best
-    for _, place, _ in sorted(rough, key=lambda each: each[:2])[:FINER]:
-        planned = quick_plan(instance, place)
-        if planned is not None and best is not None and planned[0] < best[0]:
-            best = planned
+            most = min(most, planned[0])
+    best: tuple[int, Solution] | None = None
+    for step, place, plan in sorted(rough, key=lambda each: each[:2])[:FINER]:
+        finer = quick_plan(instance, place) or (step, plan)
+        if best is None or finer[0] < best[0]:
+            best = finer
     return None if best is None else best[1]
 
 
