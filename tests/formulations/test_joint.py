@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from trainplan.execution.judge import judge
@@ -11,7 +13,8 @@ from trainplan.formulations.joint.costs import JointCosts
 from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.joint.enumeration import cuts_of
 from trainplan.formulations.joint.evaluation import evaluate, malformed
-from trainplan.formulations.joint.problem import Instance, ScheduleName, Solution
+from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.simulation import StageTimes, Symbol, ends, ends_ns
 from trainplan.formulations.joint.space import Space
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.quantities import divisors
@@ -21,6 +24,7 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 
+import trainplan as tp
 from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED
 
 CPU = load_cluster("cpu-4")
@@ -121,3 +125,45 @@ def test_steps_on_any_number_of_devices_are_those_of_the_time_walk(seed: int) ->
 def test_units_of_whole_layers_are_their_sub_layers_together(seed: int) -> None:
     rng = random.Random(seed)
     compare(rng, rng.choice([1, 2, 4]), Space(by_unit=False), rng.choice(NETWORKS), 4)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ends_in_arrays_are_those_pass_by_pass(seed: int) -> None:
+    """Of 1F1B and GPipe, with any times, also where the last micro-batch's backward pass takes longer."""
+    rng = random.Random(seed)
+    count, scale = rng.randint(1, 6), rng.choice([3, 1000])
+    sites = (Site((1,)),) * count
+    configuration = Configuration(
+        schedule=Schedule(rng.choice(["1f1b", "gpipe"])),
+        micro_batches=rng.randint(1, 9),
+        sites=sites,
+        links=(0,) * (count - 1),
+        make_tables=lambda: (),
+    )
+    stages = [StageTimes(*(rng.randint(0, scale) for _ in range(7))) for _ in range(count)]
+    stages[0] = replace(stages[0], message_forward_ns=0)
+    stages[-1] = replace(stages[-1], message_backward_ns=0)
+
+    def after(earlier: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
+        return max(earlier, default=0) + sum(getattr(stages[x], name) for name, x in symbols)
+
+    assert ends_ns(configuration, stages) == ends(configuration, after)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "memory": "2GiB"},
+        {"model": "bert-large", "cluster": "rtx-titan-8", "batch": 16, "memory": "6GiB"},
+        {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "pipeline": 4, "sliced": 3},
+        {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "schedule": "gpipe", "pipeline": 2, "by_unit": False},
+    ],
+    ids=str,
+)
+def test_plans_take_what_is_claimed(asked: dict[str, Any]) -> None:
+    """The claim of a plan is what its programs take by the time walk, and so does the step that is simulated anew."""
+    found = tp.plan(**asked, sequence=128, like="joint", gap=0.01, time_limit=60.0)
+    plan = found.plan
+    assert plan is not None and plan.claim is not None and plan.predicted is not None
+    assert plan.claim.objective_ns == plan.predicted.step_ns == tp.simulate(plan, cluster=asked["cluster"]).step_ns
+    assert max(plan.predicted.peak_bytes) <= plan.memory_bytes
