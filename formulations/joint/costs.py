@@ -57,6 +57,7 @@ class JointCosts:
         self._every = cache(self._every_strategy)
         self._pairs = cache(self._stage_pairs)
         self._slices = cache(self._only_slices)
+        self._gathered_more = cache(self._more)
 
     # What is possible
 
@@ -100,7 +101,8 @@ class JointCosts:
         sliced: bool,
         once: bool = False,
     ) -> OptionTable:
-        rows = [[self._part(part, strategy, samples, once, sliced) for part in parts] for strategy in strategies]
+        more = self._gathered_more(tuple(strategies))
+        rows = [[self._part(part, strategy, samples, once, sliced, more) for part in parts] for strategy in strategies]
         columns = {name: [joined[name] for joined in map(_joined, rows)] for name in _NAMES}
         interface = [states.index(strategy.layout) for strategy in strategies]
         options = [Option(str(strategy), strategy) for strategy in strategies]
@@ -113,8 +115,8 @@ class JointCosts:
             halved = Halved(forward_ns=np.stack([first, second]), backward_ns=back)
         return OptionTable.of(options, halved, enter=interface, leave=interface, **columns)
 
-    def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool, sliced: bool) -> dict[str, int]:
-        """The numbers of one sub-layer. once: as of `times_of`."""
+    def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool, sliced: bool, more: int) -> dict[str, int]:
+        """The numbers of one sub-layer. once: as of `times_of`; more: as of `_more`."""
         profile = self.profile
         times = times_of(profile, sublayer, strategy, samples, once)
         head = once and profile.shapes[sublayer].kind == "head"
@@ -125,8 +127,20 @@ class JointCosts:
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
         # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
         exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
-        numbers = (times.forward_ns, times.backward_ns, times.sync_ns - optimizer, optimizer, kept, max(exchanged, work), state)
+        work = max(exchanged, work + more * samples * max(moved_bytes(profile, sublayer)))
+        numbers = (times.forward_ns, times.backward_ns, times.sync_ns - optimizer, optimizer, kept, work, state)
         return dict(zip(_NAMES, numbers, strict=True))
+
+    def _more(self, strategies: tuple[Strategy, ...]) -> int:
+        """How many times a micro-batch's hidden states a re-layout may gather beyond once, for which `unit_bytes` has room.
+        Where ranks have no digits in common, each gathers the blocks of all: every sample as often as it is held."""
+        if not strategies or strategies[0].group & (strategies[0].group - 1) == 0:
+            return 0
+        places = range(strategies[0].group)
+        most = (
+            -(-max(len(gather_ranks(a, b, place)) for place in places) // a.data_degree) for a in strategies for b in strategies
+        )
+        return max(most) - 1
 
     def _boundary(self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool) -> Boundary:
         """One kind of boundary, of so many bytes a sample. strategies: one of each interface state."""
