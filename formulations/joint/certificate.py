@@ -37,7 +37,7 @@ from trainplan.formulations.joint.evaluation import Evaluation
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
 
-SCALE = 2**20  # parts of a nanosecond in which prices times bytes are counted
+SCALE = 2**16  # parts of a nanosecond in which prices times bytes are counted
 FAR = np.int64(2**60)  # more than anything that is compared; four of them can be added
 ROUNDS = 3
 

@@ -33,6 +33,7 @@ from trainplan.formulations.joint.tables import (
     Tables,
     Tied,
 )
+from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
@@ -247,16 +248,10 @@ class InstanceRecord(InstanceFile):
 
     def _check_configuration(self, where: str, record: ConfigurationRecord) -> None:
         stages, units = len(record.sites) * record.schedule.chunks, len(self.units)
+        self._check_schedule(f"{where}.schedule", record)
         if stages > units:
             raise InputError("", f"{where}.sites", f"are of {stages} stages", f"give at most {units}, one for each unit")
         check_length(f"{where}.links", record.links, stages - 1, "one for each two stages that follow each other")
-        if (name := record.schedule.name) != "interleaved" and record.schedule.chunks > 1:
-            raise InputError("", f"{where}.schedule.chunks", f"is {record.schedule.chunks}", f"give 1: {name} has one")
-        if name != "1f1b" and record.schedule.sliced:
-            raise InputError("", f"{where}.schedule.sliced", f"is {record.schedule.sliced}", f"give 0: {name} has no halves")
-        if name == "interleaved" and record.micro_batches % len(record.sites):
-            fix = f"give a multiple of the {len(record.sites)} sites"
-            raise InputError("", f"{where}.micro_batches", f"is {record.micro_batches}, interleaved", fix)
         if self.batch % record.micro_batches:
             fix = f"give a divisor of {self.batch}"
             raise InputError("", f"{where}.micro_batches", f"is {record.micro_batches}", fix)
@@ -275,9 +270,23 @@ class InstanceRecord(InstanceFile):
             raise InputError(
                 "", f"{where}.tied", f"is {record.tied}", f"give a place of ties, of which there are {len(self.ties)}"
             )
+        if record.cuts is not None:
+            check_length(f"{where}.cuts", record.cuts, stages - 1, "the first unit of every stage but the first")
         if record.cuts is not None and not all(a < b for a, b in pairwise((0, *record.cuts, units))):
             raise InputError("", f"{where}.cuts", f"is {record.cuts}", f"give rising numbers of 1 to {units - 1}")
         self._check_sums(where, record)
+
+    def _check_schedule(self, where: str, record: ConfigurationRecord) -> None:
+        schedule, sites, m = record.schedule, len(record.sites), record.micro_batches
+        if (name := schedule.name) != "interleaved" and schedule.chunks > 1:
+            raise InputError("", f"{where}.chunks", f"is {schedule.chunks}", f"give 1: {name} has one")
+        most = most_sliced(sites, m) if name == "1f1b" else 0
+        if schedule.sliced > most:
+            fix = f"give at most {most}: {name} with {sites} sites and {m} micro-batches can use no more"
+            raise InputError("", f"{where}.sliced", f"is {schedule.sliced}", fix)
+        if name == "interleaved" and m % sites:
+            fix = f"give a multiple of the {sites} sites"
+            raise InputError("", f"{where.removesuffix('schedule')}micro_batches", f"is {m}, interleaved", fix)
 
     def _check_sums(self, where: str, record: ConfigurationRecord) -> None:
         tables = [self.tables[place] for place in record.tables]
