@@ -183,6 +183,14 @@ def _eq_5(stated: _Model) -> Any:
     return _sum([(stated.places.configuration.micro_batches - 1) * slowest, *running, *moves])
 
 
+def _eq_4(stated: _Model) -> Any:
+    longest, last = stated.model.new_int_var(0, stated.most, "W"), stated.places.stages[-1]
+    for x in stated.places.stages:
+        behind = stated.total(("reduce_ns", "optimizer_ns"), x)
+        stated.model.add(_sum([behind, *([stated.tied()] if x in (0, last) else [])]) <= longest)
+    return _sum([_eq_5(stated), longest])
+
+
 def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, list[Any]]:
     """The largest sum of times of any stage, and that of each."""
     running: list[Any] = [stated.total(names, x) for x in stated.places.stages]
@@ -196,7 +204,7 @@ def _sum(parts: Sequence[Any]) -> Any:
     return cp_model.LinearExpr.sum(list(parts))
 
 
-_STEP: dict[str, Callable[[_Model], Any]] = {"simulated": _simulated, "eq8": _eq_8, "eq5": _eq_5}
+_STEP: dict[str, Callable[[_Model], Any]] = {"simulated": _simulated, "eq8": _eq_8, "eq5": _eq_5, "eq4": _eq_4}
 
 
 def extract(instance: Instance, x: Variables, value: Callable[[cp_model.IntVar], bool]) -> Solution:

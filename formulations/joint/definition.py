@@ -171,7 +171,7 @@ class Joint(Problem):
         return [Table(title, columns, tuple(rows))]
 
 
-STEP_NAMES = {"simulated": "simulated step", "eq8": "Eq. 8", "eq5": "Eq. 5"}
+STEP_NAMES = {"simulated": "simulated step", "eq8": "Eq. 8", "eq5": "Eq. 5", "eq4": "Eq. 4"}
 
 
 def build(request: Request, space: Space) -> Instance:

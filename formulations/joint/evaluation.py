@@ -112,6 +112,7 @@ def stage_times(
     begins, ends = first > 0, last < instance.length - 1
     into = range(first if begins else 1, last + 1)  # units whose input is re-laid by this stage
     inside = range(first + 1, last + 1)
+    reduction = configuration.reduction
     head = int(tables[first].head_ns[choice[first]])
     turn, tail = int(tables[last].turn_ns[choice[last]]), int(tables[first].tail_ns[choice[first]])
     back = sum(crossing("relayout_backward_ns", l, stage) for l in inside)
@@ -137,7 +138,7 @@ def stage_times(
         message_forward_ns=crossing("message_forward_ns", first, stage) if begins else 0,
         message_backward_ns=crossing("message_backward_ns", last + 1, stage + 1) if ends else 0,
         last_ns=total("last_ns"),
-        reduce_ns=total("reduce_ns"),
+        reduce_ns=total("reduce_ns") + (reduction.time_ns(total("gradient_bytes")) if reduction else 0),
         optimizer_ns=total("optimizer_ns"),
         **halves,
     )
@@ -196,7 +197,14 @@ def eq_5_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns:
     return (configuration.micro_batches - 1) * max(times) + sum(times) + moves
 
 
-_AGGREGATES: dict[Step, Aggregate] = {"simulated": step_ns, "eq8": eq_8_ns, "eq5": eq_5_ns}
+def eq_4_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
+    """AMP's Eq. 4: Eq. 5, and the longest that a stage takes for its gradients, with a table that both ends share."""
+    ends = (0, len(stages) - 1)
+    syncs = [each.reduce_ns + each.optimizer_ns + (tied_ns if x in ends else 0) for x, each in enumerate(stages)]
+    return eq_5_ns(configuration, stages, tied_ns) + max(syncs)
+
+
+_AGGREGATES: dict[Step, Aggregate] = {"simulated": step_ns, "eq8": eq_8_ns, "eq5": eq_5_ns, "eq4": eq_4_ns}
 
 
 # Constraints

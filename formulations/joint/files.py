@@ -15,6 +15,7 @@ from trainplan.formulations.joint.problem import (
     Configuration,
     DeviceClass,
     Instance,
+    Reduction,
     Schedule,
     Site,
     Solution,
@@ -37,6 +38,7 @@ from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, Source, parse
+from trainplan.profiling.clusters.network import Network
 
 assert STEPS
 Count = Annotated[int, Field(ge=0)]
@@ -171,6 +173,13 @@ class SiteRecord(Record):
     kind: Count = 0
 
 
+class ReductionRecord(Record):
+    """One all-reduce of all gradients of a stage, among these devices."""
+
+    network: Network
+    devices: Annotated[list[Count], Field(min_length=1)]
+
+
 class ConfigurationRecord(Record):
     """A schedule, micro-batches, sites, and the places of their tables in the file."""
 
@@ -181,6 +190,7 @@ class ConfigurationRecord(Record):
     tables: Annotated[list[Count], Field(min_length=1)]
     tied: Count | None = None
     cuts: list[Count] | None = None
+    reduction: ReductionRecord | None = None
 
 
 class ClassRecord(Record):
@@ -270,6 +280,9 @@ class InstanceRecord(InstanceFile):
             raise InputError(
                 "", f"{where}.tied", f"is {record.tied}", f"give a place of ties, of which there are {len(self.ties)}"
             )
+        if record.reduction is not None and not record.reduction.network.reaches(max(record.reduction.devices) + 1):
+            fix = "give an island that holds them"
+            raise InputError("", f"{where}.reduction.network", "does not reach all devices", fix)
         if record.cuts is not None:
             check_length(f"{where}.cuts", record.cuts, stages - 1, "the first unit of every stage but the first")
         if record.cuts is not None and not all(a < b for a, b in pairwise((0, *record.cuts, units))):
@@ -358,6 +371,7 @@ def load(source: Source, where: str = "instance") -> Instance:
                 make_tables=partial(tuple, [tables[place] for place in each.tables]),
                 make_tied=partial(_present, None if each.tied is None else ties[each.tied]),
                 cuts=None if each.cuts is None else tuple(each.cuts),
+                reduction=None if each.reduction is None else Reduction(each.reduction.network, tuple(each.reduction.devices)),
             )
             for each in record.configurations
         ),
@@ -418,6 +432,7 @@ def instance_dict(instance: Instance) -> dict[str, Any]:
             "tables": [tables.place(table) for table in each.tables],
             "tied": None if each.tied is None else ties.place(each.tied),
             "cuts": None if each.cuts is None else list(each.cuts),
+            **({} if each.reduction is None else {"reduction": each.reduction.to_dict()}),
         }
         for each in instance.configurations
     ]

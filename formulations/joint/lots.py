@@ -21,7 +21,7 @@ SUMMED = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
 
 def takes(configuration: Configuration) -> bool:
     """Whether choices of the configuration can be looked at in lots."""
-    return configuration.schedule.chunks == 1 and not configuration.schedule.sliced
+    return configuration.schedule.chunks == 1 and not configuration.schedule.sliced and configuration.reduction is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +106,11 @@ class Lot:
         if self.instance.step == "eq5":
             alone = times["forward_ns"] + times["backward_ns"]
             return (m - 1) * alone.max(axis=0) + (forward + backward).sum(axis=0)
+        if self.instance.step == "eq4":
+            syncs = times["reduce_ns"] + times["optimizer_ns"]
+            syncs[sorted({0, len(syncs) - 1})] += tied
+            alone = times["forward_ns"] + times["backward_ns"]
+            return (m - 1) * alone.max(axis=0) + (forward + backward).sum(axis=0) + syncs.max(axis=0)
         if self.instance.step == "eq8":
             syncs = (times["last_ns"] + times["reduce_ns"] + times["optimizer_ns"]).sum(axis=0) + tied
             return (m - 1) * (forward + backward).max(axis=0) + (forward + backward).sum(axis=0) + syncs

@@ -180,17 +180,26 @@ def _add_eq_8(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
     m.step.add(rest + sum(running) + syncs + _tied(m, places, ns_per_unit) <= m.J)
 
 
-def _add_eq_5(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
+def _add_eq_5(m: Any, places: Places, time: Any, ns_per_unit: int, behind: Any = 0) -> None:
     m.V = pyo.Var(domain=pyo.NonNegativeReals)
     running = [_sum(time, ("forward_ns", "backward_ns"), x) for x in places.stages]
     moves = sum(_sum(time, ("message_forward_ns", "message_backward_ns"), x) for x in places.stages)
     m.step = pyo.ConstraintList()
     for whole in running:
         m.step.add(whole <= m.V)
-    m.step.add((places.configuration.micro_batches - 1) * m.V + sum(running) + moves <= m.J)
+    m.step.add((places.configuration.micro_batches - 1) * m.V + sum(running) + moves + behind <= m.J)
 
 
-_ADD = {"simulated": _add_simulated, "eq8": _add_eq_8, "eq5": _add_eq_5}
+def _add_eq_4(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
+    m.W = pyo.Var(domain=pyo.NonNegativeReals)
+    m.behind = pyo.ConstraintList()
+    for x in places.stages:
+        tied = _tied(m, places, ns_per_unit) if x in (0, places.stages[-1]) else 0
+        m.behind.add(_sum(time, ("reduce_ns", "optimizer_ns"), x) + tied <= m.W)
+    _add_eq_5(m, places, time, ns_per_unit, m.W)
+
+
+_ADD = {"simulated": _add_simulated, "eq8": _add_eq_8, "eq5": _add_eq_5, "eq4": _add_eq_4}
 
 
 def _sum(time: Any, names: Iterable[str], stage: int) -> Any:

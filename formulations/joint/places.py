@@ -262,10 +262,18 @@ _AT_LAST = {"backward_ns": ["turn_ns"], "halved_backward_ns": ["turn_ns"]}
 
 def check_suited(instance: Instance) -> None:
     """Raises Unsuited where a model cannot state the instance."""
+    check_additive(instance)
     limits = {instance.limit_bytes(site) for each in instance.configurations for site in each.sites}
     if len(limits) > 1:
         problem = f"have {len(limits)} limits of memory"
         raise Unsuited("instance", "classes", problem, "give `exact`, or classes of equal memory")
+
+
+def check_additive(instance: Instance) -> None:
+    """Raises Unsuited where what a stage takes is no sum of what its units take."""
+    if any(each.reduction is not None for each in instance.configurations):
+        problem = "reduces all gradients of a stage together"
+        raise Unsuited("instance", "configurations", problem, "give `brute-force`, or `exact` of the problem that it restricts")
 
 
 def _any(table: OptionTable, names: Iterable[str]) -> bool:

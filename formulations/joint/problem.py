@@ -13,6 +13,8 @@ unit j of stage x:
     c_x = message forward into x; d_x = message of gradients back into x       0 for the first and for the last stage
     l_x = sum_l last(s_l); g_x = sum_l reduce(s_l); o_x = sum_l optimizer(s_l)
 
+where gradients of a whole stage are reduced together, g_x = that all-reduce of sum_l gradient(s_l) bytes, too.
+
 A re-layout at a cut is made by who receives: forward by the stage after the cut, backward by the stage before it.
 
 Objective, by the instance's `step`:
@@ -24,6 +26,7 @@ Objective, by the instance's `step`:
                 max(end_0 + g_0, end_{p-1} + g_{p-1}) + tied + o_x
     eq8         (m - 1) max_x (T_x - G_x) + sum_x T_x, T_x = f_x + b_x + c_x + d_x + G_x, G_x = l_x + g_x + o_x   Galvatron-BMW
     eq5         (m - 1) max_x (f_x + b_x) + sum_x (f_x + b_x) + sum_x (c_x + d_x)                                 AMP
+    eq4         eq5 + max_x (g_x + o_x + tied where x is 0 or p-1)                                                AMP
 
 subject to, with n_x micro-batches in flight on stage x (counted from the schedule's order),
 
@@ -49,10 +52,12 @@ from trainplan.formulations.instances import ProblemInstance
 from trainplan.formulations.joint.tables import Boundary, OptionTable, Tables, Tied, update
 from trainplan.formulations.step import schedules
 from trainplan.formulations.step.schedules import Pass, PlanSchedule
+from trainplan.profiling.clusters.network import Network
+from trainplan.profiling.costs import collective_ns
 
 NAME = "joint"
 
-Step = Literal["simulated", "eq8", "eq5"]
+Step = Literal["simulated", "eq8", "eq5", "eq4"]
 STEPS: tuple[Step, ...] = get_args(Step)
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
@@ -120,13 +125,30 @@ class Unit:
     last: int
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """One all-reduce of all gradients of a stage, among these devices of a network; of every stage alike."""
+
+    network: Network
+    devices: tuple[int, ...]
+
+    def time_ns(self, gradient_bytes: int) -> int:
+        """What it takes for so many bytes."""
+        return round(collective_ns(self.network, "all-reduce", gradient_bytes, self.devices))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The reduction as files have it."""
+        return {"network": self.network.model_dump(exclude_none=True), "devices": list(self.devices)}
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Configuration:
     """A schedule, a number of micro-batches and the sites, in pipeline order; and what holds there.
 
     links: the kind of link between each stage and the next, by the boundaries' messages (stages - 1 entries). make_tables: the
     tables by kind of site, called when they are first asked for; configurations of equal sites and sizes of micro-batch share
-    the call's results. cuts: the first units of the stages after the first, where they are fixed.
+    the call's results. cuts: the first units of the stages after the first, where they are fixed. reduction: of the gradients,
+    where a stage reduces all of them together.
     """
 
     schedule: Schedule
@@ -136,6 +158,7 @@ class Configuration:
     make_tables: Callable[[], tuple[Tables, ...]] = field(repr=False)
     make_tied: Callable[[], Tied | None] = field(repr=False, default=lambda: None)
     cuts: tuple[int, ...] | None = None
+    reduction: Reduction | None = None
 
     @property
     def stages(self) -> int:
@@ -247,6 +270,8 @@ class Instance(ProblemInstance):
         digest.update(repr((limits, kinds, self.boundary_kinds, self.cuttable, self.step, self.reserve_bytes)).encode())
         for each in self.configurations:
             digest.update(repr((each.schedule, each.micro_batches, each.sites, each.links, each.cuts)).encode())
+            if each.reduction is not None:
+                digest.update(repr(each.reduction.to_dict()).encode())
             for tables in each.tables:
                 digest.update(tables.digest)
             if each.tied is not None:

@@ -5,11 +5,11 @@
     pipeline            stages, options                 messages wholly with the stage after the cut    Eq. 8
     stage-assignment    cuts                            one option; times by stage                      Eq. 5
     pipeline-partition  cuts                            one option; nothing behind the last pass        simulated
+    cluster-strategy    degrees, cuts                   one class of devices, even shares; one option   Eq. 4
     memory-switches     switches, synchronised          one stage, one micro-batch; options link        Eq. 8, a sum
 
 Memory is the same, too: `kept_bytes` alone is Galvatron's Eq. 2 and H3T's chain, `held_bytes` with the largest pass AutoPipe's
-and AMP's. Of free segments (memory-switches without forced synchronisation) there are no tables, and cluster-strategy's sum of
-gradients is one all-reduce for a stage, which is no sum of what its units take.
+and AMP's. Of free segments (memory-switches without forced synchronisation) there are no tables.
 """
 
 from __future__ import annotations
@@ -20,9 +20,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from trainplan.formulations.cluster_strategy.problem import Degrees
+from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
+from trainplan.formulations.cluster_strategy.problem import Solution as ClusterSolution
 from trainplan.formulations.instances import Integers
-from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Solution, Step, Unit
-from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Option, OptionTable, Tables
+from trainplan.formulations.joint.problem import (
+    Configuration,
+    DeviceClass,
+    Instance,
+    Reduction,
+    Schedule,
+    Site,
+    Solution,
+    Step,
+    Unit,
+)
+from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Option, OptionTable, Tables, Tied
 from trainplan.formulations.layer_strategies.problem import Instance as LayerInstance
 from trainplan.formulations.memory_switches.problem import Instance as SwitchInstance
 from trainplan.formulations.memory_switches.problem import Solution as SwitchSolution
@@ -262,6 +275,67 @@ def pipeline_partition(instance: PartitionInstance) -> Restriction:
     return Restriction(joint, lift, lambda solution: PartitionSolution(solution.cuts))
 
 
+# cluster-strategy
+
+
+def cluster_strategy(instance: ClusterInstance) -> Restriction:
+    """Of equal devices, which may all stand for each other, and of solutions with shares as even as can be: one configuration
+    for each choice of degrees. Where one share is larger than others, it is that pipeline that counts."""
+    if int(instance.classes.max()):
+        raise Unsuited("instance", "devices", "are not all alike", "give a cluster of one kind of device and of link")
+    degrees = [each for each in instance.degrees() if instance.even_shares(each.dp, each.mbs)]
+    layers = [(name, l) for l, name in enumerate(instance.layer_names)]
+    limit = instance.memory_bytes if instance.within_memory else NO_LIMIT
+    configurations = [_cluster_configuration(instance, each) for each in degrees]
+    classes = [DeviceClass("device", instance.devices, limit)]
+    joint = _joint(instance, layers, range(len(layers) - 1), configurations, classes, "eq4", instance.batch)
+    everyone = tuple(range(instance.devices))
+
+    def lift(solution: ClusterSolution) -> Solution:
+        even = instance.even_shares(solution.degrees.dp, solution.degrees.mbs)
+        assert solution.shares in ((), even), "uneven shares have no configuration"
+        return Solution(degrees.index(solution.degrees), solution.cuts, (0,) * instance.layers)
+
+    def lower(solution: Solution) -> ClusterSolution:
+        chosen = degrees[solution.configuration]
+        return ClusterSolution(chosen, everyone, solution.cuts, instance.even_shares(chosen.dp, chosen.mbs) or ())
+
+    return Restriction(joint, lift, lower)
+
+
+def _cluster_configuration(instance: ClusterInstance, degrees: Degrees) -> Configuration:
+    placed = instance.placed(degrees, range(instance.devices))
+    shares = instance.even_shares(degrees.dp, degrees.mbs)
+    assert shares is not None
+    shard, table = instance.shards[degrees.tmp], instance.tables[degrees.tmp, degrees.mbs]
+    columns = {
+        "forward_ns": placed.layer_ns[0, 0],
+        "held_bytes": table.kept_bytes,
+        "work_backward_bytes": table.workspace_bytes,
+        "state_bytes": shard.state_bytes,
+        "gradient_bytes": shard.gradient_bytes,
+    }
+    units = [
+        OptionTable.of([Option(f"tp{degrees.tmp}")], **{name: column[[l]] for name, column in columns.items()})
+        for l in range(instance.layers)
+    ]
+    sent = placed.transfer_ns[0, 0] if degrees.pp > 1 else np.zeros(instance.layers - 1, np.int64)
+    boundaries = [_boundary(np.zeros((1, 1), np.int64), np.full((1, 1, 1), ns, np.int64)) for ns in sent.tolist()]
+    return Configuration(
+        schedule=Schedule(),
+        micro_batches=max(shares),
+        sites=(Site((degrees.dp * degrees.tmp,)),) * degrees.pp,
+        links=(0,) * (degrees.pp - 1),
+        make_tables=partial(_made, (Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
+        make_tied=partial(_present, Tied(reduce_ns=placed.tied_ns) if placed.tied_ns else None),
+        reduction=Reduction(instance.network, tuple(placed.grid[0, :, 0].tolist())) if degrees.dp > 1 else None,
+    )
+
+
+def _present(tied: Tied | None) -> Tied | None:
+    return tied
+
+
 # memory-switches
 
 
@@ -317,5 +391,6 @@ _RESTRICTIONS: dict[type, Callable[[Any], Restriction]] = {
     PipelineInstance: pipeline,
     AssignmentInstance: stage_assignment,
     PartitionInstance: pipeline_partition,
+    ClusterInstance: cluster_strategy,
     SwitchInstance: memory_switches,
 }

@@ -45,6 +45,7 @@ class OptionTable:
     kept_bytes: what a micro-batch keeps from the unit's forward pass to its backward pass, stacked (O_f of Galvatron's Eq. 2);
     held_bytes: what it holds for as long as it is in flight on the stage. work_forward_bytes, work_backward_bytes: what the
     passes themselves add for their duration. state_bytes: for the whole step; host_bytes: on the host, for the whole step.
+    gradient_bytes: of the gradients that a stage reduces all together, where the configuration has such a `reduction`.
 
     enter, leave: the interface states of the input and the output, counted from 0.
     halved: the unit's passes on halves of a micro-batch, where the schedule is sliced.
@@ -67,6 +68,7 @@ class OptionTable:
     work_backward_bytes: Integers
     state_bytes: Integers
     host_bytes: Integers
+    gradient_bytes: Integers
     halved: Halved | None = None
 
     @classmethod
@@ -94,7 +96,7 @@ class OptionTable:
         return OptionTable(options=tuple(self.options[s] for s in chosen), halved=halved, **columns)
 
 
-COLUMNS = ("enter", "leave", *TIMES, *BYTES)
+COLUMNS = ("enter", "leave", *TIMES, *BYTES, "gradient_bytes")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

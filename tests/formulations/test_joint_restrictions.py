@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from trainplan.formulations.cluster_strategy.problem import load as load_cluster
 from trainplan.formulations.joint.enumeration import solutions
 from trainplan.formulations.joint.evaluation import evaluate, violations
 from trainplan.formulations.joint.restrictions import Restriction, restrict
@@ -20,6 +22,7 @@ from trainplan.profiling.base.errors import Unsuited
 
 import trainplan as tp
 from tests.assignments import random_assignment
+from tests.cluster_instances import random_cluster_dict
 from tests.instances import random_instance, random_pipeline
 from tests.partition_instances import random_partition
 from tests.switch_instances import random_instance as random_switches
@@ -79,6 +82,42 @@ def test_pipeline_partition(seed: int) -> None:
     assert list(all_joint(restriction)) == expected
     for solution in expected:
         compare(instance, restriction, solution)
+
+
+def equal_cluster(seed: int) -> Any:
+    """Devices of one kind on links of one kind."""
+    rng = random.Random(seed)
+    content = random_cluster_dict(rng, rng.choice([2, 4, 6]))
+    devices = sum(run["count"] for run in content["devices"])
+    link = {"devices": devices, "bandwidth_bytes_per_s": rng.choice([1e9, 7e8]), "latency_ns": rng.randint(0, 9)}
+    network = {"islands": [link], "algorithm": rng.choice(["ring", "tree", "fastest"])}
+    kinds, tables = content["kinds"][:1], [table | {"layer_ns": table["layer_ns"][:1]} for table in content["tables"]]
+    return load_cluster(
+        content | {"kinds": kinds, "devices": [{"kind": 0, "count": devices}], "network": network, "tables": tables}
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_cluster_strategy(seed: int) -> None:
+    instance = equal_cluster(seed)
+    if not list(instance.degrees()):
+        return
+    restriction = restrict(instance)
+    lowered = list(all_joint(restriction))
+    assert {solution.degrees for solution in lowered} == set(instance.degrees())
+    for solution in lowered:
+        compare(instance, restriction, solution)
+        placement = random.Random(seed).sample(range(instance.devices), instance.devices)
+        moved = replace(solution, placement=tuple(placement))
+        assert (
+            problem_of(instance).evaluate(instance, moved).objective
+            == evaluate(restriction.instance, restriction.lift(moved)).time_ns
+        )
+
+
+def test_unlike_devices_are_no_restriction() -> None:
+    with pytest.raises(Unsuited, match="not all alike"):
+        restrict(tp.build("cluster-strategy", model="gpt2", cluster="amp-heterogeneous-16", batch=32))
 
 
 @pytest.mark.parametrize("seed", range(12))
