@@ -7,7 +7,7 @@ one stage's first device stands for all; the time walk over the plan's programs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.halves import halved_passes
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
+from trainplan.formulations.joint.sites import groups_alike, stage_links, stage_pairs, stages_alike
 from trainplan.formulations.joint.space import Space, every_strategy
 from trainplan.formulations.joint.tables import Boundary, Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
@@ -26,7 +27,6 @@ from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, slow
 from trainplan.formulations.work.units import grouped_units, layer_name, table_part, unit_work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
-from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.profiles import Profile
 
 Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
@@ -54,8 +54,9 @@ class JointCosts:
         self.tables = cache(self._tables)
         self.tied = cache(self._tied)
         self.strategies = cache(self._strategies)
+        self.links = cache(partial(stage_links, profile))
+        self.pairs = cache(partial(stage_pairs, profile))
         self._every = cache(self._every_strategy)
-        self._pairs = cache(self._stage_pairs)
         self._slices = cache(self._only_slices)
         self._gathered_more = cache(self._more)
 
@@ -144,7 +145,7 @@ class JointCosts:
 
     def _boundary(self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool) -> Boundary:
         """One kind of boundary, of so many bytes a sample. strategies: one of each interface state."""
-        shape = (len(self._pairs(group)), len(strategies), len(strategies))
+        shape = (len(self.pairs(group)), len(strategies), len(strategies))
         there, sent = self._relayouts(size, strategies, samples), self._messages(size, strategies, group, samples)
         halves: dict[str, Integers] = {}
         if sliced:
@@ -182,7 +183,7 @@ class JointCosts:
     def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
         """(K, C): of so many samples in the state of each strategy, by kind of link."""
         messages = [samples // strategy.data_degree * size for strategy in strategies]
-        times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self._pairs(group)]
+        times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self.pairs(group)]
         return np.array(times, np.int64).reshape(len(times), len(strategies))
 
     def _tied(self, group: int, samples: int) -> Tied | None:
@@ -197,41 +198,6 @@ class JointCosts:
         equal = np.array([[a.levels == b.levels for b in strategies] for a in strategies], bool)
         once = self._unit(self.kinds[self.units[-1].kind], strategies, states, samples, False, once=True)
         return Tied(reduce_ns=time, equal=equal.reshape(len(strategies), len(strategies)), once=once)
-
-    # Links between stages
-
-    def links(self, group: int, chunks: int) -> tuple[int, ...]:
-        """The kind of link between each stage and the next, by the place of its pairs in `_pairs`."""
-        depth, kinds = self.profile.devices // group, self._link_kinds(group)
-        return tuple(kinds[x % depth] for x in range(depth * chunks - 1))
-
-    def _link_kinds(self, group: int) -> list[int]:
-        pairs, keys = self._pairs(group), [self._links_of(ranks) for ranks in self._pairs(group)]
-        assert len(pairs) == len(keys)
-        depth = self.profile.devices // group
-        return [keys.index(self._links_of(self._between(x, group))) for x in range(depth)] if depth > 1 else []
-
-    def _stage_pairs(self, group: int) -> list[list[tuple[int, int]]]:
-        """Devices that send to each other between two stages, one list for each kind of link; from the last stage to the first,
-        too, where chunks of stages follow each other."""
-        depth = self.profile.devices // group
-        found: dict[Any, list[tuple[int, int]]] = {}
-        for x in range(depth) if depth > 1 else ():
-            ranks = self._between(x, group)
-            found.setdefault(self._links_of(ranks), ranks)
-        return list(found.values())
-
-    def _between(self, stage: int, group: int) -> list[tuple[int, int]]:
-        """The pairs of a stage and the next one, in a ring; one pair where all are alike."""
-        devices = self.profile.devices
-        first, then = stage * group, (stage + 1) * group % devices
-        alike = self.profile.network.uniform and group & (group - 1) == 0
-        return [(first + place, then + place) for place in range(1 if alike else group)]
-
-    def _links_of(self, ranks: Iterable[tuple[int, int]]) -> Any:
-        network = self.profile.network
-        links = {network.link(tuple(sorted(pair)), "p2p") for pair in ranks}
-        return tuple(sorted((link.bandwidth_bytes_per_s, link.latency_ns) for link in links))
 
     # The instance
 
@@ -323,25 +289,3 @@ def tp_degrees(request: Request, group: int) -> tuple[int, ...]:
     if model is None:
         return request.chain.tp_degrees(group)
     return tuple(t for t in divisors(group) if all(part.runs_on(t) for part in model.sublayers.values()))
-
-
-def stages_alike(network: Network, size: int, count: int) -> bool:
-    """Whether stages of `size` consecutive devices lie alike: each island holds whole stages, or a stage whole islands."""
-    if count == 1:
-        return True
-    spans = [span for island in network.islands for span in (island.devices, island.shared_by)]
-    tiled = network.matrix is None and all(island.first is None for island in network.islands)
-    return tiled and all(span % size == 0 or size % span == 0 or span >= size * count for span in spans)
-
-
-def groups_alike(network: Network, strategy: Strategy) -> bool:
-    """Whether all groups of each of a strategy's levels have equal links."""
-    if network.uniform and strategy.group & (strategy.group - 1) == 0:
-        return True
-    for paradigm, _ in strategy.levels:
-        groups = {strategy.peers(rank, paradigm) for rank in range(strategy.group)}
-        for operation in ("all-reduce", "all-gather", "reduce-scatter"):
-            links = {network.link(group, operation) for group in groups}
-            if len({(link.bandwidth_bytes_per_s, link.latency_ns) for link in links}) > 1:
-                return False
-    return True

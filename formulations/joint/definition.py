@@ -12,8 +12,8 @@ from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
-from trainplan.formulations.joint.files import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
+from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.space import SCHEDULES, Space
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter

@@ -67,7 +67,7 @@ UNLIKE: list[dict[str, Any]] = [
 ]
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
-    ({"step": "eq4"}, "step is 'eq4'"),
+    ({"step": "eq9"}, "step is 'eq9'"),
     ({"units": []}, "units"),
     ({"boundary_kinds": [0]}, "boundary_kinds has 1 entries; give 3"),
     ({"cuttable": [True]}, "cuttable has 1 entries; give 3"),
