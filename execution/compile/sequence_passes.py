@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[str, ...], freed: tuple[str, ...]) -> None:
     """The forward pass of a unit on a part, once its input is there under its layout. freed: weights, with their last use."""
     share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
-    entry, inside = "", source
+    entry, inside, again = "", source, ckpt or share.enters_again
     if share.enters:
-        entry = _enter(at, unit, part, weights, graph=not ckpt)
-        inside = _gather_entry(at, unit, part, freed=ckpt and not share.post_norm)
+        entry = _enter(at, unit, part, weights, graph=not again)
+        inside = _gather_entry(at, unit, part, freed=again and not share.post_norm)
         freed = (*freed, inside)
     after = f"{unit + 1}.{part}"
     if at.model.units[unit].kind == "head":
@@ -38,7 +38,7 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
     output = at.scatter_tokens(unit, part, result, f"hidden.{after}")
     if share.leaves:
         residual = ((entry if share.post_norm else source),) if share.adds_residual else ()
-        frees = (entry,) if ckpt and share.post_norm else ()
+        frees = (entry,) if again and share.post_norm else ()
         fields = {"reads": (output, *residual), "writes": (output,), "frees": frees}
         at.issue(Op.LEAVE, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
 
@@ -74,7 +74,7 @@ def backward(
     graph, source = at.backward_reads(unit, part)
     inside = source
     if share.enters:
-        if ckpt:
+        if ckpt or share.enters_again:
             _enter(at, unit, part, weights, graph=True)
         inside = _gather_entry(at, unit, part, freed=True)
     if ckpt:

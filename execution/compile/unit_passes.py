@@ -118,7 +118,8 @@ class UnitPasses(PlannedRank):
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
         result = self.buffer(f"hidden.{unit + 1}.{part}", layer.output_bytes(rows, tp))
-        kept, workspace = layer.kept_bytes(rows, tp), layer.forward_workspace_bytes(rows, tp)
+        selective = self.selective(unit)
+        kept, workspace = selective.kept_bytes(rows, tp), selective.forward_workspace_bytes(rows, tp)
         graph = self.buffer(f"graph.{unit}.{part}", kept)
         op = Op.FORWARD
         writes: tuple[str, ...] = (result, graph)
@@ -233,7 +234,7 @@ class UnitPasses(PlannedRank):
             reads=(*kept, *reads),
             writes=(*writes, *gradients),
             frees=(*kept, *freed),
-            workspace_bytes=layer.backward_workspace_bytes(rows, tp),
+            workspace_bytes=self.selective(unit).backward_workspace_bytes(rows, tp),
         )
 
     def _weights(self, unit: int, part: Part, after: str) -> tuple[str, ...]:

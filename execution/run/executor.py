@@ -144,11 +144,15 @@ class Executor(Sharding, Copying, TokenSharing):
         x = self.values[instruction.reads[0]]
         if instruction.unit > 0:
             x = x.detach().requires_grad_()
-        part, draw = self.sublayer(instruction), self.draw(instruction)
+        part, draw, modules = (
+            self.sublayer(instruction),
+            self.draw(instruction),
+            self.program.selective(instruction.unit).modules,
+        )
         if self.program.shares_tokens(instruction.unit):
-            y = torch_units.matrices(part, unit.views, x, unit.shard, draw=draw)
+            y = torch_units.matrices(part, unit.views, x, unit.shard, draw=draw, modules=modules)
             return y.view(*x.shape[:2], -1), x
-        return torch_units.forward(part, unit.views, x, unit.shard, draw=draw), x
+        return torch_units.forward(part, unit.views, x, unit.shard, draw=draw, modules=modules), x
 
     def _forward(self, instruction: Instruction) -> None:
         y, x = self._compute(instruction)

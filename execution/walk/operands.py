@@ -208,11 +208,17 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
             return _unjoined(i)
         layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "whole"
         fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
-    if i.op in RECOMPUTED and i.unit is not None and program.strategies[i.unit].ckpt != RECOMPUTED[i.op]:
+    if i.op in RECOMPUTED and i.unit is not None and _again(program, i.op, i.unit) != RECOMPUTED[i.op]:
         return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
     if not fits:
         return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not what its operation does"
     return None
+
+
+def _again(program: Program, op: Op, unit: int) -> bool:
+    """Whether what an operation computes is computed once more in the backward pass."""
+    entering = op in ENTERING and program.shares_tokens(unit) and program.token_share(unit).enters_again
+    return program.strategies[unit].ckpt or entering
 
 
 def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
