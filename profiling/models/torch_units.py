@@ -101,7 +101,8 @@ def enter(part: Sublayer, p: Parameters, x: Tensor, draw: Draw | None = None) ->
         return x
     inside = _normed(part, p, x)
     if isinstance(part, Attention):
-        return drop(inside, draw, "input", part.input_dropout)
+        inside = drop(inside, draw, "input", part.input_dropout)
+        return _into_windows(part, inside) if part.window else inside
     if isinstance(part, LanguageHead):
         if part.transform:
             inside = ACTIVATIONS[part.transform](F.linear(inside, p["dense.weight"], p["dense.bias"]))
@@ -198,10 +199,8 @@ def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Sh
 def _attention(
     part: Attention, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None, recomputed: bool
 ) -> Tensor:
-    rows, length, _ = inside.shape
+    rows = inside.shape[0] * inside.shape[1] // part.tokens
     heads, kv_heads, width = part.heads // shard.tp, part.kv_heads // shard.tp, part.width
-    if part.window:
-        inside = _into_windows(part, inside)
     if part.packed:
         qkv = F.linear(inside, p["qkv.weight"].flatten(0, 1), _flat(p.get("qkv.bias")))
         q, k, v = qkv.view(*inside.shape[:2], 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
@@ -225,7 +224,7 @@ def _attention(
         mixed = again(core, q, k, v)[0] if recomputed else core(q, k, v)
         mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
     y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
-    return _from_windows(part, y, rows).reshape(rows * length, part.hidden) if part.window else y
+    return _from_windows(part, y, rows).reshape(rows * part.tokens, part.hidden) if part.window else y
 
 
 def _flat(bias: Tensor | None) -> Tensor | None:
