@@ -37,9 +37,6 @@ def features(plan: Plan) -> Iterator[Feature]:
             yield Feature(f"ZeRO stage {strategy.zero_stage}", f"{where}.states.zero", str(strategy.zero_stage), "3")
         if strategy.sequence_parallel:
             yield Feature("sequence parallelism", f"{where}.layout.sequence_parallel", "true", "false")
-        if "loss" in strategy.modules:
-            where_from = f"{where}.activations.recompute"
-            yield Feature("recomputation of the loss", where_from, ", ".join(strategy.modules), "others, or 'none'")
         if strategy.modules:
             modules = ", ".join(strategy.modules)
             yield Feature("recomputation of modules", f"{where}.activations.recompute", modules, "'none' or 'full'")

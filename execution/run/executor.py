@@ -179,12 +179,30 @@ class Executor(Sharding, Copying, TokenSharing):
                 if unit.partitioned:
                     self.values[name] = torch.empty_like(unit.whole)
                 unit.gradients.write(self._gradient_buffer(name))
-        gradient_of_output = self._of_half(instruction, self.values[incoming])
+        if incoming.startswith("targets"):
+            gradient_of_output = self._gradient_of_logits(instruction, x)
+        else:
+            gradient_of_output = self._of_half(instruction, self.values[incoming])
         torch.autograd.backward([edge], [gradient_of_output])
         for unit in units:
             unit.gradients.complete()
         if len(instruction.writes) > len(made):
             self.values[instruction.writes[0]] = x.grad
+
+    def _gradient_of_logits(self, instruction: Instruction, x: Tensor) -> Tensor:
+        """Of logits that are made anew, of a head's input, or where ranks share the tokens of what its matrix works on."""
+        part, unit = self.sublayer(instruction), self.unit(instruction)
+        function = torch_units.matrices if self.program.shares_tokens(self.program.units[-1]) else torch_units.forward
+        with torch.no_grad():
+            logits = function(part, unit.views, x, unit.shard)
+            targets, statistics = (self.values[name] for name in instruction.reads[2:4])
+            everyone, name = statistics.unsqueeze(0), instruction.reads[4]
+            if name.startswith("all-statistics"):
+                everyone = self.values[name]
+            logits.sub_(statistics[0].unsqueeze(-1)).exp_()
+            scale = 1.0 / (self.program.samples * self.model.tokens)
+            torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, unit.shard, scale)
+        return logits
 
     def _loss_statistics(self, instruction: Instruction) -> None:
         logits, targets = (self.values[name] for name in instruction.reads)
@@ -202,7 +220,10 @@ class Executor(Sharding, Copying, TokenSharing):
         logits, targets, statistics = (self.values[name] for name in names[:3])
         everyone = self.values[names[3]] if len(names) > 4 else statistics.unsqueeze(0)
         shard = self.unit(instruction).shard
-        loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
+        if instruction.writes == ("loss",):  # the backward pass makes logits anew, and then their gradient
+            loss = torch_units.loss_value(everyone, scale)
+        else:
+            loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
         if shard.first:
             self.loss += loss
 

@@ -53,7 +53,7 @@ FORMS: dict[Op, tuple[str, ...]] = {
         f"entry-graph.u.p {INPUT} entry-gradient.u.p {{residual_gradient}} {{own}} {{sum}} -> input-gradient.u.p {{sum}}",
     ),
     Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
-    Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> hidden.v.p loss",),
+    Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> {logits_gradient} loss",),
     Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u",),
     Op.SLICE: _MOVED,
     Op.GATHER_SLICE: _MOVED,
@@ -131,6 +131,7 @@ for _layout in LAYOUTS.values():
         "incoming": OUTPUT_GRADIENT,
         "source_gradient": "input-gradient.u.p?",
         "output": "hidden.v.p",
+        "logits_gradient": "hidden.v.p",
         "residual": "",
         "residual_gradient": "",
     }
@@ -157,9 +158,11 @@ SHARES: dict[str, dict[str, str]] = {
     "head": {"source": "entry-whole.u.p", "incoming": "hidden.v.p", "source_gradient": "entry-gradient-partial.u.p"},
 }
 SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
+LOSS_AGAIN = {"logits_gradient": "", "incoming": "targets.p statistics.p all-statistics.p?"}
 ONLY_SHARED = ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.REDUCE_SCATTER_TOKENS}
 for _name in ("whole", "sharded", "whole, with the table", "sharded, with the table"):
     LAYOUTS |= {f"{_name}, tokens of a {kind} shared": LAYOUTS[_name] | shares for kind, shares in SHARES.items()}
+LAYOUTS |= {f"{_name}, loss made again": _layout | LOSS_AGAIN for _name, _layout in LAYOUTS.items()}
 
 
 def operands(program: Program) -> list[str]:
@@ -181,11 +184,12 @@ def layout_of(program: Program, unit: int) -> str:
         return "on the host"
     with_table = program.table_once and unit == len(program.strategies) - 1
     layout = ("sharded" if partitioned(program, unit) else "whole") + ", with the table" * with_table
+    again = ", loss made again" * program.selective(unit).has("loss")
     if not program.shares_tokens(unit):
-        return layout
+        return layout + again
     share = program.token_share(unit)
     kind = share.part.kind if not share.adds_residual else "post-norm block" if share.post_norm else "block"
-    return f"{layout}, tokens of a {kind} shared"
+    return f"{layout}, tokens of a {kind} shared{again}"
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:

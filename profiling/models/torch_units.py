@@ -389,15 +389,24 @@ def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary:
     logits: as `loss_statistics` left them. everyone: its results of all shards, (tp, 3, rows, tokens). Returns the sum of the
     losses times `scale`.
     """
-    largest, mine = everyone[:, 0].amax(0), everyone[shard.index]
-    normaliser = largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
-    loss = (normaliser - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
+    normaliser, mine = _normaliser(everyone), everyone[shard.index]
     logits.mul_(((mine[0] - normaliser).exp() * scale).unsqueeze(-1))
     low, high = shard_bounds(vocabulary, shard.tp, shard.index)
     inside = (targets >= low) & (targets < high)
     place = (targets - low).clamp_(0, high - low - 1).unsqueeze(-1)
     logits.scatter_add_(-1, place, (inside.to(logits.dtype) * -scale).unsqueeze(-1))
-    return loss
+    return loss_value(everyone, scale)
+
+
+def loss_value(everyone: Tensor, scale: float) -> Tensor:
+    """The sum of the losses times `scale`, of the statistics of all shards, (tp, 3, rows, tokens)."""
+    return (_normaliser(everyone) - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
+
+
+def _normaliser(everyone: Tensor) -> Tensor:
+    """The logarithm of the sum of exponentials over the whole vocabulary."""
+    largest = everyone[:, 0].amax(0)
+    return largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
 
 
 def whole_parameters(part: Sublayer, seed: int) -> Parameters:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import judge
+from trainplan.execution.program import Program
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import memory_walk
@@ -23,6 +24,7 @@ from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Selective, Sublayer, modules_of
 
+from tests.execution.mutations import KINDS, OF_ORDER, mutants
 from tests.execution.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, recomputing_modules, sharing_tokens
 from tests.execution.test_sequence_parallelism import any_plan, large
 from tests.execution.test_time_walk import profile_of
@@ -68,7 +70,7 @@ def test_random_plans_are_sound(count: int) -> None:
     for seed in range(count):
         rng = random.Random(seed)
         plan = any_plan(rng, rng.choice([4, 8]) if seed % 5 < 3 else 4, seed)
-        assert check(compile_plan(recomputing_modules(rng, plan, INSIDE))) == [], seed
+        assert check(compile_plan(recomputing_modules(rng, plan))) == [], seed
 
 
 def _hold(reports: list[RunReport]) -> None:
@@ -82,7 +84,7 @@ def _hold(reports: list[RunReport]) -> None:
 def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:
     rng = random.Random(world)
     numbers = [number for number in range(count) if world > 2 or number % 5 < 4]
-    plans = [recomputing_modules(rng, any_plan(rng, world, number), INSIDE) for number in numbers]
+    plans = [recomputing_modules(rng, any_plan(rng, world, number)) for number in numbers]
     assert any(unit.strategy.modules for plan in plans for unit in plan.units)
     _hold(run_plans(plans, backend=backend))  # type: ignore[arg-type]
 
@@ -90,8 +92,8 @@ def test_random_plans_agree_with_one_process(world: int, backend: str, count: in
 def test_measured_memory_follows_the_walk() -> None:
     plans = []
     for model in map(large, (GPT2, LLAMA, DROPPING[2])):
-        for text in ("single", "single-ckpt:norms", "single-ckpt:activation+attention+norms", "single-ckpt"):
-            plans.append(plan_of(model, [text] * len(model.units), 1, 8, 2))
+        for text in ("single", "single-ckpt:norms", "single-ckpt:activation+attention+loss+norms", "single-ckpt"):
+            plans.append(plan_of(model, [text] * len(model.units), 1, 8, 2, schedule="gpipe"))
     reports = run_plans(plans, steps=1, compare=False, measure_memory=True)
     peaks = []
     for report in reports:
@@ -102,8 +104,23 @@ def test_measured_memory_follows_the_walk() -> None:
         assert peaks[place] > peaks[place + 1] > peaks[place + 2] > peaks[place + 3], "the more is recomputed"
 
 
+@pytest.mark.parametrize("text", ["single-ckpt:loss", "single-ckpt:loss+norms", "tp2-sp-ckpt:loss"])
+def test_logits_are_not_kept(text: str) -> None:
+    """With a large vocabulary, of all micro-batches but the one in its backward pass."""
+    model, world = large(GPT2).with_fields(vocab_size=6000, n_layer=1), 2 if "tp2" in text else 1
+    plain, again = (
+        plan_of(model, [s] * len(model.units), world, 8, 4, schedule="gpipe") for s in (text.split("-ckpt")[0], text)
+    )
+    reports = run_plans([plain, again], steps=1, compare=False, measure_memory=True)
+    (kept, made) = (max(report.peak_bytes or [0]) for report in reports)
+    for report in reports:
+        assert abs(max(report.predicted_peak_bytes) / max(report.peak_bytes or [1]) - 1) < 0.01
+    logits = model.units[-1].sublayer.output_bytes(2, world)
+    assert made < kept - 2 * logits
+
+
 def _mixed(rng: random.Random, world: int, stages: int | None = None, model: Model | None = None) -> Plan:
-    return recomputing_modules(rng, sharing_tokens(rng, random_plan(rng, world, model, stages)), INSIDE)
+    return recomputing_modules(rng, sharing_tokens(rng, random_plan(rng, world, model, stages)))
 
 
 @pytest.mark.parametrize("world", [1, 4])
@@ -150,3 +167,15 @@ def test_recomputed_modules_take_time_and_keep_less() -> None:
         assert unit_costs(profile, executed, kind, parse_strategy(f"tp2-ckpt:{other}"), 8) == unit_costs(
             profile, executed, kind, parse_strategy("tp2"), 8
         )
+
+
+def test_60_mutations_that_must_be_seen() -> None:
+    kinds = [kind for kind in KINDS if kind.split(",")[0] not in OF_ORDER]
+    for mutant in mutants(random.Random(60), 60, kinds, _programs):
+        faults = check(mutant.programs)
+        assert faults and faults[0].startswith("rank "), mutant[:3]
+
+
+def _programs(rng: random.Random) -> tuple[Plan, list[Program]]:
+    plan = _mixed(rng, rng.choice([2, 4]))
+    return plan, compile_plan(plan)

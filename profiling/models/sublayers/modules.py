@@ -42,7 +42,7 @@ class Selective:
 
     @property
     def effective(self) -> bool:
-        """Whether any module of the sub-layer is recomputed."""
+        """Whether any module that the sub-layer has is recomputed."""
         return any(map(self.has, self.modules))
 
     def costs_bytes(self, rows: int, tp: int) -> dict[str, int]:
@@ -96,6 +96,10 @@ class Selective:
         norm's result from when the first products need it."""
         if not self.effective:
             return self.part.backward_workspace_bytes(rows, tp)
+        if self.has("loss"):
+            logits, others = self.part.output_bytes(rows, tp), tuple(name for name in self.modules if name != "loss")
+            before = self.part.kept_bytes(rows, tp)  # what comes before its matrix, again
+            return logits + max(before, Selective(self.part, others).backward_workspace_bytes(rows, tp))
         part, most = self.part, self.inside_backward_bytes(rows, tp, self.dropped_before(rows, tp))
         outer = part.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
         if self.has("norms") and part.norm == "rms":  # the gradient of its result stays until that of its input is there

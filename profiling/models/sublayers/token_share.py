@@ -118,7 +118,8 @@ class TokenShare:
 
     def backward_workspace_bytes(self, rows: int) -> int:
         """Most bytes alive in the matrices' backward pass, beyond input, kept and gradients."""
-        return self._matrices.inside_backward_bytes(rows, self.tp)
+        again = self.part.output_bytes(rows, self.tp) if self._matrices.has("loss") else 0
+        return again + self._matrices.inside_backward_bytes(rows, self.tp)
 
     def leave_workspace_bytes(self, rows: int) -> int:
         """Most bytes alive behind the matrices, beyond the sum and the residual; and when its gradient is made."""
