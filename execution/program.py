@@ -36,7 +36,7 @@ from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import Sublayer, TokenShare
+from trainplan.profiling.models.sublayers import Selective, Sublayer, TokenShare
 
 Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
@@ -294,7 +294,11 @@ class Program:
 
     def token_share(self, unit: int) -> TokenShare:
         """The bytes and pieces of a unit whose ranks share its tokens."""
-        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
+
+    def selective(self, unit: int) -> Selective:
+        """The bytes of a unit, without the modules of it that are recomputed."""
+        return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
     @property
     def persistent_bytes(self) -> int:

@@ -14,7 +14,7 @@ from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import TokenShare, shard_bounds
+from trainplan.profiling.models.sublayers import Selective, TokenShare, shard_bounds
 
 SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})
 BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
@@ -194,7 +194,11 @@ class PlannedRank:
 
     def token_share(self, unit: int) -> TokenShare:
         """The bytes and pieces of a unit whose ranks share its tokens."""
-        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
+
+    def selective(self, unit: int) -> Selective:
+        """The bytes of a unit, without the modules of it that are recomputed."""
+        return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
     def tokens_at(self, place: int, unit: int) -> tuple[int, int]:
         """The first one and the end of the tokens that the rank at a place has of each sample, in a unit's layout."""

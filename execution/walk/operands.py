@@ -56,7 +56,7 @@ FORMS: dict[Op, tuple[str, ...]] = {
         f"entry-graph.u.p {INPUT} entry-gradient.u.p {{residual_gradient}} {{own}} {{sum}} -> input-gradient.u.p {{sum}}",
     ),
     Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
-    Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> hidden.v.p loss",),
+    Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> {logits_gradient} loss",),
     Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u master.u?",),
     Op.SLICE: _MOVED,
     Op.GATHER_SLICE: _MOVED,
@@ -138,6 +138,7 @@ for _layout in LAYOUTS.values():
         "incoming": OUTPUT_GRADIENT,
         "source_gradient": "input-gradient.u.p?",
         "output": "hidden.v.p",
+        "logits_gradient": "hidden.v.p",
         "residual": "",
         "residual_gradient": "",
     }
@@ -170,9 +171,11 @@ SHARES: dict[str, dict[str, str]] = {
     },
 }
 SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
+LOSS_AGAIN = {"logits_gradient": "", "incoming": "targets.p statistics.p all-statistics.p?"}
 ONLY_SHARED = ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.REDUCE_SCATTER_TOKENS}
 for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
     LAYOUTS |= {f"{_name}, tokens of a {kind} shared": LAYOUTS[_name] | shares for kind, shares in SHARES.items()}
+LAYOUTS |= {f"{_name}, loss made again": _layout | LOSS_AGAIN for _name, _layout in LAYOUTS.items()}
 
 
 def operands(program: Program) -> list[str]:
@@ -194,11 +197,12 @@ def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
     with_table = program.table_once and unit == len(program.strategies) - 1
     layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
+    again = ", loss made again" * program.selective(unit).has("loss")
     if not program.shares_tokens(unit):
-        return layout
+        return layout + again
     share = program.token_share(unit)
     kind = share.part.kind if not share.adds_residual else "post-norm block" if share.post_norm else "block"
-    return f"{layout}, tokens of a {kind} shared"
+    return f"{layout}, tokens of a {kind} shared{again}"
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
@@ -221,7 +225,7 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
             return _unjoined(i)
         layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "ZeRO stage 0"
         fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
-    if i.op in RECOMPUTED and i.unit is not None and program.strategies[i.unit].ckpt != RECOMPUTED[i.op]:
+    if i.op in RECOMPUTED and i.unit is not None and _again(program, i.op, i.unit) != RECOMPUTED[i.op]:
         return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
     if i.op is Op.OPTIMIZER_STEP and (f"{MASTER}.{i.unit}" in i.writes) != (program.precision.master is not None):
         return f"writes {_names(i.writes)}, with master copies in {program.precision.master}"
@@ -230,6 +234,12 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
     if not fits:
         return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not what its operation does"
     return None
+
+
+def _again(program: Program, op: Op, unit: int) -> bool:
+    """Whether what an operation computes is computed once more in the backward pass."""
+    entering = op in ENTERING and program.shares_tokens(unit) and program.token_share(unit).enters_again
+    return program.strategies[unit].ckpt or entering
 
 
 def _unshared(program: Program, i: Instruction, unit: int) -> str | None:

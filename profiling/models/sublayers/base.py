@@ -157,9 +157,19 @@ class Sublayer:
         """
         raise NotImplementedError
 
-    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
-        """The same of the backward pass of its matrices alone, without what comes before and behind them."""
-        return self.backward_workspace_bytes(rows, tp)
+    def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
+        """The same of the backward pass of its matrices alone, without what comes before and behind them; of those that work on
+        what comes before, by themselves."""
+        return self.backward_workspace_bytes(rows, tp), 0
+
+    def outer_backward_bytes(self, rows: int, kept_bytes: int) -> int:
+        """The same of what comes before and behind its matrices, which keep, together with these, so many bytes."""
+        return max(self._drawing_bytes(rows), self._norm_moment(kept_bytes, rows))
+
+    @property
+    def operators_before(self) -> int:
+        """How many of its kernels (see `operators`) come before its matrices."""
+        return 0
 
     @property
     def _drops(self) -> bool:
