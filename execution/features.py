@@ -9,7 +9,14 @@ from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 COMPILED = frozenset(  # what trainplan's own programs do
-    {"ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "states on the host"}
+    {
+        "ZeRO stage 1",
+        "ZeRO stage 2",
+        "master weights",
+        "recomputation of modules",
+        "sequence parallelism",
+        "states on the host",
+    }
 )
 
 
@@ -26,6 +33,8 @@ def features(plan: Plan) -> Iterator[Feature]:
     """All of a plan's, unit by unit."""
     if plan.schedule == "zero-bubble":
         yield Feature("zero-bubble schedules", "schedule", "'zero-bubble'", "1f1b")
+    if plan.precision.master is not None:
+        yield Feature("master weights", "precision.master", repr(plan.precision.master), "null")
     for position, unit in enumerate(plan.units):
         where, strategy = f"units[{position}]", unit.strategy
         layout, text = f"{where}.{unit.field}", repr(str(strategy))

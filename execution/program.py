@@ -7,8 +7,11 @@ issue order:
 |---|---|
 | compute | all computations, and what they read |
 | communication | collectives and messages between devices |
-| copy | copies between device and host, both ways (on the communication lane where both share one link) |
+| copy | copies from the host to the device; in H3T's step those to the host, too |
+| copy-out | copies to the host in any other step |
 | host | the optimizer, where it works on the host |
+
+Where devices and host share one link, all copies are on the communication lane.
 
 Dependencies between lanes follow from the buffers: an instruction that reads a buffer comes after its last writer, one that
 writes or frees it after all its readers too. Where order alone is wanted, an instruction comes `after` marks that earlier ones
@@ -29,12 +32,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import Sublayer, TokenShare
+from trainplan.profiling.models.sublayers import Selective, Sublayer, TokenShare
 
-Stream = Literal["compute", "communication", "copy", "host"]
+Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
@@ -117,7 +121,8 @@ COLLECTIVES = frozenset(
     }
 )
 POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
-COPIES = frozenset({Op.PREFETCH_SHARD, Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.PREFETCH_HIDDEN, Op.OFFLOAD_GRADIENT})
+COPIES_OUT = frozenset({Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.OFFLOAD_GRADIENT})
+COPIES = COPIES_OUT | {Op.PREFETCH_SHARD, Op.PREFETCH_HIDDEN}
 FORWARDS = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})
 ENTERING = frozenset({Op.ENTER, Op.ENTER_WITHOUT_GRAPH})
 DRAWING = FORWARDS | ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD}  # masks of dropout follow from the samples
@@ -133,7 +138,7 @@ FROM = "-from-"  # in the name of a buffer for what one of several senders sends
 MARK = "mark."  # begins the name of a mark
 STATES = ("parameter", "gradient", "moments")
 HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
-UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "gathered", "whole-gradient"})  # named by their unit alone
+UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "master", "gathered", "whole-gradient"})  # named by their unit alone
 
 
 def on_host(name: str) -> bool:
@@ -218,7 +223,7 @@ class Program:
 
     stages: the units of each stage of the plan, and groups: its ranks, ascending. units: those of the rank's stages, of
     which it has several where they are interleaved; place: the rank's number among the ranks of its stage, from 0, of which
-    strategies speak. samples: of the whole step. micro_batches: those that the rank works on.
+    strategies speak. samples: of the whole step. micro_batches: those that the rank works on. precision: of model states.
     """
 
     rank: int
@@ -234,6 +239,7 @@ class Program:
     buffers: dict[str, int]
     persistent: frozenset[str]
     instructions: tuple[Instruction, ...]
+    precision: Precision = PLAIN
 
     @property
     def table_once(self) -> bool:
@@ -246,6 +252,16 @@ class Program:
         """Whether the optimizer works on a unit's parameters, gradients and moments on the host; the device then has what the
         unit's residences leave on it."""
         return f"host-parameter.{unit}" in self.buffers
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one number of a gradient."""
+        return self.precision.gradient_bytes(self.model.element_bytes)
+
+    @property
+    def stepped_bytes(self) -> int:
+        """Bytes of one number of what the optimizer steps."""
+        return self.precision.stepped_bytes(self.model.element_bytes)
 
     def within(self, message: Instruction) -> tuple[int, ...]:
         """The ranks in whose process group a message travels: its two ends; where a rank may have several messages at once,
@@ -278,7 +294,11 @@ class Program:
 
     def token_share(self, unit: int) -> TokenShare:
         """The bytes and pieces of a unit whose ranks share its tokens."""
-        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
+
+    def selective(self, unit: int) -> Selective:
+        """The bytes of a unit, without the modules of it that are recomputed."""
+        return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
     @property
     def persistent_bytes(self) -> int:

@@ -12,6 +12,7 @@ from trainplan.formulations.instances import TimeNs
 from trainplan.formulations.memory_switches.switches import Switches
 from trainplan.formulations.plan_checks import check_plan
 from trainplan.formulations.plan_units import PlannedUnit, planned_unit
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.formulations.strategies import Strategy, parse_strategy
@@ -124,9 +125,10 @@ class Plan(Record):
     stages: in pipeline order, each on ranks of its own, as many as it likes. A unit's strategy is over the ranks of its stage.
     schedule: the order of forward
     and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
-    batch.shares, of each replica. placement: the cluster's device of each rank, for who launches it; left out, rank r goes on
-    device r. What a rank does is the same on every device. backend: of the executor, on which the plan fits and is predicted;
-    left out, serial, and streams with states or hidden states on the host.
+    batch.shares, of each replica. precision: dtypes of model states, where they are not the model's. placement: the cluster's
+    device of each rank, for who launches it; left out, rank r goes on device r. What a rank does is the same on every device.
+    backend: of the executor, on which the plan fits and is predicted; left out, serial, and streams with states or hidden
+    states on the host.
 
     Any units may have states or hidden states on the host. nvlink goes with them: whether collectives have a lane of their own,
     beside the copies to the host. Where all ranks are one stage and one sharded-data group (`sdpN`, or `single`), the step has
@@ -149,6 +151,7 @@ class Plan(Record):
     placement: list[int] | None = None
     backend: Literal["serial", "fused", "threads", "streams"] | None = None
     nvlink: bool | None = None
+    precision: Precision = PLAIN
     stages: Annotated[list[Stage], Field(min_length=1)]
     units: Annotated[list[PlannedUnit], Field(min_length=1)]
     predicted: Predicted | None = None

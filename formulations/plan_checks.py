@@ -14,6 +14,7 @@ from trainplan.profiling.models.sublayers import why_not_shared
 
 if TYPE_CHECKING:
     from trainplan.formulations.plan import Plan
+    from trainplan.profiling.models.model import Model
 
 
 def check_plan(plan: Plan) -> None:
@@ -54,6 +55,7 @@ def check_plan(plan: Plan) -> None:
     if plan.sliced:
         _check_sliced(plan)
     _check_host(plan)
+    _check_precision(plan, model)
     if plan.stage_times is not None:
         check_length("predicted.stages", plan.stage_times, len(plan.stages), "one for each stage, or none")
 
@@ -139,6 +141,22 @@ def _check_host(plan: Plan) -> None:
             if getattr(unit.order, name):
                 fix = "leave it out: only one stage, one micro-batch, and all units sdp with states on the host go by segments"
                 raise InputError("", f"units[{position}].order.{name}", "is true", fix)
+
+
+def _check_precision(plan: Plan, model: Model) -> None:
+    """A master copy is wider than the model's numbers, and gradients are no wider than what the optimizer works on."""
+    precision = plan.precision
+    if precision.master is None:
+        if precision.gradients != "model":
+            fix = f"leave it out, or give precision.master {shown(precision.gradients)}: the optimizer works on what it steps"
+            raise InputError("", "precision.gradients", f"is {shown(precision.gradients)}", fix)
+        return
+    problem = f"is {shown(precision.master)}"
+    if precision.of(model) != precision:
+        raise InputError("", "precision.master", problem, f"leave precision out: the model is in {model.dtype}")
+    if plan.switches() is not None:
+        fix = "leave precision out, or leave all states on the device"
+        raise InputError("", "precision.master", f"{problem}, with states on the host", fix)
 
 
 def _check_stages(plan: Plan, units: int) -> None:

@@ -58,17 +58,17 @@ def test_every_verb_plans_in_the_configs_dtype(name: str, llama: Path) -> None:
 
 def test_a_plan_that_does_not_run_says_what_does(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
-    plan = tp.plan(model=llama, cluster="cpu-4", batch=8).plan
+    plan = tp.plan(model=llama, cluster="cpu-4", batch=8, dtype="float16").plan
     assert plan is not None
     path.write_text(plan.model_dump_json())
     done = call("run", path)
-    told = "model.dtype is 'bfloat16', which is planned, but does not run yet; give --dtype float32 or float64"
+    told = "model.dtype is 'float16', which is planned, but does not run yet; give --dtype float32, float64 or bfloat16"
     assert done.returncode == 2 and f"{path}: {told}" in done.stderr
-    with pytest.raises(InputError, match=r"give .*run.dtype float32 or float64"):
+    with pytest.raises(InputError, match=r"give .*run.dtype float32, float64 or bfloat16"):
         tp.trial([plan])
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"give .*run.dtype float32 or float64"):
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"give .*run.dtype float32, float64 or bfloat16"):
         patch.setattr("trainplan.api.plan_verbs.planned", None)  # what does not run is not planned first
-        tp.trial(model=llama, cluster="cpu-4", batch=8)
+        tp.trial(model=llama, cluster="cpu-4", batch=8, dtype="float16")
 
 
 def test_a_long_sequence_is_warned_of_unless_it_is_asked_for(long: Path) -> None:

@@ -91,7 +91,7 @@ def runnable(model: Model, dtype: str | None, where: str, option: str = "--dtype
     """
     wanted = model.dtype if dtype is None else parse_dtype(dtype)
     if wanted not in EXECUTED_DTYPES:
-        choices = " or ".join(EXECUTED_DTYPES)
+        choices = f"{', '.join(EXECUTED_DTYPES[:-1])} or {EXECUTED_DTYPES[-1]}"
         if dtype is None:
             fix = f"give {option} {choices}: the plan is run in that in its place"
             raise InputError(where, "model.dtype", f"is {wanted!r}, which is planned, but does not run yet", fix)

@@ -227,6 +227,6 @@ class _Compiler(Residences):
 
     def _reduce_tied(self) -> None:
         both = tuple(f"gradient.{unit}" for unit in (0, self.last) if unit in self.units)
-        size = self.model.tied_elements * self.model.element_bytes
+        size = self.model.tied_elements * self.gradient_bytes
         group = tuple(sorted({*self.groups[0], *self.groups[-1]}))
         self.issue(Op.REDUCE_TIED, reads=both, writes=both, group=group, message_bytes=size, workspace_bytes=size)

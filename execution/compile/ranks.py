@@ -9,11 +9,12 @@ from typing import Any
 from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, laid_as
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.plan_units import PlannedUnit
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import TokenShare, shard_bounds
+from trainplan.profiling.models.sublayers import Selective, TokenShare, shard_bounds
 
 SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})
 BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
@@ -28,7 +29,7 @@ class PlannedRank:
 
     micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
     sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
-    so the samples of a rank are then not consecutive.
+    so the samples of a rank are then not consecutive. precision: of model states.
 
     planned: the plan's units, which say where their states and their inputs are.
     """
@@ -42,6 +43,7 @@ class PlannedRank:
     sliced: int
     most_micro_batches: int | None = field(default=None, kw_only=True)
     planned: Sequence[PlannedUnit] = field(kw_only=True)
+    precision: Precision = field(default=PLAIN, kw_only=True)
 
     def __post_init__(self) -> None:
         self.world = len({rank for group in self.groups for rank in group})
@@ -52,6 +54,7 @@ class PlannedRank:
         self.last = len(self.model.units) - 1
         on_host = any(self.planned[unit].states.on_host for unit in (0, self.last))  # shards are then copied unit by unit
         self.table_once = self.model.tied and table_once(self.strategies, self.units) and not on_host
+        self.gradient_bytes = self.precision.gradient_bytes(self.model.element_bytes)
         shares = self.batch.shares
         of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
         self.micro_batches = min(of_rank, self.most_micro_batches or of_rank)
@@ -67,9 +70,9 @@ class PlannedRank:
         """Elements of a rank's flat shard: its tensor-parallel part, cut over the sharded-data group, the end padded."""
         return -(-self.flat_elements(unit) // self.strategies[unit].degree("sdp"))
 
-    def shard_bytes(self, unit: int) -> int:
-        """Bytes of a rank's flat shard of a unit's parameters, or of its gradients."""
-        return self.shard_elements(unit) * self.model.element_bytes
+    def gradient_shard_bytes(self, unit: int) -> int:
+        """Bytes of a rank's flat shard of a unit's gradients."""
+        return self.shard_elements(unit) * self.gradient_bytes
 
     def flat_elements(self, unit: int) -> int:
         """Elements of a rank's tensor-parallel part of a unit's parameters; a head's without a table of the embedding's."""
@@ -191,7 +194,11 @@ class PlannedRank:
 
     def token_share(self, unit: int) -> TokenShare:
         """The bytes and pieces of a unit whose ranks share its tokens."""
-        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
+
+    def selective(self, unit: int) -> Selective:
+        """The bytes of a unit, without the modules of it that are recomputed."""
+        return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
     def tokens_at(self, place: int, unit: int) -> tuple[int, int]:
         """The first one and the end of the tokens that the rank at a place has of each sample, in a unit's layout."""
@@ -245,6 +252,7 @@ def planned_ranks(
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = tuple(tuple(stage.ranks) for stage in plan.stages)
     fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units}
+    fields["precision"] = plan.precision.of(model)
     return [
         PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, **fields)
         for rank in (range(plan.world) if ranks is None else ranks)

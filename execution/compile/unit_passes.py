@@ -26,6 +26,7 @@ from typing import Any, Self
 from trainplan.execution.compile import sequence_passes
 from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
 from trainplan.execution.program import MARK, Instruction, Op, Part, Program, with_waits
+from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 
 OPTIMIZER_MOMENTS = 2
 
@@ -50,7 +51,8 @@ class UnitPasses(PlannedRank):
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
         """The compiler of a rank. fields: those of the compiler alone."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
-        return cls(*placed, most_micro_batches=rank.most_micro_batches, planned=rank.planned, **fields)
+        shared = {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
+        return cls(*placed, **shared, **fields)
 
     def program(self) -> Program:
         """Issue all that the rank does in one step."""
@@ -91,19 +93,23 @@ class UnitPasses(PlannedRank):
             self.buffers,
             frozenset(self.persistent),
             with_waits(self.issued),
+            self.precision,
         )
 
     def place_states(self, unit: int, on: str = "") -> None:
-        """Declare the shards of a unit's parameters, gradients and moments, which live from step to step. on: "host-" for
-        those that lie there."""
-        size, strategy = self.shard_bytes(unit), self.strategies[unit]
-        whole, (parameter, gradient) = size * strategy.degree("sdp"), (strategy.shares_parameters, strategy.shares_gradients)
-        for name, held in (
-            ("parameter", size if parameter else whole),
-            ("gradient", size if gradient else whole),
-            ("moments", OPTIMIZER_MOMENTS * size),
-        ):
-            self.buffer(f"{on}{name}.{unit}", held, persistent=True)
+        """Declare a unit's parameters, gradients, moments and master copy, or the rank's shards of them, which live from step
+        to step. on: "host-" for those that lie there."""
+        strategy, element, shard = self.strategies[unit], self.model.element_bytes, self.shard_elements(unit)
+        whole, stepped = shard * strategy.degree("sdp"), self.precision.stepped_bytes(element)
+        sizes = {
+            "parameter": (shard if strategy.shares_parameters else whole) * element,
+            "gradient": (shard if strategy.shares_gradients else whole) * self.gradient_bytes,
+            "moments": OPTIMIZER_MOMENTS * shard * stepped,
+        }
+        if self.precision.master is not None:
+            sizes["master"] = shard * stepped
+        for name, size in sizes.items():
+            self.buffer(f"{on}{name}.{unit}", size, persistent=True)
         self.buffer("loss", 8, persistent=True)
 
     def reduce(
@@ -138,7 +144,8 @@ class UnitPasses(PlannedRank):
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
         result = self.buffer(f"hidden.{unit + 1}.{part}", layer.output_bytes(rows, tp))
-        kept, workspace = layer.kept_bytes(rows, tp), layer.forward_workspace_bytes(rows, tp)
+        selective = self.selective(unit)
+        kept, workspace = selective.kept_bytes(rows, tp), selective.forward_workspace_bytes(rows, tp)
         graph = self.buffer(f"graph.{unit}.{part}", kept)
         op = Op.FORWARD
         writes: tuple[str, ...] = (result, graph)
@@ -161,12 +168,12 @@ class UnitPasses(PlannedRank):
         tokens = len(rows) * model.tokens
         logits = f"hidden.{unit + 1}.{part}"
         targets = self.buffer(f"targets.{part}", tokens * 8)
-        statistics = self.buffer(f"statistics.{part}", 3 * tokens * model.element_bytes)
+        statistics = self.buffer(f"statistics.{part}", 3 * tokens * STATISTIC_BYTES[model.dtype])
         self.issue(Op.TARGETS, unit, part, writes=(targets,))
         self.issue(Op.LOSS_STATISTICS, unit, part, reads=(logits, targets), writes=(logits, statistics))
         reads: tuple[str, ...] = (logits, targets, statistics)
         if tp > 1:
-            everyone = self.buffer(f"all-statistics.{part}", 3 * tp * tokens * model.element_bytes)
+            everyone = self.buffer(f"all-statistics.{part}", 3 * tp * tokens * STATISTIC_BYTES[model.dtype])
             size, group = self.buffers[everyone], self.peers(unit, "tp")
             self.issue(
                 Op.GATHER_STATISTICS,
@@ -179,13 +186,14 @@ class UnitPasses(PlannedRank):
             )
             reads = (*reads, everyone)
         scale = 1.0 / (self.batch.global_samples * model.tokens)
+        again = self.selective(unit).has("loss")  # then the backward pass makes the logits anew, and keeps what else it needs
         self.issue(
             Op.LOSS,
             unit,
             part,
             reads=(*reads, "loss"),
-            writes=(logits, "loss"),
-            frees=reads[1:],
+            writes=("loss",) if again else (logits, "loss"),
+            frees=reads[:1] if again else reads[1:],
             args={"scale": scale},
         )
 
@@ -193,13 +201,13 @@ class UnitPasses(PlannedRank):
         """The backward pass of a unit on a micro-batch, in halves where its forward pass ran in halves, and its reductions."""
         whole, parts = Part(micro_batch), self.parts(micro_batch)
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
-        arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
-        weights = self._weights(unit, whole, after=arrived[0])
-        self.bring_input(unit, micro_batch, after=arrived[0])
-        self._gather_ahead(unit, unit - 1, whole, after=arrived[0])
+        arrived = [self._arrived(unit, part) for part in (parts if apart else (whole,))]
+        weights = self._weights(unit, whole, after=arrived[0][-1])
+        self.bring_input(unit, micro_batch, after=arrived[0][-1])
+        self._gather_ahead(unit, unit - 1, whole, after=arrived[0][-1])
         scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
-        shared, spread = self.strategies[unit].sequence_parallel, ""
+        shared, spread = self.strategies[unit].sequence_parallel, ("",)
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
@@ -209,13 +217,13 @@ class UnitPasses(PlannedRank):
             if shared:
                 if apart or place == 0:
                     spread = sequence_passes.incoming(self, unit, part if apart else whole, incoming)
-                done = {incoming: None, spread: None} if apart or final else {}
-                freed = (*(name for name in done if self.token_share(unit).adds_residual or name == spread), *freed)
-                sequence_passes.backward(self, unit, part, incoming, spread, weights, adds, gradients, freed)
+                done = dict.fromkeys((*incoming, *spread)) if apart or final else {}
+                freed = (*(name for name in done if self.token_share(unit).adds_residual or name in spread), *freed)
+                sequence_passes.backward(self, unit, part, incoming[0], spread, weights, adds, gradients, freed)
                 continue
-            freed = (*((incoming,) if apart or final else ()), *freed)
+            freed = (*(incoming if apart or final else ()), *freed)
             self.recompute(unit, part, weights)
-            self.compute_backward(unit, part, (incoming, *weights, *adds), gradients, freed)
+            self.compute_backward(unit, part, (*incoming, *weights, *adds), gradients, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
         if scatters:
@@ -258,7 +266,7 @@ class UnitPasses(PlannedRank):
             reads=(*kept, *reads),
             writes=(*writes, *gradients),
             frees=(*kept, *freed),
-            workspace_bytes=layer.backward_workspace_bytes(rows, tp),
+            workspace_bytes=self.selective(unit).backward_workspace_bytes(rows, tp),
         )
 
     def _weights(self, unit: int, part: Part, after: str) -> tuple[str, ...]:
@@ -295,7 +303,7 @@ class UnitPasses(PlannedRank):
         strategy = self.strategies[unit]
         if not strategy.shares_gradients:
             return f"gradient.{unit}"
-        return self.buffer(f"whole-gradient.{unit}", self.shard_bytes(unit) * strategy.degree("sdp"))
+        return self.buffer(f"whole-gradient.{unit}", self.gradient_shard_bytes(unit) * strategy.degree("sdp"))
 
     def gathers(self, unit: int) -> bool:
         """Whether a unit's parameters are not whole before a pass."""
@@ -421,6 +429,14 @@ class UnitPasses(PlannedRank):
         name = f"input-gradient.{unit + 1}.{part}"
         return self._relaid(name, f"output-gradient.{unit}.{part}", unit + 1, unit, part)
 
+    def _arrived(self, unit: int, part: Part) -> tuple[str, ...]:
+        """What a backward pass needs of what comes behind the unit: the gradient of its output; of a head whose logits are made
+        anew, what makes it of them."""
+        if unit < self.last or not self.selective(unit).has("loss"):
+            return (self.output_gradient(unit, part),)
+        everyone = (f"all-statistics.{part}",) if self.strategies[unit].degree("tp") > 1 else ()
+        return (f"targets.{part}", f"statistics.{part}", *everyone)
+
     def reduce_gradients(self, unit: int) -> None:
         """What is reduced once a step, after the last micro-batch: replicated parts, whole gradients whose shards the optimizer
         works on, and the sum over data-parallel ranks."""
@@ -430,17 +446,24 @@ class UnitPasses(PlannedRank):
             if strategy.gathers_updates:
                 self.reduce(Op.REDUCE_SCATTER_GRADIENTS, unit, last, gradient, self.peers(unit, "sdp"))
         if strategy.degree("dp") > 1:
-            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"), self.shard_bytes(unit))
+            self.reduce(Op.ALL_REDUCE_GRADIENTS, unit, None, gradient, self.peers(unit, "dp"), self.gradient_shard_bytes(unit))
 
     def step(self, unit: int) -> None:
         """The optimizer's step on a unit's shard, and the other ranks' new parameters where each keeps the whole."""
-        parameter = f"parameter.{unit}"
-        self.issue(Op.OPTIMIZER_STEP, unit, reads=(f"gradient.{unit}",), writes=(parameter, f"moments.{unit}"))
+        parameter, element = f"parameter.{unit}", self.model.element_bytes
+        master = (f"master.{unit}",) if self.precision.master is not None else ()
+        self.issue(
+            Op.OPTIMIZER_STEP,
+            unit,
+            reads=(f"gradient.{unit}",),
+            writes=(parameter, f"moments.{unit}", *master),
+            workspace_bytes=self.shard_elements(unit) * self.precision.widened_bytes(element),
+        )
         if self.strategies[unit].gathers_updates:
             self.reduce(Op.GATHER_UPDATED, unit, None, parameter, self.peers(unit, "sdp"))
 
     def _reduce_replicated(self, unit: int, part: Part, gradient: str) -> None:
         """Gradients of parameters that all tensor-parallel ranks hold."""
-        size = self.model.units[unit].sublayer.replicated_count * self.model.element_bytes
+        size = self.model.units[unit].sublayer.replicated_count * self.gradient_bytes
         if self.strategies[unit].degree("tp") > 1 and size:
             self.reduce(Op.REDUCE_REPLICATED, unit, part, gradient, self.peers(unit, "tp"), size)

@@ -41,10 +41,10 @@ def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any
     if rank:
         for unit in programs[rank].units:
             for values in (outcome.gradients, outcome.parameters):
-                dist.send(values[unit], dst=0, group=group)
+                dist.send(values[unit].double(), dst=0, group=group)
         return None
     model = programs[0].model
-    reference, tokens = Reference(model, seed), batch_tokens(model, programs[0].samples, seed)
+    reference, tokens = Reference(model, seed, programs[0].precision), batch_tokens(model, programs[0].samples, seed)
     gradients: list[dict[str, Tensor]] = []
     loss = gradient = parameter = 0.0
     for step, value in enumerate(outcome.losses):
@@ -76,7 +76,7 @@ def _apart(
     piece = -(-flat.numel() // degree)
     start, size = (strategy.index(program.place, "sdp") * piece, piece) if shards else (0, piece * degree)
     expected = flat[start : start + size]
-    values = flat_values[unit] if program.rank == 0 else torch.empty(size, dtype=flat.dtype)
+    values = flat_values[unit].double() if program.rank == 0 else torch.empty(size, dtype=torch.float64)
     if program.rank:
         dist.recv(values, src=program.rank, group=group)
     return float((values[: len(expected)] - expected).abs().max()) if len(expected) else 0.0

@@ -30,7 +30,7 @@ TransportName = Literal["direct", "staged"]  # see `transport`
 COMMUNICATION: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # torch's names, for tensors there
 BACKENDS_ON: dict[Device, tuple[Backend, ...]] = {"cpu": ("serial", "fused", "threads"), "cuda": ("serial", "streams")}
 MEASURED_BACKENDS: tuple[Backend, ...] = ("serial", "streams")  # what torch allocates on the CPU is seen of one thread
-EXECUTED_DTYPES = ("float32", "float64")
+EXECUTED_DTYPES = ("float32", "float64", "bfloat16")  # in float16 gradients would vanish without a scaled loss
 # Fields of a configuration that change results, and that torch_units does not follow.
 UNEXECUTED = (
     "scale_attn_weights",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
@@ -21,10 +22,11 @@ def batch_tokens(model: Model, samples: int, seed: int) -> Tensor:
 class Reference:
     """The model on one process. `step` gives the loss; afterwards gradients stay in `.grad` of the parameters.
 
-    In `steps` are those done, which the masks of dropout follow from.
+    In `steps` are those done, which the masks of dropout follow from. precision: whether the optimizer works on a master copy
+    of the parameters; gradients are those of one backward pass, in the model's dtype.
     """
 
-    def __init__(self, model: Model, seed: int) -> None:
+    def __init__(self, model: Model, seed: int, precision: Precision = PLAIN) -> None:
         self.model, self.seed, self.steps = model, seed, 0
         self.parameters: list[dict[str, Tensor]] = []
         for position, unit in enumerate(model.units):
@@ -33,7 +35,12 @@ class Reference:
         if model.tied:
             self.parameters[-1]["logits.weight"] = self.parameters[0]["tokens.weight"]
         distinct = {id(value): value for values in self.parameters for value in values.values()}
-        self.optimizer = torch.optim.AdamW(list(distinct.values()), lr=LEARNING_RATE, fused=True)
+        self._trained = list(distinct.values())
+        self._masters = self._trained
+        if precision.master is not None:
+            dtype = torch_units.DTYPES[precision.master]
+            self._masters = [value.detach().to(dtype).requires_grad_() for value in self._trained]
+        self.optimizer = torch.optim.AdamW(self._masters, lr=LEARNING_RATE, fused=True)
 
     def logits(self, tokens: Tensor, training: bool = False) -> Tensor:
         """The logits of token ids (samples, sequence), of shape (samples, sequence, vocabulary). training: with dropout."""
@@ -44,13 +51,15 @@ class Reference:
         return x
 
     def loss(self, tokens: Tensor) -> Tensor:
-        """Mean cross-entropy over all tokens of the batch, with the dropout of the next step."""
-        logits = self.logits(tokens[:, :-1], training=True)
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        """Mean cross-entropy over all tokens of the batch, in float32 at least, with the dropout of the next step."""
+        logits = self.logits(tokens[:, :-1], training=True).flatten(0, 1)
+        wide = logits if logits.element_size() >= 4 else logits.float()
+        return F.cross_entropy(wide, tokens[:, 1:].flatten())
 
     def gradients(self, tokens: Tensor) -> float:
         """Loss, with the gradients of the batch left in `.grad`."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for value in self._trained:
+            value.grad = None
         loss = self.loss(tokens)
         loss.backward()
         return float(loss.detach())
@@ -58,6 +67,18 @@ class Reference:
     def step(self, tokens: Tensor) -> float:
         """The loss of a batch before the optimizer's step on it."""
         loss = self.gradients(tokens)
-        self.optimizer.step()
+        if self._masters is self._trained:
+            self.optimizer.step()
+        else:
+            self._step_masters()
         self.steps += 1
         return loss
+
+    @torch.no_grad()
+    def _step_masters(self) -> None:
+        pairs = list(zip(self._trained, self._masters, strict=True))
+        for value, master in pairs:
+            master.grad = None if value.grad is None else value.grad.to(master.dtype)
+        self.optimizer.step()
+        for value, master in pairs:
+            value.copy_(master)

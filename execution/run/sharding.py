@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from trainplan.execution.program import Instruction
 from trainplan.execution.run.rank_state import RankState
-from trainplan.execution.run.unit_state import fill_storage
-from trainplan.profiling.models import torch_units
+from trainplan.execution.run.unit_state import fill_storage, gradient_dtype
 from trainplan.profiling.models.sublayers import shard_bounds
 
 
@@ -65,7 +64,7 @@ class Sharding(RankState):
 
     def _reduce_tied(self, instruction: Instruction) -> None:
         """Sum the gradients of the two copies of one matrix: of each copy, one owner puts in each element."""
-        model, dtype = self.model, torch_units.DTYPES[self.model.dtype]
+        model, dtype = self.model, gradient_dtype(self.program)
         if kept := [self.host[name] for name in instruction.writes if name in self.host]:
             table = kept[0].view(dtype).zero_()
         else:

@@ -5,6 +5,9 @@ the whole (ZeRO stages 1 and 2), whose slice the optimizer works on. A gathered 
 between uses: views into it, also those that a graph saved, see the parameters again once they are gathered back. It is filled
 through `.data`, so that autograd's version counters take no offence at contents that are the same.
 
+The optimizer works on that slice itself, or on a master copy of it in a wider dtype, from which it is then rounded. Gradients
+are as wide as the copy, or as the parameters; then they are widened while it works.
+
 Every unit has an optimizer of its own, so that its moments and its count of steps change at its own instruction and nowhere
 else. Against one for all units of the rank that costs some 25 microseconds a unit and step.
 
@@ -30,10 +33,10 @@ from trainplan.profiling.models import torch_units
 class UnitState:
     """A unit on this rank: its place, and views of its whole parameters.
 
-    flat_shard: that on the device, from which the whole is gathered. master: the shard that the optimizer works on, with
-    its gradient; the same, unless that is on the host. summed: the gradient that all micro-batches add to: the shard's, or one
-    of the whole, of which the shard's is a slice. gradients: where backward passes leave those of the views. partitioned:
-    whether the whole is only there while gathered.
+    flat_shard: that on the device, from which the whole is gathered. master: the shard that the optimizer works on; the same,
+    unless that is on the host or of a wider dtype. gradient: the sum for it. summed: the gradient that all micro-batches add
+    to: the shard's, or one of the whole, of which the shard's is a slice. gradients: where backward passes leave those of the
+    views. partitioned: whether the whole is only there while gathered.
     """
 
     shard: torch_units.Shard
@@ -51,8 +54,20 @@ class UnitState:
 
     @property
     def kept(self) -> Tensor:
-        """The parameters that the rank has between steps: what the optimizer works on, unless that is a slice of the whole."""
+        """The parameters, in the model's dtype, that the rank has between steps: a shard, or the whole; on the host, where the
+        optimizer works there."""
+        if self.master.dtype is not self.flat_shard.dtype:
+            return self.flat_shard if self.partitioned else self.whole
         return self.master if self.partitioned or self.master.numel() == self.whole.numel() else self.whole
+
+    def step(self) -> None:
+        """The optimizer's step."""
+        master, gradient = self.master, self.gradient
+        master.grad = gradient if gradient.dtype is master.dtype else gradient.to(master.dtype)
+        self.optimizer.step()
+        master.grad = None
+        if master.dtype is not self.flat_shard.dtype:
+            self.flat_shard.copy_(master.detach())
 
 
 def host_tensor(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -70,6 +85,12 @@ def fill_storage(tensor: Tensor) -> None:
 def empty_storage(tensor: Tensor) -> None:
     """Give the memory of a flat tensor back; the tensor and its views stay, with nothing behind them."""
     tensor.untyped_storage().resize_(0)
+
+
+def gradient_dtype(program: Program) -> torch.dtype:
+    """In which gradients are added up, and summed over ranks."""
+    gradients = program.precision.gradients
+    return torch_units.DTYPES[program.model.dtype if gradients == "model" else gradients]
 
 
 def flat_layout(program: Program, position: int) -> Layout:
@@ -102,16 +123,17 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
         master = host_tensor(piece, dtype, device).copy_(flat_shard)
         gradient = summed = host_tensor(piece, dtype, device)
     else:
-        summed = torch.zeros_like(flat_shard if zero >= 2 else whole)
+        summed = torch.zeros_like(flat_shard if zero >= 2 else whole, dtype=gradient_dtype(program))
         gradient = summed if zero >= 2 else summed[first : first + piece]
     views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
     if zero == 3:
         empty_storage(whole)
     if f"parameter.{position}" not in program.persistent:
         empty_storage(flat_shard)
-    master.requires_grad_().grad = gradient
+    if program.precision.master is not None:
+        master = flat_shard.to(torch_units.DTYPES[program.precision.master])
     gradients = FlatGradients(layout, views)
-    optimizer = torch.optim.AdamW([master], lr=LEARNING_RATE, fused=True)
+    optimizer = torch.optim.AdamW([master.requires_grad_()], lr=LEARNING_RATE, fused=True)
     replicated = [start for name, start, _, _ in layout if specification[name].split is None]
     start = replicated[0] if replicated else size
     return UnitState(shard, layout, flat_shard, master, gradient, summed, optimizer, whole, views, gradients, zero == 3, start)

@@ -6,16 +6,18 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from trainplan.execution.program import ENTERING, FORWARDS, HOST_STATES, STATES, Op, Part, Program, laid_as, sent_as
+from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 from trainplan.profiling.models.sublayers import shard_bounds
 
 INDEX_BYTES = 8
 MOMENTS = 2
 LOSS_BYTES = 8
 STATISTICS = 3  # of each token
+MASTER = "master"  # where the optimizer works on a wider copy of parameters
 SHARED_FROM = {"parameter": 3, "gradient": 2, "host-parameter": 3, "host-gradient": 2}  # ZeRO stages in which they are shards
 WHOLE_FROM = {"gathered": 3, "whole-gradient": 2}  # ZeRO stages in which there is the whole of them, for a while
 OF_STEP = frozenset({"loss", "host-tied"})
-OF_UNIT = frozenset({*STATES, *HOST_STATES, "gathered", "whole-gradient"})
+OF_UNIT = frozenset({*STATES, MASTER, *HOST_STATES, "gathered", "whole-gradient"})
 OF_PART = frozenset({"targets", "statistics", "all-statistics"})
 SHARED = frozenset({"entry", "entry-graph", "entry-whole", "entry-gradient", "entry-gradient-partial", "leave-gradient"})
 BETWEEN = frozenset({"hidden-whole", "hidden-laid", "input-gradient-whole", "input-gradient-laid"})  # steps of a re-layout
@@ -82,8 +84,8 @@ class Sizes:
             self._sizes[key] = self._of_step(*key[::2]) if unit is None else self._of_unit(parts.kind, unit, rows)
         return self._sizes[key]
 
-    def shard_bytes(self, unit: int) -> int:
-        """Of the rank's shard of a unit's parameters, its end padded."""
+    def shard_elements(self, unit: int) -> int:
+        """Numbers in the rank's shard of a unit's parameters, its end padded."""
         if unit not in self._shards:
             strategy, sublayer = self.program.strategies[unit], self.model.units[unit].sublayer
             tp, index = strategy.degree("tp"), strategy.index(self.program.place, "tp")
@@ -91,14 +93,14 @@ class Sizes:
             if self.program.table_once and unit == len(self.model.units) - 1:  # the head's table is the embedding's
                 low, high = shard_bounds(self.model.vocabulary, tp, index)
                 elements -= (high - low) * sublayer.hidden
-            self._shards[unit] = -(-elements // strategy.degree("sdp")) * self.model.element_bytes
+            self._shards[unit] = -(-elements // strategy.degree("sdp"))
         return self._shards[unit]
 
     def workspace(self, op: Op, unit: int, rows: int) -> int:
         """What a computation on so many samples needs beside its buffers."""
         key = (op, unit, rows)
         if key not in self._workspaces:
-            sublayer, tp = self.sublayer(unit), self.tp(unit)
+            sublayer, tp = self.program.selective(unit), self.tp(unit)
             if self.program.shares_tokens(unit):
                 size = self._shared_workspace(op, unit, rows)
             elif op is Op.BACKWARD:
@@ -108,7 +110,7 @@ class Sizes:
                 if op is Op.FORWARD_WITHOUT_GRAPH:
                     size += sublayer.kept_bytes(rows, tp)
                 if op is Op.RECOMPUTE:
-                    size += sublayer.output_bytes(rows, tp)
+                    size += sublayer.part.output_bytes(rows, tp)
             self._workspaces[key] = size
         return self._workspaces[key]
 
@@ -151,7 +153,8 @@ class Sizes:
         if kind == "targets":
             return tokens * INDEX_BYTES
         copies = 1 if kind == "statistics" else self.tp(last)
-        return STATISTICS * copies * tokens * model.element_bytes if copies > 1 or kind == "statistics" else None
+        size = STATISTICS * copies * tokens * STATISTIC_BYTES[model.dtype]
+        return size if copies > 1 or kind == "statistics" else None
 
     def _of_unit(self, kind: str, unit: int, rows: int) -> int | None:
         chunk = next((each for each in self.program.chunks if each.start <= unit <= each.stop), range(0))
@@ -177,7 +180,7 @@ class Sizes:
         if kind in SHARED or kind == "output-gradient-whole" or (kind == "graph" and self.program.shares_tokens(unit)):
             return self._of_share(kind, unit, rows)
         if kind == "graph":
-            return int(self.sublayer(unit).kept_bytes(rows, self.tp(unit)))
+            return self.program.selective(unit).kept_bytes(rows, self.tp(unit))
         if kind == "output-gradient":
             return int(self.sublayer(unit).boundary_bytes(rows)) // self.program.strategies[unit].share(self.program.place)[1]
         return self._of_state(kind, unit)
@@ -209,12 +212,16 @@ class Sizes:
         return share.whole_bytes(rows) if whole else share.own_bytes(rows)
 
     def _of_state(self, kind: str, unit: int) -> int | None:
-        on_host, shard, zero = self.program.steps_on_host(unit), self.shard_bytes(unit), zero_stage(self.program, unit)
-        if kind in (("moments",) if on_host else HOST_STATES):
+        program, zero = self.program, zero_stage(self.program, unit)
+        if kind in (("moments",) if program.steps_on_host(unit) else HOST_STATES):
             return None
+        stepped = self.shard_elements(unit) * program.stepped_bytes
+        if kind == MASTER:
+            return None if program.precision.master is None else stepped
         if kind.endswith("moments"):
-            return MOMENTS * shard
-        whole = shard * self.program.strategies[unit].degree("sdp")
+            return MOMENTS * stepped
+        shard = self.shard_elements(unit) * (program.gradient_bytes if "gradient" in kind else self.model.element_bytes)
+        whole = shard * program.strategies[unit].degree("sdp")
         if kind in SHARED_FROM:
             return shard if zero >= SHARED_FROM[kind] else whole
         return whole if zero >= WHOLE_FROM[kind] else None

@@ -146,7 +146,7 @@ class ProfiledCosts:
         if op in COPIED:
             return host_copy(profile, COPIED[op], size)
         step = device_step if op is Op.OPTIMIZER_STEP else host_step
-        return step(profile, _stepped_bytes(program, instruction) // program.model.element_bytes)
+        return step(profile, _stepped_bytes(program, instruction) // program.stepped_bytes)
 
     def _unit_work(self, unit: int, kind: str | None) -> UnitWork[int]:
         profile = self._profile
@@ -179,7 +179,7 @@ class ProfiledCosts:
 
 
 def _stepped_bytes(program: Program, instruction: Instruction) -> int:
-    """Bytes of the parameters that an optimizer's step changes."""
+    """Bytes of what an optimizer steps, without its moments."""
     return program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // MOMENTS
 
 

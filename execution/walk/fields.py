@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainplan.execution.program import STREAMS, Instruction, Op, Program, draws
+from trainplan.formulations.precision import Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models.model import Model
 
@@ -76,6 +77,7 @@ _PROGRAM: dict[str, tuple[Test, str]] = {
     ),
     "persistent": (lambda value: type(value) is frozenset and all(type(name) is str for name in value), "a set of names"),
     "instructions": (_instructions, "a tuple of instructions"),
+    "precision": (lambda value: type(value) is Precision, "a precision"),
 }
 _ARGUMENTS: dict[str, tuple[Test, str]] = {
     "rows": (_numbers, "a tuple of samples"),
@@ -163,10 +165,12 @@ def _shown(value: Any) -> str:
 
 def _misplaced(program: Program, first: Program) -> str | None:
     """What is wrong with a rank's place among the others."""
-    for name in ("world", "model", "strategies", "samples", "stages", "groups"):
+    for name in ("world", "model", "strategies", "samples", "stages", "groups", "precision"):
         value, other = getattr(program, name), getattr(first, name)
         if value is not other and value != other:
             return f"{name} is {_shown(value)}, of rank {first.rank} {_shown(other)}"
+    if program.precision.of(program.model) != program.precision:
+        return f"precision is {_shown(program.precision)}, with a model in {program.model.dtype}"
     if len(program.strategies) != len(program.model.units):
         return f"has {len(program.strategies)} strategies for {len(program.model.units)} units"
     if (fault := _wrong_stages(program)) is not None:

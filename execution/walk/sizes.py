@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainplan.execution.program import DRAWING, HOST_STATES, STATES, Instruction, Op, Program, handles_all
-from trainplan.execution.walk.buffers import Sizes
+from trainplan.execution.walk.buffers import MASTER, Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
 WRITTEN = frozenset(
@@ -54,6 +54,7 @@ def states(program: Program) -> list[str]:
         on_host = program.steps_on_host(unit)
         wanted |= {f"{kind}.{unit}" for kind in (HOST_STATES if on_host else STATES)}
         wanted |= {f"parameter.{unit}"} & program.persistent  # else prefetched
+        wanted |= {f"{MASTER}.{unit}"} if program.precision.master is not None else set()
     faults = [f"rank {program.rank}: {name} does not live from step to step" for name in sorted(wanted - program.persistent)]
     faults += [f"rank {program.rank}: {name} lives from step to step" for name in sorted(program.persistent - wanted)]
     for name in sorted(wanted & program.persistent):
@@ -108,12 +109,12 @@ def _moved(expected: Sizes, i: Instruction) -> int:
     if i.op in READ:
         return buffers.get(i.reads[0], 0)
     if i.op is Op.REDUCE_TIED:
-        return model.tied_elements * model.element_bytes
+        return model.tied_elements * expected.program.gradient_bytes
     assert i.unit is not None
     if i.op is Op.ALL_REDUCE_GRADIENTS:
-        return expected.shard_bytes(i.unit)
+        return expected.shard_elements(i.unit) * expected.program.gradient_bytes
     if i.op is Op.REDUCE_REPLICATED:
-        return int(expected.sublayer(i.unit).replicated_count) * model.element_bytes
+        return int(expected.sublayer(i.unit).replicated_count) * expected.program.gradient_bytes
     boundary = i.unit - 1 if i.reads[0].startswith("hidden") else i.unit
     return int(expected.sublayer(boundary).boundary_bytes(sum(map(len, i.args["blocks"]))))
 
@@ -130,4 +131,7 @@ def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
         return i.message_bytes
     if i.op is Op.REDUCE_SCATTER_GRADIENTS and len(i.reads) > 1:
         return i.message_bytes // len(i.group)
+    if i.op is Op.OPTIMIZER_STEP:
+        assert i.unit is not None
+        return expected.shard_elements(i.unit) * expected.program.precision.widened_bytes(expected.model.element_bytes)
     return 0

@@ -11,19 +11,27 @@ of the other one is still open, O_ms counts the table for both, and the time its
 
 from __future__ import annotations
 
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import moved_bytes
-from trainplan.formulations.work.units import computed_cost, table_part
+from trainplan.formulations.work.units import computed_cost, statistic_bytes, table_part
 from trainplan.profiling.profiles import Profile
 
 LOSS_BYTES = 8  # the program's one scalar
 
 
 def unit_bytes(
-    profile: Profile, executed: bool, sublayer: str, strategy: Strategy, samples: int, table_once: bool = False
+    profile: Profile,
+    executed: bool,
+    sublayer: str,
+    strategy: Strategy,
+    samples: int,
+    table_once: bool = False,
+    precision: Precision = PLAIN,
 ) -> tuple[int, int, int]:
     """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
-    table_once: whether these keep a table that embedding and head share but once, with the embedding."""
+    table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of gradients,
+    which are the profile's else; its state_bytes_per_parameter have the rest."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
     element, shard, parts = profile.parameter_bytes, shape.shard(tp), strategy.share(0)[1]
@@ -32,41 +40,47 @@ def unit_bytes(
     forward = checkpoint if strategy.ckpt else incoming + entry.kept_bytes.value
     rebuilt = incoming + entry.kept_bytes.value - checkpoint if strategy.ckpt else 0
     if not executed:
-        return forward, rebuilt, _state_bytes(profile, strategy, shard.parameters)
+        return forward, rebuilt, _state_bytes(profile, strategy, shard.parameters, precision)
     left_out = table_part(profile, tp) if table_once and shape.kind == "head" else 0
-    state = _state_bytes(profile, strategy, shard.parameters - left_out)
+    state = _state_bytes(profile, strategy, shard.parameters - left_out, precision)
     # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
     degree, workspace = strategy.degree("sdp"), entry.forward_workspace_bytes.value
     output = rows * shard.output_bytes // (1 if shape.kind == "head" else parts)
     parameters = shard.parameters
     if shape.kind == "head" and profile.tied_parameters:  # it may gather all of the embedding's, for the table
         parameters += profile.shapes[profile.units[0].sublayer].shard(tp).parameters - table_part(profile, tp) + degree
-    whole = -(-parameters // degree) * degree * element
-    gathered, gradient = whole * strategy.shares_parameters, whole * strategy.shares_gradients
+    part, of_gradient = -(-parameters // degree), precision.gradient_bytes(element)
+    gathered = part * degree * element * strategy.shares_parameters
+    gradient = part * degree * of_gradient * strategy.shares_gradients
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
     moved = 0 if strategy.group == 1 else 2 * samples * max(moved_bytes(profile, sublayer))
     first = gathered + output + max(workspace, moved) + rebuilt
     gradients = (0 if shape.kind == "embedding" else incoming) + gradient
     recomputed = rebuilt + output + workspace if strategy.ckpt else 0
+    beside = rows * shape.tokens * (8 + 3 * statistic_bytes(profile) * (1 + (tp if tp > 1 else 0)))
     if shape.kind == "head":
         # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
-        first = max(first, output + rows * shape.tokens * (8 + 3 * element * (1 + (tp if tp > 1 else 0))))
+        first = max(first, output + beside)
     backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes.value, moved)
     if shape.kind == "embedding" and profile.tied_parameters:
-        backward = max(backward, profile.tied_parameters * element - incoming)
+        backward = max(backward, profile.tied_parameters * of_gradient - incoming)
     backward = max(first, backward, gradients + gradient // degree)  # at last its shard, to be added to the sum
+    backward = max(backward, part * precision.widened_bytes(element) - forward)  # at the optimizer's step
     if shape.kind == "head":
-        # Logits wait for their backward pass, also those of other micro-batches in flight.
-        forward, backward = forward + output, backward - output
-        backward = max(backward, profile.tied_parameters * element - forward)
+        # Logits wait for their backward pass, also those of other micro-batches in flight; or what makes them anew.
+        waiting = beside if "loss" in strategy.modules else output
+        forward, backward = forward + waiting, backward - waiting
+        backward = max(backward, profile.tied_parameters * of_gradient - forward)
     return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
 
 
-def _state_bytes(profile: Profile, strategy: Strategy, parameters: int) -> int:
+def _state_bytes(profile: Profile, strategy: Strategy, parameters: int, precision: Precision) -> int:
     """O_ms of so many parameters of a tensor-parallel rank: of what ZeRO's stage shares, the shard of one rank, its end
-    padded; of the rest the whole, as many times as long."""
+    padded; of the rest the whole, as many times as long. (Profiles in half precision have a master copy beside the moments.)"""
     element, degree = profile.parameter_bytes, strategy.degree("sdp")
     part = -(-parameters // degree)
     whole = part * degree if strategy.gathers_updates else part
-    moments = profile.state_bytes_per_parameter - 2 * element
-    return element * (whole + (part if strategy.shares_gradients else whole)) + moments * part
+    stepped = precision.stepped_bytes(element) * (3 if precision.master is not None else 0)  # master copy and two moments
+    moments = max(profile.state_bytes_per_parameter - 2 * element, stepped)
+    gradients = (part if strategy.shares_gradients else whole) * precision.gradient_bytes(element)
+    return element * whole + gradients + moments * part

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns
@@ -80,21 +81,29 @@ def unit_costs(
     return UnitCosts(forward + backward, forward, sync, *sizes)
 
 
-def times_of(profile: Profile, sublayer: str, strategy: Strategy, samples: int, table_once: bool = False) -> PassTimes:
+def times_of(
+    profile: Profile,
+    sublayer: str,
+    strategy: Strategy,
+    samples: int,
+    table_once: bool = False,
+    precision: Precision = PLAIN,
+) -> PassTimes:
     """The passes of a sub-layer as trainplan's programs run them, one thing after the other: sharded gradients are scattered
     in every micro-batch, and made whole over the tensor-parallel group before; others are reduced or scattered in the last one
     only.
 
     samples: of a micro-batch over all devices of the stage. table_once: whether the table that embedding and head share is one
-    parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. Raises
-    InputError where the profile lacks the shape.
+    parameter, the embedding's; a head then gathers and scatters all of that one's beside what is left of its own. precision: of
+    gradients. Raises InputError where the profile lacks the shape.
     """
     with_table = table_once and profile.tied_parameters > 0 and profile.shapes[sublayer].kind == "head"
     left_out = table_part(profile, strategy.degree("tp")) if with_table else 0
-    work, sharded = unit_work(profile, sublayer, strategy, samples, left_out=left_out), strategy.shares_gradients
+    work = unit_work(profile, sublayer, strategy, samples, left_out=left_out, precision=precision)
+    sharded = strategy.shares_gradients
     gather, scatter = work.gather_ns, work.scatter_ns
     if with_table:
-        embedding = unit_work(profile, profile.units[0].sublayer, strategy, samples)
+        embedding = unit_work(profile, profile.units[0].sublayer, strategy, samples, precision=precision)
         gather, scatter = gather + embedding.gather_ns, scatter + embedding.scatter_ns
     computed, sharing = work.recompute_ns + work.backward_ns + work.partial_back_ns, gather + scatter * sharded
     last = (work.replicated_ns + work.scatter_ns) * (not sharded) + work.reduce_ns

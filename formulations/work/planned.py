@@ -50,7 +50,9 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
     forward, backward, moves, syncs, names = [], [], [], [], []
     for number, (profile, stage) in enumerate(zip(profiles, plan.stages, strict=True)):
         units, first, last = profile.units, stage.first_unit, stage.last_unit
-        times = [times_of(profile, units[u].sublayer, strategies[u], samples, once) for u in range(first, last + 1)]
+        times = [
+            times_of(profile, units[u].sublayer, strategies[u], samples, once, plan.precision) for u in range(first, last + 1)
+        ]
         passed = [moved_bytes(profile, unit.sublayer)[1] for unit in units]
         there = [(u - 1, u) for u in range(max(first, 1), last + 1)]
         back = [(u + 1, u) for u in range(first, min(last + 1, len(units) - 1))]
@@ -71,6 +73,6 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
             ranks = zip(plan.stages[number - 1].ranks, stage.ranks, strict=True)
             moves.append(slowest_message_ns(profile, message, [(devices[a], devices[b]) for a, b in ranks]))
     for end in set() if once else {0, len(plan.stages) - 1}:
-        syncs[end] += tied_ns(profiles[0], plan.stage_sizes[0], len(plan.stages))
+        syncs[end] += tied_ns(profiles[0], plan.stage_sizes[0], len(plan.stages), plan.precision)
     work = Work(tuple(forward), tuple(backward), tuple(moves))
     return PlannedWork(work, tuple(syncs), plan.batch.micro_batches, tuple(names))

@@ -35,12 +35,14 @@ from functools import cache
 from itertools import groupby
 from typing import Generic, TypeVar
 
+from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.formulations.work.moves import tied_ns
+from trainplan.profiling.base.dtypes import DTYPE_BYTES, STATISTIC_BYTES
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape, UnitCost
-from trainplan.profiling.ways import shared_cost
+from trainplan.profiling.ways import cost_of_pieces
 
 Ns = TypeVar("Ns", int, float)
 _WAYS: tuple[Operation, ...] = ("all-gather", "reduce-scatter")
@@ -86,8 +88,10 @@ class UnitWork(Generic[Ns]):
 
 def computed_cost(profile: Profile, sublayer: str, strategy: Strategy, rows: int, kind: str | None = None) -> UnitCost:
     """What a profile says of a sub-layer as a strategy computes it, with so many rows. Raises InputError."""
-    cost = shared_cost if strategy.sequence_parallel else Profile.cost
-    return cost(profile, sublayer, strategy.degree("tp"), rows, kind)
+    shared, modules, tp = strategy.sequence_parallel, strategy.modules, strategy.degree("tp")
+    if not shared and not modules:
+        return profile.cost(sublayer, tp, rows, kind)
+    return cost_of_pieces(profile, sublayer, tp, rows, kind, shared=shared, modules=modules)
 
 
 def table_part(profile: Profile, tp: int) -> int:
@@ -97,6 +101,11 @@ def table_part(profile: Profile, tp: int) -> int:
     head = profile.shapes[profile.units[-1].sublayer]
     hidden = head.input_bytes // (head.tokens * profile.parameter_bytes)
     return -(-profile.tied_parameters // hidden // tp) * hidden
+
+
+def statistic_bytes(profile: Profile) -> int:
+    """Bytes of one of the numbers of a token that the shards of a head exchange for the loss."""
+    return profile.parameter_bytes if DTYPE_BYTES[profile.dtype] >= 4 else STATISTIC_BYTES[profile.dtype]
 
 
 def reductions(shape: SublayerShape, tp: int | None = None) -> tuple[int, int]:
@@ -112,15 +121,22 @@ def reductions(shape: SublayerShape, tp: int | None = None) -> tuple[int, int]:
 
 
 def unit_work(
-    profile: Profile, sublayer: str, strategy: Strategy, samples: int, kind: str | None = None, *, left_out: int = 0
+    profile: Profile,
+    sublayer: str,
+    strategy: Strategy,
+    samples: int,
+    kind: str | None = None,
+    *,
+    left_out: int = 0,
+    precision: Precision = PLAIN,
 ) -> UnitWork[int]:
     """The pieces of a sub-layer, each rounded once, as instructions of trainplan's programs are charged.
 
     samples: of a micro-batch, over all devices of the strategy. kind: of the device that computes (left out: the slowest of
-    the profile's). left_out: parameters of a rank's part that are another unit's. Raises InputError where the profile lacks
-    the shape.
+    the profile's). left_out: parameters of a rank's part that are another unit's. precision: of gradients. Raises InputError
+    where the profile lacks the shape.
     """
-    exact = exact_work(profile, sublayer, strategy, samples, kind, padded=True, left_out=left_out)
+    exact = exact_work(profile, sublayer, strategy, samples, kind, padded=True, left_out=left_out, precision=precision)
     return UnitWork(*(round(getattr(exact, piece.name)) for piece in fields(UnitWork)))
 
 
@@ -133,18 +149,19 @@ def exact_work(
     *,
     padded: bool = False,
     left_out: int = 0,
+    precision: Precision = PLAIN,
 ) -> UnitWork[float]:
     """The pieces of a sub-layer with their fractions, for models that let them overlap; as `unit_work` else.
 
     padded: whether sharded parameters are moved as the equal shards that programs cut them into, the last one padded.
-    left_out: as in `unit_work`.
+    left_out, precision: as in `unit_work`.
     """
     tp, rows, element = strategy.degree("tp"), samples // strategy.data_degree, profile.parameter_bytes
     entry, shape = computed_cost(profile, sublayer, strategy, rows, kind), profile.shapes[sublayer]
     shard, sdp = shape.shard(tp), strategy.degree("sdp")
     parameters = shard.parameters - left_out
     part = -(-parameters // sdp)
-    whole = (sdp * part if padded else parameters) * element
+    whole, gradient = sdp * part if padded else parameters, precision.gradient_bytes(element)
     forward, back = reductions(shape, tp)
 
     def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
@@ -154,14 +171,14 @@ def exact_work(
     gather, scatter = (among("tp", way, hidden) for way in _WAYS)
     spread = strategy.sequence_parallel
     if shape.kind == "head" and not shard.whole:
-        partial = among("tp", "all-gather", 3 * tp * rows * shape.tokens * element)
+        partial = among("tp", "all-gather", 3 * tp * rows * shape.tokens * statistic_bytes(profile))
     else:
         partial = 0.0 if spread else forward * among("tp", "all-reduce", hidden)
-    replicated = shard.replicated_parameters * element
+    replicated = shard.replicated_parameters * gradient
     return UnitWork(
         forward_ns=(entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value,
         partial_ns=partial,
-        gather_ns=among("sdp", "all-gather", whole) if strategy.shares_parameters else 0.0,
+        gather_ns=among("sdp", "all-gather", whole * element) if strategy.shares_parameters else 0.0,
         recompute_ns=entry.forward_ns.value if strategy.ckpt else 0,
         backward_ns=entry.backward_ns.value,
         partial_back_ns=0.0 if spread else back * among("tp", "all-reduce", rows * shape.input_bytes),
@@ -171,11 +188,11 @@ def exact_work(
         gradient_in_ns=forward * gather * spread,
         gradient_out_ns=back * scatter * spread,
         replicated_ns=among("tp", "all-reduce", replicated) if replicated else 0.0,
-        scatter_ns=among("sdp", "reduce-scatter", whole),
-        reduce_ns=among("dp", "all-reduce", part * element),
-        tied_ns=tied_ns(profile, strategy.group) if shape.kind == "embedding" else 0.0,
+        scatter_ns=among("sdp", "reduce-scatter", whole * gradient),
+        reduce_ns=among("dp", "all-reduce", part * gradient),
+        tied_ns=tied_ns(profile, strategy.group, precision=precision) if shape.kind == "embedding" else 0.0,
         optimizer_ns=part * profile.optimizer_ns_per_parameter.value,
-        update_ns=among("sdp", "all-gather", whole) if strategy.gathers_updates else 0.0,
+        update_ns=among("sdp", "all-gather", whole * element) if strategy.gathers_updates else 0.0,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one_of
 
 DTYPE_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+# Of the numbers that a loss is made of, a few for each token: no narrower than float32.
+STATISTIC_BYTES = {name: max(4, size) for name, size in DTYPE_BYTES.items()}
 SHORT = {
     "float32": ("fp32", "f32", "float"),
     "float64": ("fp64", "f64", "double"),

@@ -11,15 +11,16 @@ own tokens of the sum. What is gathered and scattered between them, programs say
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainplan.profiling.models.again import again, forgetting
 from trainplan.profiling.models.blockwise import Scores, blockwise_attention
 from trainplan.profiling.models.dropout import Draw, Heads, drop, hidden_mask
 from trainplan.profiling.models.model import Model
@@ -73,19 +74,27 @@ def forward(
     shard: Shard,
     memory: Tensor | None = None,
     draw: Draw | None = None,
+    modules: Collection[str] = (),
 ) -> Tensor:
     """Partial output, (rows, tokens, hidden); for a language head the logits' shard, (rows, tokens, vocabulary / tp).
 
     x: (rows, tokens, hidden); token indices for a token embedding, (rows, groups, features) for an input projection.
     memory: the hidden states that a cross-attention reads, (rows, memory tokens, hidden). draw: what masks of dropout follow
-    from; without it nothing is dropped, as when a model is evaluated.
+    from; without it nothing is dropped, as when a model is evaluated. modules: of which the graph keeps nothing, and that the
+    backward pass computes again (see `sublayers.modules`).
     """
     if isinstance(part, ParallelBlock):
         return _parallel_block(part, parameters, x, shard, draw)
     if not isinstance(part, Attention | FeedForward | LanguageHead | TokenEmbedding):
         return _FORWARD[type(part)](part, parameters, x, shard)
-    inside = enter(part, parameters, x, draw)
-    y = matrices(part, parameters, inside, shard, memory, draw)
+    recipe = None
+    if "norms" not in modules or part.kind == "embedding":
+        inside = enter(part, parameters, x, draw)
+    else:
+        names = [name for name in parameters if name.startswith(("norm.", "dense.", "dense_norm."))]
+        inside, recipe = again(partial(_entered, part, names, draw), x, *(parameters[name] for name in names))
+    with forgetting(recipe):
+        y = matrices(part, parameters, inside, shard, memory, draw, modules)
     residual = residual_of(part, x, inside) if shard.first else None
     if part.sandwich:
         y = _normed(part, parameters, y, "post_norm")
@@ -111,17 +120,27 @@ def enter(part: Sublayer, p: Parameters, x: Tensor, draw: Draw | None = None) ->
     return inside
 
 
+def _entered(part: Sublayer, names: Sequence[str], draw: Draw | None, x: Tensor, *values: Tensor) -> Tensor:
+    return enter(part, dict(zip(names, values, strict=True)), x, draw)
+
+
 def matrices(
-    part: Sublayer, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None = None, draw: Draw | None = None
+    part: Sublayer,
+    p: Parameters,
+    inside: Tensor,
+    shard: Shard,
+    memory: Tensor | None = None,
+    draw: Draw | None = None,
+    modules: Collection[str] = (),
 ) -> Tensor:
     """Partial sums of a sub-layer's output on all tokens, before dropout and residual, (rows x tokens, hidden), of an embedding
     (rows, tokens, hidden); a head's logits. They are no view, so that adding in place costs the backward pass nothing."""
     if isinstance(part, TokenEmbedding):
         return _token_embedding(part, p, inside, shard)
     if isinstance(part, Attention):
-        return _attention(part, p, inside, shard, memory, draw)
+        return _attention(part, p, inside, shard, memory, draw, "attention" in modules)
     if isinstance(part, FeedForward):
-        return _feed_forward(part, p, inside, shard)
+        return _feed_forward(part, p, inside, shard, "activation" in modules)
     logits = F.linear(inside, p["logits.weight"], p.get("logits.bias"))
     cap = getattr(part, "softcap", 0.0)
     return logits.div_(cap).tanh_() * cap if cap else logits
@@ -191,7 +210,7 @@ def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Sh
 
 
 def _attention(
-    part: Attention, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None
+    part: Attention, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None, recomputed: bool
 ) -> Tensor:
     tokens, (heads, kv_heads) = inside.shape[:2], (part.heads // shard.tp, part.kv_heads // shard.tp)
     if part.packed:
@@ -207,12 +226,14 @@ def _attention(
         if part.rotary:
             q, k = rotated(part, q), rotated(part, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    mixed = _mixed(part, p, q, k, v, shard, draw)
+    mixed = _mixed(part, p, q, k, v, shard, draw, recomputed)
     y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
     return _from_windows(part, y).reshape(-1, part.hidden) if part.window else y
 
 
-def _mixed(part: Attention, p: Parameters, q: Tensor, k: Tensor, v: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
+def _mixed(
+    part: Attention, p: Parameters, q: Tensor, k: Tensor, v: Tensor, shard: Shard, draw: Draw | None, recomputed: bool
+) -> Tensor:
     """The values of all heads, mixed by their probabilities, (rows x tokens, heads x width)."""
     heads, columns, scale = q.shape[1], q.shape[1] * part.width, part.scale or part.width**-0.5
     dropping = None
@@ -226,7 +247,8 @@ def _mixed(part: Attention, p: Parameters, q: Tensor, k: Tensor, v: Tensor, shar
     if part.shift:  # the mask is of the windows of one image
         q, k, v = (t.unflatten(0, (-1, part.tokens // part.window**2)) for t in (q, k, v))
     options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": scale}
-    mixed = F.scaled_dot_product_attention(q, k, v, **options)
+    core = partial(F.scaled_dot_product_attention, **options)
+    mixed = again(core, q, k, v)[0] if recomputed else core(q, k, v)
     return mixed.transpose(-2, -3).reshape(-1, columns)
 
 
@@ -320,22 +342,28 @@ def _from_windows(part: Attention, y: Tensor) -> Tensor:
     return y.roll((part.shift, part.shift), (1, 2)) if part.shift else y
 
 
-def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard) -> Tensor:
+def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard, recomputed: bool) -> Tensor:
     flat = inside.view(-1, part.hidden)
-    inner = F.linear(flat, p["up.weight"], p.get("up.bias"))
+    inner = [F.linear(flat, p["up.weight"], p.get("up.bias"))]
     if part.gated:
-        inner = ACTIVATIONS[part.activation](F.linear(flat, p["gate.weight"], p.get("gate.bias"))) * inner
-    else:
-        inner = ACTIVATIONS[part.activation](inner)
-    return F.linear(inner, p["down.weight"], p.get("down.bias") if shard.first else None)
+        inner.append(F.linear(flat, p["gate.weight"], p.get("gate.bias")))
+    activated, recipe = again(partial(_activated, part), *inner) if recomputed else (_activated(part, *inner), None)
+    del inner  # a relu's is not kept
+    with forgetting(recipe):
+        return F.linear(activated, p["down.weight"], p.get("down.bias") if shard.first else None)
+
+
+def _activated(part: FeedForward, up: Tensor, gate: Tensor | None = None) -> Tensor:
+    function = ACTIVATIONS[part.activation]
+    return function(up) if gate is None else function(gate) * up
 
 
 def _parallel_block(part: ParallelBlock, p: Parameters, x: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
     inside = _normed(part, p, x)
-    y = _attention(part.attention, p, inside, shard, None, draw)
+    y = _attention(part.attention, p, inside, shard, None, draw, False)
     if not part.shared_norm:
         inside = _normed(part, p, x, "ffn_norm")
-    y.add_(_feed_forward(part.feed_forward, p, inside, shard))
+    y.add_(_feed_forward(part.feed_forward, p, inside, shard, False))
     return (y.add_(x.view_as(y)) if shard.first else y).view_as(x)
 
 
@@ -380,14 +408,30 @@ _FORWARD: dict[type[Sublayer], Callable[..., Tensor]] = {
 
 
 def loss_statistics(logits: Tensor, targets: Tensor, vocabulary: int, shard: Shard) -> Tensor:
-    """In place: logits become exp(logits - largest). Returns (3, rows, tokens): largest, sum, target's logit of this shard."""
+    """In place: logits become exp(logits - largest). Returns (3, rows, tokens): largest, sum, target's logit of this shard, in
+    float32 where the logits are narrower."""
     low, high = shard_bounds(vocabulary, shard.tp, shard.index)
     largest = logits.amax(-1)
     inside = (targets >= low) & (targets < high)
     place = (targets - low).clamp_(0, high - low - 1)
     target = logits.gather(-1, place.unsqueeze(-1)).squeeze(-1) * inside
-    total = logits.sub_(largest.unsqueeze(-1)).exp_().sum(-1)
-    return torch.stack((largest, total, target))
+    logits.sub_(largest.unsqueeze(-1)).exp_()
+    if (dtype := _statistic_dtype(logits)) is logits.dtype:
+        return torch.stack((largest, logits.sum(-1), target))
+    total = torch.cat([block.sum(-1, dtype=dtype) for block in _blocks(logits)]).view_as(largest)
+    return torch.stack((largest.to(dtype), total, target.to(dtype)))
+
+
+def _statistic_dtype(logits: Tensor) -> torch.dtype:
+    return logits.dtype if logits.element_size() >= 4 else torch.float32
+
+
+def _blocks(logits: Tensor) -> tuple[Tensor, ...]:
+    """Views, (tokens, vocabulary) each, of logits narrower than the numbers that they are to be combined with. On the CPU that
+    makes copies as wide, so that a view is small there."""
+    flat = logits.flatten(0, -2)
+    tokens = len(flat) if logits.is_cuda else max(1, 2**16 // logits.shape[-1])
+    return flat.split(tokens)
 
 
 def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary: int, shard: Shard, scale: float) -> Tensor:
@@ -396,15 +440,31 @@ def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary:
     logits: as `loss_statistics` left them. everyone: its results of all shards, (tp, 3, rows, tokens). Returns the sum of the
     losses times `scale`.
     """
-    largest, mine = everyone[:, 0].amax(0), everyone[shard.index]
-    normaliser = largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
-    loss = (normaliser - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
-    logits.mul_(((mine[0] - normaliser).exp() * scale).unsqueeze(-1))
+    normaliser, mine = _normaliser(everyone), everyone[shard.index]
+    factor = ((mine[0] - normaliser).exp() * scale).unsqueeze(-1)
+    if factor.dtype is logits.dtype:
+        logits.mul_(factor)
+    else:
+        blocks = _blocks(logits)
+        for block, of_block in zip(blocks, factor.view(-1, 1).split(len(blocks[0])), strict=True):
+            block.mul_(of_block)
     low, high = shard_bounds(vocabulary, shard.tp, shard.index)
     inside = (targets >= low) & (targets < high)
-    place = (targets - low).clamp_(0, high - low - 1).unsqueeze(-1)
-    logits.scatter_add_(-1, place, (inside.to(logits.dtype) * -scale).unsqueeze(-1))
-    return loss
+    flat, places = logits.flatten(0, -2), (targets - low).clamp_(0, high - low - 1).flatten()
+    tokens = torch.arange(len(places), device=places.device)
+    flat[tokens, places] = (flat[tokens, places] - inside.flatten().to(factor.dtype) * scale).to(logits.dtype)
+    return loss_value(everyone, scale)
+
+
+def loss_value(everyone: Tensor, scale: float) -> Tensor:
+    """The sum of the losses times `scale`, of the statistics of all shards, (tp, 3, rows, tokens)."""
+    return (_normaliser(everyone) - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
+
+
+def _normaliser(everyone: Tensor) -> Tensor:
+    """The logarithm of the sum of exponentials over the whole vocabulary."""
+    largest = everyone[:, 0].amax(0)
+    return largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
 
 
 def whole_parameters(part: Sublayer, seed: int) -> Parameters:

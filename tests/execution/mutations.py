@@ -11,7 +11,14 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
 
-from tests.execution.plans import random_plan, random_sliced_plan, random_uneven_plan, random_zero_plan, sharing_tokens
+from tests.execution.plans import (
+    PRECISIONS,
+    random_plan,
+    random_sliced_plan,
+    random_uneven_plan,
+    random_zero_plan,
+    sharing_tokens,
+)
 from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 
@@ -50,7 +57,7 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
 EVERYWHERE = (
     *("op", "unit", "micro_batch", "half", "reads", "writes", "group", "args", "message_bytes", "workspace_bytes", "lane"),
 )
-OF_ALL_PROGRAMS = ("world", "units", "model", "strategies", "samples", "micro_batches", "buffers", "persistent")
+OF_ALL_PROGRAMS = ("world", "units", "model", "strategies", "samples", "micro_batches", "buffers", "persistent", "precision")
 
 
 class Mutant(NamedTuple):
@@ -327,6 +334,8 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             other_stage = tuple(replace(each, zero=zero) if each.degree("sdp") > 1 else each for each in value)
             recomputed = tuple(replace(each, ckpt=not each.ckpt) for each in value)
             other = rng.choice([value[::-1], value[:-1], recomputed, other_stage])
+        elif name == "precision":
+            other = _other(rng, PRECISIONS, value)
         else:
             other = max(0, value + rng.choice([-1, 1, 2]))
         where = "all ranks" if everywhere else f"rank {rank}"

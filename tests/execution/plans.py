@@ -10,8 +10,9 @@ from math import lcm, prod
 from typing import Any
 
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.precision import Precision
 from trainplan.formulations.step.schedules import PlanSchedule, Schedule, most_sliced
-from trainplan.formulations.strategies import decision_tree, parse_strategy
+from trainplan.formulations.strategies import MODULES, Module, decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.sublayers import why_not_shared
 
@@ -190,6 +191,20 @@ def with_zero(rng: random.Random, plan: Plan) -> Plan:
     return plan.changed(units=[unit.laid_out(strategy) for unit, strategy in zip(plan.units, strategies, strict=True)])
 
 
+PRECISIONS = (
+    Precision(),
+    Precision(master="float32"),
+    Precision(master="float32", gradients="float32"),
+)
+
+
+def with_precision(rng: random.Random, plan: Plan, precision: Precision | None = None) -> Plan:
+    """The plan in bfloat16, with these model states or any others."""
+    model = plan.planned_model().in_dtype("bfloat16")
+    precision = rng.choice(PRECISIONS) if precision is None else precision
+    return plan.changed(model=model.shape(), model_digest=model.digest, precision=precision)
+
+
 def random_zero_plan(rng: random.Random, world: int = 4) -> Plan:
     """Plans of all kinds that have sdp levels, any ZeRO stage for each unit, and 1 or 2 for one at least."""
     kinds = [random_unlike_plan, random_interleaved_plan]
@@ -238,4 +253,13 @@ def sharing_tokens(rng: random.Random, plan: Plan) -> Plan:
         strategy, tp = unit.strategy, unit.strategy.degree("tp")
         shares = tp > 1 and why_not_shared(described.sublayer, tp) is None and rng.random() < 0.5
         units.append(unit.laid_out(replace(strategy, sequence_parallel=True)) if shares else unit)
+    return plan.changed(units=units)
+
+
+def recomputing_modules(rng: random.Random, plan: Plan, modules: Sequence[Module] = MODULES) -> Plan:
+    """The plan with some of these modules recomputed, at random, in most units that are not recomputed whole."""
+    units = []
+    for unit in plan.units:
+        chosen = tuple(sorted(module for module in modules if rng.random() < 0.6))
+        units.append(unit if unit.strategy.ckpt else unit.laid_out(replace(unit.strategy, modules=chosen)))
     return plan.changed(units=units)

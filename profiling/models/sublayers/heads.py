@@ -63,13 +63,19 @@ class LanguageHead(Sublayer):
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The gradient of one rank's matrix, or an RMS norm's moment."""
-        return max(self.matrices_backward_bytes(rows, tp), self._norm_moment(self.kept_bytes(rows, tp), rows))
+        return max(self.matrices_backward_bytes(rows, tp)[1], self._norm_moment(self.kept_bytes(rows, tp), rows))
 
-    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
+    def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
         """The gradient of one rank's matrix, beside that of the logits before they are capped; or two gradients of these."""
         v, n = -(-self.vocabulary // tp), rows * self.tokens
         weight = v * self.hidden
-        return (max(weight + n * v, 2 * n * v - n * self.hidden) if self.softcap else weight) * self.element_bytes
+        most = max(weight + n * v, 2 * n * v - n * self.hidden) if self.softcap else weight
+        return 0, most * self.element_bytes
+
+    @property
+    def operators_before(self) -> int:
+        """Norm and transform."""
+        return 4 if self.transform else 1
 
 
 @dataclass(frozen=True, kw_only=True)
