@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark study fuzz mutations faults clean
+.PHONY: demo test test-long lint benchmark study random-plans against-torch fuzz mutations faults clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,12 @@ study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.amp_study
 	$(BIN)/python -m tests.papers.autopipe_study
 	$(BIN)/python -m tests.papers.h3t_study
+
+random-plans: $(INSTALLED)
+	$(BIN)/python -m benchmarks.random_plans
+
+against-torch: $(INSTALLED)
+	$(BIN)/python -m benchmarks.against_torch
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m benchmarks.fuzz

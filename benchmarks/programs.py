@@ -32,14 +32,24 @@ from trainplan.profiling.models.model import load_model
 from trainplan.profiling.obtain import obtain_profile
 
 MOST_SECONDS = 10.0
-LARGE = {"uniform": ["dp4-tp8"], "mixed": ["dp4-tp8", "dp8-tp4-ckpt", "sdp32-ckpt", "tp8-dp4"]}
-SMALL = {"uniform": ["dp4-tp2"], "mixed": ["dp4-tp2", "dp8-ckpt", "sdp8", "tp2-sdp4"]}
+# Depth, micro-batches, strategies and chunks of plans for 1,024 devices, and for 64.
+LARGE = {
+    "uniform": (32, 512, ["dp4-tp8"], 1),
+    "mixed": (32, 512, ["dp4-tp8", "dp8-tp4-ckpt", "sdp32-ckpt", "tp8-dp4"], 1),
+    "interleaved": (8, 128, ["dp16-tp8"], 12),
+}
+SMALL = {
+    "uniform": (8, 8, ["dp4-tp2"], 1),
+    "mixed": (8, 8, ["dp4-tp2", "dp8-ckpt", "sdp8", "tp2-sdp4"], 1),
+    "interleaved": (8, 8, ["dp4-tp2"], 4),
+}
 
 
-def even_plan(name: str, world: int, stages: int, micro_batches: int, strategies: list[str]) -> Plan:
-    """Stages of equally many units, strategies one after the other, a sample on each data-parallel rank of 32."""
+def even_plan(name: str, world: int, depth: int, micro_batches: int, strategies: list[str], chunks: int = 1) -> Plan:
+    """Stages of equally many units, strategies one after the other, as many samples as ranks of a stage; chunks: stages on each
+    rank."""
     model = load_model(name)
-    units, size = len(model.units), world // stages
+    units, size, stages = len(model.units), world // depth, depth * chunks
     bounds = [stage * units // stages for stage in range(stages + 1)]
     return load_plan(
         {
@@ -49,9 +59,14 @@ def even_plan(name: str, world: int, stages: int, micro_batches: int, strategies
             "memory_bytes": 2**48,
             "batch": {"global_samples": size * micro_batches, "micro_batches": micro_batches},
             "stages": [
-                {"ranks": list(range(i * size, (i + 1) * size)), "first_unit": bounds[i], "last_unit": bounds[i + 1] - 1}
+                {
+                    "ranks": list(range(i % depth * size, (i % depth + 1) * size)),
+                    "first_unit": bounds[i],
+                    "last_unit": bounds[i + 1] - 1,
+                }
                 for i in range(stages)
             ],
+            "schedule": "1f1b" if chunks == 1 else "interleaved-1f1b",
             "units": [
                 {"name": unit.name, "strategy": strategies[i * len(strategies) // units]} for i, unit in enumerate(model.units)
             ],
@@ -60,7 +75,7 @@ def even_plan(name: str, world: int, stages: int, micro_batches: int, strategies
 
 
 def large(name: str, mix: str) -> dict[str, Any]:
-    plan = even_plan(name, 1024, 32, 512, LARGE[mix])
+    plan = even_plan(name, 1024, *LARGE[mix])
     started = time.process_time()
     classes = compile_classes(plan)
     compiled = time.process_time()
@@ -93,7 +108,7 @@ def large(name: str, mix: str) -> dict[str, Any]:
 
 
 def small(name: str, mix: str) -> dict[str, Any]:
-    plan = even_plan(name, 64, 8, 8, SMALL[mix])
+    plan = even_plan(name, 64, *SMALL[mix])
     started = time.process_time()
     programs = compile_plan(plan)
     compiled = time.process_time()

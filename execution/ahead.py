@@ -1,4 +1,4 @@
-"""Which programs of a plan a back-end runs: with parameters gathered one unit ahead, or when they are needed.
+"""Which programs of a plan a back-end runs: with parameters gathered (or copied in) one unit ahead, or when they are needed.
 
 Where lanes run beside each other, what is gathered ahead travels while the unit before computes. One more unit is whole then.
 So programs gather ahead on such back-ends alone, and only if every rank keeps to the plan's memory: on the serial back-end it
@@ -34,9 +34,9 @@ def classes_of(plan: Plan, backend: Backend) -> list[RankClass]:
 
 
 def may_gather_ahead(plan: Plan, backend: Backend) -> bool:
-    """Whether some parameters of a plan could be gathered one unit ahead on a back-end."""
+    """Whether some parameters of a plan could be gathered one unit ahead on a back-end, or copied in from the host."""
     sharded = any(strategy.shares_parameters for strategy in plan.strategies())
-    return backend != "serial" and plan.switches() is None and sharded
+    return backend != "serial" and plan.switches() is None and (sharded or plan.uses_host)
 
 
 def _fits(plan: Plan, backend: Backend, programs: list[Program]) -> bool:

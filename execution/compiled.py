@@ -46,9 +46,9 @@ class Compiled:
 
 
 def default_backend(plan: Plan) -> Backend:
-    """Whose lanes count: those that the plan names; else `streams` for plans with memory switches, whose point is what lanes do
-    beside each other, and `serial`."""
-    return plan.backend or ("serial" if plan.switches() is None else "streams")
+    """Whose lanes count: those that the plan names; else `streams` for plans that copy to the host, for the sake of what lanes
+    do beside each other, and `serial`."""
+    return plan.backend or ("streams" if plan.uses_host else "serial")
 
 
 def compiled(plan: Plan, backend: Backend, by_class: bool = False) -> Compiled:

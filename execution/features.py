@@ -8,8 +8,9 @@ from typing import NamedTuple
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
-# What trainplan's own programs do.
-COMPILED = frozenset({"ZeRO stage 1", "ZeRO stage 2", "master weights", "states on the host"})
+COMPILED = frozenset(  # what trainplan's own programs do
+    {"ZeRO stage 1", "ZeRO stage 2", "master weights", "sequence parallelism", "states on the host"}
+)
 
 
 class Feature(NamedTuple):

@@ -69,7 +69,7 @@ def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, back
     """Compile, check and walk a plan by the times of a profile, which has the costs of all its shapes.
 
     kinds: of every device, by number; None where no cluster is named. backend: whose lanes count (default: the plan's; else
-    `serial`, and `streams` for plans with memory switches, whose point is what lanes do beside each other). Raises InputError
+    `serial`, and `streams` for plans that copy to the host, whose point is what lanes do beside each other). Raises InputError
     where the profile lacks a shape.
     """
     alike = plan.regular and plan.placement is None and profile.network.uniform and len(set(kinds or ())) < 2

@@ -33,6 +33,7 @@ from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import Sublayer, TokenShare
 
 Stream = Literal["compute", "communication", "copy", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
@@ -63,13 +64,21 @@ class Op(StrEnum):
     FORWARD_WITHOUT_GRAPH = "forward-without-graph"
     RECOMPUTE = "recompute"  # the graph again, from the kept input
     BACKWARD = "backward"  # partial input gradient; adds to the parameter gradients that it reads, else writes them
+    ENTER = "enter"  # with sequence parallelism: what comes before the matrices, on the rank's tokens; keeps the graph
+    ENTER_WITHOUT_GRAPH = "enter-without-graph"
+    LEAVE = "leave"  # and what comes behind the sum over their partial outputs: dropout, residual
+    LEAVE_BACKWARD = "leave-backward"  # the gradient of what is dropped there
+    ENTER_BACKWARD = "enter-backward"  # and the gradient of the unit's input; adds to the parameter gradients
     LOSS_STATISTICS = "loss-statistics"  # per token: largest logit, sum of exponentials, target's logit, of the shard
     LOSS = "loss"  # the rank's loss, and the logits' gradient in their place
     OPTIMIZER_STEP = "optimizer-step"
     SLICE = "slice"  # re-layout where the rank already holds its rows
     GATHER_SLICE = "gather-slice"  # re-layout: gather blocks, keep own rows
+    SLICE_TOKENS = "slice-tokens"  # re-layout: the rank's tokens of each sample
     JOIN = "join"  # the rows of both halves of a micro-batch, in one buffer
     ALL_REDUCE = "all-reduce"  # partial outputs or input gradients over the tensor-parallel group
+    GATHER_TOKENS = "gather-tokens"  # all tokens of what the tensor-parallel group's ranks have split among them
+    REDUCE_SCATTER_TOKENS = "reduce-scatter-tokens"  # partial outputs or gradients of all tokens; the rank's own of the sum
     GATHER_STATISTICS = "gather-statistics"
     GATHER_PARAMETERS = "gather-parameters"  # a sharded unit's parameters, whole for a while
     GATHER_UPDATED = "gather-updated"  # parameters that are whole on each rank of a group, after each has stepped its shard
@@ -96,6 +105,8 @@ COLLECTIVES = frozenset(
     {
         Op.GATHER_SLICE,
         Op.ALL_REDUCE,
+        Op.GATHER_TOKENS,
+        Op.REDUCE_SCATTER_TOKENS,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
         Op.GATHER_UPDATED,
@@ -108,7 +119,9 @@ COLLECTIVES = frozenset(
 )
 POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
 COPIES = frozenset({Op.PREFETCH_SHARD, Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.PREFETCH_HIDDEN, Op.OFFLOAD_GRADIENT})
-DRAWING = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})  # masks of dropout follow from the samples
+FORWARDS = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})
+ENTERING = frozenset({Op.ENTER, Op.ENTER_WITHOUT_GRAPH})
+DRAWING = FORWARDS | ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD}  # masks of dropout follow from the samples
 LANES: dict[Op, Stream] = {
     **dict.fromkeys(Op, "compute"),
     **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT, Op.RESHARD), "communication"),
@@ -118,9 +131,11 @@ LANES: dict[Op, Stream] = {
 
 
 FROM = "-from-"  # in the name of a buffer for what one of several senders sends, before the sender's rank
-UNIT_BUFFERS = frozenset(  # named by their unit alone
-    {"parameter", "gradient", "moments", "master", "gathered", "whole-gradient"}
-)
+MARK = "mark."  # begins the name of a mark
+STATES = ("parameter", "gradient", "moments")
+HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
+MASTER = "master"  # where the optimizer works on a wider copy of parameters
+UNIT_BUFFERS = frozenset({*STATES, MASTER, *HOST_STATES, "gathered", "whole-gradient"})  # named by their unit alone
 
 
 def on_host(name: str) -> bool:
@@ -225,9 +240,10 @@ class Program:
 
     @property
     def table_once(self) -> bool:
-        """Whether the head works with the embedding's own matrix (see `work.moves.table_once`). With memory switches, which
-        copy and gather the shards of each unit by themselves, it has one of its own."""
-        return self.model.tied and table_once(self.strategies, self.units) and not self.optimizer_on_host
+        """Whether the head works with the embedding's own matrix (see `work.moves.table_once`). Where the states of either are
+        on the host, whose shards are copied and gathered by themselves, it has one of its own."""
+        on_host = any(map(self.steps_on_host, (0, len(self.strategies) - 1)))
+        return self.model.tied and table_once(self.strategies, self.units) and not on_host
 
     @property
     def gradient_bytes(self) -> int:
@@ -239,10 +255,10 @@ class Program:
         """Bytes of one number of what the optimizer steps."""
         return self.precision.stepped_bytes(self.model.element_bytes)
 
-    @property
-    def optimizer_on_host(self) -> bool:
-        """Whether parameters, gradients and moments live there; the device then has what memory switches leave on it."""
-        return f"host-parameter.{self.units[0]}" in self.buffers
+    def steps_on_host(self, unit: int) -> bool:
+        """Whether the optimizer works on a unit's parameters, gradients and moments on the host; the device then has what the
+        unit's residences leave on it."""
+        return f"host-parameter.{unit}" in self.buffers
 
     def within(self, message: Instruction) -> tuple[int, ...]:
         """The ranks in whose process group a message travels: its two ends; where a rank may have several messages at once,
@@ -269,15 +285,18 @@ class Program:
         """The ranks of the stage of a unit, ascending."""
         return next(group for stage, group in zip(self.stages, self.groups, strict=True) if unit in stage)
 
+    def shares_tokens(self, unit: int) -> bool:
+        """Whether tensor-parallel ranks share the tokens between the matrices of a unit."""
+        return self.strategies[unit].sequence_parallel
+
+    def token_share(self, unit: int) -> TokenShare:
+        """The bytes and pieces of a unit whose ranks share its tokens."""
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+
     @property
     def persistent_bytes(self) -> int:
         """Bytes of the device that live from step to step."""
         return sum(self.buffers[name] for name in self.persistent if not on_host(name))
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of the host, all of which are set aside before the first step."""
-        return sum(size for name, size in self.buffers.items() if on_host(name))
 
 
 def grouped(*messages: Instruction) -> Instruction:
@@ -292,6 +311,20 @@ def grouped(*messages: Instruction) -> Instruction:
     size = sum(message.message_bytes for message in messages)
     op = ops.pop() if len(ops) == 1 else Op.SEND_RECEIVE
     return Instruction(op, group=tuple(ranks), grouped=messages, message_bytes=size, **names)  # type: ignore[arg-type]
+
+
+def draws(sublayer: Sublayer, strategy: Strategy, op: Op) -> bool:
+    """Whether an operation on a unit drops numbers, whose masks follow from the samples that it works on."""
+    if op not in DRAWING or not strategy.sequence_parallel:
+        return op in FORWARDS and sublayer.draws
+    share = TokenShare(sublayer, strategy.degree("tp"))
+    return share.draws_inside if op in FORWARDS else share.draws_before if op in ENTERING else share.drops_output
+
+
+def laid_as(name: str) -> int:
+    """The unit under whose layout a buffer's hidden states, or gradients of some, lie: what a unit makes, as it makes it."""
+    kind, unit = name.split(".")[:2]
+    return int(unit) - 1 if kind.startswith("hidden") else int(unit)
 
 
 def sent_as(name: str) -> str:

@@ -127,11 +127,12 @@ class Plan(Record):
     and backward passes, 1F1B-Flush or GPipe. sliced: with 1F1B, how many micro-batches begin in halves (see `schedules`); with
     batch.shares, of each replica. precision: dtypes of model states, where they are not the model's. placement: the cluster's
     device of each rank, for who launches it; left out, rank r goes on device r. What a rank does is the same on every device.
-    backend: of the executor, on which the plan fits and is predicted; left out, serial, and streams with states on the host.
+    backend: of the executor, on which the plan fits and is predicted; left out, serial, and streams with states or hidden
+    states on the host.
 
-    All units have model states on the host, or none has. With them all ranks are one stage and one sharded-data group (`sdpN`,
-    or `single`), and the step has one micro-batch: that is what H3T's model speaks of. nvlink goes with them: whether
-    collectives have a lane of their own, beside the copies to the host.
+    Any units may have states or hidden states on the host. nvlink goes with them: whether collectives have a lane of their own,
+    beside the copies to the host. Where all ranks are one stage and one sharded-data group (`sdpN`, or `single`), the step has
+    one micro-batch, and all units have their states on the host, it is H3T's step, and goes segment by segment (see `Order`).
 
     A file of version 1 is read, too: what it calls `predicted` becomes the claim, and is not trusted.
     """
@@ -206,9 +207,10 @@ class Plan(Record):
 
     @cached_property
     def regular(self) -> bool:
-        """Whether stages are of one size, a power of two, on ranks in order: one rank of each kind then stands for all."""
+        """Whether stages are of one size, a power of two, on ranks in order, those of interleaved stages again and again: one
+        rank of each kind then stands for all."""
         size, *others = self.stage_sizes
-        ranks = [rank for stage in self.stages for rank in stage.ranks]
+        ranks = [rank for stage in self.stages[: self.depth] for rank in stage.ranks]
         return {size, *others} == {size} and size & (size - 1) == 0 and ranks == list(range(self.world))
 
     def planned_model(self) -> Model:
@@ -230,10 +232,18 @@ class Plan(Record):
         distinct = {str(unit) for unit in self.units}
         return None if len(distinct) > 1 else distinct.pop()
 
+    @cached_property
+    def uses_host(self) -> bool:
+        """Whether some unit has states or hidden states on the host."""
+        return any(unit.uses_host for unit in self.units)
+
     def switches(self) -> list[Switches] | None:
-        """Of each unit, `ckpt` included; None for a plan with nothing on the host."""
-        each = [unit.switches for unit in self.units]
-        return None if None in each else each  # type: ignore[return-value]
+        """The switches of each unit, `ckpt` included, of a plan whose step is H3T's; None for any other plan."""
+        levels = Strategy.of(("sdp", self.world)).levels
+        alike = all(u.states.optimizer == "host" and u.strategy.levels == levels and u.strategy.zero == 3 for u in self.units)
+        if not alike or len(self.stages) > 1 or self.batch.micro_batches > 1 or self.batch.shares is not None:
+            return None
+        return [switches for unit in self.units if (switches := unit.switches) is not None]
 
 
 def load_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:

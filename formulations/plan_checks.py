@@ -10,6 +10,7 @@ from trainplan.formulations.instances import check_length
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.strategies import Strategy, wrong_group
 from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.models.sublayers import why_not_shared
 
 if TYPE_CHECKING:
     from trainplan.formulations.plan import Plan
@@ -43,6 +44,10 @@ def check_plan(plan: Plan) -> None:
         if not part.runs_on(tp):
             works = max(t for t in range(1, tp) if part.runs_on(t))
             raise InputError("", field, problem, f"give a tp degree that this {part.kind} can be split into, such as {works}")
+        if strategy.sequence_parallel and (why := why_not_shared(part, tp)):
+            printed = unit.field == "strategy"
+            field, problem = (field, problem) if printed else (f"units[{position}].layout.sequence_parallel", "is true")
+            raise InputError("", field, problem, f"{'leave sp out' if printed else 'give false'}: {why}")
         if even and samples // parts % strategy.data_degree:
             raise InputError("", field, problem, f"give a dp x sdp degree that divides {samples // parts} samples")
     if plan.batch.shares is not None:
@@ -109,40 +114,33 @@ def _check_sliced(plan: Plan) -> None:
 
 
 def _check_host(plan: Plan) -> None:
-    """All units have states on the host or none has, and only where one sharded-data group works on one micro-batch."""
-    first = plan.units[0].order is not None
+    """Residences that programs have: the optimizer's with all that it works on; inputs of units that are recomputed; orders of
+    copies where these go segment by segment."""
+    if not plan.uses_host and plan.nvlink is not None:
+        fix = "leave it out: no unit has states or hidden states on the host"
+        raise InputError("", "nvlink", f"is {str(plan.nvlink).lower()}", fix)
+    if plan.uses_host and plan.nvlink is None:
+        raise InputError("", "nvlink", "is missing", "give true or false, with states or hidden states on the host")
     for position, unit in enumerate(plan.units):
-        if (unit.order is not None) != first:
-            has, other = ("something", "nothing") if unit.order else ("nothing", "something")
-            fix = f"give all units residences on the host, or none: units[0] has {other} there"
-            raise InputError("", f"units[{position}]", f"has {has} on the host", fix)
-    if not first:
-        if plan.nvlink is not None:
-            fix = "leave it out: no unit has states on the host"
-            raise InputError("", "nvlink", f"is {str(plan.nvlink).lower()}", fix)
-        return
-    if plan.nvlink is None:
-        raise InputError("", "nvlink", "is missing", "give true or false, with states on the host")
-    lacking = "or leave all states on the device"
-    if len(plan.stages) > 1:
-        raise InputError("", "stages", f"are {len(plan.stages)}, with states on the host", f"give 1, {lacking}")
-    if plan.batch.micro_batches > 1:
-        problem = f"is {plan.batch.micro_batches}, with states on the host"
-        raise InputError("", "batch.micro_batches", problem, f"give 1, {lacking}")
-    if plan.batch.shares is not None:
-        raise InputError("", "batch.shares", "is there, with states on the host", f"leave it out, {lacking}")
-    wanted = Strategy.of(("sdp", plan.world))
-    for position, unit in enumerate(plan.units):
-        field, strategy, states = f"units[{position}]", unit.strategy, unit.states
-        if replace(strategy, ckpt=False) != wanted:
-            fix = f"give {wanted} or {wanted}-ckpt, {lacking}"
-            raise InputError("", f"{field}.{unit.field}", f"is {str(strategy)!r}, with states on the host", fix)
-        for name in ("gradients", "optimizer"):
-            if getattr(states, name) != "host":
-                raise InputError("", f"{field}.states.{name}", "is 'device'", "give 'host': the optimizer works there")
-        if unit.activations.hidden == "host" and not strategy.ckpt:
-            fix = f"give 'device', or recompute 'full' ({wanted}-ckpt): a graph holds the unit's input"
+        field, states = f"units[{position}]", unit.states
+        works = "works there" if states.optimizer == "host" else "works on the device"
+        if states.optimizer == "host" and states.zero in (1, 2):
+            fix = "give 3, or optimizer 'device': the host has shards of all states"
+            raise InputError("", f"{field}.states.zero", f"is {states.zero}, with the optimizer on the host", fix)
+        if states.optimizer == "host" and states.gradients == "device":
+            raise InputError("", f"{field}.states.gradients", "is 'device'", f"give 'host': the optimizer {works}")
+        for name in ("parameters", "gradients"):
+            if states.optimizer == "device" and getattr(states, name) == "host":
+                fix = f"give 'device', or optimizer and gradients 'host': the optimizer {works}"
+                raise InputError("", f"{field}.states.{name}", "is 'host'", fix)
+        if unit.activations.hidden == "host" and not unit.strategy.ckpt:
+            fix = f"give 'device', or recompute 'full' ({replace(unit.strategy, ckpt=True)}): a graph holds the unit's input"
             raise InputError("", f"{field}.activations.hidden", "is 'host'", fix)
+    for position, unit in enumerate(plan.units if plan.switches() is None else ()):
+        for name in () if unit.order is None else ("eco_forward", "eco_backward", "synchronised"):
+            if getattr(unit.order, name):
+                fix = "leave it out: only one stage, one micro-batch, and all units sdp with states on the host go by segments"
+                raise InputError("", f"units[{position}].order.{name}", "is true", fix)
 
 
 def _check_precision(plan: Plan, model: Model) -> None:
@@ -156,7 +154,7 @@ def _check_precision(plan: Plan, model: Model) -> None:
     problem = f"is {shown(precision.master)}"
     if precision.of(model) != precision:
         raise InputError("", "precision.master", problem, f"leave precision out: the model is in {model.dtype}")
-    if plan.switches() is not None:
+    if any(unit.states.on_host for unit in plan.units):
         fix = "leave precision out, or leave all states on the device"
         raise InputError("", "precision.master", f"{problem}, with states on the host", fix)
 

@@ -59,9 +59,15 @@ class States(Brief):
     """Where a unit's model states are. zero: what the ranks of the sdp level share: 1 the optimizer's states, 2 gradients, too,
     3 parameters, too; 0 without such a level. Ranks of a dp level hold copies, so that dp2-sdp4 is hybrid sharding.
 
-    parameters, gradients, optimizer: on the device or the host; where the optimizer is on the host, it works there, with all
-    three, and parameters on the device are a copy. kept_whole: whether gathered parameters stay from the forward to the
-    backward pass, and are not gathered again."""
+    parameters, gradients, optimizer: on the device or the host. Where the optimizer is on the host, it works there, on all
+    three, and gradients are too: the device sums those of all micro-batches, and copies the sum out once, behind the last one's
+    backward pass. Parameters on the device are then a copy, which gets the new ones behind the optimizer's step; parameters on
+    the host are copied in before each pass of the unit, and let go of behind it. Where the optimizer is on the device, so are
+    parameters and gradients.
+
+    kept_whole: whether parameters that are gathered, or copied in, stay whole from the first micro-batch's forward pass to the
+    last one's backward pass; else they go, and come again, in each pass of each micro-batch. It changes nothing of parameters
+    that live whole on the device."""
 
     zero: Literal[0, 1, 2, 3] = 0
     parameters: Residence = "device"
@@ -77,7 +83,9 @@ class States(Brief):
 
 class Activations(Brief):
     """What a unit keeps for its backward pass. recompute: nothing is computed again, all is, or what these modules keep.
-    hidden: where its input is until then."""
+    hidden: where its input is until then. On the host, that of each micro-batch is copied out beside its forward pass and back
+    before its backward pass, as many as are in flight at a time; all of the unit is then computed again, since a graph would
+    hold the input."""
 
     recompute: Literal["none", "full"] | list[Module] = "none"
     hidden: Residence = "device"
@@ -86,7 +94,9 @@ class Activations(Brief):
 class Order(Brief):
     """The order of a unit's copies to and from the host, as H3T's switches have it: whether a segment copies out first what is
     done with (eco_forward), fetches only once the backward computation runs (eco_backward), and begins when all lanes are done
-    (synchronised)."""
+    (synchronised). Only the step of H3T goes by segments, of one stage and one micro-batch with all states on the host. In any
+    other, where none of these can be asked for, each pass brings in what its unit needs, or one unit ahead where that fits, and
+    the host steps on each unit as soon as it has its gradient."""
 
     eco_forward: bool = False
     eco_backward: bool = False
@@ -168,8 +178,8 @@ class PlannedUnit(Brief):
 
     @property
     def switches(self) -> Switches | None:
-        """H3T's memory switches of the unit, `ckpt` included; None where nothing of it is on the host."""
-        if self.order is None:
+        """H3T's memory switches of the unit, `ckpt` included; None where its optimizer works on the device."""
+        if self.order is None or self.states.optimizer == "device":
             return None
         return Switches(
             ckpt=self.strategy.ckpt,
@@ -188,8 +198,10 @@ class PlannedUnit(Brief):
         )
 
     def __str__(self) -> str:
-        names = () if self.switches is None else [name for name in self.switches.names if name != "ckpt"]
-        return ", ".join([str(self.strategy), *names])
+        if self.switches is not None:
+            return ", ".join([str(self.strategy), *(name for name in self.switches.names if name != "ckpt")])
+        words = ["input on the host"] * (self.activations.hidden == "host") + ["kept whole"] * self.states.kept_whole
+        return ", ".join([str(self.strategy), *words])
 
 
 def planned_unit(name: str, strategy: Strategy, switches: Switches | None = None) -> PlannedUnit:

@@ -135,6 +135,15 @@ class Strategy:
                 digits.append((stride, degree))
         return tuple(digits)
 
+    @cached_property
+    def token_digit(self) -> Digit | None:
+        """The digit of a rank that numbers its part of each sample's tokens, with sequence parallelism; None without it."""
+        return (self.strides()["tp"], self.degree("tp")) if self.sequence_parallel else None
+
+    def share(self, rank: int) -> Digit:
+        """Which part of each sample's tokens, of how many, a rank has of what passes between units."""
+        return (self.index(rank, "tp"), self.degree("tp")) if self.sequence_parallel else (0, 1)
+
 
 def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:
     """The strategy written as `text`; with `group`, its degrees must multiply to it. Raises InputError."""

@@ -8,14 +8,11 @@ Completed numbers are `estimated`; their spread is the largest relative residual
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
-from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.lines import relative_line
-from trainplan.profiling.clusters.cluster import DeviceKind
-from trainplan.profiling.estimate import estimated_cost
+from trainplan.profiling.estimate import estimated_cost, kind_of
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Number, Profile, UnitCost, shapes_of
 
@@ -77,7 +74,7 @@ def _completed(
             return same[0].changed(rows=rows, **{n: _scaled(number, factor) for n, number in same[0].numbers.items()})
         profiled = sorted({entry.tp for entry in entries})
         raise InputError("profile", f"{name} with tp {tp}", "is missing", f"use tp degrees among {profiled}, or profile it")
-    part, kind = model.sublayers[name], _kind(profile, device)
+    part, kind = model.sublayers[name], kind_of(profile, device)
     wanted = estimated_cost(name, part, kind, tp, rows)
     if not entries:
         return wanted
@@ -85,15 +82,6 @@ def _completed(
     there = estimated_cost(name, part, kind, nearest.tp, nearest.rows)
     ratios = {n: nearest.numbers[n].value / base.value if base.value else 1.0 for n, base in there.numbers.items()}
     return wanted.changed(**{n: _scaled(wanted.numbers[n], ratio) for n, ratio in ratios.items()})
-
-
-def _kind(profile: Profile, device: str) -> DeviceKind:
-    """The kind's data sheet, or one whose proportions stand for it."""
-    for kind in profile.device_kinds:
-        if kind.name == device:
-            return kind
-    rates: Any = dict.fromkeys(DTYPE_BYTES, 1e13)
-    return DeviceKind(name=device, memory_bytes=profile.memory_bytes, flops_per_s=rates, memory_bytes_per_s=5e11)
 
 
 def _scaled(number: Number, factor: float) -> Number:

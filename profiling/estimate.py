@@ -12,8 +12,10 @@ recomputes). AdamW reads four and writes three numbers for each parameter, in ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind
 from trainplan.profiling.models.model import Model
@@ -48,10 +50,13 @@ def operator_ns(operator: Operator, kind: DeviceKind, dtype: str, element_bytes:
 
 def sublayer_ns(part: Sublayer, kind: DeviceKind, rows: int, tp: int) -> tuple[float, float]:
     """Forward and backward time of a sub-layer on one device."""
-    operators = part.operators(rows, tp)
+    return operators_ns(part.operators(rows, tp), kind, part.dtype, part.element_bytes)
+
+
+def operators_ns(operators: Sequence[Operator], kind: DeviceKind, dtype: str, element_bytes: int) -> tuple[float, float]:
+    """Forward and backward time of kernels, one after the other."""
     times = [
-        sum(operator_ns(operator, kind, part.dtype, part.element_bytes, backward) for operator in operators)
-        for backward in (False, True)
+        sum(operator_ns(operator, kind, dtype, element_bytes, backward) for operator in operators) for backward in (False, True)
     ]
     return times[0], times[1]
 
@@ -107,6 +112,15 @@ def estimate_shapes(model: Model, cluster: Cluster, shapes: Iterable[tuple[int, 
         communication_slowdown=_rate(cluster.overlap_slowdown),
         costs=costs,
     )
+
+
+def kind_of(profile: Profile, device: str) -> DeviceKind:
+    """The kind's data sheet, or one whose proportions stand for it."""
+    for kind in profile.device_kinds:
+        if kind.name == device:
+            return kind
+    rates: Any = dict.fromkeys(DTYPE_BYTES, 1e13)
+    return DeviceKind(name=device, memory_bytes=profile.memory_bytes, flops_per_s=rates, memory_bytes_per_s=5e11)
 
 
 def state_bytes(element_bytes: int) -> int:

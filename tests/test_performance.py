@@ -217,7 +217,7 @@ def test_a_picture_of_any_plan() -> None:
         bars = [patch for patch in units.patches if patch.get_height() > 0]
         assert len(bars) == len(plan.units)
         colours = [bar.get_facecolor() for bar in bars]
-        names = [unit.strategy for unit in plan.units]
+        names = [str(unit.strategy) for unit in plan.units]
         pairs = set(zip(names, colours, strict=True))
         assert len(pairs) == len(set(names)) == len(set(colours)), "one colour for each strategy"
         assert len(memory) == (plan.predicted is not None)

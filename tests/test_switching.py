@@ -271,7 +271,7 @@ def test_a_plan_says_what_was_chosen(model: Model, made: tuple[Instance, Profile
     chosen = load_solution(found.result.solution)
     assert found.plan.switches() == list(chosen.switches) and len(set(chosen.switches)) > 1
     assert found.plan.nvlink is False and found.plan.world == 4
-    assert {unit.strategy for unit in found.plan.units} <= {"sdp4", "sdp4-ckpt"}
+    assert {str(unit.strategy) for unit in found.plan.units} <= {"sdp4", "sdp4-ckpt"}
     claim, simulated = found.plan.claim, evaluate(found.instance, chosen)
     assert claim is not None and claim.objective_ns == simulated.time_ns
     assert found.result.evaluation is not None and found.result.evaluation["peak_bytes"] == simulated.peak_bytes
@@ -289,13 +289,13 @@ def test_a_plan_says_what_was_chosen(model: Model, made: tuple[Instance, Profile
     assert step.step_ns == predicted.step_ns and step.timeline is None, "its lanes are no pipeline's"
     with pytest.raises(InputError, match="draws the lanes"):
         step.trace()
-    assert json.loads(json.dumps(found.to_dict()))["plan"]["units"][0]["switches"]
+    assert json.loads(json.dumps(found.to_dict()))["plan"]["units"][0]["order"]
 
 
 def test_one_device_has_nobody_to_share_with(model: Model) -> None:
     one = CLUSTER.changed(name="one", nodes=[CLUSTER.nodes[0].changed(devices=1, islands=[])])
     found = switch(model, one, 2)
-    assert found.plan is not None and {unit.strategy for unit in found.plan.units} <= {"single", "single-ckpt"}
+    assert found.plan is not None and {str(unit.strategy) for unit in found.plan.units} <= {"single", "single-ckpt"}
 
 
 def peaking(judged: Judged, peak_bytes: int) -> Judged:

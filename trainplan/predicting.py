@@ -33,9 +33,9 @@ def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str]
 
 
 def stage_times(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> list[StageTimes] | None:
-    """What the passes of each stage take, in the plan's form; None of plans with switches, or of stages of unlike sizes, which
-    are no pipeline of equal messages."""
-    if plan.switches() is not None or not plan.regular:
+    """What the passes of each stage take, in the plan's form; None of plans that copy to the host, and of interleaved stages or
+    such of unlike sizes, which are no pipeline of equal messages with a stage on each device."""
+    if plan.uses_host or not plan.regular or plan.chunks > 1:
         return None
     planned = work_of(plan, profile, kinds)
     rows = zip(planned.work.forward_ns, planned.work.backward_ns, (*planned.work.transfer_ns, 0), planned.syncs_ns, strict=True)

@@ -192,7 +192,7 @@ def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None,
     costs = None if carried else plan_profile(plan, request)
     kinds = None if request.cluster is None else request.cluster.device_kinds
     times = plan.stage_times if costs is None else stage_times(plan, costs, kinds)
-    work = None if times is None or plan.switches() is not None else _work(times)
+    work = None if times is None or plan.uses_host else _work(times)
     changed = _changed(plan, work, schedule, sliced)
     judged = judge_carried(changed, durations or {}) if costs is None else judge(changed, costs, kinds)
     name = f"{model.name}, as planned" if costs is None else f"{model.name} on {costs.cluster}"
@@ -211,9 +211,10 @@ def _changed(plan: Plan, work: Work | None, schedule: str | None, sliced: int | 
     """The plan under another schedule or slicing, where one is asked for; slices of another schedule are left out."""
     if schedule is None and sliced is None:
         return plan
-    if plan.switches() is not None or work is None:
+    if work is None:
         option = "--schedule" if schedule is not None else "--sliced"
-        raise InputError("command line", option, "is given", "leave it out: a plan with switches has one micro-batch")
+        fix = "leave it out: it is for plans of equal stages with nothing on the host"
+        raise InputError("command line", option, "is given", fix)
     chosen = schedule or plan.schedule
     count: int | str = sliced if sliced is not None else plan.sliced if chosen == plan.schedule else 0
     number = _slices(work, plan.batch.micro_batches, count)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.program import Program
-from trainplan.execution.rounds import Rounds, few_micro_batches, in_rounds
+from trainplan.execution.rounds import Rounds, few_micro_batches, in_rounds, micro_batches_of_round
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.models.model import Model
 
@@ -58,6 +58,8 @@ def compile_classes(plan: Plan, model: Model | None = None, ahead: bool = False)
         if micro_batches == few.micro_batches:
             rounds = Rounds(few)
         else:
-            rounds = in_rounds(few, micro_batches, samples) or Rounds(compile_plan(plan, model, ranks[:1], ahead=ahead)[0])
+            rounds = in_rounds(few, micro_batches, samples, micro_batches_of_round(plan)) or Rounds(
+                compile_plan(plan, model, ranks[:1], ahead=ahead)[0]
+            )
         made.append(RankClass(plan, model, ranks, few, rounds, ahead))
     return made

@@ -1,6 +1,7 @@
 """From a plan to one program per rank: pipeline stages; data, sharded-data and tensor parallelism and recomputation per unit.
 
-Plans with memory switches have a compiler of their own, `switch_passes`; this is that of all others.
+Where states and inputs are on the host, `residences` says what brings them to the device and back. H3T's step, of one stage
+and one micro-batch, is issued in an order of its own, `switch_passes`; here are pipelines of any micro-batches.
 
 Between stages of one size a rank talks to the one of its own place in the next or previous stage. Hidden states and gradients
 alike travel in the sender's layout, and the receiver re-lays them as it would those of a unit of its own. Between stages of
@@ -18,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
+from trainplan.execution.compile.residences import Residences
 from trainplan.execution.compile.switch_passes import SwitchCompiler
-from trainplan.execution.compile.unit_passes import UnitPasses
 from trainplan.execution.features import COMPILED, refuse_others
 from trainplan.execution.program import FROM, POINT_TO_POINT, Instruction, Op, Part, Program, grouped
 from trainplan.execution.uncollected import uncollected
@@ -40,29 +41,29 @@ def compile_plan(
     """The programs of all ranks, or of some.
 
     model: run this one in the plan's place, scaled down, with the same units. most_micro_batches: leave out all micro-batches
-    of a rank but the first so many. ahead: gather parameters one unit ahead; with memory switches, these say when. Raises
+    of a rank but the first so many. ahead: gather parameters one unit ahead; in H3T's step the switches say when. Raises
     InputError for what programs cannot do yet.
     """
     refuse_others(plan, COMPILED, "the compiler")
     model = model or plan.planned_model()
-    switches, stages = plan.switches(), len(plan.stages)
+    switches, stages, own_lane = plan.switches(), len(plan.stages), bool(plan.nvlink)
     counts = {min(count, most_micro_batches or count) for count in plan.batch.shares or [plan.batch.micro_batches]}
     by_count = {count: orders(plan.schedule, stages, count, plan.sliced, plan.chunks) for count in counts}
-    interleaved = with_messages(by_count[plan.batch.micro_batches], stages) if plan.chunks > 1 else None
+    interleaved = with_messages(by_count[counts.pop()], stages) if plan.chunks > 1 else None
     programs = dict[int, Program]()
     placed = planned_ranks(plan, model, ranks, most_micro_batches)
     for first, *others in by_kind(placed) if plan.regular else [[rank] for rank in placed]:
         if switches is not None:
-            compiler: UnitPasses = SwitchCompiler.at(first, switches=tuple(switches), nvlink=bool(plan.nvlink))
+            compiler: Residences = SwitchCompiler.at(first, switches=tuple(switches), own_lane=own_lane)
         else:
-            compiler = _Compiler.at(first, orders=by_count, interleaved=interleaved, ahead=ahead)
+            compiler = _Compiler.at(first, orders=by_count, interleaved=interleaved, ahead=ahead, own_lane=own_lane)
         programs[first.rank] = compiler.program()
         programs.update({other.rank: other.translated(programs[first.rank]) for other in others})
     return [programs[rank] for rank in (range(plan.world) if ranks is None else ranks)]
 
 
 @dataclass
-class _Compiler(UnitPasses):
+class _Compiler(Residences):
     """orders: of the passes on all devices, by the number of micro-batches. interleaved: of passes and messages on all devices,
     where these have several stages each."""
 
@@ -83,8 +84,12 @@ class _Compiler(UnitPasses):
         if self.model.tied and not self.table_once and {0, self.last} & set(self.units):
             self._reduce_tied()
         for unit in self.units:
-            self.step(unit)
+            if self.reduces_tied(unit):
+                self.step_on_host(unit)
+            if not self.steps_on_host(unit):
+                self.step(unit)
         self.reduce(Op.REDUCE_LOSS, None, None, "loss", tuple(range(self.world)))
+        self.copy_back()
         return self.finished()
 
     def _interleave(self, items: Sequence[Item]) -> None:
@@ -152,6 +157,8 @@ class _Compiler(UnitPasses):
         if self._alike(unit):
             peers: list[tuple[int, dict[str, Any], int]] = [(there[self.place], {}, self.buffers[name])]
         else:
+            if self.strategies[before].sequence_parallel:  # every rank may be asked for all tokens of some of its rows
+                name = self.gather_tokens(before, part, name, f"{kind.replace('.', '-whole.')}.{part}", before, (name,))
             block = self.rows(before, part)
             peers = [
                 (there[place], {"blocks": (block,), "rows": rows}, self.boundary_bytes(unit - 1, len(rows)))
@@ -183,14 +190,16 @@ class _Compiler(UnitPasses):
             sources = [(peer, each, rows) for each, (peer, rows) in zip(names, those, strict=True)]
         receives = []
         for peer, place, rows in sources:
-            size = self.boundary_bytes(unit - 1, len(rows))
-            fields: dict[str, Any] = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "args": {"rows": rows}}
+            alike = self._alike(unit)
+            size = self.laid_bytes(unit - 1, before, len(rows)) if alike else self.boundary_bytes(unit - 1, len(rows))
+            args: dict[str, Any] = {} if alike else {"rows": rows}
+            fields: dict[str, Any] = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "args": args}
             receives.append(self.instruction(Op.RECEIVE, unit, part, **fields, message_bytes=size))
         self._messages(receives, there)
         if len(sources) > 1:
             wanted, parts = self.rows(after, part), tuple(place for _, place, _ in sources)
             self.buffer(name, self.boundary_bytes(unit - 1, len(wanted)))
-            args: dict[str, Any] = {"blocks": tuple(rows for _, _, rows in sources), "rows": wanted}
+            args = {"blocks": tuple(rows for _, _, rows in sources), "rows": wanted}
             self.issue(Op.JOIN, unit, part, reads=parts, writes=(name,), frees=parts, args=args)
 
     def _messages(self, messages: Sequence[Instruction], there: Sequence[int]) -> None:

@@ -107,6 +107,7 @@ def faithful(before: Strategy, after: Strategy, segments: Segments, narrow: Segm
     a, b = folded_strategy(before, segments, narrow), folded_strategy(after, segments, narrow)
     reached = segments.reach(gather_ranks(before, after, 0))
     same = (before.layout == after.layout) == (a.layout == b.layout)
+    same = same and (before.token_digit == after.token_digit) == (a.token_digit == b.token_digit)
     return same and reached is not None and reached == narrow.reach(gather_ranks(a, b, 0))
 
 
@@ -118,18 +119,19 @@ def _folded_shares(shares: Sequence[int]) -> list[int]:
 
 
 def _folded(plan: Plan, segments: Segments, narrow: Segments, few: int, shares: list[int] | None) -> Plan:
-    size, switches = 1 << sum(narrow.widths), plan.switches() is not None
+    size = 1 << sum(narrow.widths)
     strategies = [folded_strategy(strategy, segments, narrow) for strategy in plan.strategies()]
     samples = (2 if plan.sliced else 1) * (1 if shares else max(strategy.data_degree for strategy in strategies))
     micro_batches = max(shares) if shares else min(few, plan.batch.micro_batches)
     total = sum(shares) if shares else micro_batches
     batch = plan.batch.changed(global_samples=samples * total, micro_batches=micro_batches, shares=shares)
     return plan.changed(
-        world=size * len(plan.stages),
+        world=size * plan.depth,
         batch=batch,
         placement=None,
         predicted=None,
-        stages=[s.changed(ranks=list(range(n * size, (n + 1) * size))) for n, s in enumerate(plan.stages)],
+        stages=[
+            s.changed(ranks=list(range(n % plan.depth * size, (n % plan.depth + 1) * size))) for n, s in enumerate(plan.stages)
+        ],
         units=[unit.laid_out(s) for unit, s in zip(plan.units, strategies, strict=True)],
-        nvlink=plan.nvlink if switches else None,
     )

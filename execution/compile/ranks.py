@@ -6,16 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program
+from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, laid_as
 from trainplan.formulations.plan import Batch, Plan
+from trainplan.formulations.plan_units import PlannedUnit
 from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import shard_bounds
+from trainplan.profiling.models.sublayers import TokenShare, shard_bounds
 
-SAMPLED = DRAWING | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.BACKWARD, Op.SLICE, Op.GATHER_SLICE}
+SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})
+BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
+SAMPLED = DRAWING | SHARING | BACKWARDS | {Op.INPUT, Op.TARGETS, Op.RECEIVE, Op.JOIN, Op.SLICE, Op.GATHER_SLICE}
 
 
 @dataclass
@@ -26,7 +29,9 @@ class PlannedRank:
 
     micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
     sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
-    so the samples of a rank are then not consecutive. precision: of model states.
+    so the samples of a rank are then not consecutive.
+
+    planned: the plan's units, which say where their states and their inputs are. precision: of model states.
     """
 
     model: Model
@@ -37,6 +42,7 @@ class PlannedRank:
     rank: int
     sliced: int
     most_micro_batches: int | None = field(default=None, kw_only=True)
+    planned: Sequence[PlannedUnit] = field(kw_only=True)
     precision: Precision = field(default=PLAIN, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -46,7 +52,8 @@ class PlannedRank:
         chunks = [self.stages[stage] for stage in (self.stage, *more)]
         self.units: Sequence[int] = chunks[0] if not more else tuple(unit for chunk in chunks for unit in chunk)
         self.last = len(self.model.units) - 1
-        self.table_once = self.model.tied and table_once(self.strategies, self.units)
+        on_host = any(self.planned[unit].states.on_host for unit in (0, self.last))  # shards are then copied unit by unit
+        self.table_once = self.model.tied and table_once(self.strategies, self.units) and not on_host
         self.gradient_bytes = self.precision.gradient_bytes(self.model.element_bytes)
         shares = self.batch.shares
         of_rank = self.batch.micro_batches if shares is None else shares[self._replica(self.place)]
@@ -132,23 +139,34 @@ class PlannedRank:
     def samples_of(self, instruction: Instruction) -> dict[str, Any]:
         """The samples that an instruction speaks of, as its arguments. (Of SAMPLED alone.)
 
-        rows: the ids in the buffer that it writes, in order; of a forward computation only where it drops numbers. blocks: the
-        ids in each of those that it reads, or in each half of what it reads.
+        rows: the ids in the buffer that it writes, in order; of a computation only where it drops numbers. blocks: the ids in
+        each of those that it reads, or in each half of what it reads. tokens: where they are shared, the first one and the end
+        of those that a rank has of each sample: of what it writes, or of what each rank gathers.
         """
         i = instruction
         assert i.unit is not None and i.micro_batch is not None
         part = Part(i.micro_batch, i.half)
         if i.op in DRAWING:
-            return {"rows": self.rows(i.unit, part)} if self.model.units[i.unit].sublayer.draws else {}
+            drawing = draws(self.model.units[i.unit].sublayer, self.strategies[i.unit], i.op)
+            return {"rows": self.rows(i.unit, part)} if drawing else {}
+        if i.op is Op.GATHER_TOKENS:
+            unit = laid_as(i.reads[0])
+            return {"tokens": tuple(self.tokens_at(place, unit) for place in self.strategies[unit].peers(self.place, "tp"))}
+        if i.op in SHARING:
+            return {"tokens": self.tokens_at(self.place, i.unit)}
         forward = (*i.reads, *i.writes)[0].startswith("hidden")
         if i.op in (Op.INPUT, Op.TARGETS):
             return {"rows": self.rows(i.unit, part)}
         if i.op is Op.RECEIVE:
-            return {"rows": self.rows(i.unit - 1 if forward else i.unit, part)}
+            sender = i.unit - 1 if forward else i.unit
+            args: dict[str, Any] = {"rows": self.rows(sender, part)}
+            if self.strategies[sender].sequence_parallel:
+                args["tokens"] = self.tokens_at(self.place, sender)
+            return args
         if i.op is Op.JOIN:
-            laid_as = i.unit - 1 if forward else i.unit
-            return {"blocks": tuple(self.rows(laid_as, half) for half in part.halves)}
-        if i.op is Op.BACKWARD:
+            under = i.unit - 1 if forward else i.unit
+            return {"blocks": tuple(self.rows(under, half) for half in part.halves)}
+        if i.op in BACKWARDS:
             in_one_message = i.half is not None and i.unit == self.units[-1] < self.last
             return {"blocks": tuple(self.rows(i.unit, half) for half in part.halves)} if in_one_message else {}
         before = i.unit - 1 if forward else i.unit + 1
@@ -170,9 +188,22 @@ class PlannedRank:
             if i.group not in groups:
                 groups[i.group] = tuple(sorted(member ^ distance for member in i.group))
             fields: dict[str, Any] = {"group": groups[i.group], "grouped": tuple(map(translated, i.grouped))}
-            return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED else i.changed(**fields)
+            return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED and not i.grouped else i.changed(**fields)
 
         return replace(program, rank=self.rank, place=self.place, instructions=tuple(map(translated, program.instructions)))
+
+    def token_share(self, unit: int) -> TokenShare:
+        """The bytes and pieces of a unit whose ranks share its tokens."""
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+
+    def tokens_at(self, place: int, unit: int) -> tuple[int, int]:
+        """The first one and the end of the tokens that the rank at a place has of each sample, in a unit's layout."""
+        part, parts = self.strategies[unit].share(place)
+        return shard_bounds(self.model.units[unit].sublayer.tokens, parts, part)
+
+    def laid_bytes(self, boundary: int, unit: int, rows: int) -> int:
+        """Bytes of the hidden states of some samples that a unit passes on, of the tokens of a rank under another's layout."""
+        return self.boundary_bytes(boundary, rows) // self.strategies[unit].share(self.place)[1]
 
     def boundary_bytes(self, unit: int, rows: int) -> int:
         """Bytes of the hidden states of some samples that a unit passes to the next one."""
@@ -216,9 +247,10 @@ def planned_ranks(
     strategies = tuple(plan.strategies())
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = tuple(tuple(stage.ranks) for stage in plan.stages)
-    options: dict[str, Any] = {"most_micro_batches": most_micro_batches, "precision": plan.precision.of(model)}
+    precision = plan.precision.of(model)
+    fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units, "precision": precision}
     return [
-        PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, **options)
+        PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, **fields)
         for rank in (range(plan.world) if ranks is None else ranks)
     ]
 

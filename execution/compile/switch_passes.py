@@ -1,7 +1,7 @@
-"""From a plan with memory switches (H3T) to one program per rank: one step of one micro-batch, segment by segment.
+"""The order of H3T's step: one micro-batch through all units, segment by segment, in place of passes of any micro-batches.
 
-All ranks are one sharded-data group. Parameters, gradients and moments lie on the host, where the optimizer works; the device
-has what the switches leave there. Instructions are issued in the order of the authors' published simulator; the table of
+All ranks are one sharded-data group, and the states of all units are on the host (see `residences`, whose operations these
+are). Instructions are issued in the order of the authors' published simulator; the table of
 `formulations/memory_switches/simulation.py` tells it segment by segment, with the same names as here.
 
 P(j): copy in the shard of unit j (where it is prefetched lazily), then all-gather its parameters; P(0) comes before all. The
@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainplan.execution.compile.unit_passes import UnitPasses
-from trainplan.execution.program import COPIES, STREAMS, Op, Part, Program, Stream
+from trainplan.execution.compile.residences import Residences
+from trainplan.execution.program import MARK, STREAMS, Op, Part, Program, Stream
 from trainplan.formulations.memory_switches.switches import Switches
 
 STEP = Part(0)
@@ -28,24 +28,17 @@ BESIDE: tuple[Stream, ...] = ("communication", "copy")
 
 
 @dataclass
-class SwitchCompiler(UnitPasses):
-    """switches: of each unit. nvlink: whether copies have a lane of their own; else they share that of communication."""
+class SwitchCompiler(Residences):
+    """switches: of each unit."""
 
     switches: tuple[Switches, ...] = field(kw_only=True)
-    nvlink: bool = field(kw_only=True)
     _last: dict[Stream, int] = field(default_factory=dict)  # of each lane, where its latest instruction was issued
     _before: dict[Stream, int] = field(default_factory=dict)  # where that was issued which a lane's next one comes after
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.table_once = False  # shards are copied and gathered unit by unit
 
     def program(self) -> Program:
         """The whole step, segment by segment."""
         for unit in self.units:
-            self.place_states(unit, "host-")
-            size = self.buffers[f"host-parameter.{unit}"]
-            self.buffer(f"parameter.{unit}", size, persistent=not self.switches[unit].lazy_prefetch)
+            self.place_states(unit)
         self.input(STEP)
         self._fetch(0)
         for unit in self.units:
@@ -56,7 +49,7 @@ class SwitchCompiler(UnitPasses):
         self._tail()
         for unit in self.units:
             self._optimizer(unit)
-        self._copy_back(self.last)
+        self._copy_shard_back(self.last)
         return self.finished()
 
     # Segments
@@ -69,7 +62,7 @@ class SwitchCompiler(UnitPasses):
         if unit < self.last and not switches.eco_forward:
             self._fetch(unit + 1)
         if switches.offload_hidden:
-            self._offload_hidden(unit)
+            self.offload_hidden(unit, STEP, _hidden(unit))
         if unit < self.last and switches.eco_forward:
             self._fetch(unit + 1)
         self.compute_forward(unit, STEP, _hidden(unit), (_gathered(unit),))
@@ -87,12 +80,12 @@ class SwitchCompiler(UnitPasses):
         self._begin(unit)
         if unit < self.last:
             self._reshard(unit + 1)
-            self._scatter_gradient(unit + 1)
+            self.scatter_gradient(unit + 1, STEP, adds=False)
         eco = self.switches[unit].eco_backward
-        if self.nvlink and unit > 0 and self.switches[unit - 1].partition:
+        if self.own_lane and unit > 0 and self.switches[unit - 1].partition:
             self._prefetch_shard(unit - 1)
-        if not self.nvlink and unit < self.last:
-            self._offload_gradient(unit + 1)
+        if not self.own_lane and unit < self.last:
+            self.offload_gradient(unit + 1, STEP)
         if not eco:
             self._prepare(unit)
         weights = _gathered(unit)
@@ -109,23 +102,23 @@ class SwitchCompiler(UnitPasses):
     def _prepare(self, unit: int) -> None:
         """For the segment after that of a unit's backward pass, beside its computation; economical or not tells the order."""
         before, partition = unit - 1, unit > 0 and self.switches[unit - 1].partition
-        late = self.nvlink and self.switches[unit].eco_backward
+        late = self.own_lane and self.switches[unit].eco_backward
         if unit > 0 and not late:
             self._prefetch_hidden(before)
-        if partition and not self.nvlink:
+        if partition and not self.own_lane:
             self._prefetch_shard(before)
         if partition:
             self._all_gather(before)
-        if self.nvlink and unit < self.last:
-            self._offload_gradient(unit + 1)
+        if self.own_lane and unit < self.last:
+            self.offload_gradient(unit + 1, STEP)
         if unit > 0 and late:
             self._prefetch_hidden(before)
 
     def _tail(self) -> None:
         self._begin(0)
         self._reshard(0)
-        self._scatter_gradient(0)
-        self._offload_gradient(0)
+        self.scatter_gradient(0, STEP, adds=False)
+        self.offload_gradient(0, STEP)
         everyone = tuple(range(self.world))
         if self.model.tied:
             both = ("host-gradient.0", f"host-gradient.{self.last}")
@@ -138,20 +131,17 @@ class SwitchCompiler(UnitPasses):
         if unit == 0 or self.switches[unit].segment_sync:
             self._synchronise(unit)
         if unit > 0:
-            self._copy_back(unit - 1)
-        changed = (f"host-parameter.{unit}", f"host-moments.{unit}")
-        self.issue(Op.HOST_OPTIMIZER_STEP, unit, reads=(f"host-gradient.{unit}",), writes=changed)
+            self._copy_shard_back(unit - 1)
+        self.host_step(unit)
 
-    def _copy_back(self, unit: int) -> None:
-        if not self.switches[unit].lazy_prefetch:
-            self._copy_shard(unit)
+    def _copy_shard_back(self, unit: int) -> None:
+        if not self.lazily(unit):
+            self.prefetch_shard(unit, STEP)
 
     # Order
 
     def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
         """The next instruction, on its lane, after the mark that the lane is held back by."""
-        if op in COPIES and not self.nvlink:
-            fields["lane"] = "communication"
         super().issue(op, unit, part, **fields)
         lane, place = self.issued[-1].stream, len(self.issued) - 1
         if (before := self._before.pop(lane, None)) is not None:
@@ -160,7 +150,7 @@ class SwitchCompiler(UnitPasses):
 
     def _mark(self, place: int) -> str:
         """A mark that the instruction issued there sets once it is done."""
-        name = f"mark.{place}"
+        name = f"{MARK}{place}"
         self.issued[place] = self.issued[place].changed(marks=(name,))
         return name
 
@@ -186,49 +176,25 @@ class SwitchCompiler(UnitPasses):
         self._all_gather(unit)
 
     def _prefetch_shard(self, unit: int) -> None:
-        if self.switches[unit].lazy_prefetch:
-            self._copy_shard(unit)
-
-    def _copy(self, op: Op, unit: int, source: str, target: str, freed: tuple[str, ...] = ()) -> None:
-        """A copy between device and host."""
-        size = self.buffers[source]
-        self.issue(op, unit, STEP, reads=(source,), writes=(target,), frees=freed, message_bytes=size)
-
-    def _copy_shard(self, unit: int) -> None:
-        self._copy(Op.PREFETCH_SHARD, unit, f"host-parameter.{unit}", f"parameter.{unit}")
+        if self.lazily(unit):
+            self.prefetch_shard(unit, STEP)
 
     def _all_gather(self, unit: int) -> None:
-        freed = (f"parameter.{unit}",) if self.switches[unit].lazy_prefetch else ()
-        self.gather_parameters(unit, STEP, freed=freed)
+        self.gather_parameters(unit, STEP, freed=self.shard_in_passing(unit))
 
     def _release(self, unit: int) -> None:
         """What a unit's forward computation was the last to need before the backward pass."""
         if self.switches[unit].partition:
             self._reshard(unit)
         if self.switches[unit].offload_hidden:
-            self.issue(Op.DROP_HIDDEN, unit, STEP, reads=(f"host-{_hidden(unit)}",), frees=(_hidden(unit),))
+            self.drop_hidden(unit, STEP, _hidden(unit))
 
     def _reshard(self, unit: int) -> None:
         self.issue(Op.RESHARD, unit, STEP, frees=(_gathered(unit),))
 
-    def _offload_hidden(self, unit: int) -> None:
-        name = _hidden(unit)
-        self._copy(Op.OFFLOAD_HIDDEN, unit, name, self.buffer(f"host-{name}", self.buffers[name]))
-
     def _prefetch_hidden(self, unit: int) -> None:
-        """To another buffer: the lanes on which the two are made and let go of are not the same."""
         if self.switches[unit].offload_hidden:
-            copy = f"host-{_hidden(unit)}"
-            name = self.buffer(f"input.{unit}.{STEP}", self.buffers[copy])
-            self._copy(Op.PREFETCH_HIDDEN, unit, copy, name, (copy,))
-
-    def _scatter_gradient(self, unit: int) -> None:
-        self.buffer(f"gradient.{unit}", self.buffers[f"host-gradient.{unit}"])
-        self.scatter_gradient(unit, STEP, adds=False)
-
-    def _offload_gradient(self, unit: int) -> None:
-        gradient = f"gradient.{unit}"
-        self._copy(Op.OFFLOAD_GRADIENT, unit, gradient, f"host-{gradient}", (gradient,))
+            self.prefetch_hidden(unit, STEP)
 
 
 def _hidden(unit: int) -> str:

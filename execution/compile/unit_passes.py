@@ -23,11 +23,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from trainplan.execution.compile import sequence_passes
 from trainplan.execution.compile.ranks import SAMPLED, PlannedRank
-from trainplan.execution.program import Instruction, Op, Part, Program, with_waits
+from trainplan.execution.program import MARK, Instruction, Op, Part, Program, with_waits
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 
 OPTIMIZER_MOMENTS = 2
+
+
+def needing(name: str, after: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """What an instruction reads that needs a buffer, and begins once what is in `after` is there, buffers and marks."""
+    marks = tuple(each for each in after if each.startswith(MARK))
+    return {"reads": (name, *(each for each in after if each not in marks)), "after": marks}
 
 
 @dataclass
@@ -38,13 +45,14 @@ class UnitPasses(PlannedRank):
     persistent: set[str] = field(default_factory=set)
     issued: list[Instruction] = field(default_factory=list)
     ahead: bool = field(default=False, kw_only=True)
-    _ready: int | None = None  # the unit that parameters have been gathered for ahead
+    _ready: tuple[int, tuple[str, ...]] | None = None  # a unit, and the parameters that have been gathered for it ahead
 
     @classmethod
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
         """The compiler of a rank. fields: those of the compiler alone."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
-        return cls(*placed, most_micro_batches=rank.most_micro_batches, precision=rank.precision, **fields)
+        fields |= {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
+        return cls(*placed, **fields)
 
     def program(self) -> Program:
         """Issue all that the rank does in one step."""
@@ -121,7 +129,13 @@ class UnitPasses(PlannedRank):
             source = self._relaid(f"hidden.{unit}.{part}", f"input.{unit}.{part}", unit - 1, unit, part)
         weights = self._weights(unit, part, after=source)
         self._gather_ahead(unit, unit + 1, part, after=source)
-        result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit))
+        self.begin_forward(unit, part, source)
+        if self.strategies[unit].sequence_parallel:
+            sequence_passes.forward(self, unit, part, source, weights, self._freed_after_use(unit, part))
+            self.end_forward(unit, part, source)
+            return
+        result = self.compute_forward(unit, part, source, weights, self._freed_after_use(unit, part))
+        self.end_forward(unit, part, source)
         if tp > 1 and layer.kind != "head":
             self.reduce(Op.ALL_REDUCE, unit, part, result, self.peers(unit, "tp"))
 
@@ -183,20 +197,29 @@ class UnitPasses(PlannedRank):
 
     def backward(self, unit: int, micro_batch: int) -> None:
         """The backward pass of a unit on a micro-batch, in halves where its forward pass ran in halves, and its reductions."""
-        whole = Part(micro_batch)
-        parts = whole.halves if self.runs_in_halves(self.stage, micro_batch) else (whole,)
+        whole, parts = Part(micro_batch), self.parts(micro_batch)
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
         arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
         weights = self._weights(unit, whole, after=arrived[0])
+        self.bring_input(unit, micro_batch, after=arrived[0])
         self._gather_ahead(unit, unit - 1, whole, after=arrived[0])
         scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
+        shared, spread = self.strategies[unit].sequence_parallel, ""
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
             incoming = arrived[place if apart else 0]
             adds = gradients if place or not (first or scatters) else ()  # to a gradient that is there already
-            freed = (*((incoming,) if apart or final else ()), *(self._freed_after_use(unit) if final else ()))
+            freed = self._freed_after_use(unit, whole, backward=True) if final else ()
+            if shared:
+                if apart or place == 0:
+                    spread = sequence_passes.incoming(self, unit, part if apart else whole, incoming)
+                done = {incoming: None, spread: None} if apart or final else {}
+                freed = (*(name for name in done if self.token_share(unit).adds_residual or name == spread), *freed)
+                sequence_passes.backward(self, unit, part, incoming, spread, weights, adds, gradients, freed)
+                continue
+            freed = (*((incoming,) if apart or final else ()), *freed)
             self.recompute(unit, part, weights)
             self.compute_backward(unit, part, (incoming, *weights, *adds), gradients, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
@@ -206,18 +229,23 @@ class UnitPasses(PlannedRank):
             for each in sources:
                 self.scatter_gradient(each, whole, adds=not first)
 
+    def parts(self, micro_batch: int) -> tuple[Part, ...]:
+        """Those in which this stage ran the forward pass of a micro-batch: both halves, or all of it."""
+        whole = Part(micro_batch)
+        return whole.halves if self.runs_in_halves(self.stage, micro_batch) else (whole,)
+
     def recompute(self, unit: int, part: Part, weights: tuple[str, ...]) -> None:
         """The graph again, from the kept input, where the unit's strategy says so."""
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         if strategy.ckpt:
             tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
             output = layer.output_bytes(rows, tp) + layer.forward_workspace_bytes(rows, tp)
-            reads, graph = (self._input_of(unit, part), *weights), f"graph.{unit}.{part}"
+            reads, graph = (self.input_of(unit, part), *weights), f"graph.{unit}.{part}"
             self.issue(Op.RECOMPUTE, unit, part, reads=reads, writes=(graph,), workspace_bytes=output)
 
     def backward_reads(self, unit: int, part: Part) -> tuple[str, str]:
         """Graph and input: what a part's backward pass reads, and is the last to need."""
-        return f"graph.{unit}.{part}", self._input_of(unit, part)
+        return f"graph.{unit}.{part}", self.input_of(unit, part)
 
     def compute_backward(
         self, unit: int, part: Part, reads: tuple[str, ...], gradients: tuple[str, ...], freed: tuple[str, ...]
@@ -241,18 +269,32 @@ class UnitPasses(PlannedRank):
 
     def _weights(self, unit: int, part: Part, after: str) -> tuple[str, ...]:
         """The buffers of the parameters that a unit computes with: its own, and the embedding's where a head uses its table."""
-        sources, ready = (unit, 0) if self.uses_table(unit) else (unit,), self._ready == unit
+        sources, ready = (unit, 0) if self.uses_table(unit) else (unit,), self._ready
         self._ready = None
-        if ready:
-            return tuple(f"gathered.{each}" for each in sources)
-        return tuple(self._gathered(each, part, after) for each in sources)
+        if ready is not None and ready[0] == unit:
+            return ready[1]
+        return tuple(self.gathered(each, part, after) for each in sources)
 
     def _gather_ahead(self, unit: int, following: int, part: Part, after: str) -> None:
         """Gather what the unit that comes next in a pass computes with. (Not where that is of the unit at hand, too.)"""
         same = self.uses_table(max(unit, following)) and 0 in (unit, following)
-        if self.ahead and following in self.units and self.strategies[following].shares_parameters and not same:
-            self._weights(following, part, after)
-            self._ready = following
+        if not self.ahead or following not in self.units:
+            return
+        gathers, brings = self.gathers(following) and not same, following < unit and self.offloads(following)
+        if following < unit and (gathers or brings):
+            after = self._marked(after)  # which the unit's backward pass lets go of: to read it would hold that up
+        if gathers:
+            self._ready = following, self._weights(following, part, after)
+        if brings:
+            self.bring_input(following, part.micro_batch, after)
+
+    def _marked(self, name: str) -> str:
+        """A mark that is set once a buffer is written, by the latest instruction that does so."""
+        mark = f"{MARK}{name}"
+        place = next(place for place in reversed(range(len(self.issued))) if name in self.issued[place].writes)
+        if mark not in self.issued[place].marks:
+            self.issued[place] = self.issued[place].changed(marks=(*self.issued[place].marks, mark))
+        return mark
 
     def _gradient(self, unit: int) -> str:
         """The buffer to which a backward pass leaves a unit's gradient: whole for a while, where a rank keeps a shard of it."""
@@ -261,17 +303,33 @@ class UnitPasses(PlannedRank):
             return f"gradient.{unit}"
         return self.buffer(f"whole-gradient.{unit}", self.gradient_shard_bytes(unit) * strategy.degree("sdp"))
 
-    def _gathered(self, unit: int, part: Part, after: str) -> str:
+    def gathers(self, unit: int) -> bool:
+        """Whether a unit's parameters are not whole before a pass."""
+        return self.strategies[unit].shares_parameters
+
+    def gathered(self, unit: int, part: Part, after: str) -> str:
         """The buffer of a unit's whole parameters; gathered first where they are sharded, once `after` is there."""
-        sharded = self.strategies[unit].shares_parameters
-        return self.gather_parameters(unit, part, after=(after,)) if sharded else f"parameter.{unit}"
+        return self.gather_parameters(unit, part, after=(after,)) if self.gathers(unit) else f"parameter.{unit}"
+
+    def begin_forward(self, unit: int, part: Part, source: str) -> None:
+        """What goes before a unit's forward computation. source: the buffer of its input."""
+
+    def end_forward(self, unit: int, part: Part, source: str) -> None:
+        """What goes right behind a unit's forward computation."""
+
+    def offloads(self, unit: int) -> bool:
+        """Whether a unit's input is on the host until its backward pass."""
+        return False
+
+    def bring_input(self, unit: int, micro_batch: int, after: str) -> None:
+        """Have the unit's input there for a backward pass, once `after` is there."""
 
     def gather_parameters(self, unit: int, part: Part, after: tuple[str, ...] = (), freed: tuple[str, ...] = ()) -> str:
-        """Gather a unit's sharded parameters, once what is in `after` is there; the buffer of the whole."""
+        """Gather a unit's sharded parameters, once what is in `after` is there, buffers and marks; the buffer of the whole."""
         shard, group = f"parameter.{unit}", self.peers(unit, "sdp")
         size = self.buffers[shard] * len(group)
         name = self.buffer(f"gathered.{unit}", size)
-        fields: dict[str, Any] = {"reads": (shard, *after), "writes": (name,), "frees": freed}
+        fields: dict[str, Any] = {**needing(shard, after), "writes": (name,), "frees": freed}
         self.issue(Op.GATHER_PARAMETERS, unit, part, **fields, group=group, message_bytes=size)
         return name
 
@@ -292,16 +350,37 @@ class UnitPasses(PlannedRank):
             workspace_bytes=size // len(group) if adds else 0,
         )
 
-    def _freed_after_use(self, unit: int) -> tuple[str, ...]:
-        if not self.strategies[unit].shares_parameters:
-            return ()
-        return (f"gathered.{unit}", *(["gathered.0"] if self.uses_table(unit) else []))
+    def _freed_after_use(self, unit: int, part: Part, backward: bool = False) -> tuple[str, ...]:
+        """What goes once a unit has computed: the parameters that it was the last to use."""
+        sources = (unit, 0) if self.uses_table(unit) else (unit,)
+        last = backward and part.micro_batch == self.micro_batches - 1
+        return tuple(name for each in sources for name in self.freed_parameters(each, last and each == unit))
+
+    def freed_parameters(self, unit: int, last: bool) -> tuple[str, ...]:
+        """What goes of a unit's parameters once they have been used. last: for the last time in the step."""
+        return (f"gathered.{unit}",) if self.strategies[unit].shares_parameters else ()
 
     def _relaid(self, name: str, result: str, before: int, after: int, part: Part) -> str:
-        """The buffer with a boundary's rows under the layout of unit `after`, re-laid from that of `before` if need be."""
+        """The buffer with a boundary's rows and tokens under the layout of unit `after`, re-laid from that of `before` if need
+        be: all tokens are gathered, rows moved, and the rank's tokens sliced, whatever of this is to be done."""
         a, b = self.strategies[before], self.strategies[after]
-        if a.layout == b.layout or a.group != b.group:  # between stages of unlike sizes, messages bring each rank its own rows
+        unlike = a.group != b.group  # then messages bring each rank all tokens of its own rows
+        moves, shared, sharing = not unlike and a.layout != b.layout, None if unlike else a.token_digit, b.token_digit
+        if not moves and shared == sharing:
             return name
+        kind, _, place = name.partition(".")
+        if shared is not None:
+            whole = f"{kind}-whole.{place}" if moves or sharing is not None else result
+            name = self.gather_tokens(after, part, name, whole, before, (name,))
+        if moves:
+            name = self._moved_rows(name, f"{kind}-laid.{place}" if sharing is not None else result, before, after, part)
+        if sharing is not None:
+            size = self.laid_bytes(min(before, after), after, len(self.rows(after, part)))
+            self.issue(Op.SLICE_TOKENS, after, part, reads=(name,), writes=(self.buffer(result, size),), frees=(name,))
+        return result
+
+    def _moved_rows(self, name: str, result: str, before: int, after: int, part: Part) -> str:
+        """The buffer with a boundary's rows under the layout of unit `after`, each with all tokens."""
         places = self.gathered_places(before, after)
         local, boundary = len(places) == 1, min(before, after)
         self.buffer(result, self.boundary_bytes(boundary, len(self.rows(after, part))))
@@ -319,7 +398,25 @@ class UnitPasses(PlannedRank):
         )
         return result
 
-    def _input_of(self, unit: int, part: Part) -> str:
+    def gather_tokens(self, unit: int, part: Part, name: str, result: str, before: int, frees: tuple[str, ...]) -> str:
+        """All tokens of a buffer that lies split along them under the layout of unit `before`."""
+        group = self.ranks(self.strategies[before].peers(self.place, "tp"))
+        size = self.buffers[name] * len(group)
+        fields: dict[str, Any] = {"reads": (name,), "writes": (self.buffer(result, size),), "frees": frees, "group": group}
+        # What comes in order of ranks is put in order of samples.
+        self.issue(Op.GATHER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
+        return result
+
+    def scatter_tokens(self, unit: int, part: Part, name: str, result: str) -> str:
+        """The rank's tokens of the sum of partial results of all tokens, which go."""
+        group, size = self.peers(unit, "tp"), self.buffers[name]
+        writes = (self.buffer(result, size // len(group)),)
+        fields: dict[str, Any] = {"reads": (name,), "writes": writes, "frees": (name,), "group": group}
+        self.issue(Op.REDUCE_SCATTER_TOKENS, unit, part, **fields, message_bytes=size, workspace_bytes=size)
+        return result
+
+    def input_of(self, unit: int, part: Part) -> str:
+        """The buffer of a unit's input, for its backward pass."""
         relaid = f"input.{unit}.{part}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
 

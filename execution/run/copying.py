@@ -18,7 +18,7 @@ class Copying(RankState):
     def _prefetch_shard(self, instruction: Instruction) -> None:
         unit = self.unit(instruction)
         fill_storage(unit.flat_shard)
-        unit.flat_shard.copy_(unit.master.detach(), non_blocking=True)
+        unit.flat_shard.data.copy_(unit.master.detach(), non_blocking=True)  # as a gathered buffer is filled
 
     def _offload_hidden(self, instruction: Instruction) -> None:
         (name,), (copy,) = instruction.reads, instruction.writes

@@ -24,10 +24,11 @@ from trainplan.execution.run.cuda_streams import CudaStreams
 from trainplan.execution.run.rank_state import Groups
 from trainplan.execution.run.sharding import Sharding
 from trainplan.execution.run.threads import Lanes, PausingLanes, fused_lanes
+from trainplan.execution.run.token_sharing import TokenSharing
+from trainplan.execution.run.transport import Message
 from trainplan.execution.walk.measured import Span
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.models import torch_units
-from trainplan.profiling.models.dropout import Draw
 
 
 def make_groups(programs: list[Program], device: torch.device) -> Groups:
@@ -55,7 +56,7 @@ def _nobody(place: int) -> None:
 
 
 @dataclass
-class Executor(Sharding, Copying):
+class Executor(Sharding, Copying, TokenSharing):
     """Runs a rank's program, step after step. Each operation has a method that is named as it is."""
 
     def __post_init__(self) -> None:
@@ -64,7 +65,6 @@ class Executor(Sharding, Copying):
         self.places = {id(instruction): place for place, instruction in enumerate(self.program.instructions)}
         self.streams: CudaStreams | None = None
         self.lanes: dict[Backend, Lanes] = {}
-        self.steps = 0  # that are done
 
     def step(self, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
         """Run the program once; the loss of the whole batch. spans: of `serial`, gets when each instruction began and ended."""
@@ -120,14 +120,15 @@ class Executor(Sharding, Copying):
                 sent = self.values[message.reads[0]]
                 if message.args:
                     sent = self.rows.of(message, sent)
-                messages.append(dist.P2POp(dist.isend, sent, peer, group))
+                messages.append(Message(True, sent, peer, group))
             else:
-                assert message.unit is not None
-                shape = self.model.units[message.unit].sublayer.input_shape(len(message.args["rows"]))
+                rows, tokens, hidden = self.sublayer(message).input_shape(len(message.args["rows"]))
+                first, end = message.args.get("tokens", (0, tokens))
+                shape = (rows, end - first, hidden)
                 received = torch.empty(shape, dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
                 self.values[message.writes[0]] = received
-                messages.append(dist.P2POp(dist.irecv, received, peer, group))
-        self.finish(dist.batch_isend_irecv(messages))
+                messages.append(Message(False, received, peer, group))
+        self.finish(self.transport.exchange(messages))
 
     _send = _receive = _send_receive = _point_to_point
 
@@ -144,8 +145,10 @@ class Executor(Sharding, Copying):
         x = self.values[instruction.reads[0]]
         if instruction.unit > 0:
             x = x.detach().requires_grad_()
-        part = self.model.units[instruction.unit].sublayer
-        draw = Draw(self.seed, self.steps, instruction.unit, instruction.args["rows"]) if part.draws else None
+        part, draw = self.sublayer(instruction), self.draw(instruction)
+        if self.program.shares_tokens(instruction.unit):
+            y = torch_units.matrices(part, unit.views, x, unit.shard, draw=draw)
+            return y.view(*x.shape[:2], -1), x
         return torch_units.forward(part, unit.views, x, unit.shard, draw=draw), x
 
     def _forward(self, instruction: Instruction) -> None:
@@ -166,17 +169,14 @@ class Executor(Sharding, Copying):
         graph, _, incoming = instruction.reads[:3]
         edge: GradientEdge
         edge, x = self.values.pop(graph)
-        made = [name for name in instruction.writes if not name.startswith("input-gradient")]
+        made = [name for name in instruction.writes if not name.startswith(("input-gradient", "entry-gradient"))]
         units = [self.units[int(name.split(".")[1])] for name in made]
         for name, unit in zip(made, units, strict=True):
             if name not in instruction.reads:
-                if name.startswith("whole-gradient"):
+                if name not in self.program.persistent:
                     self.values[name] = torch.empty_like(unit.whole, dtype=unit.summed.dtype)
                 unit.gradients.write(self._gradient_buffer(name))
-        gradient_of_output = self.values[incoming]
-        if blocks := instruction.args.get("blocks"):  # of both halves, of which this is one
-            assert instruction.half is not None
-            gradient_of_output = gradient_of_output.split([len(block) for block in blocks])[instruction.half]
+        gradient_of_output = self._of_half(instruction, self.values[incoming])
         torch.autograd.backward([edge], [gradient_of_output])
         for unit in units:
             unit.gradients.complete()

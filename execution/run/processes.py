@@ -26,6 +26,7 @@ from trainplan.profiling.profiles import Profile
 
 MOST_PROCESSES = 64
 Device = Literal["cpu", "cuda"]
+TransportName = Literal["direct", "staged"]  # see `transport`
 COMMUNICATION: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # torch's names, for tensors there
 BACKENDS_ON: dict[Device, tuple[Backend, ...]] = {"cpu": ("serial", "fused", "threads"), "cuda": ("serial", "streams")}
 MEASURED_BACKENDS: tuple[Backend, ...] = ("serial", "streams")  # what torch allocates on the CPU is seen of one thread
@@ -83,6 +84,7 @@ def run_plans(
     steps: int = 3,
     backend: Backend = "serial",
     device: Device = "cpu",
+    transport: TransportName = "direct",
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,
@@ -96,14 +98,15 @@ def run_plans(
     """Run plans of one world size one after the other, all in one start of its processes.
 
     model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
-    one that the plan's placement names, and so the same one in all plans. Every set of programs passes the static checks
+    one that the plan's placement names, and so the same one in all plans. transport: how tensors travel (see there); with
+    `staged`, ranks share the GPUs that there are. Every set of programs passes the static checks
     first. measure: what instructions take, against what the plan predicts, or the profile, which has the shapes of the one
     plan, and gets these times. where: what errors and warnings call the plans,
     which need more memory than they were made for, or than there is. timeout: seconds for all of it; stall_timeout: seconds
     after which a rank that is stopped, or all that stand still, are ended (see `profiling.base.watchdog`). Raises InputError
     for bad arguments and where a device has less memory than a rank needs, WorkerError when a process fails.
     """
-    check_settings(plans, steps, backend, device, seed, stall_timeout)
+    check_settings(plans, steps, backend, device, seed, stall_timeout, transport)
     if measure and backend != "serial":
         raise InputError("command line", "--measure", f"goes with {backend!r}", "give --backend serial: lanes hide who waits")
     if measure_memory and backend not in MEASURED_BACKENDS:
@@ -111,19 +114,20 @@ def run_plans(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
         )
     world = plans[0].world
-    if len({gpus(plan, device) for plan in plans}) > 1:
+    if len({gpus(plan, device, transport) for plan in plans}) > 1:
         raise InputError(
             "plan", "placement", "differs from another plan's", "run plans of another placement on GPUs by themselves"
         )
     jobs = [{"programs": sound_programs(plan, model, backend)} for plan in plans]
     walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
     for plan, walked in zip(plans, walks, strict=True):
-        check_memory(where, plan, walked, gpus(plan, device))
+        check_memory(where, plan, walked, gpus(plan, device, transport))
     job = {
         "jobs": jobs,
         "steps": steps,
         "backend": backend,
-        "gpus": gpus(plans[0], device),
+        "gpus": gpus(plans[0], device, transport),
+        "transport": transport,
         "seed": seed,
         "compare": compare,
         "memory": measure_memory,
@@ -132,7 +136,9 @@ def run_plans(
     target = "trainplan.execution.run.processes:run_rank"
     limits = {"timeout": timeout, "stall_timeout": stall_timeout}
     position = partial(place_in_step, jobs)
-    ranks = run_workers(target, world, job, progress=progress, place=position, backend=COMMUNICATION[device], **limits)
+    ranks = run_workers(
+        target, world, job, progress=progress, place=position, backend=communication(device, transport), **limits
+    )
     reports = []
     for place, plan_job in enumerate(jobs):
         programs, first = plan_job["programs"], ranks[0][place]
@@ -189,7 +195,13 @@ def place_in_step(jobs: Sequence[Mapping[str, Sequence[Program]]], rank: int, po
 
 
 def check_settings(
-    plans: Sequence[Plan], steps: int, backend: Backend, device: Device, seed: int, stall_timeout: float
+    plans: Sequence[Plan],
+    steps: int,
+    backend: Backend,
+    device: Device,
+    seed: int,
+    stall_timeout: float,
+    transport: TransportName = "direct",
 ) -> None:
     """What every run of plans needs. Raises InputError."""
     world = plans[0].world
@@ -213,21 +225,36 @@ def check_settings(
         where, other = ("GPUs", "cpu") if device == "cuda" else ("the CPU", "cuda")
         fix = f"give --backend {' or '.join(BACKENDS_ON[device])}, or --device {other}"
         raise InputError("command line", "--backend", f"is {backend!r} on {where}", fix)
+    if transport not in get_args(TransportName):
+        raise InputError("command line", "--transport", f"is {transport!r}", one_of(transport, get_args(TransportName)))
     if device == "cuda":
-        _check_gpus(world)
+        _check_gpus(1 if transport == "staged" else world, world)
 
 
-def _check_gpus(world: int) -> None:
+def _check_gpus(needed: int, world: int) -> None:
     import torch
 
-    if (count := torch.cuda.device_count()) < world:
+    if (count := torch.cuda.device_count()) < needed:
         problem = f"is 'cuda', but torch finds {count} GPUs for {world} processes"
-        raise InputError("command line", "--device", problem, "give cpu, or run on a machine with a GPU for each")
+        fix = "give cpu, or run on a machine with a GPU for each" + (", or with --transport staged" if count else "")
+        raise InputError("command line", "--device", problem, fix)
 
 
-def gpus(plan: Plan, device: Device) -> tuple[int, ...] | None:
+def gpus(plan: Plan, device: Device, transport: TransportName = "direct") -> tuple[int, ...] | None:
     """The GPU of each rank, where plans run on these."""
-    return None if device == "cpu" else tuple(plan.placement or range(plan.world))
+    if device == "cpu":
+        return None
+    ranks = tuple(plan.placement or range(plan.world))
+    if transport == "direct":
+        return ranks
+    import torch
+
+    return tuple(rank % torch.cuda.device_count() for rank in ranks)
+
+
+def communication(device: Device, transport: TransportName) -> str:
+    """The back-end of torch.distributed for tensors on a device."""
+    return COMMUNICATION["cpu" if transport == "staged" else device]
 
 
 def sound_programs(plan: Plan, model: Model | None, backend: Backend) -> list[Program]:
@@ -246,7 +273,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
     results = []
     for number, plan in enumerate(job["jobs"]):
         program = plan["programs"][rank]
-        executor = make_executor(program, groups, job["seed"], device)
+        executor = make_executor(program, groups, job["seed"], device, job.get("transport", "direct"))
         losses, seconds, recorded = [], [], list[list[Span]]()
         gradients: dict[int, Any] = {}
         for loss, took in steps(executor, job, number, everyone, report, recorded if job["record"] else None):
@@ -273,20 +300,23 @@ def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, An
     import torch.distributed as dist
     from trainplan.execution.run.executor import make_groups
 
-    device = torch.device("cpu")
+    staged, device = job.get("transport") == "staged", torch.device("cpu")
     if job["gpus"] is not None:
         device = torch.device("cuda", job["gpus"][rank])
         torch.cuda.set_device(device)
-    groups = make_groups([program for plan in job["jobs"] for program in plan["programs"]], device)
+    groups = make_groups(
+        [program for plan in job["jobs"] for program in plan["programs"]], torch.device("cpu") if staged else device
+    )
     return device, groups, dist.new_group(list(range(world)))
 
 
-def make_executor(program: Program, groups: Any, seed: int, device: Any) -> Any:
+def make_executor(program: Program, groups: Any, seed: int, device: Any, transport: TransportName = "direct") -> Any:
     """An executor that is ready for its first step."""
     from trainplan.execution.run.executor import Executor
     from trainplan.execution.run.reference import batch_tokens
+    from trainplan.execution.run.transport import TRANSPORTS
 
-    executor = Executor(program, groups, seed, device)
+    executor = Executor(program, groups, seed, device, transport=TRANSPORTS[transport]())
     executor.tokens = batch_tokens(program.model, program.samples, seed).to(device)
     return executor
 

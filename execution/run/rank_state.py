@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run.row_selections import RowSelections
+from trainplan.execution.run.transport import Direct, Transport
 from trainplan.execution.run.unit_state import UnitState, empty_storage, host_tensor, make_unit
+from trainplan.execution.walk.host_slots import host_slots
 
 Groups = dict[tuple[int, ...], Any]
 
@@ -21,7 +23,7 @@ class RankState:
     """One rank's state from step to step. `tokens`: the whole batch, (samples, sequence + 1).
 
     `release_s`: how long a collective's work is still held once it is done, so that gloo's thread lets go of it first. What
-    that thread is the last to release, torch's profiler does not see go.
+    that thread is the last to release, torch's profiler does not see go. `transport`: what carries tensors between ranks.
     """
 
     program: Program
@@ -30,6 +32,7 @@ class RankState:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     tokens: Tensor = field(default_factory=lambda: torch.empty(0))
     release_s: float = 0.0
+    transport: Transport = field(default_factory=Direct)
 
     def __post_init__(self) -> None:
         self.model = self.program.model
@@ -37,8 +40,11 @@ class RankState:
         self.units = {unit: make_unit(self.program, unit, self.seed, self.device) for unit in self.program.units}
         if self.program.table_once:  # the same matrix: gradients of both uses go to its place in the embedding's buffer
             self.units[self.program.units[-1]].views["logits.weight"] = self.units[0].views["tokens.weight"]
-        host = {name: size for name, size in self.program.buffers.items() if name.startswith(("host-hidden", "host-tied"))}
-        self.host = {name: host_tensor(size, torch.uint8, self.device) for name, size in host.items()}
+        slots = host_slots(self.program)
+        memory = [host_tensor(size, torch.uint8, self.device) for size in slots.sizes]
+        self.host = {name: memory[slot] for name, slot in slots.places.items()}
+        if "host-tied" in self.program.buffers:
+            self.host["host-tied"] = host_tensor(self.program.buffers["host-tied"], torch.uint8, self.device)
         self.values: dict[str, Any] = {}
         self.rows = RowSelections(self.program, self.device)
         self.loss = torch.zeros(1, dtype=torch.float64, device=self.device)
@@ -57,11 +63,13 @@ class RankState:
             empty_storage(self.units[int(place)].flat_shard)
         elif kind == "whole-gradient":
             self.units[int(place)].gradients.drop()
+        elif kind == "gradient" and not self.units[int(place)].partitioned:
+            self.units[int(place)].gradients.drop()  # which views of its buffer are, as above
         self.values.pop(name, None)
 
-    def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor) -> None:
+    def collective(self, function: Callable[..., Any], instruction: Instruction, *tensors: Tensor | list[Tensor]) -> None:
         """A collective of torch.distributed over the instruction's group, until it is done."""
-        self.finish([function(*tensors, group=self.groups[instruction.group], async_op=True)])
+        self.finish(self.transport.collective(function, self.groups[instruction.group], tensors))
 
     def finish(self, works: list[Any]) -> None:
         """Wait for what torch.distributed has begun."""

@@ -48,9 +48,12 @@ def _check_machine(where: str, needed: int, processes: int) -> None:
 def _check_gpus(where: str, walks: Sequence[Walk], gpus: Sequence[int]) -> None:
     import torch
 
-    for rank, (walk, gpu) in enumerate(zip(walks, gpus, strict=True)):
+    for gpu in dict.fromkeys(gpus):
         there = torch.cuda.get_device_properties(gpu).total_memory
-        if walk.peak_bytes > there:
-            problem = f"needs {walk.peak_bytes} bytes ({format_bytes(walk.peak_bytes)}) on rank {rank}"
+        ranks = [rank for rank, other in enumerate(gpus) if other == gpu]
+        needed = sum(walks[rank].peak_bytes for rank in ranks)
+        if needed > there:
+            on = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} together"
+            problem = f"needs {needed} bytes ({format_bytes(needed)}) on {on}"
             fix = f"GPU {gpu} has {format_bytes(there)}: plan again with --memory {there}B, or give a larger --scale-down"
             raise InputError(where, "", problem, fix)

@@ -1,6 +1,6 @@
 """Shards of parameters and gradients over a group of ranks, as the executor gathers and sums them.
 
-With memory switches a group may be one rank: what is gathered is then a copy, and what is scattered too.
+In H3T's step a group may be one rank: what is gathered is then a copy, and what is scattered too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ class Sharding(RankState):
         self.collective(dist.all_gather_into_tensor, instruction, unit.whole.data, unit.flat_shard.detach())
 
     def _gradient_buffer(self, name: str) -> Tensor:
-        kind, place = name.split(".")
-        buffer: Tensor = self.units[int(place)].summed if kind == "gradient" else self.values[name]
+        """Where a gradient is that passes add to: with the optimizer's states, or on the device for a while."""
+        buffer: Tensor = self.values[name] if name in self.values else self.units[int(name.split(".")[1])].summed
+        return buffer
+
+    def _shard_of_gradient(self, name: str) -> Tensor:
+        """The part of a gradient that the rank steps on, once that of the others has been added."""
+        buffer: Tensor = self.values[name] if name in self.values else self.units[int(name.split(".")[1])].gradient
         return buffer
 
     def _reduce_replicated(self, instruction: Instruction) -> None:
@@ -39,8 +44,8 @@ class Sharding(RankState):
         self.collective(dist.all_reduce, instruction, buffer[unit.replicated_start : unit.layout[-1][2]])
 
     def _reduce_scatter_gradients(self, instruction: Instruction) -> None:
-        """To the shard's gradient, added to it where it is read beside the whole one; or to a buffer of its own, where that is
-        on the host."""
+        """To the shard's gradient, added to it where it is read beside the whole one; on the device for a while, where the
+        optimizer's is on the host."""
         unit, name = self.unit(instruction), instruction.writes[0]
         whole = self._gradient_buffer(instruction.reads[0])
         adds, aside = name in instruction.reads[1:], name not in self.program.persistent
@@ -50,12 +55,12 @@ class Sharding(RankState):
         else:
             piece.copy_(whole)
         if adds:
-            unit.gradient += piece
+            self._gradient_buffer(name).add_(piece)
         elif aside:
             self.values[name] = piece
 
     def _all_reduce_gradients(self, instruction: Instruction) -> None:
-        self.collective(dist.all_reduce, instruction, self.unit(instruction).gradient)
+        self.collective(dist.all_reduce, instruction, self._shard_of_gradient(instruction.writes[0]))
 
     def _reduce_tied(self, instruction: Instruction) -> None:
         """Sum the gradients of the two copies of one matrix: of each copy, one owner puts in each element."""
@@ -65,16 +70,17 @@ class Sharding(RankState):
         else:
             table = torch.zeros(model.tied_elements, dtype=dtype, device=self.device)
         places, width = [], model.units[-1].sublayer.hidden
-        for position in (int(name.split(".")[1]) for name in instruction.reads):
+        for name in instruction.reads:
+            position, gradient = int(name.split(".")[1]), self._shard_of_gradient(name)
             strategy, unit = self.program.strategies[position], self.units[position]
             low, high = shard_bounds(model.vocabulary, unit.shard.tp, unit.shard.index)
-            first = strategy.index(self.place, "sdp") * unit.gradient.numel()
+            first = strategy.index(self.place, "sdp") * gradient.numel()
             # The matrix is the first in the flat buffer; this rank may hold a slice of it, or none.
-            length = max(0, min(unit.gradient.numel(), (high - low) * width - first))
+            length = max(0, min(gradient.numel(), (high - low) * width - first))
             start = low * width + first
-            places.append((unit.gradient[:length], start, start + length))
+            places.append((gradient[:length], start, start + length))
             if strategy.index(self.place, "dp") == 0:
-                table[start : start + length] += unit.gradient[:length]
+                table[start : start + length] += gradient[:length]
         if len(instruction.group) > 1:
             self.collective(dist.all_reduce, instruction, table)
         for gradient, start, end in places:

@@ -11,8 +11,9 @@ are as wide as the copy, or as the parameters; then they are widened while it wo
 Every unit has an optimizer of its own, so that its moments and its count of steps change at its own instruction and nowhere
 else. Against one for all units of the rank that costs some 25 microseconds a unit and step.
 
-Where the optimizer works on the host, shards of parameters, gradients and moments lie there, in memory that a GPU copies from
-and to directly. The device's own copy of the shard then has its storage emptied too wherever it is prefetched.
+Where a unit's optimizer works on the host, its shards of parameters, gradients and moments lie there, in memory that a GPU
+copies from and to directly. The device's own copy of the shard then has its storage emptied too wherever it is prefetched; so
+has that of the whole parameters, where they are not sharded.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ class UnitState:
 
     @property
     def kept(self) -> Tensor:
-        """The parameters, in the model's dtype, that the rank has between steps: a shard, or the whole."""
-        if not self.partitioned:
-            return self.whole
-        return self.master if self.master.dtype is self.flat_shard.dtype else self.flat_shard
+        """The parameters that the rank has between steps, in the model's dtype: what the optimizer works on, unless that is a
+        slice of the whole or of a wider dtype."""
+        if self.partitioned or self.master.numel() == self.whole.numel():
+            return self.master if self.master.dtype is self.flat_shard.dtype else self.flat_shard
+        return self.whole
 
     def step(self) -> None:
         """The optimizer's step."""
@@ -117,11 +119,9 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
         whole[start:end] = torch_units.sharded(specification[name], values[name], shard).reshape(-1)
     zero, first = zero_stage(program, position), strategy.index(program.place, "sdp") * piece
     flat_shard = master = whole[first : first + piece].clone() if zero == 3 else whole.detach()[first : first + piece]
-    if program.optimizer_on_host:
+    if program.steps_on_host(position):
         master = host_tensor(piece, dtype, device).copy_(flat_shard)
         gradient = summed = host_tensor(piece, dtype, device)
-        if f"parameter.{position}" not in program.persistent:
-            empty_storage(flat_shard)
     else:
         summed = torch.zeros_like(flat_shard if zero >= 2 else whole, dtype=gradient_dtype(program))
         gradient = summed if zero >= 2 else summed[first : first + piece]
@@ -130,6 +130,8 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
         empty_storage(whole)
     if program.precision.master is not None:
         master = flat_shard.to(torch_units.DTYPES[program.precision.master])
+    if f"parameter.{position}" not in program.persistent:
+        empty_storage(flat_shard)
     gradients = FlatGradients(layout, views)
     optimizer = torch.optim.AdamW([master.requires_grad_()], lr=LEARNING_RATE, fused=True)
     replicated = [start for name, start, _, _ in layout if specification[name].split is None]

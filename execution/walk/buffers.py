@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import Op, Part, Program, sent_as
+from trainplan.execution.program import ENTERING, FORWARDS, HOST_STATES, MASTER, STATES, Op, Part, Program, laid_as, sent_as
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 from trainplan.profiling.models.sublayers import shard_bounds
 
@@ -13,15 +13,19 @@ INDEX_BYTES = 8
 MOMENTS = 2
 LOSS_BYTES = 8
 STATISTICS = 3  # of each token
-HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
-STATES = ("parameter", "gradient", "moments")
-MASTER = "master"  # where the optimizer works on a wider copy of parameters
 SHARED_FROM = {"parameter": 3, "gradient": 2, "host-parameter": 3, "host-gradient": 2}  # ZeRO stages in which they are shards
 WHOLE_FROM = {"gathered": 3, "whole-gradient": 2}  # ZeRO stages in which there is the whole of them, for a while
 OF_STEP = frozenset({"loss", "host-tied"})
 OF_UNIT = frozenset({*STATES, MASTER, *HOST_STATES, "gathered", "whole-gradient"})
 OF_PART = frozenset({"targets", "statistics", "all-statistics"})
-OF_UNIT_AND_PART = frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden"})
+SHARED = frozenset({"entry", "entry-graph", "entry-whole", "entry-gradient", "entry-gradient-partial", "leave-gradient"})
+BETWEEN = frozenset({"hidden-whole", "hidden-laid", "input-gradient-whole", "input-gradient-laid"})  # steps of a re-layout
+OF_UNIT_AND_PART = (
+    frozenset({"hidden", "input", "graph", "input-gradient", "output-gradient", "host-hidden", "prefetched"})
+    | frozenset({"hidden-partial", "output-gradient-whole"})
+    | SHARED
+    | BETWEEN
+)
 
 
 class Name(NamedTuple):
@@ -49,9 +53,14 @@ def parsed(name: str) -> Name | None:
     return result if complete and str(result) == name else None
 
 
+def partitioned(program: Program, unit: int) -> bool:
+    """Whether the whole of a unit's parameters is only there while they are gathered."""
+    return f"gathered.{unit}" in program.buffers
+
+
 def zero_stage(program: Program, unit: int) -> int:
     """What of a unit's states a rank keeps a shard of alone: 0 nothing, 1 moments, 2 gradients, too, 3 parameters, too."""
-    return 3 if program.optimizer_on_host else program.strategies[unit].zero_stage
+    return 3 if partitioned(program, unit) else program.strategies[unit].zero_stage
 
 
 class Sizes:
@@ -91,16 +100,36 @@ class Sizes:
         key = (op, unit, rows)
         if key not in self._workspaces:
             sublayer, tp = self.sublayer(unit), self.tp(unit)
-            if op is Op.BACKWARD:
+            if self.program.shares_tokens(unit):
+                size = self._shared_workspace(op, unit, rows)
+            elif op is Op.BACKWARD:
                 size = sublayer.backward_workspace_bytes(rows, tp)
             else:
                 size = sublayer.forward_workspace_bytes(rows, tp)
-            if op is Op.FORWARD_WITHOUT_GRAPH:
-                size += sublayer.kept_bytes(rows, tp)
-            if op is Op.RECOMPUTE:
-                size += sublayer.output_bytes(rows, tp)
+                if op is Op.FORWARD_WITHOUT_GRAPH:
+                    size += sublayer.kept_bytes(rows, tp)
+                if op is Op.RECOMPUTE:
+                    size += sublayer.output_bytes(rows, tp)
             self._workspaces[key] = size
         return self._workspaces[key]
+
+    def _shared_workspace(self, op: Op, unit: int, rows: int) -> int:
+        """The same of a unit whose ranks share its tokens."""
+        share, head = self.program.token_share(unit), unit == len(self.model.units) - 1
+        output = share.part.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
+        beside = {
+            Op.FORWARD_WITHOUT_GRAPH: share.graph_bytes(rows),
+            Op.RECOMPUTE: output,
+            Op.ENTER_WITHOUT_GRAPH: share.entry_graph_bytes(rows),
+        }
+        of_pieces = {
+            **dict.fromkeys(FORWARDS, share.forward_workspace_bytes),
+            **dict.fromkeys(ENTERING, share.enter_workspace_bytes),
+            **dict.fromkeys((Op.LEAVE, Op.LEAVE_BACKWARD), share.leave_workspace_bytes),
+            Op.BACKWARD: share.backward_workspace_bytes,
+            Op.ENTER_BACKWARD: share.enter_backward_workspace_bytes,
+        }
+        return of_pieces[op](rows) + beside.get(op, 0)
 
     def tp(self, unit: int) -> int:
         """The tensor-parallel degree of a unit."""
@@ -116,7 +145,7 @@ class Sizes:
         if kind == "loss":
             return LOSS_BYTES
         if kind == "host-tied":
-            return model.tied_elements * model.element_bytes if model.tied and self.program.optimizer_on_host else None
+            return model.tied_elements * model.element_bytes if model.tied else None
         if last not in self.units:
             return None
         tokens = rows * model.tokens
@@ -129,28 +158,61 @@ class Sizes:
     def _of_unit(self, kind: str, unit: int, rows: int) -> int | None:
         chunk = next((each for each in self.program.chunks if each.start <= unit <= each.stop), range(0))
         first, after = chunk.start, chunk.stop
-        if kind in ("hidden", "host-hidden", "input"):
+        if kind in ("hidden", "host-hidden", "input", "prefetched", "hidden-partial", "hidden-whole", "hidden-laid"):
             if not first <= unit <= after:
                 return None
             if unit == 0:
-                return int(self.sublayer(0).input_bytes(rows))
+                arrives = kind in ("hidden", "host-hidden", "input", "prefetched")
+                return int(self.sublayer(0).input_bytes(rows)) if arrives else None
             sublayer = self.sublayer(unit - 1)
-            return int(sublayer.output_bytes(rows, self.tp(unit - 1)) if unit > first else sublayer.boundary_bytes(rows))
-        if kind == "input-gradient":
+            size = int(sublayer.output_bytes(rows, self.tp(unit - 1)) if unit > first else sublayer.boundary_bytes(rows))
+            if kind == "hidden-partial":
+                return size if unit > first and self.program.shares_tokens(unit - 1) else None
+            return size // self._parts(kind, unit)
+        if kind in ("input-gradient", "input-gradient-whole", "input-gradient-laid"):
             if not max(first, 1) <= unit <= after or unit == len(self.model.units):
                 return None
-            return int(self.sublayer(unit).input_bytes(rows) if unit < after else self.sublayer(unit - 1).boundary_bytes(rows))
+            size = int(self.sublayer(unit).input_bytes(rows) if unit < after else self.sublayer(unit - 1).boundary_bytes(rows))
+            return size // self._parts(kind, unit)
         if unit not in self.units:
             return None
+        if kind in SHARED or kind == "output-gradient-whole" or (kind == "graph" and self.program.shares_tokens(unit)):
+            return self._of_share(kind, unit, rows)
         if kind == "graph":
             return int(self.sublayer(unit).kept_bytes(rows, self.tp(unit)))
         if kind == "output-gradient":
-            return int(self.sublayer(unit).boundary_bytes(rows))
+            return int(self.sublayer(unit).boundary_bytes(rows)) // self.program.strategies[unit].share(self.program.place)[1]
         return self._of_state(kind, unit)
+
+    def _parts(self, kind: str, unit: int) -> int:
+        """In how many parts each sample's tokens lie in hidden states of the boundary before a unit, or in their gradients."""
+        strategies, last = self.program.strategies, len(self.model.units)
+        if kind.endswith(("-whole", "-laid")) or unit == last:
+            return 1
+        if kind != "input" and unit > 0 and strategies[unit - 1].group != strategies[unit].group:
+            made = unit - 1 if kind == "hidden" else unit
+            if made not in self.units:  # it came from a stage of another size
+                return 1
+        layout = unit if kind in ("input", "host-hidden", "prefetched") else laid_as(f"{kind}.{unit}")
+        return strategies[layout].share(self.program.place)[1]
+
+    def _of_share(self, kind: str, unit: int, rows: int) -> int | None:
+        """Of a unit whose ranks share its tokens."""
+        if not self.program.shares_tokens(unit):
+            return None
+        share = self.program.token_share(unit)
+        if kind == "graph":
+            return share.graph_bytes(rows)
+        if kind == "entry-graph":
+            return share.entry_graph_bytes(rows) if share.enters else None
+        if kind.startswith("entry") and not share.enters:
+            return None
+        whole = kind in ("entry-whole", "entry-gradient-partial", "output-gradient-whole")
+        return share.whole_bytes(rows) if whole else share.own_bytes(rows)
 
     def _of_state(self, kind: str, unit: int) -> int | None:
         program, zero = self.program, zero_stage(self.program, unit)
-        if kind in (("moments",) if program.optimizer_on_host else HOST_STATES):
+        if kind in (("moments",) if program.steps_on_host(unit) else HOST_STATES):
             return None
         stepped = self.shard_elements(unit) * program.stepped_bytes
         if kind == MASTER:

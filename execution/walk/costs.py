@@ -6,8 +6,9 @@ By a profile each instruction is one piece of `formulations.work`, whose sums ar
   of half a micro-batch half of that, the odd nanosecond in the second half (as in `formulations.step.timeline`);
 - collectives and received messages cost by their bytes on the profile's network, between the devices of the group;
 - copies and optimizers cost by bytes and parameters;
-- the rest is free: what sends, slices, joins or marks, the loss (the head's own times have it), sums of the host's processor,
-  of which profiles say nothing, and the sum of the loss, 8 bytes.
+- the rest is free: what sends, slices, joins or marks, the loss (the head's own times have it), what comes before and behind
+  the matrices where tokens are shared (the matrices' times have it), sums of the host's processor, of which profiles say
+  nothing, and the sum of the loss, 8 bytes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ COMPUTATIONS = {
 TRANSFERS: dict[Op, Operation] = {
     Op.GATHER_SLICE: "all-gather",
     Op.ALL_REDUCE: "all-reduce",
+    Op.GATHER_TOKENS: "all-gather",
+    Op.REDUCE_SCATTER_TOKENS: "reduce-scatter",
     Op.GATHER_STATISTICS: "all-gather",
     Op.GATHER_PARAMETERS: "all-gather",
     Op.GATHER_UPDATED: "all-gather",
@@ -60,6 +63,12 @@ FREE = frozenset(
         Op.LOSS_STATISTICS,
         Op.LOSS,
         Op.SLICE,
+        Op.SLICE_TOKENS,
+        Op.ENTER,
+        Op.ENTER_WITHOUT_GRAPH,
+        Op.LEAVE,
+        Op.LEAVE_BACKWARD,
+        Op.ENTER_BACKWARD,
         Op.JOIN,
         Op.REDUCE_LOSS,
         Op.SEND,
@@ -71,7 +80,11 @@ FREE = frozenset(
 )
 handles_all({*COMPUTATIONS, *TRANSFERS, *COPIED, *STEPS, *FREE})
 
-HALVED = frozenset({Op.RECEIVE, Op.GATHER_SLICE, Op.ALL_REDUCE, Op.GATHER_STATISTICS})  # what passes move of their samples
+# What passes move of their samples.
+HALVED = frozenset(
+    {Op.RECEIVE, Op.GATHER_SLICE, Op.ALL_REDUCE, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS, Op.GATHER_STATISTICS}
+)
+MOVING = frozenset({Op.RECEIVE, Op.GATHER_SLICE, Op.GATHER_TOKENS})  # by what they move, not by a sub-layer
 
 Carried = dict[str, Any]
 
@@ -125,7 +138,7 @@ class ProfiledCosts:
             if instruction.by_processor:
                 return 0
             count = 1
-            if op is Op.ALL_REDUCE:
+            if op in (Op.ALL_REDUCE, Op.REDUCE_SCATTER_TOKENS) or (op is Op.GATHER_TOKENS and within_unit(instruction)):
                 assert unit is not None
                 count = profile.shapes[profile.units[unit].sublayer].reductions
             groups = self._groups(program, instruction)
@@ -133,7 +146,7 @@ class ProfiledCosts:
         if op in COPIED:
             return host_copy(profile, COPIED[op], size)
         step = device_step if op is Op.OPTIMIZER_STEP else host_step
-        return step(profile, _stepped_bytes(program, instruction) // program.stepped_bytes)
+        return step(profile, stepped_parameters(program, instruction))
 
     def _unit_work(self, unit: int, kind: str | None) -> UnitWork[int]:
         profile = self._profile
@@ -165,9 +178,14 @@ class ProfiledCosts:
             yield tuple(self._devices[member] for member in members)
 
 
-def _stepped_bytes(program: Program, instruction: Instruction) -> int:
-    """Bytes of what an optimizer steps, without its moments."""
-    return program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // MOMENTS
+def stepped_parameters(program: Program, instruction: Instruction) -> int:
+    """The number of parameters that an optimizer's step changes."""
+    return program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // (MOMENTS * program.stepped_bytes)
+
+
+def within_unit(gather: Instruction) -> bool:
+    """Whether tokens are gathered between the pieces of a unit, not between two units."""
+    return gather.writes[0].startswith(("entry-whole", "output-gradient-whole"))
 
 
 def _half(time_ns: int, half: int | None) -> int:
@@ -254,14 +272,14 @@ def name_of(program: Program, instruction: Instruction) -> str:
     """The name under which a table carries what an instruction takes, half a computation under that of the whole: its
     operation, the sub-layer and its strategy, or what is moved, and bytes (of a computation those of its input)."""
     op, unit, size = instruction.op, instruction.unit, instruction.message_bytes
-    if op in (Op.RECEIVE, Op.GATHER_SLICE):
+    if op in MOVING:
         what = (*instruction.reads, *instruction.writes)[0].partition(".")[0]
-        return f"{op} {what}{f' of unit {unit}' if op is Op.GATHER_SLICE else ''}, {size} bytes"
+        return f"{op} {what}{'' if op is Op.RECEIVE else f' of unit {unit}'}, {size} bytes"
     if unit is None:
         return f"{op}, {size} bytes"
     if op in COMPUTATIONS:
         source = instruction.reads[1 if op is Op.BACKWARD else 0]
         size = program.buffers[source] * (1 if instruction.half is None else 2)
     elif op in STEPS:
-        size = _stepped_bytes(program, instruction)
+        size = stepped_parameters(program, instruction) * program.stepped_bytes
     return f"{op} {program.model.key_of(program.model.units[unit])} {program.strategies[unit]}, {size} bytes"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainplan.execution.program import DRAWING, STREAMS, Instruction, Op, Program
+from trainplan.execution.program import STREAMS, Instruction, Op, Program, draws
 from trainplan.formulations.precision import Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models.model import Model
@@ -82,12 +82,14 @@ _PROGRAM: dict[str, tuple[Test, str]] = {
 _ARGUMENTS: dict[str, tuple[Test, str]] = {
     "rows": (_numbers, "a tuple of samples"),
     "blocks": (_blocks, "a tuple of tuples of samples"),
+    "tokens": (lambda value: _numbers(value) or _blocks(value), "numbers of tokens"),
     "scale": (lambda value: type(value) is float, "a number"),
 }
 TAKEN: dict[Op, tuple[str, ...]] = {  # names of arguments; none of the others
     **dict.fromkeys((Op.INPUT, Op.TARGETS, Op.RECEIVE), ("rows",)),
     **dict.fromkeys((Op.SLICE, Op.GATHER_SLICE), ("blocks", "rows")),
     Op.JOIN: ("blocks",),
+    **dict.fromkeys((Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS), ("tokens",)),
     Op.LOSS: ("scale",),
 }
 # What an operation is about: units of the rank's, unless it is of none or of the boundary to another stage; and which of them
@@ -106,7 +108,6 @@ OF_NO_HALF = OF_NO_PART | {
     Op.REDUCE_REPLICATED,
     Op.REDUCE_SCATTER_GRADIENTS,
     Op.RESHARD,
-    Op.PREFETCH_SHARD,
     Op.OFFLOAD_GRADIENT,
     Op.MARK,
 }
@@ -209,27 +210,34 @@ def _wrong_message(message: Instruction) -> str | None:
 
 def _wrong_arguments(i: Instruction, program: Program) -> str | None:
     names = TAKEN.get(i.op, ())
-    if i.op in DRAWING and i.unit is not None and program.model.units[i.unit].sublayer.draws:
+    if (
+        i.unit is not None
+        and i.unit in program.units
+        and draws(program.model.units[i.unit].sublayer, program.strategies[i.unit], i.op)
+    ):
         names = ("rows",)
     if not names and not i.args:
         return None
-    if i.op is Op.BACKWARD and "blocks" in i.args:
+    backward = i.op in (Op.BACKWARD, Op.ENTER_BACKWARD)
+    if backward and "blocks" in i.args:
         names = ("blocks",)
     if i.op is Op.SEND or (i.op is Op.JOIN and "rows" in i.args):  # between stages of unlike sizes
         names = ("blocks", "rows")
+    if i.op is Op.RECEIVE and "tokens" in i.args:  # between stages of one size
+        names = ("rows", "tokens")
     if set(i.args) != {*names}:
         return f"{i} has arguments {_shown(sorted(map(str, i.args)))}, not {_shown(sorted(names))}"
     for name in names:
         test, wanted = _ARGUMENTS[name]
         if not test(i.args[name]):
             return f"{i}: {name} is {_shown(i.args[name])}, not {wanted}"
-    if i.op is Op.JOIN or i.op is Op.BACKWARD:
+    if i.op is Op.JOIN or backward:
         count = len(i.reads) if "rows" in names else 2
     else:
         count = 1 if i.op is Op.SEND else max(1, len(i.group))
     if "blocks" in names and len(i.args["blocks"]) != count:
         return f"{i} has {len(i.args['blocks'])} blocks of samples"
-    if i.op is Op.BACKWARD and names and i.half is None:
+    if backward and names and i.half is None:
         return f"{i} has blocks of halves, and is of none"
     return None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from trainplan.execution.program import Instruction, Op, Program
+from trainplan.execution.program import Instruction, Op, Program, laid_as
 from trainplan.formulations.strategies import Paradigm, gather_ranks
 
 ALONG: dict[Op, Paradigm] = {  # those that differ along one level of the unit's strategy
     Op.ALL_REDUCE: "tp",
+    Op.GATHER_TOKENS: "tp",
+    Op.REDUCE_SCATTER_TOKENS: "tp",
     Op.GATHER_STATISTICS: "tp",
     Op.REDUCE_REPLICATED: "tp",
     Op.GATHER_PARAMETERS: "sdp",
@@ -26,7 +28,8 @@ def groups(program: Program) -> list[str]:
                     faults.append(f"rank {program.rank}: {i} is over {_ranks(i.group)}, not with one of {_ranks(there)}")
                     break
                 continue
-            role = (i.op, i.unit, _is_forward(i))
+            unit = laid_as(i.reads[0]) if i.op is Op.GATHER_TOKENS else i.unit
+            role = (i.op, unit, _is_forward(i))
             if role not in by_role:
                 by_role[role] = _members(program, *role)
             if i.group != by_role[role]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
@@ -21,7 +22,8 @@ def fault_at(rank: int, instruction: Instruction, text: str) -> Fault:
 class Hidden(NamedTuple):
     """Hidden states, logits or their gradients: at which boundary, of which samples, summed over which tensor-parallel ranks.
 
-    parts: indices whose partial results are in the sum; `of`: how many there are. `stage` tells logits and their forms apart.
+    parts: indices whose partial results are in the sum; `of`: how many there are. `stage` tells logits and their forms apart,
+    and what lies between the pieces of a unit. tokens: the first one and the end of those of each sample; None for all.
     """
 
     boundary: int
@@ -29,10 +31,15 @@ class Hidden(NamedTuple):
     parts: frozenset[int]
     of: int
     stage: str = "hidden"
+    tokens: tuple[int, int] | None = None
 
     def whole(self) -> bool:
         """Whether all partial results are in the sum."""
         return len(self.parts) == self.of
+
+    def complete(self) -> bool:
+        """Whether, beside, all tokens are there."""
+        return self.whole() and self.tokens is None
 
 
 class Weights(NamedTuple):
@@ -185,8 +192,7 @@ JointRule = Callable[[Interpreter, Sequence[int], list[Instruction]], None]
 
 def _check_done_once(program: Program) -> None:
     once: list[tuple[Op, int | None]] = [(Op.REDUCE_LOSS, None)]
-    each = (Op.HOST_OPTIMIZER_STEP,) if program.optimizer_on_host else (Op.OPTIMIZER_STEP,)
-    once += [(op, unit) for op in each for unit in program.units]
+    once += [(Op.HOST_OPTIMIZER_STEP if program.steps_on_host(unit) else Op.OPTIMIZER_STEP, unit) for unit in program.units]
     once += [(Op.GATHER_UPDATED, unit) for unit in program.units if program.strategies[unit].gathers_updates]
     if program.model.tied and not program.table_once and {0, len(program.strategies) - 1} & set(program.units):
         once.append((Op.REDUCE_TIED, None))
@@ -194,3 +200,33 @@ def _check_done_once(program: Program) -> None:
     for op, unit in once:
         if counts[op, unit] != 1:
             raise Fault(f"rank {program.rank}: {op} of unit {unit} comes {counts[op, unit]} times, not once")
+
+
+def some(rows: Sequence[int]) -> str:
+    """Samples, the first few of them."""
+    return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
+
+
+@cache
+def only(index: int) -> frozenset[int]:
+    """The partial results of this index alone."""
+    return frozenset([index])
+
+
+def need_parameters(run: Interpreter, rank: int, head: Instruction, name: str, unit: int | None = None) -> None:
+    """That a buffer holds whole parameters. unit: whose parameters, if not those of the instruction's own unit."""
+    unit = head.unit if unit is None else unit
+    weights = run.value(rank, name)
+    whole = weights == (unit, True, False) or (weights == (unit, False, False) and run.shard(rank, head).sdp == 1)
+    if not whole or not isinstance(weights, Weights):
+        raise fault_at(rank, head, f"uses {name}, which is not whole")
+
+
+def of_half(rank: int, head: Instruction, incoming: Hidden, name: str) -> Hidden:
+    """Of a gradient of both halves of a micro-batch that of the instruction's half; any other as it is."""
+    blocks = head.args.get("blocks")
+    if not blocks:
+        return incoming
+    if incoming.rows != tuple(row for block in blocks for row in block):
+        raise fault_at(rank, head, f"takes rows of {name}, which holds other samples than it was compiled for")
+    return incoming._replace(rows=blocks[head.half])

@@ -11,7 +11,20 @@ from typing import Any, NamedTuple
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all, sent_as
 from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.copy_meanings import COPIED
-from trainplan.execution.walk.interpreter import Fault, Hidden, Interpreter, JointRule, Rule, Weights, fault_at
+from trainplan.execution.walk.interpreter import (
+    Fault,
+    Hidden,
+    Interpreter,
+    JointRule,
+    Rule,
+    Weights,
+    fault_at,
+    need_parameters,
+    of_half,
+    only,
+    some,
+)
+from trainplan.execution.walk.token_meanings import SHARED, SHARED_TOGETHER, enters, own_tokens
 
 
 class Sum:
@@ -80,11 +93,6 @@ def meanings(programs: Sequence[Program]) -> list[str]:
     return []
 
 
-def _some(rows: Sequence[int]) -> str:
-    """Samples, the first few of them."""
-    return ", ".join(map(str, rows[:6])) + (", ..." if len(rows) > 6 else "")
-
-
 @lru_cache(maxsize=2**14)
 def _contribution(rows: tuple[int, ...], tp_index: int) -> Gradient:
     return Gradient(Sum(rows), Sum([(row, tp_index) for row in rows]), Sum())
@@ -98,17 +106,12 @@ def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Grad
     return gradient
 
 
-@cache
-def _only(index: int) -> frozenset[int]:
-    return frozenset([index])
-
-
 def _has_replicated(program: Program, unit: int) -> bool:
     return bool(program.model.units[unit].sublayer.replicated_count)
 
 
 def _input(run: Interpreter, rank: int, head: Instruction) -> None:
-    run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], _only(0), 1)
+    run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], only(0), 1)
 
 
 def _targets(run: Interpreter, rank: int, head: Instruction) -> None:
@@ -119,13 +122,15 @@ def _unit_input(run: Interpreter, rank: int, head: Instruction) -> Hidden:
     """The input of a forward computation, and whether its parameters are all there."""
     source, weights = head.reads[0], head.reads[1]
     x = run.value(rank, source)
-    if not isinstance(x, Hidden) or x.stage != "hidden" or x.boundary != head.unit or not x.whole():
+    assert head.unit is not None
+    stage = "entry" if enters(run.programs[rank], head.unit) else "hidden"
+    if not isinstance(x, Hidden) or x.stage != stage or x.boundary != head.unit or not x.complete():
         raise fault_at(rank, head, f"reads {source}, which is not the whole input of its unit")
     if (rows := head.args.get("rows", x.rows)) != x.rows:
-        raise fault_at(rank, head, f"drops numbers as of samples {_some(rows)} and gets {_some(x.rows)}")
-    _need_parameters(run, rank, head, weights)
+        raise fault_at(rank, head, f"drops numbers as of samples {some(rows)} and gets {some(x.rows)}")
+    need_parameters(run, rank, head, weights)
     if _uses_table(run, rank, head):
-        _need_parameters(run, rank, head, head.reads[2], 0)
+        need_parameters(run, rank, head, head.reads[2], 0)
     return x
 
 
@@ -135,20 +140,11 @@ def _uses_table(run: Interpreter, rank: int, head: Instruction) -> bool:
     return head.unit == len(program.strategies) - 1 and program.table_once
 
 
-def _need_parameters(run: Interpreter, rank: int, head: Instruction, name: str, unit: int | None = None) -> None:
-    """unit: whose parameters, if not those of the instruction's own unit."""
-    unit = head.unit if unit is None else unit
-    weights = run.value(rank, name)
-    whole = weights == (unit, True, False) or (weights == (unit, False, False) and run.shard(rank, head).sdp == 1)
-    if not whole or not isinstance(weights, Weights):
-        raise fault_at(rank, head, f"uses {name}, which is not whole")
-
-
 def _forward(run: Interpreter, rank: int, head: Instruction) -> None:
     x, shard = _unit_input(run, rank, head), run.shard(rank, head)
     assert head.unit is not None
     stage = "logits" if head.unit == len(run.programs[rank].strategies) - 1 else "hidden"
-    run.values[rank][head.writes[0]] = Hidden(head.unit + 1, x.rows, _only(shard.tp_index), shard.tp, stage)
+    run.values[rank][head.writes[0]] = Hidden(head.unit + 1, x.rows, only(shard.tp_index), shard.tp, stage)
     for graph in head.writes[1:]:
         run.values[rank][graph] = x
 
@@ -160,7 +156,7 @@ def _recompute(run: Interpreter, rank: int, head: Instruction) -> None:
 def _statistics(run: Interpreter, rank: int, head: Instruction) -> None:
     logits, targets = run.value(rank, head.reads[0]), run.value(rank, head.reads[1])
     if logits.stage != "logits" or logits.rows != targets:
-        raise fault_at(rank, head, f"has logits of samples {_some(logits.rows)} and targets of {_some(targets)}")
+        raise fault_at(rank, head, f"has logits of samples {some(logits.rows)} and targets of {some(targets)}")
     for name, stage in zip(head.writes, ("exponentials", "statistics"), strict=True):
         run.values[rank][name] = logits._replace(stage=stage)
 
@@ -169,8 +165,8 @@ def _disjoint(ranks: Sequence[int], heads: list[Instruction], hidden: list[Hidde
     """Union of the partial results' indices; each must come once, and all must speak of the same rows."""
     parts: set[int] = set()
     for rank, head, value in zip(ranks, heads, hidden, strict=True):
-        if (value.rows, value.boundary, value.stage) != (hidden[0].rows, hidden[0].boundary, hidden[0].stage):
-            raise fault_at(rank, head, f"sums samples {_some(value.rows)} with samples {_some(hidden[0].rows)}")
+        if value._replace(parts=hidden[0].parts) != hidden[0]:
+            raise fault_at(rank, head, f"sums samples {some(value.rows)} with samples {some(hidden[0].rows)}")
         if parts & value.parts:
             raise fault_at(rank, head, "sums the same partial result twice")
         parts |= value.parts
@@ -185,7 +181,7 @@ def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
     program = run.programs[rank]
     if abs(head.args["scale"] * program.samples * program.model.tokens - 1) > 1e-12:
         raise fault_at(rank, head, "is not divided by the tokens of the whole step")
-    run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, _only(0), 1, "gradient")
+    run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, only(0), 1, "gradient")
     if run.shard(rank, head).tp_index == 0:
         run.values[rank]["loss"] = run.values[rank]["loss"] + Sum(logits.rows)
 
@@ -193,25 +189,52 @@ def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
 def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     graph, _, incoming = (run.value(rank, name) for name in head.reads[:3])
     assert head.unit is not None
-    _need_parameters(run, rank, head, head.reads[3])
-    if incoming.stage != "gradient" or incoming.boundary != head.unit + 1 or not incoming.whole():
+    need_parameters(run, rank, head, head.reads[3])
+    program = run.programs[rank]
+    stage = "leave-gradient" if program.shares_tokens(head.unit) and program.token_share(head.unit).drops_output else "gradient"
+    if incoming.stage != stage or incoming.boundary != head.unit + 1 or not incoming.complete():
         raise fault_at(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of its output")
-    if blocks := head.args.get("blocks"):  # of both halves, of which this is one
-        if incoming.rows != tuple(row for block in blocks for row in block):
-            raise fault_at(rank, head, f"takes rows of {head.reads[2]}, which holds other samples than it was compiled for")
-        incoming = incoming._replace(rows=blocks[head.half])
+    incoming = of_half(rank, head, incoming, head.reads[2])
     if incoming.rows != graph.rows:
-        raise fault_at(rank, head, f"has a graph of samples {_some(graph.rows)} and a gradient of {_some(incoming.rows)}")
-    shard = run.shard(rank, head)
+        raise fault_at(rank, head, f"has a graph of samples {some(graph.rows)} and a gradient of {some(incoming.rows)}")
+    shard, shared = run.shard(rank, head), enters(program, head.unit)
+    if shared and run.value(rank, head.reads[1]) != graph:
+        raise fault_at(rank, head, f"reads {head.reads[1]}, which is not what its graph was made of")
     if head.unit > 0:
-        run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, _only(shard.tp_index), shard.tp, "gradient")
-    _contribute(run, rank, head, head.writes[-1], _contribution(graph.rows, shard.tp_index))
+        stage = "entry-gradient" if shared else "gradient"
+        run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, only(shard.tp_index), shard.tp, stage)
+    # Where something comes before the matrices, its backward pass completes the gradients of replicated parameters.
+    contribution = _contribution(graph.rows, shard.tp_index)
+    _contribute(run, rank, head, head.writes[-1], contribution._replace(replicated=Sum()) if shared else contribution)
     if _uses_table(run, rank, head):
-        _need_parameters(run, rank, head, head.reads[4], 0)
+        need_parameters(run, rank, head, head.reads[4], 0)
         _contribute(run, rank, head, head.writes[-2], Gradient(Sum(), Sum(), Sum(graph.rows)))
 
 
+def _enter_backward(run: Interpreter, rank: int, head: Instruction) -> None:
+    """The gradient of what entered, on the rank's tokens, and of the residual; that of replicated parameters is complete."""
+    assert head.unit is not None
+    graph, source, entered = (run.value(rank, name) for name in head.reads[:3])
+    share, tokens = run.programs[rank].token_share(head.unit), own_tokens(run, rank, head.unit)
+    if source != graph:
+        raise fault_at(rank, head, f"reads {head.reads[1]}, which is not what its graph was made of")
+    if (entered.stage, entered.boundary, entered.tokens) != ("entry-gradient", head.unit, tokens) or not entered.whole():
+        raise fault_at(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of what entered")
+    if entered.rows != graph.rows:
+        raise fault_at(rank, head, f"has a graph of samples {some(graph.rows)} and a gradient of {some(entered.rows)}")
+    if share.adds_residual:
+        residual = of_half(rank, head, run.value(rank, head.reads[3]), head.reads[3])
+        wanted = Hidden(head.unit + 1, graph.rows, only(0), 1, "gradient", tokens)
+        if residual._replace(parts=only(0), of=1) != wanted or not residual.whole():
+            raise fault_at(rank, head, f"reads {head.reads[3]}, which is not the gradient of its output on these tokens")
+    need_parameters(run, rank, head, head.reads[-2])
+    run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, only(0), 1, "gradient", tokens)
+    replicated = Gradient(Sum(), _contribution(graph.rows, run.shard(rank, head).tp_index).replicated, Sum())
+    _contribute(run, rank, head, head.writes[-1], replicated)
+
+
 def _contribute(run: Interpreter, rank: int, head: Instruction, name: str, contribution: Gradient) -> None:
+    """Add to a gradient that the instruction reads, or begin it."""
     before = _gradient(run, rank, head, name) if name in head.reads else EMPTY
     run.values[rank][name] = before.plus(contribution)
 
@@ -223,24 +246,26 @@ def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) 
         if tuple(value.rows for value in sources) != tuple(blocks):
             raise fault_at(rank, head, "gathers other samples than it was compiled for")
         if any(
-            not value.whole() or value.boundary != sources[0].boundary or value.stage != sources[0].stage for value in sources
+            not value.complete() or value.boundary != sources[0].boundary or value.stage != sources[0].stage
+            for value in sources
         ):
-            raise fault_at(rank, head, "moves a partial sum")
+            raise fault_at(rank, head, "moves a partial sum, or a part of the tokens")
         if not set(wanted) <= {row for block in blocks for row in block}:
             raise fault_at(rank, head, "lacks some of the samples that it needs")
-        run.values[rank][head.writes[0]] = Hidden(sources[0].boundary, wanted, _only(0), 1, sources[0].stage)
+        run.values[rank][head.writes[0]] = Hidden(sources[0].boundary, wanted, only(0), 1, sources[0].stage)
 
 
 def _join(run: Interpreter, rank: int, head: Instruction) -> None:
     halves = [run.value(rank, name) for name in head.reads]
     if tuple(half.rows for half in halves) != head.args["blocks"]:
         raise fault_at(rank, head, "joins other samples than it was compiled for")
-    if any(not half.whole() or half.boundary != head.unit or half.stage != halves[0].stage for half in halves):
+    first = halves[0]
+    if any(not h.whole() or h.boundary != head.unit or (h.stage, h.tokens) != (first.stage, first.tokens) for h in halves):
         raise fault_at(rank, head, "joins what is not all parts of one boundary, whole")
     joined = tuple(row for half in halves for row in half.rows)
     rows = head.args.get("rows", joined)
     if sorted(rows) != sorted(joined):
-        raise fault_at(rank, head, f"makes samples {_some(rows)} of samples {_some(joined)}")
+        raise fault_at(rank, head, f"makes samples {some(rows)} of samples {some(joined)}")
     run.values[rank][head.writes[0]] = halves[0]._replace(rows=rows)
 
 
@@ -335,7 +360,7 @@ def _reduce_loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction
 def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
     (sender, receiver), (send, receive) = ranks, heads
     (name,), (place,) = send.reads, receive.writes
-    if name != sent_as(place):
+    if name.replace("-whole.", ".") != sent_as(place):
         raise fault_at(sender, send, f"of {name} meets the receive of {place} on rank {receiver}")
     if send.message_bytes != receive.message_bytes:
         raise fault_at(sender, send, f"has {send.message_bytes} bytes, rank {receiver} receives {receive.message_bytes}")
@@ -344,9 +369,11 @@ def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -
         raise fault_at(sender, send, "passes on a partial sum")
     rows = send.args.get("rows", value.rows)
     if not set(rows) <= set(value.rows) or send.args.get("blocks", (value.rows,)) != (value.rows,):
-        raise fault_at(sender, send, f"passes on samples {_some(rows)} of {name}, which holds {_some(value.rows)}")
+        raise fault_at(sender, send, f"passes on samples {some(rows)} of {name}, which holds {some(value.rows)}")
     if rows != receive.args["rows"]:
-        raise fault_at(receiver, receive, f"is of samples {_some(receive.args['rows'])} and gets {_some(rows)}")
+        raise fault_at(receiver, receive, f"is of samples {some(receive.args['rows'])} and gets {some(rows)}")
+    if receive.args.get("tokens") != value.tokens:
+        raise fault_at(receiver, receive, f"is of tokens {receive.args.get('tokens')} and gets {value.tokens}")
     run.values[receiver][place] = value._replace(rows=rows)
 
 
@@ -357,18 +384,21 @@ _RULES: dict[Op, Rule] = {
     Op.FORWARD_WITHOUT_GRAPH: _forward,
     Op.RECOMPUTE: _recompute,
     Op.BACKWARD: _backward,
+    Op.ENTER_BACKWARD: _enter_backward,
     Op.LOSS_STATISTICS: _statistics,
     Op.LOSS: _loss,
     Op.OPTIMIZER_STEP: _optimizer_step,
     Op.HOST_OPTIMIZER_STEP: _optimizer_step,
     Op.JOIN: _join,
     **COPIED,
+    **SHARED,
     **dict.fromkeys((Op.RESHARD, Op.SYNCHRONISE, Op.MARK), _nothing),
 }
 _TOGETHER: dict[Op, JointRule] = {
     Op.SLICE: _relayout,
     Op.GATHER_SLICE: _relayout,
     Op.ALL_REDUCE: _all_reduce,
+    **SHARED_TOGETHER,
     Op.GATHER_STATISTICS: _all_reduce,
     Op.GATHER_PARAMETERS: _gather_parameters,
     Op.GATHER_UPDATED: _gather_updated,

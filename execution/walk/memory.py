@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from trainplan.execution.program import Program, on_host
 from trainplan.execution.walk.frees import Frees, deferred_frees
+from trainplan.execution.walk.host_slots import host_bytes
 
 Backend = Literal["serial", "fused", "threads", "streams"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -35,7 +36,7 @@ def memory_walk(program: Program, backend: Backend = "serial") -> Walk:
     """
     held = zip(program.instructions, _held(program, backend), strict=True)
     during = tuple(total + instruction.workspace_bytes for instruction, (_, total) in held)
-    return Walk(max(during), during, program.host_bytes, backend)
+    return Walk(max(during), during, host_bytes(program), backend)
 
 
 def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:

@@ -17,8 +17,10 @@ from itertools import product
 
 from trainplan.execution.program import (
     COPIES,
+    ENTERING,
     FROM,
     LANES,
+    MARK,
     POINT_TO_POINT,
     Instruction,
     Op,
@@ -26,24 +28,50 @@ from trainplan.execution.program import (
     Program,
     grouped,
     handles_all,
+    laid_as,
     sent_as,
 )
 from trainplan.execution.walk.buffers import MASTER, parsed, zero_stage
 
-INPUT = "hidden.u.p|input.u.p"
+ARRIVED = "hidden.u.p|input.u.p"
+INPUT = f"{ARRIVED}|prefetched.u.p"
 OUTPUT_GRADIENT = "hidden.v.p|input-gradient.v.p|input-gradient.v.w|output-gradient.u.p|output-gradient.u.w"
+_MOVED = (
+    "hidden.u.p|hidden-whole.u.p -> input.u.p|hidden-laid.u.p",
+    "input-gradient.v.p|input-gradient-whole.v.p -> output-gradient.u.p|input-gradient-laid.v.p",
+)
 FORMS: dict[Op, tuple[str, ...]] = {
     Op.INPUT: ("-> hidden.u.p",),
     Op.TARGETS: ("-> targets.p",),
-    Op.FORWARD: (f"{INPUT} {{weights}} -> hidden.v.p graph.u.p",),
-    Op.FORWARD_WITHOUT_GRAPH: (f"{INPUT} {{weights}} -> hidden.v.p",),
-    Op.RECOMPUTE: (f"{INPUT} {{weights}} -> graph.u.p",),
-    Op.BACKWARD: (f"graph.u.p {INPUT} {OUTPUT_GRADIENT} {{weights}} {{sum_before}} -> input-gradient.u.p? {{sums}}",),
+    Op.FORWARD: ("{arrived} {weights} -> {output} graph.u.p",),
+    Op.FORWARD_WITHOUT_GRAPH: ("{arrived} {weights} -> {output}",),
+    Op.RECOMPUTE: ("{source} {weights} -> graph.u.p",),
+    Op.BACKWARD: ("graph.u.p {source} {incoming} {weights} {sum_before} -> {source_gradient} {sums}",),
+    Op.ENTER: (f"{INPUT} {{own}} -> entry.u.p entry-graph.u.p",),
+    Op.ENTER_WITHOUT_GRAPH: (f"{INPUT} {{own}} -> entry.u.p",),
+    Op.LEAVE: ("hidden.v.p {residual} -> hidden.v.p",),
+    Op.LEAVE_BACKWARD: (f"{OUTPUT_GRADIENT} -> leave-gradient.u.p",),
+    Op.ENTER_BACKWARD: (
+        f"entry-graph.u.p {INPUT} entry-gradient.u.p {{residual_gradient}} {{own}} {{sum}} -> input-gradient.u.p {{sum}}",
+    ),
     Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
     Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> hidden.v.p loss",),
     Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u master.u?",),
-    Op.SLICE: ("hidden.u.p -> input.u.p", "input-gradient.v.p -> output-gradient.u.p"),
-    Op.GATHER_SLICE: ("hidden.u.p -> input.u.p", "input-gradient.v.p -> output-gradient.u.p"),
+    Op.SLICE: _MOVED,
+    Op.GATHER_SLICE: _MOVED,
+    Op.SLICE_TOKENS: (
+        "hidden.u.p|hidden-whole.u.p|hidden-laid.u.p -> input.u.p",
+        "input-gradient.v.p|input-gradient-whole.v.p|input-gradient-laid.v.p -> output-gradient.u.p",
+    ),
+    Op.GATHER_TOKENS: (
+        "entry.u.p -> entry-whole.u.p",
+        f"leave-gradient.u.p|{OUTPUT_GRADIENT} -> output-gradient-whole.u.p",
+        "hidden.u.p -> hidden-whole.u.p|input.u.p",
+        "hidden.v.p -> hidden-whole.v.p",
+        "input-gradient.v.p -> input-gradient-whole.v.p|output-gradient.u.p",
+        "input-gradient.u.p -> input-gradient-whole.u.p",
+    ),
+    Op.REDUCE_SCATTER_TOKENS: ("hidden-partial.v.p -> hidden.v.p", "entry-gradient-partial.u.p -> entry-gradient.u.p"),
     Op.JOIN: ("hidden.u.a hidden.u.b -> hidden.u.p", "input-gradient.u.a input-gradient.u.b -> input-gradient.u.p"),
     Op.ALL_REDUCE: ("hidden.v.p -> hidden.v.p", "input-gradient.u.p -> input-gradient.u.p"),
     Op.GATHER_STATISTICS: ("statistics.p -> all-statistics.p",),
@@ -54,25 +82,26 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.ALL_REDUCE_GRADIENTS: ("gradient.u -> gradient.u",),
     Op.REDUCE_TIED: (),  # of no unit: see `tied_buffers`
     Op.REDUCE_LOSS: ("loss -> loss",),
-    Op.SEND: ("hidden.u.p ->", "input-gradient.u.p ->"),
+    Op.SEND: ("hidden.u.p|hidden-whole.u.p ->", "input-gradient.u.p|input-gradient-whole.u.p ->"),
     Op.RECEIVE: ("-> hidden.u.p", "-> input-gradient.u.p"),
     Op.SEND_RECEIVE: (),  # what its send and its receive do
     Op.PREFETCH_SHARD: ("host-parameter.u -> parameter.u",),
     Op.RESHARD: ("->",),
-    Op.OFFLOAD_HIDDEN: ("hidden.u.p -> host-hidden.u.p",),
+    Op.OFFLOAD_HIDDEN: (f"{ARRIVED} -> host-hidden.u.p",),
     Op.DROP_HIDDEN: ("host-hidden.u.p ->",),
-    Op.PREFETCH_HIDDEN: ("host-hidden.u.p -> input.u.p",),
+    Op.PREFETCH_HIDDEN: ("host-hidden.u.p -> prefetched.u.p",),
     Op.OFFLOAD_GRADIENT: ("gradient.u -> host-gradient.u",),
     Op.HOST_OPTIMIZER_STEP: ("host-gradient.u -> host-parameter.u host-moments.u",),
     Op.SYNCHRONISE: ("->",),
     Op.MARK: ("->",),
 }
 handles_all(FORMS)
-MARK = "mark."
-RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}  # whether the unit is
+# Whether the unit is.
+RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.ENTER_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}
 STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
-LETTING_GO = {Op.RESHARD: "gathered.u", Op.DROP_HIDDEN: "hidden.u.p"}
-READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.MARK: 0}  # behind so many reads, others are there for their order alone
+LETTING_GO = {Op.RESHARD: ("gathered.u",), Op.DROP_HIDDEN: tuple(ARRIVED.split("|"))}  # each of them one of these
+# Behind so many reads, others are there for their order alone.
+READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.PREFETCH_SHARD: 1, Op.PREFETCH_HIDDEN: 1, Op.MARK: 0}
 
 # Of a unit: the parameters that computations use, the gradient that they add to, and whether they read what is there of it.
 # A head that uses the embedding's table has two of each.
@@ -91,26 +120,54 @@ SHARDED = {
     "shard_before": "gradient.u?",
 }
 LAYOUTS: dict[str, dict[str, str]] = {
-    "ZeRO stage 0": WHOLE,
-    "ZeRO stage 1": WHOLE,
+    "ZeRO stage 0": {**WHOLE},
+    "ZeRO stage 1": {**WHOLE},
     "ZeRO stage 2": SHARDED | {"weights": WHOLE["weights"]},
-    "ZeRO stage 3": SHARDED,
-    "on the host": {
-        "weights": "gathered.u",
-        "sum": "whole-gradient.u",
-        "sums": "whole-gradient.u",
-        "sum_before": "",
-        "shard_before": "",
-    },
+    "ZeRO stage 3": {**SHARDED},
 }
-for _stage in range(4):
-    _layout = LAYOUTS[_name := f"ZeRO stage {_stage}"]
+for _layout in LAYOUTS.values():
+    _layout |= {
+        "own": _layout["weights"],
+        "arrived": ARRIVED,
+        "source": INPUT,
+        "incoming": OUTPUT_GRADIENT,
+        "source_gradient": "input-gradient.u.p?",
+        "output": "hidden.v.p",
+        "residual": "",
+        "residual_gradient": "",
+    }
+for _name in tuple(LAYOUTS):
+    _layout = LAYOUTS[_name]
     _both = {key: _layout[key].replace(".u", ".0") for key in ("weights", "sum", "sum_before")}
     LAYOUTS[f"{_name}, with the table"] = _layout | {
         "weights": f"{_layout['weights']} {_both['weights']}",
         "sums": f"{_both['sum']} {_layout['sum']}",
         "sum_before": f"{_both['sum_before']} {_layout['sum_before']}",
     }
+SHARED_INCOMING = "output-gradient-whole.u.p|output-gradient-whole.u.w"
+# What is otherwise where tensor-parallel ranks share the tokens, by the kind of the sub-layer.
+SHARES: dict[str, dict[str, str]] = {
+    "embedding": {"output": "hidden-partial.v.p", "incoming": SHARED_INCOMING, "source_gradient": ""},
+    "block": {
+        "arrived": "entry-whole.u.p",
+        "source": "entry-whole.u.p",
+        "output": "hidden-partial.v.p",
+        "incoming": SHARED_INCOMING,
+        "source_gradient": "entry-gradient-partial.u.p",
+        "residual": INPUT,
+        "residual_gradient": OUTPUT_GRADIENT,
+    },
+    "head": {
+        "arrived": "entry-whole.u.p",
+        "source": "entry-whole.u.p",
+        "incoming": "hidden.v.p",
+        "source_gradient": "entry-gradient-partial.u.p",
+    },
+}
+SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
+ONLY_SHARED = ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.REDUCE_SCATTER_TOKENS}
+for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
+    LAYOUTS |= {f"{_name}, tokens of a {kind} shared": LAYOUTS[_name] | shares for kind, shares in SHARES.items()}
 
 
 def operands(program: Program) -> list[str]:
@@ -128,10 +185,13 @@ def operands(program: Program) -> list[str]:
 
 def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
-    if program.optimizer_on_host:
-        return "on the host"
     with_table = program.table_once and unit == len(program.strategies) - 1
-    return f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
+    layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
+    if not program.shares_tokens(unit):
+        return layout
+    share = program.token_share(unit)
+    kind = share.part.kind if not share.adds_residual else "post-norm block" if share.post_norm else "block"
+    return f"{layout}, tokens of a {kind} shared"
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
@@ -143,6 +203,8 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
         return _ungrouped(program, i, layouts)
     if i.grouped:
         return "has messages of its own"
+    if i.unit is not None and i.unit < len(layouts) and (fault := _unshared(program, i, i.unit)) is not None:
+        return fault
     if i.op is Op.MARK and (not i.reads or getattr(parsed(i.reads[0]), "unit", None) != i.unit):
         return f"waits for {_names(i.reads)}, which is not of its unit"
     if i.op is Op.REDUCE_TIED:
@@ -163,6 +225,27 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
     return None
 
 
+def _unshared(program: Program, i: Instruction, unit: int) -> str | None:
+    """A piece of a unit whose tokens are shared, of one where they are not or that has no such piece; or the other way."""
+    if i.op in ONLY_SHARED and not program.shares_tokens(unit):
+        return "is of a unit whose tokens are not shared"
+    if i.op is Op.SLICE_TOKENS and not program.shares_tokens(unit):
+        return "is for a unit whose tokens are not shared"
+    if i.op is Op.GATHER_TOKENS and i.reads and not program.strategies[_made_by(i, program)].sequence_parallel:
+        return "is of what is not split along the tokens"
+    if i.op in ONLY_SHARED:
+        share = program.token_share(unit)
+        if not {Op.LEAVE: share.leaves, Op.LEAVE_BACKWARD: share.drops_output}.get(i.op, True):
+            return "is of a unit that has no such piece"
+    return None
+
+
+def _made_by(i: Instruction, program: Program) -> int:
+    name = parsed(i.reads[0])
+    unit = laid_as(i.reads[0]) if name is not None and name.unit is not None else 0
+    return min(max(unit, 0), len(program.strategies) - 1)
+
+
 def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | None:
     if len(i.grouped) < 2 or not {message.op for message in i.grouped} <= {Op.SEND, Op.RECEIVE}:
         return "is not several sends and receives"
@@ -172,7 +255,7 @@ def _ungrouped(program: Program, i: Instruction, layouts: list[str]) -> str | No
         if i.grouped[0].group != i.grouped[1].group:
             return "groups messages with two ranks"
     together = grouped(*i.grouped)
-    if together != i.changed(waits=()) or any(message.waits for message in i.grouped):
+    if together != i.changed(waits=(), marks=()) or any(message.waits for message in i.grouped):
         return "is not what its messages are together"
     return next((fault for message in i.grouped if (fault := _misused(program, message, layouts))), None)
 
@@ -191,7 +274,7 @@ def tied_buffers(program: Program) -> tuple[tuple[str, ...], ...]:
     """What the reduction of a tied matrix reads, writes and frees: the gradients of its copies, and on the host a table."""
     if program.table_once:
         return (), (), ()
-    on = "host-" if program.optimizer_on_host else ""
+    on = "host-" if "host-tied" in program.buffers else ""
     both = tuple(f"{on}gradient.{unit}" for unit in (0, len(program.strategies) - 1) if unit in program.units)
     return both, (*both, "host-tied") if on else both, ()
 
@@ -221,7 +304,7 @@ def takes(
         writes = tuple(map(sent_as, writes))
     texts = [[_relative(name, unit, part) for name in names] for names in (reads, writes, frees)]
     if op in LETTING_GO:
-        if texts[2] != [LETTING_GO[op]]:
+        if len(texts[2]) != 1 or texts[2][0] not in LETTING_GO[op]:
             return False
     elif not set(frees) <= {*reads, *writes}:
         return False

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainplan.execution.program import Instruction, Op, Program, handles_all
-from trainplan.execution.walk.buffers import HOST_STATES, MASTER, STATES, Sizes
+from trainplan.execution.program import DRAWING, HOST_STATES, MASTER, STATES, Instruction, Op, Program, handles_all
+from trainplan.execution.walk.buffers import Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
 WRITTEN = frozenset(
     {
         Op.ALL_REDUCE,
+        Op.GATHER_TOKENS,
         Op.GATHER_STATISTICS,
         Op.GATHER_PARAMETERS,
         Op.GATHER_UPDATED,
@@ -23,11 +24,11 @@ WRITTEN = frozenset(
         Op.OFFLOAD_GRADIENT,
     }
 )
-READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS})
+READ = frozenset({Op.SEND, Op.REDUCE_SCATTER_GRADIENTS, Op.REDUCE_SCATTER_TOKENS})
 APART = frozenset(  # see `_moved`
     {Op.GATHER_SLICE, Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_REPLICATED, Op.REDUCE_TIED, Op.SEND_RECEIVE}
 )
-COMPUTING = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE, Op.BACKWARD})
+COMPUTING = DRAWING | {Op.BACKWARD, Op.ENTER_BACKWARD}
 MOVING_NOTHING = COMPUTING | {
     Op.INPUT,
     Op.TARGETS,
@@ -36,6 +37,7 @@ MOVING_NOTHING = COMPUTING | {
     Op.OPTIMIZER_STEP,
     Op.HOST_OPTIMIZER_STEP,
     Op.SLICE,
+    Op.SLICE_TOKENS,
     Op.JOIN,
     Op.RESHARD,
     Op.DROP_HIDDEN,
@@ -47,13 +49,12 @@ handles_all({*WRITTEN, *READ, *APART, *MOVING_NOTHING})
 
 def states(program: Program) -> list[str]:
     """What lives from step to step and should not, or the other way round, and states of other sizes than the model's."""
-    sizes, on_host = Sizes(program), program.optimizer_on_host
-    wanted = {f"{kind}.{unit}" for unit in program.units for kind in (HOST_STATES if on_host else STATES)} | {"loss"}
-    if program.precision.master is not None:
-        wanted |= {f"{MASTER}.{unit}" for unit in program.units}
-    if on_host:
-        wanted |= {"host-tied"} if program.model.tied else set()
-        wanted |= {f"parameter.{unit}" for unit in program.units} & program.persistent  # the rest are prefetched
+    sizes, wanted = Sizes(program), {"loss"} | {"host-tied"} & program.buffers.keys()
+    for unit in program.units:
+        on_host = program.steps_on_host(unit)
+        wanted |= {f"{kind}.{unit}" for kind in (HOST_STATES if on_host else STATES)}
+        wanted |= {f"parameter.{unit}"} & program.persistent  # else prefetched
+        wanted |= {f"{MASTER}.{unit}"} if program.precision.master is not None else set()
     faults = [f"rank {program.rank}: {name} does not live from step to step" for name in sorted(wanted - program.persistent)]
     faults += [f"rank {program.rank}: {name} lives from step to step" for name in sorted(program.persistent - wanted)]
     for name in sorted(wanted & program.persistent):
@@ -114,7 +115,7 @@ def _moved(expected: Sizes, i: Instruction) -> int:
         return expected.shard_elements(i.unit) * expected.program.gradient_bytes
     if i.op is Op.REDUCE_REPLICATED:
         return int(expected.sublayer(i.unit).replicated_count) * expected.program.gradient_bytes
-    boundary = i.unit - 1 if i.writes[0].startswith("input") else i.unit
+    boundary = i.unit - 1 if i.reads[0].startswith("hidden") else i.unit
     return int(expected.sublayer(boundary).boundary_bytes(sum(map(len, i.args["blocks"]))))
 
 
@@ -124,7 +125,9 @@ def _workspace(expected: Sizes, i: Instruction, rows: Mapping[str, int]) -> int:
         assert i.unit is not None
         count = rows.get(i.reads[0], 0)
         return expected.workspace(i.op, i.unit, count)
-    if i.op is Op.GATHER_SLICE or (i.op is Op.REDUCE_TIED and not expected.program.optimizer_on_host):
+    if i.op in (Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS):  # order of ranks to order of samples, or back
+        return i.message_bytes
+    if i.op is Op.GATHER_SLICE or (i.op is Op.REDUCE_TIED and not i.by_processor):
         return i.message_bytes
     if i.op is Op.REDUCE_SCATTER_GRADIENTS and len(i.reads) > 1:
         return i.message_bytes // len(i.group)

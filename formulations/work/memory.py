@@ -14,7 +14,7 @@ from __future__ import annotations
 from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import moved_bytes
-from trainplan.formulations.work.units import statistic_bytes, table_part
+from trainplan.formulations.work.units import computed_cost, statistic_bytes, table_part
 from trainplan.profiling.profiles import Profile
 
 LOSS_BYTES = 8  # the program's one scalar
@@ -33,8 +33,9 @@ def unit_bytes(
     table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of gradients,
     which are the profile's else; its state_bytes_per_parameter have the rest."""
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
-    entry, shape, element = profile.cost(sublayer, tp, rows), profile.shapes[sublayer], profile.parameter_bytes
-    shard, incoming = shape.shard(tp), rows * shape.input_bytes
+    entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
+    element, shard, parts = profile.parameter_bytes, shape.shard(tp), strategy.share(0)[1]
+    incoming = rows * shape.input_bytes // (1 if shape.kind == "embedding" else parts)
     checkpoint = incoming if entry.checkpoint_bytes is None else entry.checkpoint_bytes.value
     forward = checkpoint if strategy.ckpt else incoming + entry.kept_bytes.value
     rebuilt = incoming + entry.kept_bytes.value - checkpoint if strategy.ckpt else 0
@@ -43,7 +44,8 @@ def unit_bytes(
     left_out = table_part(profile, tp) if table_once and shape.kind == "head" else 0
     state = _state_bytes(profile, strategy, shard.parameters - left_out, precision)
     # O_b of trainplan's programs, with the forward pass's peak beyond what it keeps, so that Eq. 2 covers it too.
-    degree, output, workspace = strategy.degree("sdp"), rows * shard.output_bytes, entry.forward_workspace_bytes.value
+    degree, workspace = strategy.degree("sdp"), entry.forward_workspace_bytes.value
+    output = rows * shard.output_bytes // (1 if shape.kind == "head" else parts)
     parameters = shard.parameters
     if shape.kind == "head" and profile.tied_parameters:  # it may gather all of the embedding's, for the table
         parameters += profile.shapes[profile.units[0].sublayer].shard(tp).parameters - table_part(profile, tp) + degree

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.memory import unit_bytes
-from trainplan.formulations.work.moves import slice_gather_ns
+from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns
 from trainplan.formulations.work.units import UnitWork, exact_work, table_part, unit_work
 from trainplan.profiling.costs import overlapped_ns
 from trainplan.profiling.profiles import Profile
@@ -108,8 +108,8 @@ def times_of(
     computed, sharing = work.recompute_ns + work.backward_ns + work.partial_back_ns, gather + scatter * sharded
     last = (work.replicated_ns + work.scatter_ns) * (not sharded) + work.reduce_ns
     return PassTimes(
-        forward_ns=work.forward_ns + work.partial_ns + gather,
-        backward_ns=computed + sharing + work.replicated_ns * sharded,
+        forward_ns=work.forward_ns + work.partial_ns + work.forward_tokens_ns + gather,
+        backward_ns=computed + work.backward_tokens_ns + sharing + work.replicated_ns * sharded,
         sync_ns=last + work.optimizer_ns + work.update_ns,
         tied_ns=0 if table_once else work.tied_ns,
     )
@@ -118,22 +118,26 @@ def times_of(
 def _paper_ns(profile: Profile, work: UnitWork[float], strategy: Strategy) -> tuple[float, float, float]:
     """Forward pass, backward pass, and what of that only the last micro-batch pays."""
     slowdowns = profile.compute_slowdown.value, profile.communication_slowdown.value
-    compute, again = work.recompute_ns + work.backward_ns, work.partial_ns if strategy.ckpt else 0
+    summed, summed_back = work.partial_ns + work.forward_tokens_ns, work.partial_back_ns + work.backward_tokens_ns
+    compute, again = work.recompute_ns + work.backward_ns, summed if strategy.ckpt else 0
     reduction = work.scatter_ns + work.reduce_ns
     overlapped = overlapped_ns(compute, work.gather_ns + reduction, *slowdowns)
     sync = min(reduction, overlapped - overlapped_ns(compute, work.gather_ns, *slowdowns))
-    backward = overlapped + work.partial_back_ns + again + work.update_ns
-    return work.forward_ns + work.partial_ns + work.gather_ns, backward, sync + work.update_ns
+    backward = overlapped + summed_back + again + work.update_ns
+    return work.forward_ns + summed + work.gather_ns, backward, sync + work.update_ns
 
 
 def transition_ns(
     profile: Profile, costs: CostModel, before: Strategy, after: Strategy, samples: int, sample_bytes: int
 ) -> int:
-    """R: the Slice-Gather of the hidden states forward and of their gradients backward. sample_bytes: hidden states of one
-    sample between the two layers."""
-    there = slice_gather_ns(profile, before, after, samples, sample_bytes)
-    back = slice_gather_ns(profile, after, before, samples, sample_bytes)
-    return round(there) + round(back) if costs.executed else round(there + back)
+    """R: the Slice-Gather of the hidden states forward and of their gradients backward, rows and tokens. sample_bytes: hidden
+    states of one sample between the two layers."""
+    pieces = [
+        move(profile, *way, samples, sample_bytes)
+        for way in ((before, after), (after, before))
+        for move in (slice_gather_ns, gather_tokens_ns)
+    ]
+    return sum(map(round, pieces)) if costs.executed else round(sum(pieces))
 
 
 def layer_costs(parts: Sequence[UnitCosts]) -> UnitCosts:

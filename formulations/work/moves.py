@@ -30,6 +30,17 @@ def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples
     return max(messages, default=0.0)
 
 
+def gather_tokens_ns(profile: Profile, before: Strategy, after: Strategy, samples: int, sample_bytes: int) -> float:
+    """What a re-layout takes one way before rows are moved, with its fraction: all tokens are gathered where `before` has them
+    shared, unless rows and tokens lie alike under `after`. The slowest group counts."""
+    if before.token_digit is None or (before.layout, before.token_digit) == (after.layout, after.token_digit):
+        return 0.0
+    rows = samples // before.data_degree * sample_bytes
+    ranks = [0] if profile.network.uniform else range(before.group)
+    groups = {before.peers(rank, "tp") for rank in ranks}
+    return max(collective_ns(profile.network, "all-gather", rows, group) for group in groups)
+
+
 def table_once(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
     """Whether a table that embedding and head share is one parameter: both are in this stage, and each of its ranks has the
     same part of it, and of its states, under either's strategy. Else it is two, whose gradients are summed once a step."""

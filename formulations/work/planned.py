@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.timeline import Work
 from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, slowest_message_ns, table_once, tied_ns
+from trainplan.formulations.work.moves import (
+    gather_tokens_ns,
+    moved_bytes,
+    slice_gather_ns,
+    slowest_message_ns,
+    table_once,
+    tied_ns,
+)
 from trainplan.profiling.base.quantities import span
 from trainplan.profiling.profiles import Profile
 
@@ -50,7 +57,11 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
         there = [(u - 1, u) for u in range(max(first, 1), last + 1)]
         back = [(u + 1, u) for u in range(first, min(last + 1, len(units) - 1))]
         moved = [
-            sum(round(slice_gather_ns(profile, strategies[a], strategies[b], samples, passed[min(a, b)])) for a, b in way)
+            sum(
+                round(move(profile, strategies[a], strategies[b], samples, passed[min(a, b)]))
+                for a, b in way
+                for move in (slice_gather_ns, gather_tokens_ns)
+            )
             for way in (there, back)
         ]
         forward.append(sum(time.forward_ns for time in times) + moved[0])
@@ -58,7 +69,7 @@ def planned_work(plan: Plan, profiles: Sequence[Profile]) -> PlannedWork:
         syncs.append(sum(time.sync_ns for time in times))
         names.append(span(units[first].name, units[last].name))
         if number:
-            message = samples // strategies[first].data_degree * passed[first - 1]
+            message = samples // strategies[first].data_degree * passed[first - 1] // strategies[first - 1].share(0)[1]
             ranks = zip(plan.stages[number - 1].ranks, stage.ranks, strict=True)
             moves.append(slowest_message_ns(profile, message, [(devices[a], devices[b]) for a, b in ranks]))
     for end in set() if once else {0, len(plan.stages) - 1}:

@@ -11,6 +11,11 @@ Each piece is one instruction of trainplan's programs. Re-layouts, messages, cop
     recompute_ns       recompute                                  every micro-batch, CKPT
     backward_ns        backward                                   every micro-batch
     partial_back_ns    all-reduce of the partial input gradients  every micro-batch, tp > 1
+    tokens_in_ns       gather tokens in front of the matrices     every micro-batch, sequence parallelism, in place of
+    tokens_out_ns      reduce-scatter tokens behind them            all-reduces
+    tokens_again_ns    the first of them again, backward          every micro-batch, sequence parallelism
+    gradient_in_ns     gather tokens of the output's gradient     every micro-batch, sequence parallelism
+    gradient_out_ns    reduce-scatter tokens of the input's       every micro-batch, sequence parallelism
     replicated_ns      reduce replicated                          every micro-batch in stages 2 and 3, else the last; tp > 1
     scatter_ns         reduce-scatter gradients                   every micro-batch in stages 2 and 3, the last in stage 1
     reduce_ns          all-reduce gradients                       the last micro-batch, dp > 1
@@ -36,9 +41,11 @@ from trainplan.formulations.work.moves import tied_ns
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, STATISTIC_BYTES
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
-from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape
+from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape, UnitCost
+from trainplan.profiling.ways import shared_cost
 
 Ns = TypeVar("Ns", int, float)
+_WAYS: tuple[Operation, ...] = ("all-gather", "reduce-scatter")
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,11 @@ class UnitWork(Generic[Ns]):
     recompute_ns: int
     backward_ns: int
     partial_back_ns: Ns
+    tokens_in_ns: Ns
+    tokens_out_ns: Ns
+    tokens_again_ns: Ns
+    gradient_in_ns: Ns
+    gradient_out_ns: Ns
     replicated_ns: Ns
     scatter_ns: Ns
     reduce_ns: Ns
@@ -62,6 +74,22 @@ class UnitWork(Generic[Ns]):
     def compute_ns(self) -> int:
         """All computations of a micro-batch."""
         return self.forward_ns + self.recompute_ns + self.backward_ns
+
+    @property
+    def forward_tokens_ns(self) -> Ns:
+        """What moves tokens in a forward pass, with sequence parallelism."""
+        return self.tokens_in_ns + self.tokens_out_ns
+
+    @property
+    def backward_tokens_ns(self) -> Ns:
+        """What moves tokens in a backward pass, with sequence parallelism."""
+        return self.tokens_again_ns + self.gradient_in_ns + self.gradient_out_ns
+
+
+def computed_cost(profile: Profile, sublayer: str, strategy: Strategy, rows: int, kind: str | None = None) -> UnitCost:
+    """What a profile says of a sub-layer as a strategy computes it, with so many rows. Raises InputError."""
+    cost = shared_cost if strategy.sequence_parallel else Profile.cost
+    return cost(profile, sublayer, strategy.degree("tp"), rows, kind)
 
 
 def table_part(profile: Profile, tp: int) -> int:
@@ -127,7 +155,7 @@ def exact_work(
     left_out, precision: as in `unit_work`.
     """
     tp, rows, element = strategy.degree("tp"), samples // strategy.data_degree, profile.parameter_bytes
-    entry, shape = profile.cost(sublayer, tp, rows, kind), profile.shapes[sublayer]
+    entry, shape = computed_cost(profile, sublayer, strategy, rows, kind), profile.shapes[sublayer]
     shard, sdp = shape.shard(tp), strategy.degree("sdp")
     parameters = shard.parameters - left_out
     part = -(-parameters // sdp)
@@ -137,10 +165,13 @@ def exact_work(
     def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
         return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
 
+    hidden = rows * (shape.output_bytes if forward else shape.input_bytes)
+    gather, scatter = (among("tp", way, hidden) for way in _WAYS)
+    spread = strategy.sequence_parallel
     if shape.kind == "head" and not shard.whole:
         partial = among("tp", "all-gather", 3 * tp * rows * shape.tokens * statistic_bytes(profile))
     else:
-        partial = forward * among("tp", "all-reduce", rows * shape.output_bytes)
+        partial = 0.0 if spread else forward * among("tp", "all-reduce", hidden)
     replicated = shard.replicated_parameters * gradient
     return UnitWork(
         forward_ns=(entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value,
@@ -148,7 +179,12 @@ def exact_work(
         gather_ns=among("sdp", "all-gather", whole * element) if strategy.shares_parameters else 0.0,
         recompute_ns=entry.forward_ns.value if strategy.ckpt else 0,
         backward_ns=entry.backward_ns.value,
-        partial_back_ns=back * among("tp", "all-reduce", rows * shape.input_bytes),
+        partial_back_ns=0.0 if spread else back * among("tp", "all-reduce", rows * shape.input_bytes),
+        tokens_in_ns=back * gather * spread,
+        tokens_out_ns=forward * scatter * spread,
+        tokens_again_ns=back * gather * spread,
+        gradient_in_ns=forward * gather * spread,
+        gradient_out_ns=back * scatter * spread,
         replicated_ns=among("tp", "all-reduce", replicated) if replicated else 0.0,
         scatter_ns=among("sdp", "reduce-scatter", whole * gradient),
         reduce_ns=among("dp", "all-reduce", part * gradient),

@@ -34,12 +34,16 @@ LAST_SHIFT = 31
 
 @dataclass(frozen=True)
 class Draw:
-    """What all masks of one forward pass of a unit follow from. unit: its place in the chain. samples: ids of the rows."""
+    """What all masks of one forward pass of a unit follow from. unit: its place in the chain. samples: ids of the rows.
+
+    share: of hidden states that are split along the tokens, which of how many equal parts of each sample these are.
+    """
 
     seed: int
     step: int
     unit: int
     samples: tuple[int, ...]
+    share: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,9 @@ class Mask:
 def hidden_mask(draw: Draw, site: Site, probability: float, x: Tensor) -> Mask:
     """The mask of hidden states, (rows, tokens, hidden) or (rows x tokens, hidden)."""
     places = x.numel() // x.shape[-1] // len(draw.samples)
-    rows = _samples(draw.samples, x.device).unsqueeze(1) * places + _numbers(0, places, x.device)
+    part, parts = draw.share
+    tokens = _numbers(part * places, (part + 1) * places, x.device)
+    rows = _samples(draw.samples, x.device).unsqueeze(1) * (places * parts) + tokens
     return _mask(draw, site, probability, rows.flatten(), x.shape[-1])
 
 

@@ -2,6 +2,10 @@
 
 Each function maps (parameters of the shard, input) to the rank's partial output; the sum over the ranks is the sub-layer's
 output (the head's outputs are the shards of the logits instead). No function communicates.
+
+With sequence parallelism a sub-layer runs in three pieces, of which `forward` is the whole: `enter`, what comes before the
+matrices, on the rank's own tokens; `matrices`, on all tokens, a partial output; `leave`, dropout and residual, on the rank's
+own tokens of the sum. What is gathered and scattered between them, programs say.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from trainplan.profiling.models.dropout import Draw, Heads, drop, dropped_attention
+from trainplan.profiling.models.dropout import Draw, Heads, drop, dropped_attention, hidden_mask
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
@@ -73,13 +77,63 @@ def forward(
     memory: the hidden states that a cross-attention reads, (rows, memory tokens, hidden). draw: what masks of dropout follow
     from; without it nothing is dropped, as when a model is evaluated.
     """
+    if not isinstance(part, Attention | FeedForward | LanguageHead | TokenEmbedding):
+        return _FORWARD[type(part)](part, parameters, x, shard)
+    inside = enter(part, parameters, x, draw)
+    y = matrices(part, parameters, inside, shard, memory, draw)
+    residual = residual_of(part, x, inside) if shard.first else None
+    y = leave(part, y, residual, draw)  # a partial sum is dropped as the whole is: each number on all ranks or none
+    return y.view_as(x) if isinstance(part, Attention | FeedForward) else y
+
+
+def enter(part: Sublayer, p: Parameters, x: Tensor, draw: Draw | None = None) -> Tensor:
+    """What the matrices of a sub-layer work on, (rows, tokens, hidden), of any of the tokens; an embedding's is its input."""
+    if isinstance(part, TokenEmbedding):
+        return x
+    inside = _normed(part, p, x)
     if isinstance(part, Attention):
-        return _attention(part, parameters, x, shard, memory, draw)
+        return drop(inside, draw, "input", part.input_dropout)
+    if isinstance(part, LanguageHead):
+        if part.transform:
+            inside = ACTIVATIONS[part.transform](F.linear(inside, p["dense.weight"], p["dense.bias"]))
+            inside = _normed(part, p, inside, "dense_norm")
+        if part.scale != 1:
+            inside = inside * part.scale
+    return inside
+
+
+def matrices(
+    part: Sublayer, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None = None, draw: Draw | None = None
+) -> Tensor:
+    """Partial sums of a sub-layer's output on all tokens, before dropout and residual, (rows x tokens, hidden), of an embedding
+    (rows, tokens, hidden); a head's logits. They are no view, so that adding in place costs the backward pass nothing."""
+    if isinstance(part, TokenEmbedding):
+        return _token_embedding(part, p, inside, shard)
+    if isinstance(part, Attention):
+        return _attention(part, p, inside, shard, memory, draw)
     if isinstance(part, FeedForward):
-        return _feed_forward(part, parameters, x, shard, draw)
-    if isinstance(part, TokenEmbedding):  # a partial sum is dropped as the whole is: each number of it on all ranks or none
-        return drop(_token_embedding(part, parameters, x, shard), draw, "output", part.dropout)
-    return _FORWARD[type(part)](part, parameters, x, shard)
+        return _feed_forward(part, p, inside, shard)
+    return F.linear(inside, p["logits.weight"], p.get("logits.bias"))
+
+
+def residual_of(part: Sublayer, x: Tensor, inside: Tensor) -> Tensor | None:
+    """What joins the output behind a sub-layer's matrices: its input, or in post-norm chains what they work on."""
+    if isinstance(part, Attention | FeedForward):
+        return inside if part.post_norm else x
+    return None
+
+
+def leave(part: Sublayer, y: Tensor, residual: Tensor | None, draw: Draw | None = None) -> Tensor:
+    """The output of a sub-layer, in the place of what its matrices have summed: some numbers dropped, and the residual added.
+    Of any of the tokens."""
+    y = drop(y, draw, "output", 0.0 if isinstance(part, LanguageHead) else part.dropout)
+    return y if residual is None else y.add_(residual.view_as(y))
+
+
+def leave_gradient(part: Sublayer, gradient: Tensor, draw: Draw | None) -> Tensor:
+    """The gradient of what `leave` drops numbers of, a copy."""
+    assert draw is not None
+    return hidden_mask(draw, "output", part.dropout, gradient).drop(gradient.clone(memory_format=torch.contiguous_format))
 
 
 def _normed(part: Sublayer, p: Parameters, x: Tensor, name: str = "norm") -> Tensor:
@@ -87,13 +141,6 @@ def _normed(part: Sublayer, p: Parameters, x: Tensor, name: str = "norm") -> Ten
     if part.norm == "rms":
         return F.rms_norm(x, weight.shape, weight, part.epsilon)
     return F.layer_norm(x, weight.shape, weight, p[f"{name}.bias"], part.epsilon)
-
-
-def _with_residual(y: Tensor, x: Tensor, shard: Shard) -> Tensor:
-    """y, (tokens, hidden), plus the residual on rank 0. y is no view, so that adding in place costs the backward nothing."""
-    if shard.first:
-        y.add_(x.view_as(y))
-    return y.view_as(x)
 
 
 def _only_first(y: Tensor, shard: Shard) -> Tensor:
@@ -129,11 +176,11 @@ def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Sh
     return _only_first(y, shard)
 
 
-def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None) -> Tensor:
-    rows, length, _ = x.shape
+def _attention(
+    part: Attention, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None
+) -> Tensor:
+    rows, length, _ = inside.shape
     heads, kv_heads, width = part.heads // shard.tp, part.kv_heads // shard.tp, part.width
-    inside = drop(_normed(part, p, x), draw, "input", part.input_dropout)
-    residual = inside if part.post_norm else x
     if part.window:
         inside = _into_windows(part, inside)
     if part.packed:
@@ -158,10 +205,7 @@ def _attention(part: Attention, p: Parameters, x: Tensor, shard: Shard, memory: 
         mixed = F.scaled_dot_product_attention(q, k, v, **options)
         mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
     y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
-    y = drop(y, draw, "output", part.dropout)
-    if part.window:
-        y = _from_windows(part, y, rows).reshape(rows * length, part.hidden)
-    return _with_residual(y, residual, shard)
+    return _from_windows(part, y, rows).reshape(rows * length, part.hidden) if part.window else y
 
 
 def _flat(bias: Tensor | None) -> Tensor | None:
@@ -253,17 +297,14 @@ def _from_windows(part: Attention, y: Tensor, rows: int) -> Tensor:
     return y.roll((part.shift, part.shift), (1, 2)) if part.shift else y
 
 
-def _feed_forward(part: FeedForward, p: Parameters, x: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
-    normed = _normed(part, p, x)
-    flat = normed.view(-1, part.hidden)
+def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard) -> Tensor:
+    flat = inside.view(-1, part.hidden)
     inner = F.linear(flat, p["up.weight"], p.get("up.bias"))
     if part.gated:
         inner = ACTIVATIONS[part.activation](F.linear(flat, p["gate.weight"], p.get("gate.bias"))) * inner
     else:
         inner = ACTIVATIONS[part.activation](inner)
-    y = F.linear(inner, p["down.weight"], p.get("down.bias") if shard.first else None)
-    y = drop(y, draw, "output", part.dropout)
-    return _with_residual(y, normed if part.post_norm else x, shard)
+    return F.linear(inner, p["down.weight"], p.get("down.bias") if shard.first else None)
 
 
 def _norm(part: Norm, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
@@ -290,16 +331,6 @@ def _upsample(part: Upsample, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
     return _only_first(image.flatten(2).transpose(1, 2) + p["positions.weight"], shard)
 
 
-def _language_head(part: LanguageHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
-    x = _normed(part, p, x)
-    if part.transform:
-        x = ACTIVATIONS[part.transform](F.linear(x, p["dense.weight"], p["dense.bias"]))
-        x = _normed(part, p, x, "dense_norm")
-    if part.scale != 1:
-        x = x * part.scale
-    return F.linear(x, p["logits.weight"], p.get("logits.bias"))
-
-
 def _value_head(part: ValueHead, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
     x = _normed(part, p, x)
     if part.pool != "none":
@@ -312,7 +343,6 @@ _FORWARD: dict[type[Sublayer], Callable[..., Tensor]] = {
     Norm: _norm,
     PatchMerging: _patch_merging,
     Upsample: _upsample,
-    LanguageHead: _language_head,
     ValueHead: _value_head,
 }
 

@@ -11,7 +11,15 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, STREAMS, Instruction, Op, Program, with_waits
 from trainplan.formulations.plan import Plan
 
-from tests.execution.plans import PRECISIONS, random_plan, random_sliced_plan, random_uneven_plan, random_zero_plan
+from tests.execution.plans import (
+    PRECISIONS,
+    random_plan,
+    random_sliced_plan,
+    random_uneven_plan,
+    random_zero_plan,
+    sharing_tokens,
+)
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 
 Programs = list[Program]
@@ -20,6 +28,14 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
     Op.FORWARD: (Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE),
     Op.FORWARD_WITHOUT_GRAPH: (Op.FORWARD, Op.RECOMPUTE),
     Op.RECOMPUTE: (Op.FORWARD_WITHOUT_GRAPH, Op.FORWARD),
+    Op.ENTER: (Op.ENTER_WITHOUT_GRAPH, Op.FORWARD),
+    Op.ENTER_WITHOUT_GRAPH: (Op.ENTER, Op.FORWARD_WITHOUT_GRAPH),
+    Op.LEAVE: (Op.LEAVE_BACKWARD, Op.MARK),
+    Op.LEAVE_BACKWARD: (Op.LEAVE, Op.MARK),
+    Op.ENTER_BACKWARD: (Op.BACKWARD, Op.ENTER),
+    Op.GATHER_TOKENS: (Op.GATHER_SLICE, Op.ALL_REDUCE),
+    Op.REDUCE_SCATTER_TOKENS: (Op.ALL_REDUCE, Op.GATHER_TOKENS),
+    Op.SLICE_TOKENS: (Op.SLICE, Op.GATHER_TOKENS),
     Op.ALL_REDUCE: (Op.ALL_REDUCE_GRADIENTS, Op.REDUCE_LOSS),
     Op.ALL_REDUCE_GRADIENTS: (Op.REDUCE_REPLICATED, Op.ALL_REDUCE),
     Op.REDUCE_REPLICATED: (Op.ALL_REDUCE_GRADIENTS, Op.ALL_REDUCE),
@@ -54,9 +70,16 @@ class Mutant(NamedTuple):
 
 
 def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
-    """Plain plans, sliced ones, any ZeRO stages, uneven shares and memory switches, of 2 ranks and of 4."""
+    """Plain plans, sliced ones, any ZeRO stages, uneven shares, memory switches and other residences, of 2 ranks and of 4."""
     plain = [random_plan, random_plan, random_sliced_plan, random_zero_plan]
-    plan = rng.choice([*plain, random_uneven_plan, random_switch_plan])(rng, rng.choice([2, 4]))
+    make = rng.choice([*plain, random_uneven_plan, random_switch_plan, *[random_residence_plan] * 2])
+    plan = make(rng, rng.choice([2, 4]))
+    return plan, compile_plan(plan)
+
+
+def sharing_programs(rng: random.Random) -> tuple[Plan, Programs]:
+    """The same where some units share their tokens, of 2 ranks and of 4."""
+    plan = sharing_tokens(rng, rng.choice([random_plan, random_sliced_plan])(rng, rng.choice([2, 4])))
     return plan, compile_plan(plan)
 
 
@@ -155,7 +178,9 @@ def _arguments(rng: random.Random, args: dict[str, Any]) -> dict[str, Any] | Non
     value = args[name]
     if name == "scale":
         return {**args, name: value * rng.choice([0.5, 2, -1])}
-    if name == "rows":
+    if name == "tokens":
+        ways = [value[::-1], value[:-1], tuple(token + 1 for token in value) if isinstance(value[0], int) else value[:1]]
+    elif name == "rows":
         ways = [value[::-1], tuple(row + 1 for row in value), value[:-1]]
     else:
         ways = [value[::-1], tuple(block[::-1] for block in value), value[:-1]]
@@ -292,7 +317,8 @@ def _of_program(name: str, everywhere: bool = False) -> Callable[[random.Random,
             key = rng.choice(sorted(value) if rng.random() < 0.5 else _names(program))
             other = value ^ {key}
         elif name == "units":
-            other = rng.choice([value[:-1], tuple(unit + 1 for unit in value), range(99)])
+            moved = value[::-1] if isinstance(value, tuple) else range(value.start + 1, value.stop + 1)
+            other = rng.choice([value[:-1], moved, range(99)])
         elif name == "stages":
             first = value[0]
             other = rng.choice(

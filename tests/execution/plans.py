@@ -14,6 +14,7 @@ from trainplan.formulations.precision import Precision
 from trainplan.formulations.step.schedules import PlanSchedule, Schedule, most_sliced
 from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
+from trainplan.profiling.models.sublayers import why_not_shared
 
 # Vocabularies that no tensor-parallel degree divides; chains that are tied, not tied, with post-norm, with grouped queries.
 # Without dropout a step on the same batch has a smaller loss; DROPPING are the same chains with it.
@@ -130,6 +131,16 @@ def random_interleaved_plan(rng: random.Random, world: int = 4) -> Plan:
     return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
 
 
+def random_regular_interleaved_plan(rng: random.Random, world: int = 4, model: Model | None = None) -> Plan:
+    """Two or more stages on each rank, in turn, on groups of one size, a power of two, in order of ranks."""
+    model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
+    units = len(model.units)
+    depth = rng.choice([p for p in (2, 4) if p <= world and 2 * p <= units])
+    size, chunks = world // depth, rng.randint(2, units // depth)
+    groups = [list(range(stage * size, (stage + 1) * size)) for stage in range(depth)] * chunks
+    return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
+
+
 def _laid_out(
     rng: random.Random,
     model: Model,
@@ -233,3 +244,13 @@ def random_uneven_plan(rng: random.Random, world: int = 4, model: Model | None =
     tp = rng.choice([t for t in (1, 2, 4, 8) if 2 * t <= size and t in model.tp_degrees(size)])
     shares = [rng.randint(1, 5) for _ in range(size // tp)]
     return uneven_plan(model, shares, stages, tp, rng.choice([1, 2]), rng.choice(SCHEDULES), rng)
+
+
+def sharing_tokens(rng: random.Random, plan: Plan) -> Plan:
+    """The plan with sequence parallelism in every other unit, at random, of those that it is possible for."""
+    units = []
+    for unit, described in zip(plan.units, plan.planned_model().units, strict=True):
+        strategy, tp = unit.strategy, unit.strategy.degree("tp")
+        shares = tp > 1 and why_not_shared(described.sublayer, tp) is None and rng.random() < 0.5
+        units.append(unit.laid_out(replace(strategy, sequence_parallel=True)) if shares else unit)
+    return plan.changed(units=units)

@@ -73,6 +73,16 @@ def test_one_unit_ahead_and_no_more() -> None:
     assert forward == {0: "hidden.0.0"} | {unit: f"hidden.{unit - 1}.0" for unit in range(1, len(GPT2.units))}
 
 
+def test_no_backward_pass_waits_for_what_is_gathered_for_the_next_one() -> None:
+    """It waits for its own unit's parameters, which were gathered beside the backward pass before it."""
+    program = compile_plan(sharded_plan(1), ahead=True)[0]
+    gathered = {place: i.unit for place, i in enumerate(program.instructions) if i.op is Op.GATHER_PARAMETERS}
+    backward = [i for i in program.instructions if i.op is Op.BACKWARD]
+    waited = {i.unit: {gathered[index] for index in i.waits if index in gathered} for i in backward}
+    last = len(GPT2.units) - 1
+    assert waited == {unit: {unit} for unit in range(last)} | {last: {0}}, "the head's, and the table's behind it"
+
+
 def test_back_ends_with_lanes_gather_ahead_where_the_plan_s_memory_holds_it() -> None:
     plan = sharded_plan()
     ahead, needed = compile_plan(plan, ahead=True), compile_plan(plan)

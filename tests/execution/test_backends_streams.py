@@ -24,6 +24,7 @@ from trainplan.profiling.base.processes import run_workers
 from tests.execution.fake_cuda import FakeCuda, Machine
 from tests.execution.laned_programs import all_waits, random_program, without_wait
 from tests.execution.plans import GPT2, random_plan, random_sliced_plan
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan, switch_plan
 
 EAGERNESS = (0.0, 0.3, 2.0, 10.0)
@@ -70,9 +71,10 @@ def test_random_lanes_run_in_order_and_memory_is_given_back_in_time(run: Callabl
 
 def test_compiled_plans_run_in_order_and_memory_is_given_back_in_time(run: Callable[..., Machine]) -> None:
     rng = random.Random(3)
-    for seed in range(40):
-        plan = (random_switch_plan, random_switch_plan, random_plan, random_sliced_plan)[seed % 4](rng, rng.choice([2, 4]))
-        program = rng.choice(compile_plan(plan))
+    kinds = (random_switch_plan, random_residence_plan, random_residence_plan, random_plan, random_sliced_plan)
+    for seed in range(60):
+        plan = kinds[seed % len(kinds)](rng, rng.choice([2, 4]))
+        program = rng.choice(compile_plan(plan, ahead=rng.choice([True, False])))
         assert run(program, seed).faults == []
 
 
@@ -218,11 +220,16 @@ def test_a_name_is_written_anew_only_once_its_memory_is_back() -> None:
 def test_one_process_and_the_executor_on_streams_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real ranks, whose streams stand still: gradients, parameters, losses, and what torch allocates against the walk."""
     rng = random.Random(13)
-    small = [kind(rng, 2) for kind in (*[random_switch_plan] * 3, random_plan, random_sliced_plan)]
+    small = [kind(rng, 2) for kind in (*[random_switch_plan, random_residence_plan] * 3, random_plan, random_sliced_plan)]
     sizes = {"n_layer": 8, "n_embd": 128, "n_inner": 512, "vocab_size": 500, "n_positions": 128}
     model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
     programs = [
-        sound_programs(plan, None, "streams") for plan in (*small, *(random_switch_plan(rng, 2, model) for _ in range(6)))
+        sound_programs(plan, None, "streams")
+        for plan in (
+            *small,
+            *(random_switch_plan(rng, 2, model) for _ in range(6)),
+            *(random_residence_plan(rng, 2, lambda rng, world: random_plan(rng, world, model)) for _ in range(6)),
+        )
     ]
     job = {
         "jobs": [{"programs": each} for each in programs],

@@ -15,28 +15,54 @@ from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import decision_tree, parse_strategy
+from trainplan.profiling.models.model import Model
 
-from tests.execution.plans import GPT2, pipeline, plan_of, random_plan, random_sliced_plan, random_uneven_plan, with_zero
+from tests.execution.plans import (
+    GPT2,
+    pipeline,
+    plan_of,
+    random_plan,
+    random_regular_interleaved_plan,
+    random_sliced_plan,
+    random_uneven_plan,
+    with_zero,
+)
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 
 WIDE = GPT2.with_fields(n_head=16)
 
 
+def _resident(rng: random.Random, world: int, model: Model | None = None) -> Plan:
+    """With states and inputs of some units on the host."""
+    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan])
+    return random_residence_plan(rng, world, lambda rng, world: make(rng, world, model))
+
+
 def _random(rng: random.Random, world: int) -> Plan:
-    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan])
+    make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan, _interleaved, _resident])
     plan = make(rng, world, WIDE if world > 8 and make is not random_switch_plan else None)
-    return plan if make is random_switch_plan else with_zero(rng, plan)
+    return plan if plan.uses_host else with_zero(rng, plan)
+
+
+def _interleaved(rng: random.Random, world: int, model: Model | None = None) -> Plan:
+    return random_regular_interleaved_plan(rng, world, model) if world > 1 else random_plan(rng, world, model)
 
 
 def _longer(rng: random.Random, plan: Plan) -> Plan:
     """With more micro-batches of as many samples, so that the schedule has rounds."""
     batch, more = plan.batch, rng.randint(8, 24)
+    if plan.chunks > 1:
+        more = rng.choice([7, 8, 12]) * plan.depth
     if batch.shares is None:
         samples = batch.global_samples // batch.micro_batches * more
         return plan.changed(batch=batch.changed(micro_batches=more, global_samples=samples))
     shares = [share + rng.choice([0, more, more]) for share in batch.shares]
     samples = batch.global_samples // sum(batch.shares) * sum(shares)
     return plan.changed(batch=batch.changed(shares=shares, micro_batches=max(shares), global_samples=samples))
+
+
+ROUNDED = (random_plan, random_sliced_plan, random_uneven_plan, _interleaved, _resident)
 
 
 def test_ranks_of_a_class_have_the_programs_that_they_would_be_compiled_to() -> None:
@@ -49,8 +75,8 @@ def test_ranks_of_a_class_have_the_programs_that_they_would_be_compiled_to() -> 
 def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -> None:
     rng, prolonged = random.Random(1), 0
     for _ in range(40):
-        make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan])
-        plan = _longer(rng, with_zero(rng, make(rng, rng.choice([2, 4, 8]))))
+        plan = rng.choice(ROUNDED)(rng, rng.choice([2, 4, 8]))
+        plan = _longer(rng, plan if plan.uses_host else with_zero(rng, plan))
         whole = compile_plan(plan)
         for each in compile_classes(plan):
             assert each.program == whole[each.ranks[0]]
@@ -61,11 +87,14 @@ def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -
 def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
     rng = random.Random(2)
     for _ in range(15):
-        plan = _longer(rng, with_zero(rng, rng.choice([random_plan, random_uneven_plan])(rng, rng.choice([2, 4, 8]))))
+        plan = rng.choice([random_plan, random_uneven_plan, _interleaved, _resident])(rng, rng.choice([2, 4, 8]))
+        plan = _longer(rng, plan if plan.uses_host else with_zero(rng, plan))
         classes, whole = compile_classes(plan), compile_plan(plan)
         for backend in ("serial", "fused", "threads"):
-            peaks = {rank: memory_walk(each.walked, backend).peak_bytes for each in classes for rank in each.ranks}
-            assert peaks == {program.rank: memory_walk(program, backend).peak_bytes for program in whole}
+            by_class = {rank: memory_walk(each.walked, backend) for each in classes for rank in each.ranks}
+            for program in whole:
+                walk, other = memory_walk(program, backend), by_class[program.rank]
+                assert (walk.peak_bytes, walk.host_bytes) == (other.peak_bytes, other.host_bytes)
 
 
 def _cost(program: Program, instruction: Instruction) -> int:
@@ -78,8 +107,7 @@ def _cost(program: Program, instruction: Instruction) -> int:
 def test_the_time_walk_in_rounds_is_that_of_whole_programs(backend: Backend) -> None:
     rng, shorter = random.Random(4), 0
     for _ in range(25):
-        make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan])
-        plan = _longer(rng, make(rng, rng.choice([2, 4, 8])))
+        plan = _longer(rng, rng.choice(ROUNDED)(rng, rng.choice([2, 4, 8])))
         classes = compile_classes(plan)
         stands_for = {rank: each.ranks[0] for each in classes for rank in each.ranks[1:]}
         walks = [

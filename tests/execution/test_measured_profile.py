@@ -13,7 +13,6 @@ from trainplan.execution.walk.costs import FREE, ProfiledCosts
 from trainplan.execution.walk.measured import MeasuredCosts, times_by_kind
 from trainplan.execution.walk.measured_profile import with_measured_times
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.estimate import estimate_shapes
@@ -26,7 +25,7 @@ COLLECTIVE, MESSAGE = 6.0, 7.0
 
 
 def profile_of(plan: Plan) -> Profile:
-    shapes = {(parse_strategy(unit.strategy).degree("tp"), rows) for unit in plan.units for rows in range(1, 9)}
+    shapes = {(unit.strategy.degree("tp"), rows) for unit in plan.units for rows in range(1, 9)}
     return estimate_shapes(plan.planned_model(), load_cluster("cpu-4"), sorted(shapes))
 
 

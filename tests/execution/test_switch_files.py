@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.formulations.memory_switches.switches import Switches
+from trainplan.formulations.memory_switches.switches import Switches, SwitchName
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.plan_units import planned_unit
 from trainplan.profiling.base.errors import InputError
@@ -70,14 +70,18 @@ def test_no_switch_on_is_another_thing_than_no_switches() -> None:
     plan = switch_plan(GPT2, 2, [Switches()] * UNITS)
     assert all(unit.states.kept_whole and unit.states.optimizer == "host" for unit in plan.units)
     assert plan.switches() == [Switches()] * UNITS
-    assert compile_plan(plan)[0].optimizer_on_host
+    assert compile_plan(plan)[0].steps_on_host(0)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (_with_unit(3, order=None), r"units\[3\].order is missing, with states .*; give an object, such as {}"),
-        (_with_unit(3, states={"optimizer": "device"}), r"units\[3\].states.optimizer is 'device'; give 'host'"),
+        (_with_unit(3, states={"optimizer": "device"}), r"units\[3\].states.parameters is 'host'; give 'device', or optimizer"),
+        (
+            _with_unit(3, states={"optimizer": "device", "parameters": "device"}),
+            r"units\[3\].states.gradients is 'host'; give 'device', or optimizer and gradients 'host': the optimizer works on",
+        ),
         (_with_unit(3, states={"gradients": "device"}), r"units\[3\].states.gradients is 'device'; give 'host'"),
         (_with_unit(3, states={"zero": 0}), r"units\[3\].states.zero is 0; give 1, 2 or 3: layout.levels has sdp"),
         (_with_unit(2, activations={"recompute": "none"}), r"units\[2\].activations.hidden is 'host'; give 'device', or rec"),
@@ -85,14 +89,17 @@ def test_no_switch_on_is_another_thing_than_no_switches() -> None:
         (_printed(switches=["partition"] * 2), r"units\[2\].switches is .*; give each once: \['partition'\]"),
         (_printed(switches="partition"), r"units\[2\].switches is 'partition'; give a list"),
         (_printed(strategy="sdp2"), r"units\[2\].activations.hidden is 'host'; give 'device', or recompute 'full'"),
-        (_printed(strategy="dp2-ckpt"), r"units\[2\].strategy is 'dp2-ckpt', with states on the host; give sdp2 or sdp2-ck"),
-        (_printed(strategy="tp2"), r"units\[2\].strategy is 'tp2', with states on the host; give sdp2 or sdp2-ckpt"),
+        (
+            _printed(strategy="dp2-ckpt"),
+            r"units\[0\].order.synchronised is true; leave it out: only one stage, one micro-batch",
+        ),
+        (_printed(strategy="tp2"), r"units\[2\].activations.hidden is 'host'; give 'device', or recompute 'full' \(tp2-ckpt\)"),
         (_printed(strategy=2), r"units\[2\].strategy is 2; give a text in quotes"),
         (_printed(states={}), r"units\[2\].strategy is 'sdp2-ckpt', beside states; leave strategy or states out"),
-        (_printed(switches=None), r"units\[2\] has nothing on the host; give all units residences on the host, or none"),
-        (_printed(0, switches=None), r"units\[1\] has something on the host; give all units residences on the host, or none"),
-        (_content(nvlink=None), "nvlink is missing; give true or false, with states on the host"),
-        (_content(batch={"global_samples": 4, "micro_batches": 2}), "batch.micro_batches is 2, with states on the host; give"),
+        (_printed(switches=None), r"units\[0\].order.synchronised is true; leave it out: only one stage"),
+        (_printed(0, switches=None), r"units\[1\].order.synchronised is true; leave it out: only one stage"),
+        (_content(nvlink=None), "nvlink is missing; give true or false, with states or hidden states on the host"),
+        (_content(batch={"global_samples": 4, "micro_batches": 2}), r"units\[0\].order.synchronised is true; leave it out"),
         ({**plan_of(GPT2, ["sdp2"] * UNITS, 2).model_dump(), "nvlink": True}, "nvlink is true; leave it out: no unit"),
     ],
 )
@@ -102,15 +109,26 @@ def test_bad_switches_get_one_line(content: dict[str, Any], message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_switches_are_for_one_stage_and_no_shares() -> None:
-    def switched(plan: Plan) -> dict[str, Any]:
-        units = [planned_unit(unit.name, unit.strategy, Switches(partition=True)) for unit in plan.units]
-        return {**plan.model_dump(), "units": units, "nvlink": False}
+@pytest.mark.parametrize("order", ["eco_forward", "eco_backward", "segment_sync"])
+def test_orders_of_segments_are_for_one_stage_and_one_micro_batch(order: SwitchName) -> None:
+    """The other switches are for any plan; those that say in which order segments copy, for H3T's step alone."""
 
-    with pytest.raises(InputError, match="stages are 2, with states on the host; give 1"):
-        load_plan(switched(plan_of(GPT2, ["single"] * UNITS, 2, cuts=[3])))
-    with pytest.raises(InputError, match=r"batch\.shares is there, with states on the host; leave it out"):
-        load_plan(switched(plan_of(GPT2, ["dp2"] * UNITS, 2, shares=[1, 1])))
-    assert load_plan(switched(plan_of(GPT2, ["single"] * UNITS, 1))).world == 1
-    with pytest.raises(InputError, match=r"units\[0\].layout is 'dp4', with states on the host; give sdp4 or sdp4-ckpt"):
-        load_plan(switched(plan_of(GPT2, ["dp4"] * UNITS, 4)))
+    def switched(plan: Plan, *names: SwitchName) -> Plan:
+        units = [planned_unit(unit.name, unit.strategy, Switches.of(names)) for unit in plan.units]
+        return load_plan({**plan.model_dump(), "units": units, "nvlink": False})
+
+    field = "synchronised" if order == "segment_sync" else order
+    plans = [
+        plan_of(GPT2, ["single"] * UNITS, 2, cuts=[3]),
+        plan_of(GPT2, ["dp2"] * UNITS, 2, shares=[1, 1]),
+        plan_of(GPT2, ["dp4"] * UNITS, 4),
+        plan_of(GPT2, ["sdp2"] * UNITS, 2, micro_batches=2),
+        plan_of(GPT2, ["sdp2"] * (UNITS - 1) + ["tp2"], 2),
+    ]
+    for plan in plans:
+        assert switched(plan, "partition").switches() is None
+        with pytest.raises(InputError, match=rf"units\[0\].order.{field} is true; leave it out: only one stage"):
+            switched(plan, "partition", order)
+    for world in (1, 2):
+        plan = plan_of(GPT2, ["single" if world == 1 else "sdp2"] * UNITS, world)
+        assert switched(plan, order).switches() == [Switches.of([order])] * UNITS

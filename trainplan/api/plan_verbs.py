@@ -285,6 +285,7 @@ def run(
     steps: int = 3,
     backend: str = "serial",
     device: str = "cpu",
+    transport: str = "direct",
     seed: int = 0,
     compare: bool = True,
     measure_memory: bool = False,
@@ -298,8 +299,9 @@ def run(
 
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
     smaller. dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or
-    cuda (NCCL). seed: of parameters and samples. compare: also run on one process and compare gradients. measure_memory: what
-    each rank allocates. progress: called with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
+    cuda (NCCL). transport: direct, or staged through the host's memory, so that ranks may share a GPU. seed: of parameters and
+    samples. compare: also run on one process and compare gradients. measure_memory: what each rank allocates. progress: called
+    with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
 
     measure: what the instructions of each kind take, beside what is predicted: by the plan, or by a profile, one made earlier
     or estimated on a cluster, which is in the report with the measured times in it, for the next `plan` or `simulate`.
@@ -308,6 +310,7 @@ def run(
     get on, nor use a processor, nor wait for a disk. A step may take longer.
     """
     options: dict[str, Any] = {"steps": steps, "backend": backend, "device": device, "seed": seed, "compare": compare}
+    options |= {"transport": transport}
     options |= {"measure_memory": measure_memory, "measure": measure, "progress": progress, "stall_timeout": stall_timeout}
     the_plan, where = _loaded(source)
     if find_spec("torch") is None:

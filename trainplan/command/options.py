@@ -187,6 +187,10 @@ STALL_HELP = (
 )
 STALL_TIMEOUT = flag("stall_timeout", float, STALL_HELP, STALL_S)
 RUN_DEVICE = flag("device", str, "cpu (gloo) or cuda (NCCL), a GPU for each process.", "cpu")
+TRANSPORT_HELP = (
+    "direct; or staged: copied to the host's memory, sent there with gloo and copied back, so that ranks may share a GPU."
+)
+TRANSPORT = flag("transport", str, TRANSPORT_HELP, "direct")
 
 
 def value_of(name: str, words: Iterable[str], default: str) -> str:

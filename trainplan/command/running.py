@@ -81,6 +81,7 @@ def simulate(source: Path, **values: Any) -> Outcome:
         flag("cluster", str | None, "With --measure: predict by an estimate on this cluster. [default: as planned]"),
         flag("profile", Path | None, "With --measure: predict by this profile."),
         options.RUN_DEVICE,
+        options.TRANSPORT,
         options.STALL_TIMEOUT,
         flag("seed", int, "Seed of parameters and samples.", 0),
         output("With --measure: write the profile with the measured times here."),

@@ -27,6 +27,7 @@ from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Ups
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
+from trainplan.profiling.models.sublayers.token_share import TokenShare, why_not_shared
 
 __all__ = [
     "DRAWN_AT_ONCE",
@@ -43,8 +44,10 @@ __all__ = [
     "RotaryScaling",
     "Sublayer",
     "TokenEmbedding",
+    "TokenShare",
     "Upsample",
     "ValueHead",
     "attention_block",
     "shard_bounds",
+    "why_not_shared",
 ]

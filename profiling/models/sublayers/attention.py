@@ -150,7 +150,7 @@ class Attention(Sublayer):
         """
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys
-        elements = self._norm_elements(n) + 2 * n * q + 2 * m * kv
+        elements = self.norm_elements(n) + 2 * n * q + 2 * m * kv
         if not self.unfused:
             # Rotated keys beside the product that the values are a part of, and the angles.
             elements += m * kv + self.tokens * self.width if self.rotary else 0
@@ -185,8 +185,13 @@ class Attention(Sublayer):
         return max(back, scores + 2 * m * kv + biases * bool(self.relative)) * e
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The largest of: the output's mask, the output projection's gradients, those of the projections, and the attention
-        kernel's."""
+        """The largest of: the output's mask, what the matrices need, and an RMS norm's moment."""
+        most = max(self.matrices_backward_bytes(rows, tp), self._drawing_bytes(rows))
+        return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))
+
+    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
+        """The largest of: the output projection's gradients (beside what dropout leaves of the output's), those of the
+        projections, and the attention kernel's."""
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys if self.keeps_scores else 0
         projected = n * q + 2 * m * kv
@@ -200,6 +205,4 @@ class Attention(Sublayer):
             moments.append(n * q + projected + 2 * min(self.tokens, 64) * min(self.keys, 512))
         later = n * h + (m * h if self.memory_tokens else 0)  # input gradients, which none of these moments holds yet
         copies = n * h if self.window else 0
-        most = max(0, *(moment - later + copies for moment in moments)) * self.element_bytes
-        most = max(most, self._drawing_bytes(rows))
-        return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))
+        return max(0, *(moment - later + copies for moment in moments)) * self.element_bytes

@@ -153,6 +153,10 @@ class Sublayer:
         """
         raise NotImplementedError
 
+    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
+        """The same of the backward pass of its matrices alone, without what comes before and behind them."""
+        return self.backward_workspace_bytes(rows, tp)
+
     @property
     def _drops(self) -> bool:
         """Whether trainplan's own code drops numbers of the output."""
@@ -167,7 +171,7 @@ class Sublayer:
         weight = (Parameter(f"{name}.weight", shape),)
         return weight if self.norm == "rms" else (*weight, Parameter(f"{name}.bias", shape))
 
-    def _norm_elements(self, tokens: int, width: int | None = None) -> int:
+    def norm_elements(self, tokens: int, width: int | None = None) -> int:
         """What a norm keeps: its result, and mean and inverse deviation; an RMS norm also its result before the weight."""
         width = width or self.hidden
         return tokens + 2 * tokens * width if self.norm == "rms" else 2 * tokens + tokens * width

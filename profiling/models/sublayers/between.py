@@ -25,7 +25,7 @@ class Norm(Sublayer):
     def kept_bytes(self, rows: int, tp: int) -> int:
         """Mean and inverse deviation of each token; an RMS norm's result before the weight as well."""
         n = rows * self.tokens
-        return (self._norm_elements(n) - n * self.hidden) * self.element_bytes
+        return (self.norm_elements(n) - n * self.hidden) * self.element_bytes
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """Nothing for a layer norm; the intermediate hidden states of an RMS norm's gradient."""
@@ -60,7 +60,7 @@ class PatchMerging(Sublayer):
     def kept_bytes(self, rows: int, tp: int) -> int:
         """The gathered neighbours, and what their norm keeps."""
         n = rows * self.tokens
-        return (n * self.gathered + self._norm_elements(n, self.gathered)) * self.element_bytes
+        return (n * self.gathered + self.norm_elements(n, self.gathered)) * self.element_bytes
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The gradient of one rank's part of the projection."""

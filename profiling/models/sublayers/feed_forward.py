@@ -49,7 +49,7 @@ class FeedForward(Sublayer):
         if self.unfused and self.dropout:
             copies += self.inner_dropout
             masks = n * h + n * f * self.inner_dropout
-        return (self._norm_elements(n) + copies * n * f) * self.element_bytes + masks
+        return (self.norm_elements(n) + copies * n * f) * self.element_bytes + masks
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
         """What relu read, until its result replaces it; what a mask is drawn from."""
@@ -58,12 +58,17 @@ class FeedForward(Sublayer):
         return max(self._drawing_bytes(rows), (n * f - n * h) * self.element_bytes if replaced else 0)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The largest of: the output's mask, the down-projection's gradients, the activation's, and the up-projections'."""
+        """The largest of: the output's mask, what the matrices need, and an RMS norm's moment."""
+        most = max(self.matrices_backward_bytes(rows, tp), self._drawing_bytes(rows))
+        return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))
+
+    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
+        """The largest of: the down-projection's gradients (beside what dropout leaves of the output's), the activation's, and
+        the up-projections'."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         moments = [n * f + h * f - n * h + n * h * self._drops, h * f - n * f]
         if self.gated:
             moments += [2 * n * f - n * h, h * f]
         elif self.activation == "relu":
             moments.append(2 * n * f - n * h)
-        most = max(0, self._drawing_bytes(rows), max(moments) * self.element_bytes)
-        return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))
+        return max(0, max(moments) * self.element_bytes)

@@ -48,7 +48,7 @@ class LanguageHead(Sublayer):
     def kept_bytes(self, rows: int, tp: int) -> int:
         """What norm, transform and scaling need for their gradients; unfused, the logits and their log-softmax."""
         n, h = rows * self.tokens, self.hidden
-        norm = self._norm_elements(n)
+        norm = self.norm_elements(n)
         elements = 2 * norm + 2 * n * h if self.transform else norm
         if self.scale != 1:
             elements += 0 if self.norm == "rms" else n * h
@@ -57,8 +57,11 @@ class LanguageHead(Sublayer):
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The gradient of one rank's matrix, or an RMS norm's moment."""
-        weight = -(-self.vocabulary // tp) * self.hidden * self.element_bytes
-        return max(weight, self._norm_moment(self.kept_bytes(rows, tp), rows))
+        return max(self.matrices_backward_bytes(rows, tp), self._norm_moment(self.kept_bytes(rows, tp), rows))
+
+    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
+        """The gradient of one rank's matrix."""
+        return -(-self.vocabulary // tp) * self.hidden * self.element_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

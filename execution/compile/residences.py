@@ -1,0 +1,187 @@
+"""Where a unit's model states and its input are, and what brings them to the device and back.
+
+The optimizer of a unit works on the device or on the host. On the host it has the rank's shards of parameters, gradients and
+moments there. The device then has
+
+- of the parameters: a copy that lives from step to step, and gets the new ones behind the optimizer's step; or nothing but what
+  is copied in before each use (`lazily`), and let go of behind it;
+- of the gradient: the sum over the micro-batches, from the first one's backward pass on. It is offloaded once, behind the last
+  one's reductions (behind the sum of both gradients of a tied matrix, too), and the host steps as soon as it has it.
+
+Parameters that are kept whole are brought in, and gathered, once a step, before the first micro-batch's forward pass, and go
+behind the last one's backward pass; all others before and behind each pass. Nothing is brought in for one computation alone
+that waits for another: what is copied in comes when the unit's input or its output's gradient is there, or one unit ahead.
+
+A unit's input may be on the host from its forward pass to the backward pass of the same micro-batch, each in a buffer of its
+own. It comes back to another buffer on the device: lanes let go of the two that are not those which made them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainplan.execution.compile.unit_passes import UnitPasses, needing
+from trainplan.execution.program import COPIES, Op, Part
+
+
+@dataclass
+class Residences(UnitPasses):
+    """Passes of units whose states and inputs are where the plan says.
+
+    own_lane: whether copies have a lane of their own; else they share that of communication.
+    """
+
+    own_lane: bool = field(kw_only=True)
+    _whole: set[int] = field(default_factory=set)  # units whose parameters are whole for the rest of the step
+    _stepped: list[int] = field(default_factory=list)  # units that have made their step on the host
+
+    def issue(self, op: Op, unit: int | None = None, part: Part | None = None, **fields: Any) -> None:
+        """The next instruction, on its lane."""
+        if op in COPIES and not self.own_lane:
+            fields["lane"] = "communication"
+        super().issue(op, unit, part, **fields)
+
+    def steps_on_host(self, unit: int) -> bool:
+        """Whether a unit's optimizer works on the host."""
+        return self.planned[unit].states.optimizer == "host"
+
+    def lazily(self, unit: int) -> bool:
+        """Whether a unit's parameters are copied in before each use."""
+        return self.planned[unit].states.parameters == "host"
+
+    def offloads(self, unit: int) -> bool:
+        """Whether a unit's input is on the host until its backward pass."""
+        return self.planned[unit].activations.hidden == "host"
+
+    def place_states(self, unit: int, on: str = "") -> None:
+        """Declare a unit's states where they are, and the device's own buffers of them."""
+        if not self.steps_on_host(unit):
+            super().place_states(unit, on)
+            return
+        super().place_states(unit, "host-")
+        size = self.buffers[f"host-parameter.{unit}"]
+        self.buffer(f"parameter.{unit}", size, persistent=not self.lazily(unit))
+        self.buffer(f"gradient.{unit}", size)
+
+    # What the passes of a unit need
+
+    def gathers(self, unit: int) -> bool:
+        """Whether a unit's parameters are not whole on the device before a pass."""
+        return unit not in self._whole and (self.lazily(unit) or super().gathers(unit))
+
+    def gathered(self, unit: int, part: Part, after: str) -> str:
+        """The buffer of a unit's whole parameters, copied in and gathered first where they are not there."""
+        sharded = super().gathers(unit)
+        name = f"gathered.{unit}" if sharded else f"parameter.{unit}"
+        if not self.gathers(unit):
+            return name
+        if self.lazily(unit):
+            self.prefetch_shard(unit, part, (after,))
+        if sharded:
+            self.gather_parameters(unit, part, (after,), self.shard_in_passing(unit))
+        if self.planned[unit].states.kept_whole:
+            self._whole.add(unit)
+        return name
+
+    def shard_in_passing(self, unit: int) -> tuple[str, ...]:
+        """The shard, where it is only there to be gathered."""
+        return (f"parameter.{unit}",) if self.lazily(unit) else ()
+
+    def freed_parameters(self, unit: int, last: bool) -> tuple[str, ...]:
+        """What goes of a unit's parameters once they have been used."""
+        if self.planned[unit].states.kept_whole and not last:
+            return ()
+        if super().gathers(unit):
+            return (f"gathered.{unit}",)
+        return self.shard_in_passing(unit)
+
+    def begin_forward(self, unit: int, part: Part, source: str) -> None:
+        """Copy the input out beside the computation."""
+        if self.offloads(unit):
+            self.offload_hidden(unit, part, source)
+
+    def end_forward(self, unit: int, part: Part, source: str) -> None:
+        """Let go of the input once it is copied, and used."""
+        if self.offloads(unit):
+            self.drop_hidden(unit, part, source)
+
+    def bring_input(self, unit: int, micro_batch: int, after: str) -> None:
+        """Copy the input of a micro-batch back in, unless that has been done one unit ahead."""
+        for part in self.parts(micro_batch) if self.offloads(unit) else ():
+            if f"prefetched.{unit}.{part}" not in self.buffers:
+                self.prefetch_hidden(unit, part, (after,))
+
+    def input_of(self, unit: int, part: Part) -> str:
+        """The buffer of a unit's input, for its backward pass."""
+        return f"prefetched.{unit}.{part}" if self.offloads(unit) else super().input_of(unit, part)
+
+    # The end of the step
+
+    def reduce_gradients(self, unit: int) -> None:
+        """What is reduced once a step; then the gradient goes to the host, where that is whose optimizer needs it."""
+        super().reduce_gradients(unit)
+        if not self.reduces_tied(unit):
+            self.step_on_host(unit)
+
+    def reduces_tied(self, unit: int) -> bool:
+        """Whether a unit has a copy of a tied matrix, whose gradients are summed once both are there."""
+        return self.model.tied and not self.table_once and unit in (0, self.last)
+
+    def step_on_host(self, unit: int) -> None:
+        """Offload a unit's gradient, and step where it is; nothing where the optimizer works on the device."""
+        if self.steps_on_host(unit):
+            self.offload_gradient(unit, Part(self.micro_batches - 1))
+            self.host_step(unit)
+
+    def host_step(self, unit: int) -> None:
+        """The optimizer's step on the host."""
+        changed = (f"host-parameter.{unit}", f"host-moments.{unit}")
+        self.issue(Op.HOST_OPTIMIZER_STEP, unit, reads=(f"host-gradient.{unit}",), writes=changed)
+        self._stepped.append(unit)
+
+    def copy_back(self) -> None:
+        """Bring new parameters to the device, in the order of their steps. This goes last: who issues to a device waits here
+        for the host."""
+        for unit in self._stepped:
+            if not self.lazily(unit):
+                self.prefetch_shard(unit, Part(self.micro_batches - 1))
+
+    # Copies
+
+    def prefetch_shard(self, unit: int, part: Part, after: tuple[str, ...] = ()) -> None:
+        """Copy a unit's shard of the parameters from the host, once what is in `after` is there."""
+        self._copy(Op.PREFETCH_SHARD, unit, part, f"host-parameter.{unit}", f"parameter.{unit}", after)
+
+    def offload_gradient(self, unit: int, part: Part) -> None:
+        """Move the device's gradient of a unit to the host."""
+        gradient = f"gradient.{unit}"
+        self._copy(Op.OFFLOAD_GRADIENT, unit, part, gradient, f"host-{gradient}", freed=(gradient,))
+
+    def offload_hidden(self, unit: int, part: Part, source: str) -> None:
+        """Copy a unit's input to the host."""
+        self._copy(Op.OFFLOAD_HIDDEN, unit, part, source, f"host-hidden.{unit}.{part}")
+
+    def drop_hidden(self, unit: int, part: Part, source: str) -> None:
+        """Let go of a unit's input on the device, once it is on the host."""
+        self.issue(Op.DROP_HIDDEN, unit, part, reads=(f"host-hidden.{unit}.{part}",), frees=(source,))
+
+    def prefetch_hidden(self, unit: int, part: Part, after: tuple[str, ...] = ()) -> None:
+        """Move a unit's input back to the device, once what is in `after` is there."""
+        copy = f"host-hidden.{unit}.{part}"
+        self._copy(Op.PREFETCH_HIDDEN, unit, part, copy, f"prefetched.{unit}.{part}", after, (copy,))
+
+    def _copy(
+        self,
+        op: Op,
+        unit: int,
+        part: Part,
+        source: str,
+        target: str,
+        after: tuple[str, ...] = (),
+        freed: tuple[str, ...] = (),
+    ) -> None:
+        """A copy between device and host."""
+        size = self.buffers[source]
+        self.buffers.setdefault(target, size)
+        self.issue(op, unit, part, **needing(source, after), writes=(target,), frees=freed, message_bytes=size)

@@ -1,0 +1,129 @@
+"""What one rank issues for a unit whose tensor-parallel ranks share the tokens (see `sublayers.token_share`).
+
+Forward: enter, gather tokens, forward, reduce-scatter tokens, leave. Backward: the gradient of what left is gathered, as is
+once more what entered, of which a rank keeps its own tokens alone; then backward, reduce-scatter tokens, and the backward pass
+of what entered. A recomputed unit keeps its input, of the rank's tokens: it enters again, without leaving.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainplan.execution.program import Op, Part
+
+if TYPE_CHECKING:
+    from trainplan.execution.compile.unit_passes import UnitPasses
+
+
+def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[str, ...], freed: tuple[str, ...]) -> None:
+    """The forward pass of a unit on a part, once its input is there under its layout. freed: weights, with their last use."""
+    share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
+    entry, inside = "", source
+    if share.enters:
+        entry = _enter(at, unit, part, weights, graph=not ckpt)
+        inside = _gather_entry(at, unit, part, freed=ckpt and not share.post_norm)
+        freed = (*freed, inside)
+    after = f"{unit + 1}.{part}"
+    if at.model.units[unit].kind == "head":
+        result = at.buffer(f"hidden.{after}", share.part.output_bytes(rows, share.tp))
+    else:
+        result = at.buffer(f"hidden-partial.{after}", share.whole_bytes(rows))
+    graph, workspace = at.buffer(f"graph.{unit}.{part}", share.graph_bytes(rows)), share.forward_workspace_bytes(rows)
+    op, writes = Op.FORWARD, (result, graph)
+    if ckpt:
+        op, writes, workspace = Op.FORWARD_WITHOUT_GRAPH, (result,), workspace + share.graph_bytes(rows)
+    at.issue(op, unit, part, reads=(inside, *weights), writes=writes, frees=freed, workspace_bytes=workspace)
+    if at.model.units[unit].kind == "head":
+        return
+    output = at.scatter_tokens(unit, part, result, f"hidden.{after}")
+    if share.leaves:
+        residual = ((entry if share.post_norm else source),) if share.adds_residual else ()
+        frees = (entry,) if ckpt and share.post_norm else ()
+        fields = {"reads": (output, *residual), "writes": (output,), "frees": frees}
+        at.issue(Op.LEAVE, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
+
+
+def incoming(at: UnitPasses, unit: int, part: Part, gradient: str) -> str:
+    """The gradient of a unit's matrices' output on all tokens, from that of the unit's output on the rank's own."""
+    share, rows = at.token_share(unit), len(at.rows(unit, part))
+    if at.model.units[unit].kind == "head":
+        return gradient
+    frees = () if share.adds_residual else (gradient,)
+    if share.drops_output:
+        dropped = at.buffer(f"leave-gradient.{unit}.{part}", share.own_bytes(rows))
+        fields = {"reads": (gradient,), "writes": (dropped,), "frees": frees}
+        at.issue(Op.LEAVE_BACKWARD, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
+        gradient, frees = dropped, (dropped,)
+    return at.gather_tokens(unit, part, gradient, f"output-gradient-whole.{unit}.{part}", unit, frees)
+
+
+def backward(
+    at: UnitPasses,
+    unit: int,
+    part: Part,
+    gradient: str,
+    whole: str,
+    weights: tuple[str, ...],
+    adds: tuple[str, ...],
+    gradients: tuple[str, ...],
+    frees: tuple[str, ...],
+) -> None:
+    """The backward pass of a unit on a part. gradient, whole: of its output, on the rank's tokens and on all. adds: gradients
+    of parameters that are there already. frees: gradients and weights that are done with after it."""
+    share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
+    graph, source = at.backward_reads(unit, part)
+    inside = source
+    if share.enters:
+        if ckpt:
+            _enter(at, unit, part, weights, graph=True)
+        inside = _gather_entry(at, unit, part, freed=True)
+    if ckpt:
+        workspace = share.forward_workspace_bytes(rows)
+        head = at.model.units[unit].kind == "head"
+        workspace += share.part.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
+        at.issue(Op.RECOMPUTE, unit, part, reads=(inside, *weights), writes=(graph,), workspace_bytes=workspace)
+    later = (gradient, weights[0]) if share.enters and whole != gradient else (weights[0],) if share.enters else ()
+    writes: tuple[str, ...] = ()
+    if share.enters:
+        writes = (at.buffer(f"entry-gradient-partial.{unit}.{part}", share.whole_bytes(rows)),)
+    at.issue(
+        Op.BACKWARD,
+        unit,
+        part,
+        reads=(graph, inside, whole, *weights, *adds),
+        writes=(*writes, *gradients),
+        frees=(graph, inside, *(name for name in frees if name not in later)),
+        workspace_bytes=share.backward_workspace_bytes(rows),
+    )
+    if not share.enters:
+        return
+    entered = at.scatter_tokens(unit, part, writes[0], f"entry-gradient.{unit}.{part}")
+    result = at.buffer(f"input-gradient.{unit}.{part}", share.own_bytes(rows))
+    kept = (f"entry-graph.{unit}.{part}", source, entered)
+    at.issue(
+        Op.ENTER_BACKWARD,
+        unit,
+        part,
+        reads=(*kept, *((gradient,) if share.adds_residual else ()), weights[0], gradients[-1]),
+        writes=(result, gradients[-1]),
+        frees=(*kept, *(name for name in frees if name in later)),
+        workspace_bytes=share.enter_backward_workspace_bytes(rows),
+    )
+
+
+def _enter(at: UnitPasses, unit: int, part: Part, weights: tuple[str, ...], graph: bool) -> str:
+    """What comes before the matrices, on the rank's tokens; the buffer of its result."""
+    share, rows, source = at.token_share(unit), len(at.rows(unit, part)), at.backward_reads(unit, part)[1]
+    entry = at.buffer(f"entry.{unit}.{part}", share.own_bytes(rows))
+    kept = at.buffer(f"entry-graph.{unit}.{part}", share.entry_graph_bytes(rows))
+    op, writes, workspace = Op.ENTER, (entry, kept), share.enter_workspace_bytes(rows)
+    if not graph:
+        op, writes, workspace = Op.ENTER_WITHOUT_GRAPH, (entry,), workspace + share.entry_graph_bytes(rows)
+    at.issue(op, unit, part, reads=(source, weights[0]), writes=writes, workspace_bytes=workspace)
+    return entry
+
+
+def _gather_entry(at: UnitPasses, unit: int, part: Part, freed: bool) -> str:
+    """All tokens of what the matrices work on. freed: whether the rank's own are done with."""
+    entry = f"entry.{unit}.{part}"
+    return at.gather_tokens(unit, part, entry, f"entry-whole.{unit}.{part}", unit, (entry,) if freed else ())

@@ -1,0 +1,96 @@
+"""How tensors travel between ranks: directly, or staged through the host's memory.
+
+- direct: torch.distributed takes the tensors where they are: gloo on the CPU, NCCL on GPUs.
+- staged: they are copied to buffers of the host, travel there with gloo, and are copied back. Several ranks may then share a
+  GPU, which NCCL does not let them. The thread that issues an operation waits until it is done, so nothing overlaps with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Message(NamedTuple):
+    """A tensor to or from a rank. group: the process group in which it travels."""
+
+    sends: bool
+    tensor: Tensor
+    peer: int
+    group: Any
+
+
+class Transport(Protocol):
+    """What carries out the operations between ranks; each gives back what is still to be waited for."""
+
+    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
+        """A function of torch.distributed on its tensors, of which the first gets the result and the last is the input;
+        either may be a list of parts."""
+        ...
+
+    def exchange(self, messages: Sequence[Message]) -> list[Any]:
+        """Send and receive messages, all at once."""
+        ...
+
+
+class Direct:
+    """torch.distributed on the tensors themselves."""
+
+    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
+        """As of `Transport`."""
+        return [function(*tensors, group=group, async_op=True)]
+
+    def exchange(self, messages: Sequence[Message]) -> list[Any]:
+        """As of `Transport`."""
+        functions = {True: dist.isend, False: dist.irecv}
+        return list(dist.batch_isend_irecv([dist.P2POp(functions[m.sends], m.tensor, m.peer, m.group) for m in messages]))
+
+
+class Staged:
+    """The same on copies in the host's memory; done when it returns."""
+
+    def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
+        """As of `Transport`."""
+        result, given = tensors[0], tensors[-1]
+        source = [_staged(part, copied=True) for part in _parts(given)]
+        target = source if result is given else [_staged(part, copied=False) for part in _parts(result)]
+        _issued(_parts(given)[0])
+        pairs = [(result, target)] if result is given else [(result, target), (given, source)]
+        function(*(staged if isinstance(tensor, list) else staged[0] for tensor, staged in pairs), group=group)
+        for part, copy in zip(_parts(result), target, strict=True):
+            part.copy_(copy)
+        return []
+
+    def exchange(self, messages: Sequence[Message]) -> list[Any]:
+        """As of `Transport`."""
+        staged = [message._replace(tensor=_staged(message.tensor, copied=message.sends)) for message in messages]
+        _issued(messages[0].tensor)
+        for work in Direct().exchange(staged):
+            work.wait()
+        for message, copy in zip(messages, staged, strict=True):
+            if not message.sends:
+                message.tensor.copy_(copy.tensor)
+        return []
+
+
+def _staged(tensor: Tensor, copied: bool) -> Tensor:
+    """A tensor of the host's memory like another one, with its contents or without."""
+    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    return buffer.copy_(tensor, non_blocking=True) if copied else buffer
+
+
+def _parts(tensors: Tensor | list[Tensor]) -> list[Tensor]:
+    return tensors if isinstance(tensors, list) else [tensors]
+
+
+def _issued(tensor: Tensor) -> None:
+    """Wait for the copies that the current stream of a tensor's device was given."""
+    if tensor.device.type == "cuda":
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+
+TRANSPORTS: dict[str, Callable[[], Transport]] = {"direct": Direct, "staged": Staged}

@@ -1,0 +1,100 @@
+"""Random plans over everything that a plan can say and programs can do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.features import COMPILED
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan_units import PlannedUnit
+from trainplan.formulations.strategies import MODULES, Strategy
+from trainplan.profiling.base.errors import InputError
+
+from tests.execution.plans import (
+    random_interleaved_plan,
+    random_plan,
+    random_regular_interleaved_plan,
+    random_sliced_plan,
+    random_uneven_plan,
+    random_unlike_plan,
+)
+from tests.execution.residence_plans import random_residence_plan
+from tests.execution.switch_plans import random_switch_plan
+
+Generator = Callable[[random.Random, int], Plan]
+
+
+def generators(world: int) -> dict[str, Generator]:
+    """By what its plans are about, those that a number of ranks admits."""
+    power = world & (world - 1) == 0
+    each: dict[str, tuple[bool, Generator]] = {
+        "regular": (power, random_plan),
+        "sliced": (power and world > 1, random_sliced_plan),
+        "shares": (power and world > 1, random_uneven_plan),
+        "unlike": (True, random_unlike_plan),
+        "unlike, sliced": (world > 1, lambda rng, ranks: random_unlike_plan(rng, ranks, sliced=True)),
+        "interleaved": (world > 1, random_interleaved_plan),
+        "interleaved, regular": (power and world > 1, random_regular_interleaved_plan),
+        "switches": (True, random_switch_plan),
+        "residences": (power, random_residence_plan),
+        "residences, unlike": (True, lambda rng, ranks: random_residence_plan(rng, ranks, random_unlike_plan)),
+        "residences, interleaved": (world > 1, lambda rng, ranks: random_residence_plan(rng, ranks, random_interleaved_plan)),
+    }
+    return {name: generator for name, (admitted, generator) in each.items() if admitted}
+
+
+def any_plan(rng: random.Random, world: int) -> tuple[str, Plan]:
+    """A plan of these many ranks, and what it is about. Its units then take any other feature that fits, each by chance."""
+    name = rng.choice([*generators(world)])
+    while True:
+        with suppress(InputError):  # such as micro-batches that no strategy of the draw divides
+            plan = generators(world)[name](rng, world)
+            break
+    features = [feature for feature in (_zero, _sequence_parallel, _modules) if rng.random() < 0.6]
+    if plan.switches() is None and features:
+        plan = _changed(rng, plan, features)
+    return name, plan
+
+
+def _changed(rng: random.Random, plan: Plan, features: list[Callable[[random.Random, Strategy], Strategy]]) -> Plan:
+    """The plan with some units' strategies changed, as far as plan and compiler take it."""
+    for place, unit in enumerate(plan.units):
+        strategy = unit.strategy
+        for feature in features:
+            strategy = feature(rng, strategy)
+        if strategy != unit.strategy:
+            with suppress(InputError):
+                changed = plan.changed(units=_with(plan, place, unit.laid_out(strategy)))
+                compile_plan(changed, ranks=changed.stages[0].ranks[:1])
+                plan = changed
+    return plan
+
+
+def _with(plan: Plan, place: int, unit: PlannedUnit) -> list[Any]:
+    return [unit if number == place else other for number, other in enumerate(plan.units)]
+
+
+def _zero(rng: random.Random, strategy: Strategy) -> Strategy:
+    return replace(strategy, zero=rng.choice([1, 2, 3])) if strategy.degree("sdp") > 1 else strategy
+
+
+def _sequence_parallel(rng: random.Random, strategy: Strategy) -> Strategy:
+    return replace(strategy, sequence_parallel=rng.choice([True, False])) if strategy.degree("tp") > 1 else strategy
+
+
+def _modules(rng: random.Random, strategy: Strategy) -> Strategy:
+    if strategy.ckpt:
+        return strategy
+    return replace(strategy, modules=tuple(sorted(rng.sample(MODULES, rng.randint(0, 2)))))
+
+
+def features_of(plan: Plan) -> Iterator[str]:
+    """What of COMPILED a plan has, for counting."""
+    from trainplan.execution.features import features
+
+    yield from sorted({feature.name for feature in features(plan)} & set(COMPILED))
