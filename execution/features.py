@@ -9,7 +9,14 @@ from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 COMPILED = frozenset(  # what trainplan's own programs do
-    {"ZeRO stage 1", "ZeRO stage 2", "master weights", "sequence parallelism", "states on the host"}
+    {
+        "ZeRO stage 1",
+        "ZeRO stage 2",
+        "master weights",
+        "recomputation of modules",
+        "sequence parallelism",
+        "states on the host",
+    }
 )
 
 

@@ -7,8 +7,11 @@ issue order:
 |---|---|
 | compute | all computations, and what they read |
 | communication | collectives and messages between devices |
-| copy | copies between device and host, both ways (on the communication lane where both share one link) |
+| copy | copies from the host to the device; in H3T's step those to the host, too |
+| copy-out | copies to the host in any other step |
 | host | the optimizer, where it works on the host |
+
+Where devices and host share one link, all copies are on the communication lane.
 
 Dependencies between lanes follow from the buffers: an instruction that reads a buffer comes after its last writer, one that
 writes or frees it after all its readers too. Where order alone is wanted, an instruction comes `after` marks that earlier ones
@@ -33,9 +36,9 @@ from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import Sublayer, TokenShare
+from trainplan.profiling.models.sublayers import Selective, Sublayer, TokenShare
 
-Stream = Literal["compute", "communication", "copy", "host"]
+Stream = Literal["compute", "communication", "copy", "copy-out", "host"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 
 
@@ -118,7 +121,8 @@ COLLECTIVES = frozenset(
     }
 )
 POINT_TO_POINT = frozenset({Op.SEND, Op.RECEIVE, Op.SEND_RECEIVE})
-COPIES = frozenset({Op.PREFETCH_SHARD, Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.PREFETCH_HIDDEN, Op.OFFLOAD_GRADIENT})
+COPIES_OUT = frozenset({Op.OFFLOAD_HIDDEN, Op.DROP_HIDDEN, Op.OFFLOAD_GRADIENT})
+COPIES = COPIES_OUT | {Op.PREFETCH_SHARD, Op.PREFETCH_HIDDEN}
 FORWARDS = frozenset({Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH, Op.RECOMPUTE})
 ENTERING = frozenset({Op.ENTER, Op.ENTER_WITHOUT_GRAPH})
 DRAWING = FORWARDS | ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD}  # masks of dropout follow from the samples
@@ -134,8 +138,7 @@ FROM = "-from-"  # in the name of a buffer for what one of several senders sends
 MARK = "mark."  # begins the name of a mark
 STATES = ("parameter", "gradient", "moments")
 HOST_STATES = ("host-parameter", "host-gradient", "host-moments")
-MASTER = "master"  # where the optimizer works on a wider copy of parameters
-UNIT_BUFFERS = frozenset({*STATES, MASTER, *HOST_STATES, "gathered", "whole-gradient"})  # named by their unit alone
+UNIT_BUFFERS = frozenset({*STATES, *HOST_STATES, "master", "gathered", "whole-gradient"})  # named by their unit alone
 
 
 def on_host(name: str) -> bool:
@@ -245,6 +248,11 @@ class Program:
         on_host = any(map(self.steps_on_host, (0, len(self.strategies) - 1)))
         return self.model.tied and table_once(self.strategies, self.units) and not on_host
 
+    def steps_on_host(self, unit: int) -> bool:
+        """Whether the optimizer works on a unit's parameters, gradients and moments on the host; the device then has what the
+        unit's residences leave on it."""
+        return f"host-parameter.{unit}" in self.buffers
+
     @property
     def gradient_bytes(self) -> int:
         """Bytes of one number of a gradient."""
@@ -254,11 +262,6 @@ class Program:
     def stepped_bytes(self) -> int:
         """Bytes of one number of what the optimizer steps."""
         return self.precision.stepped_bytes(self.model.element_bytes)
-
-    def steps_on_host(self, unit: int) -> bool:
-        """Whether the optimizer works on a unit's parameters, gradients and moments on the host; the device then has what the
-        unit's residences leave on it."""
-        return f"host-parameter.{unit}" in self.buffers
 
     def within(self, message: Instruction) -> tuple[int, ...]:
         """The ranks in whose process group a message travels: its two ends; where a rank may have several messages at once,
@@ -291,7 +294,11 @@ class Program:
 
     def token_share(self, unit: int) -> TokenShare:
         """The bytes and pieces of a unit whose ranks share its tokens."""
-        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
+
+    def selective(self, unit: int) -> Selective:
+        """The bytes of a unit, without the modules of it that are recomputed."""
+        return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
     @property
     def persistent_bytes(self) -> int:

@@ -229,6 +229,7 @@ BUILT_IN = {
     "pipeline-partition": "trainplan.formulations.pipeline_partition.definition:PROBLEM",
     "memory-switches": "trainplan.formulations.memory_switches.definition:PROBLEM",
     "cluster-strategy": "trainplan.formulations.cluster_strategy.definition:PROBLEM",
+    "joint": "trainplan.formulations.joint.definition:PROBLEM",
     "galvatron-engine": "trainplan.papers.galvatron_engine.definition:PROBLEM",
 }
 

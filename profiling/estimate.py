@@ -5,19 +5,22 @@ A product of (m, k) by (k, n) takes the longer of
     2 m n k / (peak x efficiency x m/(m+d) x n/(n+d) x k/(k+d))     d = half_size, the kind's curve of achieved efficiency
     bytes of the three matrices / memory bandwidth
 
-and everything else (norms, activations, softmax, residuals) the bytes it touches over the memory bandwidth; each kernel
-takes at least `kernel_ns`. A backward pass repeats the products twice (fused attention two and a half times, for it
+and everything else (norms, activations, softmax, residuals) the bytes it touches over the memory bandwidth; each kernel takes
+at least `kernel_ns`. Where a kind has efficiencies of classes of kernels and precisions, these count: the memory's bandwidth is
+what it reaches of it, and a fused attention core, whose tiles fill the device and whose scores are never in memory, has a curve
+of its queries and keys alone. A backward pass repeats the products twice (fused attention two and a half times, for it
 recomputes). AdamW reads four and writes three numbers for each parameter, in half precision with fp32 copies and moments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, DeviceKind
+from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.sublayers import Operator, Sublayer
 from trainplan.profiling.profiles import (
@@ -35,16 +38,29 @@ from trainplan.profiling.profiles import (
 STATE_COPIES = 4
 
 
-def operator_ns(operator: Operator, kind: DeviceKind, dtype: str, element_bytes: int, backward: bool = False) -> float:
-    """Time of one kernel, or of its backward pass. Raises KeyError for a dtype that the kind has no rate for."""
+def operator_ns(
+    operator: Operator, kind: DeviceKind, precision: Precision, element_bytes: int, backward: bool = False
+) -> float:
+    """Time of one kernel, or of its backward pass. Raises KeyError for a precision that the kind has no rate for."""
     work = operator.backward if backward else 1.0
     kernels = 2 if backward and operator.m else 1
+    streaming = kind.reached("memory", precision)
+    memory_bytes_per_s = kind.memory_bytes_per_s * (streaming.value if streaming else 1.0)
     if not operator.m:
-        return max(kind.kernel_ns, operator.touched_bytes * work / kind.memory_bytes_per_s * 1e9)
-    m, n, k, d = operator.m, operator.n, operator.k, kind.half_size
-    reached = kind.efficiency * m / (m + d) * n / (n + d) * k / (k + d)
-    compute = operator.flops * work / (kind.flops_per_s[dtype] * reached) * 1e9  # type: ignore[index]
-    moved = (m * k + k * n + m * n) * operator.count * element_bytes * work / kind.memory_bytes_per_s * 1e9
+        return max(kind.kernel_ns, operator.touched_bytes * work / memory_bytes_per_s * 1e9)
+    m, n, k = operator.m, operator.n, operator.k
+    core = kind.reached("attention", precision) if operator.core else None
+    if core is None:
+        product = kind.reached("matrix-product", precision)
+        value, d = (product.value, product.half_size) if product else (kind.efficiency, kind.half_size)
+        share = value * m / (m + d) * n / (n + d) * k / (k + d)
+        elements = m * k + k * n + m * n
+    else:
+        keys, width, d = (n, k, core.half_size) if operator.core == "scores" else (k, n, core.half_size)
+        share = core.value * m / (m + d) * keys / (keys + d)
+        elements = (m + keys) * width
+    compute = operator.flops * work / (kind.flops_per_s[precision] * share) * 1e9
+    moved = elements * operator.count * element_bytes * work / memory_bytes_per_s * 1e9
     return max(kind.kernel_ns * kernels, compute, moved)
 
 
@@ -55,8 +71,10 @@ def sublayer_ns(part: Sublayer, kind: DeviceKind, rows: int, tp: int) -> tuple[f
 
 def operators_ns(operators: Sequence[Operator], kind: DeviceKind, dtype: str, element_bytes: int) -> tuple[float, float]:
     """Forward and backward time of kernels, one after the other."""
+    precision = cast(Precision, dtype)
     times = [
-        sum(operator_ns(operator, kind, dtype, element_bytes, backward) for operator in operators) for backward in (False, True)
+        sum(operator_ns(operator, kind, precision, element_bytes, backward) for operator in operators)
+        for backward in (False, True)
     ]
     return times[0], times[1]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.efficiencies import Kernel
 from trainplan.profiling.profiles import Profile
 
 
@@ -66,6 +67,23 @@ def summary(profile: Profile, tp: int, rows: int, device: str | None = None) -> 
             )
         )
     return summaries
+
+
+def reached(profile: Profile) -> list[str]:
+    """For each kind of device whose times are estimated with efficiencies by class of kernels: what products and attention
+    reach of the peak of the profile's dtype, the error of a time, and where that is from; none of other profiles."""
+    if "estimated" not in profile.origin:
+        return []
+    kernels: tuple[tuple[str, Kernel], ...] = (("products", "matrix-product"), ("attention", "attention"))
+    texts = []
+    for kind in profile.device_kinds:
+        parts = []
+        for name, kernel in kernels:
+            if (each := kind.reached(kernel, profile.dtype)) is not None:
+                parts.append(f"{name} {each.value:.1%}, time ±{each.error:.0%} ({each.origin_for(kind.name)})")
+        if parts:
+            texts.append(f"of the peak of {kind.name}: {'; '.join(parts)}")
+    return texts
 
 
 def profiled_shapes(profile: Profile) -> list[tuple[int, int]]:

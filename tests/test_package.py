@@ -54,7 +54,8 @@ def test_the_wheel_holds_everything(tmp_path: Path) -> None:
         "names = [m.name for m in pkgutil.walk_packages(trainplan.__path__, 'trainplan.')]\n"
         "[importlib.import_module(n) for n in names if not n.endswith('worker')]\n"
         "from trainplan.profiling.shipped import shipped\n"
-        "print(len(names), shipped('models'), shipped('clusters'))\n"
+        "from trainplan.profiling.clusters.nodes import cluster_of_nodes\n"
+        "print(len(names), shipped('models'), shipped('clusters'), cluster_of_nodes('mi355x:8').kinds)\n"
     )
     ran = subprocess.run(
         [sys.executable, "-I", "-c", code, str(site)], capture_output=True, text=True, cwd=tmp_path, check=False
@@ -62,6 +63,7 @@ def test_the_wheel_holds_everything(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "bert-huge-32" in ran.stdout
     assert "rtx-titan-8" in ran.stdout
+    assert "Instinct MI355X 288 GB" in ran.stdout
     modules = {path.relative_to(site).as_posix() for path in (site / "trainplan").rglob("*.py")}
     for name, folder in FOLDERS.items():
         for path in (ROOT / folder).rglob("*.py"):

@@ -29,7 +29,7 @@ BACKWARD_FLOPS = 2  # of the forward pass
 LANES: tuple[frozenset[Stream], ...] = (
     frozenset({"compute"}),
     frozenset({"compute", "communication"}),
-    frozenset({"compute", "communication", "copy", "host"}),
+    frozenset({"compute", "communication", "copy", "copy-out", "host"}),
 )
 # By the first word of a buffer's name; all others (gathered parameters, whole gradients, gradients of hidden states, what the
 # loss needs, workspace) are buffers.
@@ -39,6 +39,7 @@ HOLDS = {
     "moments": "optimizer",
     "hidden": "activations",
     "input": "activations",
+    "prefetched": "activations",
     "graph": "activations",
 }
 PARTS = ("parameters", "gradients", "optimizer", "activations", "buffers")

@@ -14,7 +14,7 @@ from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
-from trainplan.profiling.models.sublayers import TokenShare, shard_bounds
+from trainplan.profiling.models.sublayers import Selective, TokenShare, shard_bounds
 
 SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})
 BACKWARDS = frozenset({Op.BACKWARD, Op.ENTER_BACKWARD})
@@ -29,9 +29,9 @@ class PlannedRank:
 
     micro_batches: those that the rank works on in one step, cut to the first `most_micro_batches` of them where that is given.
     sliced: how many of them begin in halves. A half is laid out over the data-parallel ranks as a small micro-batch of its own,
-    so the samples of a rank are then not consecutive.
+    so the samples of a rank are then not consecutive. precision: of model states.
 
-    planned: the plan's units, which say where their states and their inputs are. precision: of model states.
+    planned: the plan's units, which say where their states and their inputs are.
     """
 
     model: Model
@@ -194,7 +194,11 @@ class PlannedRank:
 
     def token_share(self, unit: int) -> TokenShare:
         """The bytes and pieces of a unit whose ranks share its tokens."""
-        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"))
+        return TokenShare(self.model.units[unit].sublayer, self.strategies[unit].degree("tp"), self.strategies[unit].modules)
+
+    def selective(self, unit: int) -> Selective:
+        """The bytes of a unit, without the modules of it that are recomputed."""
+        return Selective(self.model.units[unit].sublayer, self.strategies[unit].modules)
 
     def tokens_at(self, place: int, unit: int) -> tuple[int, int]:
         """The first one and the end of the tokens that the rank at a place has of each sample, in a unit's layout."""
@@ -247,8 +251,8 @@ def planned_ranks(
     strategies = tuple(plan.strategies())
     stages = tuple(range(stage.first_unit, stage.last_unit + 1) for stage in plan.stages)
     groups = tuple(tuple(stage.ranks) for stage in plan.stages)
-    precision = plan.precision.of(model)
-    fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units, "precision": precision}
+    fields: dict[str, Any] = {"most_micro_batches": most_micro_batches, "planned": plan.units}
+    fields["precision"] = plan.precision.of(model)
     return [
         PlannedRank(model, strategies, stages, groups, plan.batch, rank, plan.sliced, **fields)
         for rank in (range(plan.world) if ranks is None else ranks)

@@ -19,19 +19,20 @@ own. It comes back to another buffer on the device: lanes let go of the two that
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from trainplan.execution.compile.unit_passes import UnitPasses, needing
-from trainplan.execution.program import COPIES, Op, Part
+from trainplan.execution.program import COPIES, COPIES_OUT, Op, Part, Stream
 
 
 @dataclass
 class Residences(UnitPasses):
     """Passes of units whose states and inputs are where the plan says.
 
-    own_lane: whether copies have a lane of their own; else they share that of communication.
+    own_lane: whether copies have lanes of their own; else they share that of communication.
     """
 
+    lane_out: ClassVar[Stream] = "copy-out"  # of copies to the host
     own_lane: bool = field(kw_only=True)
     _whole: set[int] = field(default_factory=set)  # units whose parameters are whole for the rest of the step
     _stepped: list[int] = field(default_factory=list)  # units that have made their step on the host
@@ -40,6 +41,8 @@ class Residences(UnitPasses):
         """The next instruction, on its lane."""
         if op in COPIES and not self.own_lane:
             fields["lane"] = "communication"
+        elif op in COPIES_OUT:
+            fields["lane"] = self.lane_out
         super().issue(op, unit, part, **fields)
 
     def steps_on_host(self, unit: int) -> bool:

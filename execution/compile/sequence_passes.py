@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[str, ...], freed: tuple[str, ...]) -> None:
     """The forward pass of a unit on a part, once its input is there under its layout. freed: weights, with their last use."""
     share, rows, ckpt = at.token_share(unit), len(at.rows(unit, part)), at.strategies[unit].ckpt
-    entry, inside = "", source
+    entry, inside, again = "", source, ckpt or share.enters_again
     if share.enters:
-        entry = _enter(at, unit, part, weights, graph=not ckpt)
-        inside = _gather_entry(at, unit, part, freed=ckpt and not share.post_norm)
+        entry = _enter(at, unit, part, weights, graph=not again)
+        inside = _gather_entry(at, unit, part, freed=again and not share.post_norm)
         freed = (*freed, inside)
     after = f"{unit + 1}.{part}"
     if at.model.units[unit].kind == "head":
@@ -38,23 +38,25 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
     output = at.scatter_tokens(unit, part, result, f"hidden.{after}")
     if share.leaves:
         residual = ((entry if share.post_norm else source),) if share.adds_residual else ()
-        frees = (entry,) if ckpt and share.post_norm else ()
+        frees = (entry,) if again and share.post_norm else ()
         fields = {"reads": (output, *residual), "writes": (output,), "frees": frees}
         at.issue(Op.LEAVE, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
 
 
-def incoming(at: UnitPasses, unit: int, part: Part, gradient: str) -> str:
-    """The gradient of a unit's matrices' output on all tokens, from that of the unit's output on the rank's own."""
+def incoming(at: UnitPasses, unit: int, part: Part, arrived: tuple[str, ...]) -> tuple[str, ...]:
+    """The gradient of a unit's matrices' output on all tokens, from that of the unit's output on the rank's own; a head's as it
+    has arrived."""
     share, rows = at.token_share(unit), len(at.rows(unit, part))
     if at.model.units[unit].kind == "head":
-        return gradient
+        return arrived
+    (gradient,) = arrived
     frees = () if share.adds_residual else (gradient,)
     if share.drops_output:
         dropped = at.buffer(f"leave-gradient.{unit}.{part}", share.own_bytes(rows))
         fields = {"reads": (gradient,), "writes": (dropped,), "frees": frees}
         at.issue(Op.LEAVE_BACKWARD, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
         gradient, frees = dropped, (dropped,)
-    return at.gather_tokens(unit, part, gradient, f"output-gradient-whole.{unit}.{part}", unit, frees)
+    return (at.gather_tokens(unit, part, gradient, f"output-gradient-whole.{unit}.{part}", unit, frees),)
 
 
 def backward(
@@ -62,7 +64,7 @@ def backward(
     unit: int,
     part: Part,
     gradient: str,
-    whole: str,
+    whole: tuple[str, ...],
     weights: tuple[str, ...],
     adds: tuple[str, ...],
     gradients: tuple[str, ...],
@@ -74,7 +76,7 @@ def backward(
     graph, source = at.backward_reads(unit, part)
     inside = source
     if share.enters:
-        if ckpt:
+        if ckpt or share.enters_again:
             _enter(at, unit, part, weights, graph=True)
         inside = _gather_entry(at, unit, part, freed=True)
     if ckpt:
@@ -82,7 +84,7 @@ def backward(
         head = at.model.units[unit].kind == "head"
         workspace += share.part.output_bytes(rows, share.tp) if head else share.whole_bytes(rows)
         at.issue(Op.RECOMPUTE, unit, part, reads=(inside, *weights), writes=(graph,), workspace_bytes=workspace)
-    later = (gradient, weights[0]) if share.enters and whole != gradient else (weights[0],) if share.enters else ()
+    later = (*((gradient,) if share.adds_residual else ()), *((weights[0],) if share.enters else ()))
     writes: tuple[str, ...] = ()
     if share.enters:
         writes = (at.buffer(f"entry-gradient-partial.{unit}.{part}", share.whole_bytes(rows)),)
@@ -90,7 +92,7 @@ def backward(
         Op.BACKWARD,
         unit,
         part,
-        reads=(graph, inside, whole, *weights, *adds),
+        reads=(graph, inside, *whole, *weights, *adds),
         writes=(*writes, *gradients),
         frees=(graph, inside, *(name for name in frees if name not in later)),
         workspace_bytes=share.backward_workspace_bytes(rows),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from trainplan.execution.compile.residences import Residences
 from trainplan.execution.program import MARK, STREAMS, Op, Part, Program, Stream
@@ -29,8 +29,9 @@ BESIDE: tuple[Stream, ...] = ("communication", "copy")
 
 @dataclass
 class SwitchCompiler(Residences):
-    """switches: of each unit."""
+    """switches: of each unit. Copies share a lane both ways, as in the simulator."""
 
+    lane_out: ClassVar[Stream] = "copy"
     switches: tuple[Switches, ...] = field(kw_only=True)
     _last: dict[Stream, int] = field(default_factory=dict)  # of each lane, where its latest instruction was issued
     _before: dict[Stream, int] = field(default_factory=dict)  # where that was issued which a lane's next one comes after

@@ -51,8 +51,8 @@ class UnitPasses(PlannedRank):
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
         """The compiler of a rank. fields: those of the compiler alone."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
-        fields |= {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
-        return cls(*placed, **fields)
+        shared = {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
+        return cls(*placed, **shared, **fields)
 
     def program(self) -> Program:
         """Issue all that the rank does in one step."""
@@ -144,7 +144,8 @@ class UnitPasses(PlannedRank):
         layer, strategy = self.model.units[unit].sublayer, self.strategies[unit]
         tp, rows = strategy.degree("tp"), len(self.rows(unit, part))
         result = self.buffer(f"hidden.{unit + 1}.{part}", layer.output_bytes(rows, tp))
-        kept, workspace = layer.kept_bytes(rows, tp), layer.forward_workspace_bytes(rows, tp)
+        selective = self.selective(unit)
+        kept, workspace = selective.kept_bytes(rows, tp), selective.forward_workspace_bytes(rows, tp)
         graph = self.buffer(f"graph.{unit}.{part}", kept)
         op = Op.FORWARD
         writes: tuple[str, ...] = (result, graph)
@@ -185,13 +186,14 @@ class UnitPasses(PlannedRank):
             )
             reads = (*reads, everyone)
         scale = 1.0 / (self.batch.global_samples * model.tokens)
+        again = self.selective(unit).has("loss")  # then the backward pass makes the logits anew, and keeps what else it needs
         self.issue(
             Op.LOSS,
             unit,
             part,
             reads=(*reads, "loss"),
-            writes=(logits, "loss"),
-            frees=reads[1:],
+            writes=("loss",) if again else (logits, "loss"),
+            frees=reads[:1] if again else reads[1:],
             args={"scale": scale},
         )
 
@@ -199,13 +201,13 @@ class UnitPasses(PlannedRank):
         """The backward pass of a unit on a micro-batch, in halves where its forward pass ran in halves, and its reductions."""
         whole, parts = Part(micro_batch), self.parts(micro_batch)
         apart = unit == self.last or unit + 1 in self.units  # else the output's gradient has come in one message
-        arrived = [self.output_gradient(unit, part) for part in (parts if apart else (whole,))]
-        weights = self._weights(unit, whole, after=arrived[0])
-        self.bring_input(unit, micro_batch, after=arrived[0])
-        self._gather_ahead(unit, unit - 1, whole, after=arrived[0])
+        arrived = [self._arrived(unit, part) for part in (parts if apart else (whole,))]
+        weights = self._weights(unit, whole, after=arrived[0][-1])
+        self.bring_input(unit, micro_batch, after=arrived[0][-1])
+        self._gather_ahead(unit, unit - 1, whole, after=arrived[0][-1])
         scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
-        shared, spread = self.strategies[unit].sequence_parallel, ""
+        shared, spread = self.strategies[unit].sequence_parallel, ("",)
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
@@ -215,13 +217,13 @@ class UnitPasses(PlannedRank):
             if shared:
                 if apart or place == 0:
                     spread = sequence_passes.incoming(self, unit, part if apart else whole, incoming)
-                done = {incoming: None, spread: None} if apart or final else {}
-                freed = (*(name for name in done if self.token_share(unit).adds_residual or name == spread), *freed)
-                sequence_passes.backward(self, unit, part, incoming, spread, weights, adds, gradients, freed)
+                done = dict.fromkeys((*incoming, *spread)) if apart or final else {}
+                freed = (*(name for name in done if self.token_share(unit).adds_residual or name in spread), *freed)
+                sequence_passes.backward(self, unit, part, incoming[0], spread, weights, adds, gradients, freed)
                 continue
-            freed = (*((incoming,) if apart or final else ()), *freed)
+            freed = (*(incoming if apart or final else ()), *freed)
             self.recompute(unit, part, weights)
-            self.compute_backward(unit, part, (incoming, *weights, *adds), gradients, freed)
+            self.compute_backward(unit, part, (*incoming, *weights, *adds), gradients, freed)
             if unit > 0 and self.strategies[unit].degree("tp") > 1:
                 self.reduce(Op.ALL_REDUCE, unit, part, f"input-gradient.{unit}.{part}", self.peers(unit, "tp"))
         if scatters:
@@ -264,7 +266,7 @@ class UnitPasses(PlannedRank):
             reads=(*kept, *reads),
             writes=(*writes, *gradients),
             frees=(*kept, *freed),
-            workspace_bytes=layer.backward_workspace_bytes(rows, tp),
+            workspace_bytes=self.selective(unit).backward_workspace_bytes(rows, tp),
         )
 
     def _weights(self, unit: int, part: Part, after: str) -> tuple[str, ...]:
@@ -426,6 +428,14 @@ class UnitPasses(PlannedRank):
             return f"hidden.{unit + 1}.{part}"
         name = f"input-gradient.{unit + 1}.{part}"
         return self._relaid(name, f"output-gradient.{unit}.{part}", unit + 1, unit, part)
+
+    def _arrived(self, unit: int, part: Part) -> tuple[str, ...]:
+        """What a backward pass needs of what comes behind the unit: the gradient of its output; of a head whose logits are made
+        anew, what makes it of them."""
+        if unit < self.last or not self.selective(unit).has("loss"):
+            return (self.output_gradient(unit, part),)
+        everyone = (f"all-statistics.{part}",) if self.strategies[unit].degree("tp") > 1 else ()
+        return (f"targets.{part}", f"statistics.{part}", *everyone)
 
     def reduce_gradients(self, unit: int) -> None:
         """What is reduced once a step, after the last micro-batch: replicated parts, whole gradients whose shards the optimizer

@@ -145,11 +145,15 @@ class Executor(Sharding, Copying, TokenSharing):
         x = self.values[instruction.reads[0]]
         if instruction.unit > 0:
             x = x.detach().requires_grad_()
-        part, draw = self.sublayer(instruction), self.draw(instruction)
+        part, draw, modules = (
+            self.sublayer(instruction),
+            self.draw(instruction),
+            self.program.selective(instruction.unit).modules,
+        )
         if self.program.shares_tokens(instruction.unit):
-            y = torch_units.matrices(part, unit.views, x, unit.shard, draw=draw)
+            y = torch_units.matrices(part, unit.views, x, unit.shard, draw=draw, modules=modules)
             return y.view(*x.shape[:2], -1), x
-        return torch_units.forward(part, unit.views, x, unit.shard, draw=draw), x
+        return torch_units.forward(part, unit.views, x, unit.shard, draw=draw, modules=modules), x
 
     def _forward(self, instruction: Instruction) -> None:
         y, x = self._compute(instruction)
@@ -176,12 +180,30 @@ class Executor(Sharding, Copying, TokenSharing):
                 if name not in self.program.persistent:
                     self.values[name] = torch.empty_like(unit.whole, dtype=unit.summed.dtype)
                 unit.gradients.write(self._gradient_buffer(name))
-        gradient_of_output = self._of_half(instruction, self.values[incoming])
+        if incoming.startswith("targets"):
+            gradient_of_output = self._gradient_of_logits(instruction, x)
+        else:
+            gradient_of_output = self._of_half(instruction, self.values[incoming])
         torch.autograd.backward([edge], [gradient_of_output])
         for unit in units:
             unit.gradients.complete()
         if len(instruction.writes) > len(made):
             self.values[instruction.writes[0]] = x.grad
+
+    def _gradient_of_logits(self, instruction: Instruction, x: Tensor) -> Tensor:
+        """Of logits that are made anew, of a head's input, or where ranks share the tokens of what its matrix works on."""
+        part, unit = self.sublayer(instruction), self.unit(instruction)
+        function = torch_units.matrices if self.program.shares_tokens(self.program.units[-1]) else torch_units.forward
+        with torch.no_grad():
+            logits = function(part, unit.views, x, unit.shard)
+            targets, statistics = (self.values[name] for name in instruction.reads[2:4])
+            everyone, name = statistics.unsqueeze(0), instruction.reads[4]
+            if name.startswith("all-statistics"):
+                everyone = self.values[name]
+            logits.sub_(statistics[0].unsqueeze(-1)).exp_()
+            scale = 1.0 / (self.program.samples * self.model.tokens)
+            torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, unit.shard, scale)
+        return logits
 
     def _loss_statistics(self, instruction: Instruction) -> None:
         logits, targets = (self.values[name] for name in instruction.reads)
@@ -199,7 +221,10 @@ class Executor(Sharding, Copying, TokenSharing):
         logits, targets, statistics = (self.values[name] for name in names[:3])
         everyone = self.values[names[3]] if len(names) > 4 else statistics.unsqueeze(0)
         shard = self.unit(instruction).shard
-        loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
+        if instruction.writes == ("loss",):  # the backward pass makes logits anew, and then their gradient
+            loss = torch_units.loss_value(everyone, scale)
+        else:
+            loss = torch_units.loss_gradient(logits, targets, everyone, self.model.vocabulary, shard, scale)
         if shard.first:
             self.loss += loss
 

@@ -54,11 +54,11 @@ class UnitState:
 
     @property
     def kept(self) -> Tensor:
-        """The parameters that the rank has between steps, in the model's dtype: what the optimizer works on, unless that is a
-        slice of the whole or of a wider dtype."""
-        if self.partitioned or self.master.numel() == self.whole.numel():
-            return self.master if self.master.dtype is self.flat_shard.dtype else self.flat_shard
-        return self.whole
+        """The parameters, in the model's dtype, that the rank has between steps: a shard, or the whole; on the host, where the
+        optimizer works there."""
+        if self.master.dtype is not self.flat_shard.dtype:
+            return self.flat_shard if self.partitioned else self.whole
+        return self.master if self.partitioned or self.master.numel() == self.whole.numel() else self.whole
 
     def step(self) -> None:
         """The optimizer's step."""
@@ -128,10 +128,10 @@ def make_unit(program: Program, position: int, seed: int, device: torch.device) 
     views = {name: whole[start:end].view(shape).detach().requires_grad_() for name, start, end, shape in layout}
     if zero == 3:
         empty_storage(whole)
-    if program.precision.master is not None:
-        master = flat_shard.to(torch_units.DTYPES[program.precision.master])
     if f"parameter.{position}" not in program.persistent:
         empty_storage(flat_shard)
+    if program.precision.master is not None:
+        master = flat_shard.to(torch_units.DTYPES[program.precision.master])
     gradients = FlatGradients(layout, views)
     optimizer = torch.optim.AdamW([master.requires_grad_()], lr=LEARNING_RATE, fused=True)
     replicated = [start for name, start, _, _ in layout if specification[name].split is None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trainplan.execution.program import ENTERING, FORWARDS, HOST_STATES, MASTER, STATES, Op, Part, Program, laid_as, sent_as
+from trainplan.execution.program import ENTERING, FORWARDS, HOST_STATES, STATES, Op, Part, Program, laid_as, sent_as
 from trainplan.profiling.base.dtypes import STATISTIC_BYTES
 from trainplan.profiling.models.sublayers import shard_bounds
 
@@ -13,6 +13,7 @@ INDEX_BYTES = 8
 MOMENTS = 2
 LOSS_BYTES = 8
 STATISTICS = 3  # of each token
+MASTER = "master"  # where the optimizer works on a wider copy of parameters
 SHARED_FROM = {"parameter": 3, "gradient": 2, "host-parameter": 3, "host-gradient": 2}  # ZeRO stages in which they are shards
 WHOLE_FROM = {"gathered": 3, "whole-gradient": 2}  # ZeRO stages in which there is the whole of them, for a while
 OF_STEP = frozenset({"loss", "host-tied"})
@@ -99,7 +100,7 @@ class Sizes:
         """What a computation on so many samples needs beside its buffers."""
         key = (op, unit, rows)
         if key not in self._workspaces:
-            sublayer, tp = self.sublayer(unit), self.tp(unit)
+            sublayer, tp = self.program.selective(unit), self.tp(unit)
             if self.program.shares_tokens(unit):
                 size = self._shared_workspace(op, unit, rows)
             elif op is Op.BACKWARD:
@@ -109,7 +110,7 @@ class Sizes:
                 if op is Op.FORWARD_WITHOUT_GRAPH:
                     size += sublayer.kept_bytes(rows, tp)
                 if op is Op.RECOMPUTE:
-                    size += sublayer.output_bytes(rows, tp)
+                    size += sublayer.part.output_bytes(rows, tp)
             self._workspaces[key] = size
         return self._workspaces[key]
 
@@ -179,7 +180,7 @@ class Sizes:
         if kind in SHARED or kind == "output-gradient-whole" or (kind == "graph" and self.program.shares_tokens(unit)):
             return self._of_share(kind, unit, rows)
         if kind == "graph":
-            return int(self.sublayer(unit).kept_bytes(rows, self.tp(unit)))
+            return self.program.selective(unit).kept_bytes(rows, self.tp(unit))
         if kind == "output-gradient":
             return int(self.sublayer(unit).boundary_bytes(rows)) // self.program.strategies[unit].share(self.program.place)[1]
         return self._of_state(kind, unit)

@@ -55,7 +55,7 @@ def deferred_frees(program: Program, owner: Stream | None = None) -> Frees:
     clocks, allocated, free = Clocks(), dict[str, Stream](), dict[str, _Free]()
     waits, before, after = list[tuple[int, ...]](), list[tuple[str, ...]](), list[tuple[str, ...]]()
     unit, computed = None, 0
-    copies = owner is None and any(instruction.stream == "copy" for instruction in program.instructions)
+    copies = owner is None and any(instruction.stream in ("copy", "copy-out") for instruction in program.instructions)
     for place, instruction in enumerate(program.instructions):
         stream = instruction.stream
         if stream == "compute" and instruction.unit != unit:

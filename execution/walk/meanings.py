@@ -181,16 +181,19 @@ def _loss(run: Interpreter, rank: int, head: Instruction) -> None:
     program = run.programs[rank]
     if abs(head.args["scale"] * program.samples * program.model.tokens - 1) > 1e-12:
         raise fault_at(rank, head, "is not divided by the tokens of the whole step")
-    run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, only(0), 1, "gradient")
+    if head.writes[0] != "loss":  # else the backward pass makes it of logits that are made again
+        run.values[rank][head.writes[0]] = Hidden(logits.boundary, logits.rows, only(0), 1, "gradient")
     if run.shard(rank, head).tp_index == 0:
         run.values[rank]["loss"] = run.values[rank]["loss"] + Sum(logits.rows)
 
 
 def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
-    graph, _, incoming = (run.value(rank, name) for name in head.reads[:3])
     assert head.unit is not None
-    need_parameters(run, rank, head, head.reads[3])
     program = run.programs[rank]
+    graph, incoming, behind = run.value(rank, head.reads[0]), run.value(rank, head.reads[2]), 3
+    if program.selective(head.unit).has("loss"):
+        incoming, behind = _loss_again(run, rank, head)
+    need_parameters(run, rank, head, head.reads[behind])
     stage = "leave-gradient" if program.shares_tokens(head.unit) and program.token_share(head.unit).drops_output else "gradient"
     if incoming.stage != stage or incoming.boundary != head.unit + 1 or not incoming.complete():
         raise fault_at(rank, head, f"reads {head.reads[2]}, which is not the whole gradient of its output")
@@ -207,8 +210,19 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
     contribution = _contribution(graph.rows, shard.tp_index)
     _contribute(run, rank, head, head.writes[-1], contribution._replace(replicated=Sum()) if shared else contribution)
     if _uses_table(run, rank, head):
-        need_parameters(run, rank, head, head.reads[4], 0)
+        need_parameters(run, rank, head, head.reads[behind + 1], 0)
         _contribute(run, rank, head, head.writes[-2], Gradient(Sum(), Sum(), Sum(graph.rows)))
+
+
+def _loss_again(run: Interpreter, rank: int, head: Instruction) -> tuple[Hidden, int]:
+    """The gradient of logits that a head's backward pass makes anew, from targets and the statistics of all shards; and how
+    many of the buffers that it reads come before its parameters."""
+    assert head.unit is not None
+    behind = 4 + head.reads[4].startswith("all-statistics")
+    targets, statistics = run.value(rank, head.reads[2]), [run.value(rank, name) for name in head.reads[3:behind]]
+    if any((each.stage, each.rows) != ("statistics", targets) for each in statistics) or not statistics[-1].whole():
+        raise fault_at(rank, head, "lacks the statistics of some vocabulary shards")
+    return Hidden(head.unit + 1, targets, only(0), 1, "gradient"), behind
 
 
 def _enter_backward(run: Interpreter, rank: int, head: Instruction) -> None:

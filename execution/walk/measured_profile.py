@@ -85,7 +85,7 @@ def _computed(
     for program, i in issued:
         if i.unit is not None and i.half is None and (i.op in TIMES or i.op in (Op.LOSS_STATISTICS, Op.LOSS)):
             strategy, name = program.strategies[i.unit], program.model.key_of(program.model.units[i.unit])
-            if strategy.sequence_parallel:  # whose costs follow from those of the sub-layer whole
+            if strategy.sequence_parallel or strategy.modules:  # whose costs follow from those of the sub-layer whole
                 continue
             shape = _Shape(name, strategy.degree("tp"), samples // strategy.data_degree)
             times[shape][i.op].append(measured(program, i))

@@ -17,6 +17,7 @@ from itertools import product
 
 from trainplan.execution.program import (
     COPIES,
+    COPIES_OUT,
     ENTERING,
     FROM,
     LANES,
@@ -55,7 +56,7 @@ FORMS: dict[Op, tuple[str, ...]] = {
         f"entry-graph.u.p {INPUT} entry-gradient.u.p {{residual_gradient}} {{own}} {{sum}} -> input-gradient.u.p {{sum}}",
     ),
     Op.LOSS_STATISTICS: ("hidden.v.p targets.p -> hidden.v.p statistics.p",),
-    Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> hidden.v.p loss",),
+    Op.LOSS: ("hidden.v.p targets.p statistics.p all-statistics.p? loss -> {logits_gradient} loss",),
     Op.OPTIMIZER_STEP: ("gradient.u -> parameter.u moments.u master.u?",),
     Op.SLICE: _MOVED,
     Op.GATHER_SLICE: _MOVED,
@@ -99,6 +100,10 @@ handles_all(FORMS)
 # Whether the unit is.
 RECOMPUTED = {Op.FORWARD: False, Op.FORWARD_WITHOUT_GRAPH: True, Op.ENTER_WITHOUT_GRAPH: True, Op.RECOMPUTE: True}
 STAGES = {Op.GATHER_PARAMETERS: {3}, Op.GATHER_UPDATED: {1, 2}, Op.REDUCE_SCATTER_GRADIENTS: {1, 2, 3}}  # of ZeRO
+LANES_OF_COPIES = {
+    **dict.fromkeys(COPIES, ("communication", "copy")),
+    **dict.fromkeys(COPIES_OUT, ("communication", "copy", "copy-out")),
+}
 LETTING_GO = {Op.RESHARD: ("gathered.u",), Op.DROP_HIDDEN: tuple(ARRIVED.split("|"))}  # each of them one of these
 # Behind so many reads, others are there for their order alone.
 READ_FOR_ORDER = {Op.GATHER_PARAMETERS: 1, Op.PREFETCH_SHARD: 1, Op.PREFETCH_HIDDEN: 1, Op.MARK: 0}
@@ -133,6 +138,7 @@ for _layout in LAYOUTS.values():
         "incoming": OUTPUT_GRADIENT,
         "source_gradient": "input-gradient.u.p?",
         "output": "hidden.v.p",
+        "logits_gradient": "hidden.v.p",
         "residual": "",
         "residual_gradient": "",
     }
@@ -165,17 +171,21 @@ SHARES: dict[str, dict[str, str]] = {
     },
 }
 SHARES["post-norm block"] = SHARES["block"] | {"residual": "entry.u.p"}
+LOSS_AGAIN = {"logits_gradient": "", "incoming": "targets.p statistics.p all-statistics.p?"}
 ONLY_SHARED = ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD, Op.ENTER_BACKWARD, Op.REDUCE_SCATTER_TOKENS}
 for _name in [_name for _name in LAYOUTS if _name.startswith("ZeRO")]:
     LAYOUTS |= {f"{_name}, tokens of a {kind} shared": LAYOUTS[_name] | shares for kind, shares in SHARES.items()}
+LAYOUTS |= {f"{_name}, loss made again": _layout | LOSS_AGAIN for _name, _layout in LAYOUTS.items()}
 
 
 def operands(program: Program) -> list[str]:
     """Instructions that do not take their operation's buffers in their places, that let go of others, or are on a lane of
     others."""
-    faults, copying = [], {i.stream for i in program.instructions if i.op in COPIES}
-    if len(copying) > 1:
-        faults.append(f"rank {program.rank}: copies are on the lanes {' and '.join(sorted(copying))}, not on one")
+    faults = []
+    for copies, which in ((COPIES_OUT, "copies to the host"), (COPIES - COPIES_OUT, "copies to the device")):
+        copying = {i.stream for i in program.instructions if i.op in copies}
+        if len(copying) > 1:
+            faults.append(f"rank {program.rank}: {which} are on the lanes {' and '.join(sorted(copying))}, not on one")
     layouts = [layout_of(program, unit) for unit in range(len(program.strategies))]
     for instruction in program.instructions:
         if (fault := _misused(program, instruction, layouts)) is not None:
@@ -187,15 +197,16 @@ def layout_of(program: Program, unit: int) -> str:
     """Where a unit's parameters are: one of LAYOUTS."""
     with_table = program.table_once and unit == len(program.strategies) - 1
     layout = f"ZeRO stage {zero_stage(program, unit)}" + ", with the table" * with_table
+    again = ", loss made again" * program.selective(unit).has("loss")
     if not program.shares_tokens(unit):
-        return layout
+        return layout + again
     share = program.token_share(unit)
     kind = share.part.kind if not share.adds_residual else "post-norm block" if share.post_norm else "block"
-    return f"{layout}, tokens of a {kind} shared"
+    return f"{layout}, tokens of a {kind} shared{again}"
 
 
 def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None:
-    if i.lane is not None and not (i.op in COPIES and i.lane == "communication"):
+    if i.lane is not None and i.lane not in LANES_OF_COPIES.get(i.op, ()):
         return f"is on the lane {i.lane}, not on {LANES[i.op]}, as all of its kind are"
     if not all(name.startswith(MARK) for name in (*i.after, *i.marks)):
         return f"comes after {_names(i.after)} and sets {_names(i.marks)}: not marks alone"
@@ -214,7 +225,7 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
             return _unjoined(i)
         layout = layouts[i.unit] if i.unit is not None and i.unit < len(layouts) else "ZeRO stage 0"
         fits = takes(i.op, i.unit, i.micro_batch, i.half, i.reads, i.writes, i.frees, layout)
-    if i.op in RECOMPUTED and i.unit is not None and program.strategies[i.unit].ckpt != RECOMPUTED[i.op]:
+    if i.op in RECOMPUTED and i.unit is not None and _again(program, i.op, i.unit) != RECOMPUTED[i.op]:
         return f"is of a unit that is {'not ' if RECOMPUTED[i.op] else ''}recomputed"
     if i.op is Op.OPTIMIZER_STEP and (f"{MASTER}.{i.unit}" in i.writes) != (program.precision.master is not None):
         return f"writes {_names(i.writes)}, with master copies in {program.precision.master}"
@@ -223,6 +234,12 @@ def _misused(program: Program, i: Instruction, layouts: list[str]) -> str | None
     if not fits:
         return f"reads {_names(i.reads)}, writes {_names(i.writes)} and frees {_names(i.frees)}: not what its operation does"
     return None
+
+
+def _again(program: Program, op: Op, unit: int) -> bool:
+    """Whether what an operation computes is computed once more in the backward pass."""
+    entering = op in ENTERING and program.shares_tokens(unit) and program.token_share(unit).enters_again
+    return program.strategies[unit].ckpt or entering
 
 
 def _unshared(program: Program, i: Instruction, unit: int) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainplan.execution.program import DRAWING, HOST_STATES, MASTER, STATES, Instruction, Op, Program, handles_all
-from trainplan.execution.walk.buffers import Sizes
+from trainplan.execution.program import DRAWING, HOST_STATES, STATES, Instruction, Op, Program, handles_all
+from trainplan.execution.walk.buffers import MASTER, Sizes
 
 # The buffer whose bytes an operation moves: the first that it writes, or reads.
 WRITTEN = frozenset(

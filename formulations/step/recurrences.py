@@ -14,7 +14,7 @@ the warm-up's first block as the sum of one micro-batch's forward passes; the fo
 
 This is the one fast simulation of 1F1B, for one pipeline. Two others compute the same differently, and tests hold them to it:
 `timeline.simulate`, pass by pass for any order (tests/formulations/test_partition_timeline.py), and
-`solvers.partition.times.ends_ns`, many pipelines at once in arrays (tests/solvers/test_partition_search.py).
+`arrays.one_f_one_b_ends_ns`, many pipelines at once in arrays (tests/solvers/test_partition_search.py).
 """
 
 from __future__ import annotations

@@ -57,18 +57,19 @@ def unit_bytes(
     first = gathered + output + max(workspace, moved) + rebuilt
     gradients = (0 if shape.kind == "embedding" else incoming) + gradient
     recomputed = rebuilt + output + workspace if strategy.ckpt else 0
+    beside = rows * shape.tokens * (8 + 3 * statistic_bytes(profile) * (1 + (tp if tp > 1 else 0)))
     if shape.kind == "head":
         # Beside the logits at the loss: targets, this shard's three statistics, and those of all shards.
-        statistics = 3 * statistic_bytes(profile) * (1 + (tp if tp > 1 else 0))
-        first = max(first, output + rows * shape.tokens * (8 + statistics))
+        first = max(first, output + beside)
     backward = gathered + gradients + output + recomputed + max(entry.backward_workspace_bytes.value, moved)
     if shape.kind == "embedding" and profile.tied_parameters:
         backward = max(backward, profile.tied_parameters * of_gradient - incoming)
     backward = max(first, backward, gradients + gradient // degree)  # at last its shard, to be added to the sum
     backward = max(backward, part * precision.widened_bytes(element) - forward)  # at the optimizer's step
     if shape.kind == "head":
-        # Logits wait for their backward pass, also those of other micro-batches in flight.
-        forward, backward = forward + output, backward - output
+        # Logits wait for their backward pass, also those of other micro-batches in flight; or what makes them anew.
+        waiting = beside if "loss" in strategy.modules else output
+        forward, backward = forward + waiting, backward - waiting
         backward = max(backward, profile.tied_parameters * of_gradient - forward)
     return forward, backward, state + LOSS_BYTES  # the loss of any unit: each may be all that a stage has
 

@@ -42,7 +42,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES, STATISTIC_BYTES
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
 from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape, UnitCost
-from trainplan.profiling.ways import shared_cost
+from trainplan.profiling.ways import cost_of_pieces
 
 Ns = TypeVar("Ns", int, float)
 _WAYS: tuple[Operation, ...] = ("all-gather", "reduce-scatter")
@@ -88,8 +88,10 @@ class UnitWork(Generic[Ns]):
 
 def computed_cost(profile: Profile, sublayer: str, strategy: Strategy, rows: int, kind: str | None = None) -> UnitCost:
     """What a profile says of a sub-layer as a strategy computes it, with so many rows. Raises InputError."""
-    cost = shared_cost if strategy.sequence_parallel else Profile.cost
-    return cost(profile, sublayer, strategy.degree("tp"), rows, kind)
+    shared, modules, tp = strategy.sequence_parallel, strategy.modules, strategy.degree("tp")
+    if not shared and not modules:
+        return profile.cost(sublayer, tp, rows, kind)
+    return cost_of_pieces(profile, sublayer, tp, rows, kind, shared=shared, modules=modules)
 
 
 def table_part(profile: Profile, tp: int) -> int:

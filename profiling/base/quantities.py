@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
 _FACTORS = {"B": 1, "BYTE": 1, "BYTES": 1}
 for _power, _prefix in enumerate("KMGTP", start=1):
@@ -23,6 +23,15 @@ def parse_bytes(text: str, field: str = "--memory") -> int:
     if match is None or factor is None:
         raise InputError(COMMAND_LINE, field, f"is {text!r}", "give a size such as 8GiB or 500MB")
     return int(Fraction(match[1]) * factor)
+
+
+def parse_rate(text: str, field: str) -> float:
+    """Bytes a second in ``200Gb/s`` or ``200Gbps``, bits as networks are sold, and in ``25GB/s``. Raises InputError."""
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([MGT])(b|B|bit)(?:/s|ps)?\s*", text, re.ASCII)
+    rate = float(match[1]) * _FACTORS[f"{match[2]}B"] / (1 if match[3] == "B" else 8) if match else 0.0
+    if not 1 <= rate <= 1e14:
+        raise InputError(COMMAND_LINE, field, f"is {shown(text)}", "give a rate such as 200Gb/s (bits) or 25GB/s (bytes)")
+    return rate
 
 
 def format_bytes(count: int) -> str:

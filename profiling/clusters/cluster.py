@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.clusters.efficiencies import Efficiency, Kernel, Precision
 from trainplan.profiling.clusters.network import Island, Link, Matrix, Network, Positive
 from trainplan.profiling.shipped import locate
 
 Bytes = Annotated[int, Field(gt=0, le=2**50)]
-DtypeName = Literal["float32", "float64", "bfloat16", "float16"]
 
 
 class DeviceKind(Record):
@@ -23,18 +23,19 @@ class DeviceKind(Record):
 
     memory_bytes: all that it has. reserve_bytes: how much of that is not for plans: what the driver keeps from programs, their
     context, buffers of communication, and what fragmentation loses. flops_per_s: peak rate of matrix products by dtype. A
-    product of m x k by k x n reaches `efficiency` of it times d / (d + half_size) for each of its three sizes d. kernel_ns:
-    least time of one operator.
+    product of m x k by k x n reaches `efficiency` of it times d / (d + half_size) for each of its three sizes d. efficiencies:
+    of classes of kernels and precisions, in place of these two. kernel_ns: least time of one operator.
     """
 
     name: Annotated[str, Field(min_length=1)]
     memory_bytes: Bytes
     reserve_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
-    flops_per_s: Annotated[dict[DtypeName, Positive], Field(min_length=1)]
+    flops_per_s: Annotated[dict[Precision, Positive], Field(min_length=1)]
     memory_bytes_per_s: Positive
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
     half_size: Annotated[int, Field(ge=0, le=2**20)] = 64
     kernel_ns: Annotated[int, Field(ge=0, le=10**9)] = 5_000
+    efficiencies: list[Efficiency] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> DeviceKind:
@@ -47,6 +48,15 @@ class DeviceKind(Record):
     def usable_bytes(self) -> int:
         """The memory that plans may use: all but the reserve."""
         return self.memory_bytes - self.reserve_bytes
+
+    @cached_property
+    def _by_class(self) -> dict[tuple[Kernel, Precision | None], Efficiency]:
+        return {(each.kernel, each.precision): each for each in reversed(self.efficiencies)}
+
+    def reached(self, kernel: Kernel, precision: Precision) -> Efficiency | None:
+        """The efficiency that is given for a class of kernels at a precision; None where none is, so that `efficiency` and
+        `half_size` hold for its products, and the whole bandwidth of the memory."""
+        return self._by_class.get((kernel, precision)) or self._by_class.get((kernel, None))
 
 
 class Host(Record):
@@ -197,6 +207,10 @@ def _check_nested(islands: list[Island], devices: int, field: str, optional: boo
 
 
 def load_cluster(source: str | os.PathLike[str]) -> Cluster:
-    """A shipped cluster by name, or a YAML or JSON file. Raises InputError."""
+    """A shipped cluster by name, nodes of a kind such as `h100:8x16`, or a YAML or JSON file. Raises InputError."""
+    from trainplan.profiling.clusters.nodes import cluster_of_nodes, names_nodes  # which make Clusters of data sheets
+
     name = os.fspath(source)
+    if names_nodes(name) and not os.path.exists(name):
+        return cluster_of_nodes(name)
     return parse(locate("clusters", name, "--cluster", "a cluster file"), Cluster, name)

@@ -30,14 +30,16 @@ class Island(Link):
 
     first: its first device; left out, islands of this size tile all devices. shared_by: consecutive devices, those of a node,
     whose network cards send node_bytes_per_s together (left out: the ring's bandwidth). Groups with few members a node all
-    communicate at once, so one with k of every `shared_by` devices gets at most k / shared_by of that. operation: the
-    collective that this link was fitted for; left out, it serves all. error: of the fit, the largest relative one.
+    communicate at once, so one with k of every `shared_by` devices gets at most k / shared_by of that. meshed: each device has
+    a link of its own to each other one, so that a group of k devices has k - 1 of these links. operation: the collective that
+    this link was fitted for; left out, it serves all. error: of the fit, the largest relative one.
     """
 
     devices: Annotated[int, Field(ge=1, le=2**20)]
     first: Annotated[int, Field(ge=0, le=2**20)] | None = None
     shared_by: Annotated[int, Field(ge=1, le=2**20)] = 1
     node_bytes_per_s: Positive | None = None
+    meshed: bool = False
     operation: Operation | None = None
     origin: Origin = "estimated"
     error: Share = 0.0
@@ -147,6 +149,8 @@ class Network(Record):
         members = max(Counter(rank // island.shared_by for rank in ranks).values())
         together = island.node_bytes_per_s or island.bandwidth_bytes_per_s
         part = together * members / island.shared_by
+        if island.meshed:
+            part = min(part, island.bandwidth_bytes_per_s * (len(ranks) - 1) / (island.devices - 1))
         if part >= island.bandwidth_bytes_per_s:
             return island
         return Link(bandwidth_bytes_per_s=part, latency_ns=island.latency_ns)

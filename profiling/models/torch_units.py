@@ -11,15 +11,16 @@ own tokens of the sum. What is gathered and scattered between them, programs say
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainplan.profiling.models.again import again, forgetting
 from trainplan.profiling.models.dropout import Draw, Heads, drop, dropped_attention, hidden_mask
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.rotary import rotated
@@ -70,17 +71,25 @@ def forward(
     shard: Shard,
     memory: Tensor | None = None,
     draw: Draw | None = None,
+    modules: Collection[str] = (),
 ) -> Tensor:
     """Partial output, (rows, tokens, hidden); for a language head the logits' shard, (rows, tokens, vocabulary / tp).
 
     x: (rows, tokens, hidden); token indices for a token embedding, (rows, groups, features) for an input projection.
     memory: the hidden states that a cross-attention reads, (rows, memory tokens, hidden). draw: what masks of dropout follow
-    from; without it nothing is dropped, as when a model is evaluated.
+    from; without it nothing is dropped, as when a model is evaluated. modules: of which the graph keeps nothing, and that the
+    backward pass computes again (see `sublayers.modules`).
     """
     if not isinstance(part, Attention | FeedForward | LanguageHead | TokenEmbedding):
         return _FORWARD[type(part)](part, parameters, x, shard)
-    inside = enter(part, parameters, x, draw)
-    y = matrices(part, parameters, inside, shard, memory, draw)
+    recipe = None
+    if "norms" not in modules or part.kind == "embedding":
+        inside = enter(part, parameters, x, draw)
+    else:
+        names = [name for name in parameters if name.startswith(("norm.", "dense.", "dense_norm."))]
+        inside, recipe = again(partial(_entered, part, names, draw), x, *(parameters[name] for name in names))
+    with forgetting(recipe):
+        y = matrices(part, parameters, inside, shard, memory, draw, modules)
     residual = residual_of(part, x, inside) if shard.first else None
     y = leave(part, y, residual, draw)  # a partial sum is dropped as the whole is: each number on all ranks or none
     return y.view_as(x) if isinstance(part, Attention | FeedForward) else y
@@ -92,7 +101,8 @@ def enter(part: Sublayer, p: Parameters, x: Tensor, draw: Draw | None = None) ->
         return x
     inside = _normed(part, p, x)
     if isinstance(part, Attention):
-        return drop(inside, draw, "input", part.input_dropout)
+        inside = drop(inside, draw, "input", part.input_dropout)
+        return _into_windows(part, inside) if part.window else inside
     if isinstance(part, LanguageHead):
         if part.transform:
             inside = ACTIVATIONS[part.transform](F.linear(inside, p["dense.weight"], p["dense.bias"]))
@@ -102,17 +112,27 @@ def enter(part: Sublayer, p: Parameters, x: Tensor, draw: Draw | None = None) ->
     return inside
 
 
+def _entered(part: Sublayer, names: Sequence[str], draw: Draw | None, x: Tensor, *values: Tensor) -> Tensor:
+    return enter(part, dict(zip(names, values, strict=True)), x, draw)
+
+
 def matrices(
-    part: Sublayer, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None = None, draw: Draw | None = None
+    part: Sublayer,
+    p: Parameters,
+    inside: Tensor,
+    shard: Shard,
+    memory: Tensor | None = None,
+    draw: Draw | None = None,
+    modules: Collection[str] = (),
 ) -> Tensor:
     """Partial sums of a sub-layer's output on all tokens, before dropout and residual, (rows x tokens, hidden), of an embedding
     (rows, tokens, hidden); a head's logits. They are no view, so that adding in place costs the backward pass nothing."""
     if isinstance(part, TokenEmbedding):
         return _token_embedding(part, p, inside, shard)
     if isinstance(part, Attention):
-        return _attention(part, p, inside, shard, memory, draw)
+        return _attention(part, p, inside, shard, memory, draw, "attention" in modules)
     if isinstance(part, FeedForward):
-        return _feed_forward(part, p, inside, shard)
+        return _feed_forward(part, p, inside, shard, "activation" in modules)
     return F.linear(inside, p["logits.weight"], p.get("logits.bias"))
 
 
@@ -177,12 +197,10 @@ def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Sh
 
 
 def _attention(
-    part: Attention, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None
+    part: Attention, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None, recomputed: bool
 ) -> Tensor:
-    rows, length, _ = inside.shape
+    rows = inside.shape[0] * inside.shape[1] // part.tokens
     heads, kv_heads, width = part.heads // shard.tp, part.kv_heads // shard.tp, part.width
-    if part.window:
-        inside = _into_windows(part, inside)
     if part.packed:
         qkv = F.linear(inside, p["qkv.weight"].flatten(0, 1), _flat(p.get("qkv.bias")))
         q, k, v = qkv.view(*inside.shape[:2], 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
@@ -202,10 +220,11 @@ def _attention(
         options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": part.scale or None}
         if part.shift:  # the mask is of the windows of one image
             q, k, v = (t.unflatten(0, (rows, -1)) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, **options)
+        core = partial(F.scaled_dot_product_attention, **options)
+        mixed = again(core, q, k, v)[0] if recomputed else core(q, k, v)
         mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
     y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
-    return _from_windows(part, y, rows).reshape(rows * length, part.hidden) if part.window else y
+    return _from_windows(part, y, rows).reshape(rows * part.tokens, part.hidden) if part.window else y
 
 
 def _flat(bias: Tensor | None) -> Tensor | None:
@@ -297,14 +316,20 @@ def _from_windows(part: Attention, y: Tensor, rows: int) -> Tensor:
     return y.roll((part.shift, part.shift), (1, 2)) if part.shift else y
 
 
-def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard) -> Tensor:
+def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard, recomputed: bool) -> Tensor:
     flat = inside.view(-1, part.hidden)
-    inner = F.linear(flat, p["up.weight"], p.get("up.bias"))
+    inner = [F.linear(flat, p["up.weight"], p.get("up.bias"))]
     if part.gated:
-        inner = ACTIVATIONS[part.activation](F.linear(flat, p["gate.weight"], p.get("gate.bias"))) * inner
-    else:
-        inner = ACTIVATIONS[part.activation](inner)
-    return F.linear(inner, p["down.weight"], p.get("down.bias") if shard.first else None)
+        inner.append(F.linear(flat, p["gate.weight"], p.get("gate.bias")))
+    activated, recipe = again(partial(_activated, part), *inner) if recomputed else (_activated(part, *inner), None)
+    del inner  # a relu's is not kept
+    with forgetting(recipe):
+        return F.linear(activated, p["down.weight"], p.get("down.bias") if shard.first else None)
+
+
+def _activated(part: FeedForward, up: Tensor, gate: Tensor | None = None) -> Tensor:
+    function = ACTIVATIONS[part.activation]
+    return function(up) if gate is None else function(gate) * up
 
 
 def _norm(part: Norm, p: Parameters, x: Tensor, shard: Shard) -> Tensor:
@@ -380,9 +405,7 @@ def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary:
     logits: as `loss_statistics` left them. everyone: its results of all shards, (tp, 3, rows, tokens). Returns the sum of the
     losses times `scale`.
     """
-    largest, mine = everyone[:, 0].amax(0), everyone[shard.index]
-    normaliser = largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
-    loss = (normaliser - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
+    normaliser, mine = _normaliser(everyone), everyone[shard.index]
     factor = ((mine[0] - normaliser).exp() * scale).unsqueeze(-1)
     if factor.dtype is logits.dtype:
         logits.mul_(factor)
@@ -395,7 +418,18 @@ def loss_gradient(logits: Tensor, targets: Tensor, everyone: Tensor, vocabulary:
     flat, places = logits.flatten(0, -2), (targets - low).clamp_(0, high - low - 1).flatten()
     tokens = torch.arange(len(places), device=places.device)
     flat[tokens, places] = (flat[tokens, places] - inside.flatten().to(factor.dtype) * scale).to(logits.dtype)
-    return loss
+    return loss_value(everyone, scale)
+
+
+def loss_value(everyone: Tensor, scale: float) -> Tensor:
+    """The sum of the losses times `scale`, of the statistics of all shards, (tp, 3, rows, tokens)."""
+    return (_normaliser(everyone) - everyone[:, 2].sum(0)).sum(dtype=torch.float64) * scale
+
+
+def _normaliser(everyone: Tensor) -> Tensor:
+    """The logarithm of the sum of exponentials over the whole vocabulary."""
+    largest = everyone[:, 0].amax(0)
+    return largest + (everyone[:, 1] * (everyone[:, 0] - largest).exp()).sum(0).log()
 
 
 def whole_parameters(part: Sublayer, seed: int) -> Parameters:

@@ -84,6 +84,7 @@ PARTITIONS = Option("partition", ("layers", "parameters", "memory", "time"))
 UNIFORM = Option("assignment", ("uniform-layers", "uniform-parameters"))
 BOUNDED_SPANS = "bounds on all spans of layers, exact stages by label-setting"
 BOUNDED_STAGES = "bounds from micro-batches followed through one stage, the rest simulated"
+DECOMPOSED = "bounds on all spans, a master over suffixes of stages, exact stages and fronts where it uses them"
 BOUNDED_CLUSTER = "bounds from one pipeline followed through the cluster, CP-SAT for what they leave"
 BOUNDED_STEPS = "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free"
 RANDOM = "the paper's Algorithm 1: the best of many, or the last that fits, as published"
@@ -143,6 +144,10 @@ METHODS: dict[str, tuple[Entry, ...]] = {
         _entry("zero-2", "switches.h3t", "ZeRO-2 with host optimizer and recomputation"),
         _entry("zero-3", "switches.h3t", "ZeRO-3 with host optimizer and recomputation"),
     ),
+    "joint": (
+        replace(_proving("decomposition", "joint.exact", DECOMPOSED), starts=True),
+        *MODELS,
+    ),
     "cluster-strategy": (
         replace(_proving("branch-and-bound", "cluster.exact", BOUNDED_CLUSTER, Option("workers")), starts=True),
         *MODELS,
@@ -161,6 +166,7 @@ ROOMS = {
     "stage-assignment": "assignment",
     "pipeline-partition": "partition",
     "memory-switches": "switches",
+    "joint": "joint",
     "cluster-strategy": "cluster",
 }
 CHEAP_BOUNDS = {name: f"trainplan.solvers.{room}.quick:cheap_bound" for name, room in ROOMS.items()}

@@ -1,14 +1,4 @@
-"""A chain of sub-layers, and the simulated 1F1B iterations of many partitions of it at once.
-
-Cross-check of `formulations.step.recurrences`: the same ends, of many pipelines at once (asserted in
-tests/solvers/test_partition_search.py and tests/solvers/test_whole_step.py).
-
- A device waits while it receives, so the transfer of
-a pass that receives a message is as if it were part of the pass. In block y = -(p-1) .. m-1 stage x runs the forward pass of
-micro-batch p - 1 - x + y, whose input is of the block before, so all stages are one step. From y = 0 on it then runs the
-backward pass of micro-batch y: that goes through the stages one after another in the same block, and ends on x at the largest
-of free_z + b_z + .. + b_x over the stages z >= x.
-"""
+"""A chain of sub-layers, and the simulated 1F1B iterations of many partitions of it at once."""
 
 from __future__ import annotations
 
@@ -18,34 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Integers
 from trainplan.formulations.pipeline_partition.problem import Instance
+from trainplan.formulations.step.arrays import one_f_one_b_ends_ns
 
 SHIFTS = (-3, -2, -1, 1, 2, 3)
 
 Truths = NDArray[np.bool_]
-
-
-def ends_ns(forward_ns: Integers, backward_ns: Integers, micro_batches: int) -> Integers:
-    """(p, N): when each stage of N pipelines ends. forward_ns, backward_ns: (p, N), of each stage, the message that the pass
-    receives included.
-
-    The last stages of a longer pipeline are a pipeline themselves, in the same order of passes.
-    """
-    stages, count = forward_ns.shape
-    free = np.zeros((stages, count), np.int64)
-    sent = np.zeros((stages + 1, count), np.int64)  # end of the last forward pass of the stage before
-    back = np.cumsum(backward_ns[::-1], axis=0)[::-1]  # backward passes from the last stage to this one
-    later = np.concatenate([back[1:], np.zeros((1, count), np.int64)])
-    for y in range(1 - stages, micro_batches):
-        low, high = max(0, stages - micro_batches + y), min(stages, stages + y)
-        if low < high:
-            np.maximum(free[low:high], sent[low:high], out=free[low:high])
-            free[low:high] += forward_ns[low:high]
-            sent[low + 1 : high + 1] = free[low:high]
-        if y >= 0:
-            free -= later
-            np.maximum.accumulate(free[::-1], axis=0, out=free[::-1])
-            free += back
-    return free
 
 
 class SublayerChain:
@@ -93,4 +60,4 @@ class SublayerChain:
     def ends_ns(self, firsts: Integers) -> Integers:
         """(N, stages): when each stage of N pipelines of the last stages ends. firsts: (N, stages), the first places."""
         forward, backward = self.passes_ns(firsts.T, self.ends(firsts).T)
-        return ends_ns(forward, backward, self.micro_batches).T
+        return one_f_one_b_ends_ns(forward, backward, self.micro_batches).T

@@ -161,7 +161,15 @@ def test_version() -> None:
     assert module.stdout == f"trainplan {tp.__version__}\n"
 
 
-@pytest.mark.parametrize(("words", "wanted"), [("trainplan pl", "plan"), ("trainplan plan --model gpt2-x", "gpt2-xl")])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("trainplan pl", "plan"),
+        ("trainplan plan --model gpt2-x", "gpt2-xl"),
+        ("trainplan plan --cluster h100", "h100-64"),
+        ("trainplan plan --cluster h100", "h100:8x16"),
+    ],
+)
 def test_the_shell_completes_commands_and_values(words: str, wanted: str) -> None:
     asked = {"_TRAINPLAN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     done = subprocess.run(COMMAND, env={**os.environ, **asked}, capture_output=True, text=True, check=False)

@@ -11,6 +11,7 @@ import pytest
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.profiles import load_profile
 
+import trainplan as tp
 from tests.command.calls import call
 from tests.command.test_command import told
 
@@ -124,6 +125,35 @@ def test_lists_and_shows() -> None:
     assert shown["parameters"] == 124_439_808
     assert [row["count"] for row in shown["sublayers"]] == [1, 12, 12, 1]
     assert "12.5 GB/s" in call("cluster", "show", "a100-16").stdout
+
+
+def test_kinds_are_listed_as_in_the_readme() -> None:
+    listed = call("cluster", "kinds").stdout
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert "\n".join(line.rstrip() for line in listed.splitlines() if line.strip()) in readme
+    sheets = {row["kind"]: row["sheet"] for row in json.loads(call("cluster", "kinds", "--json").stdout)}
+    assert sheets["h100"]["flops_per_s"]["float8"] == 1979e12 and sheets["mi300x"]["sources"]
+
+
+def test_nodes_of_a_kind_stand_for_a_cluster(tmp_path: Path) -> None:
+    """In every command, and with the efficiencies that times rest on, whose they are, and their error."""
+    shown = call("cluster", "show", "MI300X:8x2").stdout
+    assert "mi300x:8x2, 16 devices" in shown and "assumed, of H100-SXM5 80 GB, no more than its vendor reaches" in shown
+    words = ["--model", "gpt2", "--cluster", "h200:8", "--dtype", "bf16"]
+    planned = call("plan", *words, "--batch", "8", "-o", tmp_path / "plan.json")
+    assert planned.returncode == 0, planned.stderr
+    reached = next(line for line in planned.stdout.splitlines() if line.startswith("reached"))
+    assert (
+        "of the peak of H200-SXM5 141 GB: products " in reached and ", of H100-SXM5 80 GB)" in reached and "time ±" in reached
+    )
+    assert "8 devices of 141 GiB, 133 GiB usable each" in planned.stdout
+    assert "reached" in call("profile", "estimate", *words).stdout
+    assert "reached" not in call("plan", "--model", "gpt2", "--cluster", "h200-8", "--dtype", "bf16", "--batch", "8").stdout
+    assert call("simulate", tmp_path / "plan.json", "--cluster", "l40s:8").returncode == 0
+    assert tp.plan(model="gpt2", cluster="h200:8", dtype="bf16", batch=8).plan == tp.plan(
+        model="gpt2", cluster=load_cluster("h200:8"), dtype="bf16", batch=8
+    ).plan  # fmt: skip
+    told(call("plan", *words[:3], "h10:8", "--batch", "8"), "--cluster names the device 'h10'", "did you mean 'h100'")
 
 
 def test_detect_describes_this_machine(tmp_path: Path) -> None:

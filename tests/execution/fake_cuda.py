@@ -17,15 +17,16 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.execution.program import Instruction, Op, Program, on_host
+from trainplan.execution.run import threads
 from trainplan.execution.run.cuda_streams import CudaStreams
 
-Clock = dict[int, int]  # of each stream, how many of its operations are known to be done
+Clock = dict[int, int]  # of each stream, and of each thread (below 0), how many of its operations are known to be done
 
 
 def _merge(clock: Clock, other: Clock) -> None:
@@ -98,6 +99,8 @@ class FakeCuda:
         self._speed: dict[int, float] = {}
         self._handed_on: Clock = {}
         self._steps = 0
+        self._told: dict[int, Clock] = {}
+        self._threads = 0
 
     def Stream(self, device: object) -> Stream:
         return Stream(self)
@@ -126,9 +129,36 @@ class FakeCuda:
             self._current.steps = self._steps
         return self._current.clock
 
+    @property
+    def thread(self) -> int:
+        """The number of the calling thread."""
+        if not hasattr(self._current, "number"):
+            self._threads += 1
+            self._current.number = -1 - self._threads
+        return int(self._current.number)
+
     def hand_on(self) -> None:
         """Threads that take up work from now on know what the calling one knows."""
         self._handed_on, self._steps = dict(self.thread_clock), self._steps + 1
+
+    def threads_progress(self) -> type[threads._Progress]:
+        """How threads wait for each other's instructions: who has waited for one knows what its thread then knew."""
+        cuda = self
+
+        class Progress(threads._Progress):
+            def done(self, place: int) -> None:
+                with cuda.lock:
+                    cuda._told[place] = dict(cuda.thread_clock)
+                super().done(place)
+
+            def reaches(self, places: Sequence[int]) -> bool:
+                reached = super().reaches(places)
+                with cuda.lock:
+                    for place in places if reached else ():
+                        _merge(cuda.thread_clock, cuda._told[place])
+                return reached
+
+        return Progress
 
     def progress(self) -> None:
         for _ in range(int(self.rng.expovariate(1.0) * self.eagerness)):
@@ -158,16 +188,15 @@ class FakeCuda:
 
 @dataclass
 class Access:
-    """Of a block: by whom, and whether on the device (its stream and number there) or by the processor (`done`, in time)."""
+    """Of a block: by whom, and on which stream of the device, or by which thread of the processor, with the number there."""
 
     who: str
     changes: bool
-    stream: int | None = None
+    stream: int = 0
     count: int = 0
-    done: bool = False
 
     def before(self, clock: Clock) -> bool:
-        return self.done if self.stream is None else clock.get(self.stream, 0) >= self.count
+        return clock.get(self.stream, 0) >= self.count
 
 
 @dataclass
@@ -218,14 +247,14 @@ class Machine:
                 clock = stream.put(begin, end)
                 self._ordered(accesses, clock, stream.number, clock[stream.number])
                 return
-            self._ordered(accesses, self.cuda.thread_clock, None, 0)
+            clock, thread = self.cuda.thread_clock, self.cuda.thread
+            self._ordered(accesses, clock, thread, clock.get(thread, 0) + 1)
             begin()
         time.sleep(self.cuda.rng.uniform(0, 0.0005))
         with self.cuda.lock:
             self.cuda.progress()
             end()
-            for _, access in accesses:
-                access.done = True
+            clock[thread] = clock.get(thread, 0) + 1
 
     def free(self, name: str) -> None:
         with self.cuda.lock:
@@ -285,7 +314,7 @@ class Machine:
             return self._free[stream].pop()
         return Block(stream)
 
-    def _ordered(self, accesses: list[tuple[Block, Access]], clock: Clock, stream: int | None, count: int) -> None:
+    def _ordered(self, accesses: list[tuple[Block, Access]], clock: Clock, stream: int, count: int) -> None:
         """Whether every earlier use of these blocks that conflicts comes first."""
         for block, access in accesses:
             access.stream, access.count = stream, count

@@ -1,4 +1,4 @@
-"""Random programs on four lanes, of buffers that mean nothing: what back-ends must keep in order, whatever it is for."""
+"""Random programs on all lanes, of buffers that mean nothing: what back-ends must keep in order, whatever it is for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def random_program(rng: random.Random, length: int = 60) -> Program:
     made = 0
     for number in range(length):
         lane = rng.choice(STREAMS)
-        seen = {"host": held["host"], "copy": [*held["host"], *held["device"]]}.get(lane, held["device"])
+        both = [*held["host"], *held["device"]]
+        seen = {"host": held["host"], "copy": both, "copy-out": both}.get(lane, held["device"])
         reads = tuple(rng.sample(seen, rng.randint(1, 2)))
         writes = tuple(rng.sample(reads, rng.randint(0, 1)))
         frees: tuple[str, ...] = ()

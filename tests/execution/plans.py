@@ -12,7 +12,7 @@ from typing import Any
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.precision import Precision
 from trainplan.formulations.step.schedules import PlanSchedule, Schedule, most_sliced
-from trainplan.formulations.strategies import decision_tree, parse_strategy
+from trainplan.formulations.strategies import MODULES, Module, decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.models.sublayers import why_not_shared
 
@@ -253,4 +253,13 @@ def sharing_tokens(rng: random.Random, plan: Plan) -> Plan:
         strategy, tp = unit.strategy, unit.strategy.degree("tp")
         shares = tp > 1 and why_not_shared(described.sublayer, tp) is None and rng.random() < 0.5
         units.append(unit.laid_out(replace(strategy, sequence_parallel=True)) if shares else unit)
+    return plan.changed(units=units)
+
+
+def recomputing_modules(rng: random.Random, plan: Plan, modules: Sequence[Module] = MODULES) -> Plan:
+    """The plan with some of these modules recomputed, at random, in most units that are not recomputed whole."""
+    units = []
+    for unit in plan.units:
+        chosen = tuple(sorted(module for module in modules if rng.random() < 0.6))
+        units.append(unit if unit.strategy.ckpt else unit.laid_out(replace(unit.strategy, modules=chosen)))
     return plan.changed(units=units)

@@ -65,7 +65,7 @@ def _step(lanes: Lanes, program: Program, run: Run) -> None:
     lanes.step(lambda place: run(program.instructions[place]))
 
 
-@pytest.mark.parametrize(("backend", "lanes"), [(_fused, 2), (_threads, 4)])
+@pytest.mark.parametrize(("backend", "lanes"), [(_fused, 2), (_threads, 5)])
 def test_lanes_keep_their_order_and_their_waits_and_nothing_else(backend: Callable[[Program, int], Lanes], lanes: int) -> None:
     rng, overtaken = random.Random(8), 0
     for seed in range(20):
@@ -143,7 +143,7 @@ def test_an_error_of_any_lane_stops_all_of_them_and_is_raised(backend: Callable[
         assert all(place < failing for place in record.began if program.instructions[place].stream == lane)
 
 
-@pytest.mark.parametrize(("backend", "threads"), [(_fused, 2), (_threads, 4)])
+@pytest.mark.parametrize(("backend", "threads"), [(_fused, 2), (_threads, 5)])
 def test_threads_live_from_step_to_step_and_end_with_their_lanes(
     backend: Callable[[Program, int], Lanes], threads: int
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.program import COPIES, Instruction, Op, Program, with_waits
+from trainplan.execution.program import COPIES, COPIES_OUT, Instruction, Op, Program, with_waits
 from trainplan.execution.walk.checks import check, lifetimes, meanings, races
 from trainplan.execution.walk.host_slots import host_slots
 from trainplan.execution.walk.memory import BACKENDS, memory_walk
@@ -167,13 +167,14 @@ def test_slots_are_not_shared_by_what_lanes_may_hold_at_a_time() -> None:
     assert shared > 50
 
 
-def test_without_a_lane_of_their_own_copies_share_that_of_communication() -> None:
+def test_copies_have_a_lane_each_way_or_share_that_of_communication() -> None:
     rng = random.Random(4)
     for _ in range(20):
         plan = random_residence_plan(rng, 2)
         for program in compile_plan(plan):
-            lanes = {i.stream for i in program.instructions if i.op in COPIES}
-            assert lanes <= {"copy" if plan.nvlink else "communication"}
+            for copies, lane in ((COPIES_OUT, "copy-out"), (COPIES - COPIES_OUT, "copy")):
+                lanes = {i.stream for i in program.instructions if i.op in copies}
+                assert lanes <= {lane if plan.nvlink else "communication"}
 
 
 def test_what_is_brought_in_ahead_is_there_before_its_unit_computes() -> None:

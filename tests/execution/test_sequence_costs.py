@@ -21,7 +21,7 @@ from trainplan.formulations.work.planned import planned_work, samples_of
 from trainplan.formulations.work.primitives import collective
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.sublayers import TokenShare
-from trainplan.profiling.ways import shared_cost, shared_operators
+from trainplan.profiling.ways import cost_of_pieces, shared_operators
 
 from tests.execution.mutations import KINDS, OF_ORDER, mutants, sharing_programs
 from tests.execution.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, random_sliced_plan, sharing_tokens
@@ -98,7 +98,7 @@ def test_shared_tokens_take_less_time_and_memory_and_move_as_much() -> None:
         size = 8 * profile.shapes[kind].output_bytes
         again = collective(profile, "all-gather", size, (0, 1))
         reduced, scattered = (collective(profile, way, size, (0, 1)) for way in ("all-reduce", "reduce-scatter"))
-        entry, spread = profile.cost(kind, 2, 8), shared_cost(profile, kind, 2, 8)
+        entry, spread = profile.cost(kind, 2, 8), cost_of_pieces(profile, kind, 2, 8, shared=True)
         computed = sum(e.forward_ns.value + e.backward_ns.value for e in (spread,))
         assert computed < entry.forward_ns.value + entry.backward_ns.value
         before = entry.forward_ns.value + entry.backward_ns.value + 2 * reduced
@@ -109,7 +109,7 @@ def test_shared_tokens_take_less_time_and_memory_and_move_as_much() -> None:
     assert transition_ns(profile, executed, shared, whole, 8, size) == gathered
     assert transition_ns(profile, executed, whole, shared, 8, size) == gathered
     with pytest.raises(InputError, match="describes no model"):
-        shared_cost(profile.changed(model=None), "ffn", 2, 8)
+        cost_of_pieces(profile.changed(model=None), "ffn", 2, 8, shared=True)
 
 
 def test_kernels_of_the_pieces_are_those_of_the_whole() -> None:

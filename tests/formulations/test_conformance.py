@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -19,8 +21,16 @@ from tests.assignments import random_assignment
 from tests.cluster_instances import random_cluster
 from tests.instances import random_instance, random_pipeline
 from tests.partition_instances import random_partition
+from tests.solvers.joint_instances import random_instance as random_joint
 from tests.switch_instances import random_instance as random_switches
 from trainplan.testing import check_files, check_method, check_problem, check_request, optimum
+
+
+def tiny_joint(seed: int) -> Any:
+    """One whose hosts have no limit: `explain` speaks of devices alone."""
+    instance = random_joint(random.Random(seed), 4, 2)
+    return replace(instance, classes=tuple(replace(each, host_bytes=None) for each in instance.classes))
+
 
 SEEDS = range(6)
 TINY: dict[str, Callable[[int], Any]] = {
@@ -32,6 +42,7 @@ TINY: dict[str, Callable[[int], Any]] = {
         np.random.default_rng(seed), 1 + seed % 2, synchronisation="free" if seed % 3 == 2 else "forced"
     ),
     "cluster-strategy": lambda seed: random_cluster(seed, 4, 4),
+    "joint": tiny_joint,
     "galvatron-engine": lambda seed: import_module("tests.published").as_engine(random_pipeline(seed, 3, 2)),
 }
 FROM_FILES = ("galvatron-engine",)  # of another program, which stand in for model and cluster

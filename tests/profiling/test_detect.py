@@ -84,7 +84,7 @@ def test_pcie_over_two_sockets_makes_nested_islands() -> None:
 def test_bridged_pairs_without_the_package() -> None:
     cluster = detected(None, "topo-3090-4.txt", "query-3090-4.csv")
     assert [island.devices for island in cluster.network.islands] == [2, 4]
-    assert cluster.network.link((2, 3)).bandwidth_bytes_per_s == pytest.approx(0.8 * 4 * 14.06e9)
+    assert cluster.network.link((2, 3)).bandwidth_bytes_per_s == pytest.approx(0.8 * 4 * 14.0625e9)
     assert cluster.network.link((1, 2)).bandwidth_bytes_per_s == pytest.approx(0.4 * 31.5e9, rel=1e-3)
     assert cluster.memory_bytes == 24576 * 2**20
     assert "nvidia-smi" in cluster.source
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
 
 
 def test_names_like_a_known_device_are_not_taken_for_it() -> None:
-    for name in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA A10G", "NVIDIA L40", "NVIDIA H100 NVL"):
+    for name in ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA A10G", "NVIDIA L40", "NVIDIA H100L 94GB"):
         assert Gpu(name, 1).sheet() is None
     for name in (
         "Tesla T4",

@@ -50,7 +50,7 @@ COMMANDS = {name: command for commands in TASKS.values() for name, command in co
 NUMBERS = "Models, clusters, profiles"
 GROUPS = {
     "model": ("catalogue:models", "Models: list, show."),
-    "cluster": ("catalogue:clusters", "Clusters: list, show, detect."),
+    "cluster": ("catalogue:clusters", "Clusters: list, kinds, show, detect."),
     "profile": ("profiles:app", "Profiles: estimate, measure, import, show."),
 }
 COMPLETION = "_TRAINPLAN_COMPLETE"  # set by the shell, with the words so far in one of the other two

@@ -11,11 +11,13 @@ import typer
 from trainplan import api
 from trainplan.asking import model_of
 from trainplan.command import tables
-from trainplan.command.options import DTYPE, SEQUENCE, Outcome, flag, output, takes, word
+from trainplan.command.options import CLUSTER_HELP, DTYPE, SEQUENCE, Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.detect.machine import to_yaml
+from trainplan.profiling.clusters.nodes import node_of
+from trainplan.profiling.clusters.sheets import sheets
 from trainplan.profiling.models.model import load_model
 from trainplan.profiling.shipped import shipped
 
@@ -64,8 +66,17 @@ def list_clusters() -> Outcome:
     return Outcome(rows, partial(tables.clusters, each))
 
 
+@clusters.command("kinds", epilog="Example: trainplan cluster kinds")
+@takes()
+def list_kinds() -> Outcome:
+    """List the kinds of devices that clusters can be named by, as h100:8x16 is 16 nodes of 8 H100: one node of each."""
+    each = {name: node_of(name) for name in sheets()}
+    content = [{"kind": name, "sheet": sheets()[name].model_dump(mode="json")} for name in each]
+    return Outcome(content, partial(tables.kinds, each))
+
+
 @clusters.command("show", epilog="Example: trainplan cluster show amp-heterogeneous-16")
-@takes([word("cluster", str, "A shipped name, or a YAML or JSON file.")])
+@takes([word("cluster", str, CLUSTER_HELP)])
 def show_cluster(cluster: str) -> Outcome:
     """Show a cluster: its devices, its links, and where the numbers come from."""
     loaded = load_cluster(cluster)

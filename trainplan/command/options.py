@@ -140,9 +140,16 @@ def _flag_of(parameter: Parameter) -> Argument:
     return flag(parameter.name, kind, about, None, names=(name,), values=lambda: parameter.choices)
 
 
+def cluster_names() -> list[str]:
+    """Names of clusters that the shell completes: those shipped, and nodes of every kind of device."""
+    from trainplan.profiling.clusters.nodes import completions  # which reads all data sheets: only when the shell asks
+
+    return [*shipped("clusters"), *completions()]
+
+
 REQUIRED = Argument.empty
 MODEL_HELP = "A Hugging Face config.json, or a name from `trainplan model list`."
-CLUSTER_HELP = "A YAML or JSON file, or a name from `trainplan cluster list`."
+CLUSTER_HELP = "A YAML or JSON file, a name from `trainplan cluster list`, or nodes of a kind, such as h100:8x16."
 OR_PROFILE = " A --profile may stand in for it."
 MEMORY_HELP = "Memory of each device to plan with, such as 8GiB. [default: the device's less its reserve]"
 MEMORY = flag("memory", str | None, MEMORY_HELP)
@@ -151,12 +158,12 @@ RESERVE = flag("reserve", str | None, RESERVE_HELP)
 SEQUENCE = flag("sequence", int | None, "Tokens of a sample. [default: the most that the model allows]")
 DTYPE_HELP = "float32 (fp32), float64, bfloat16 (bf16) or float16 (fp16). [default: the profile's; the config's, else float32]"
 DTYPE = flag("dtype", str | None, DTYPE_HELP, values=lambda: DTYPE_BYTES)
-MODELS, CLUSTERS = partial(shipped, "models"), partial(shipped, "clusters")
+MODELS = partial(shipped, "models")
 REQUEST = panel(
     SUBJECT,
     [
         flag("model", str | None, MODEL_HELP + OR_PROFILE, values=MODELS),
-        flag("cluster", str | None, CLUSTER_HELP + OR_PROFILE, values=CLUSTERS),
+        flag("cluster", str | None, CLUSTER_HELP + OR_PROFILE, values=cluster_names),
         flag("batch", int | None, "Samples of one step, over all devices."),
         MEMORY,
         RESERVE,

@@ -23,6 +23,7 @@ from trainplan.planned import Planned
 from trainplan.profiling.base.errors import printable
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural, span
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.summary import reached
 from trainplan.simulating import Simulation
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.result import Point, Result, peak_text
@@ -143,7 +144,8 @@ def planned(answer: Planned) -> None:
     """A planned request: what was asked for, the alternatives, the plan, what the walks predict, and what is claimed."""
     plan = answer.plan
     rows = [("like", answer.preset.name), *_asked(answer.request)]
-    rows += [("profile", profile.origin) for profile in answer.request.obtained[:1]]
+    for profile in answer.request.obtained[:1]:
+        rows += [("profile", profile.origin), *(("reached", text) for text in reached(profile))]
     pairs(rows)
     alternatives(answer)
     if plan is None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainplan.command.printing import out, pairs, table
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_rate, format_time, plural
-from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.cluster import Cluster, DeviceKind
+from trainplan.profiling.clusters.efficiencies import Precision
 from trainplan.profiling.clusters.network import Island
+from trainplan.profiling.clusters.sheets import sheet
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile, Rate
-from trainplan.profiling.summary import LayerSummary, profiled_shapes, runs
+from trainplan.profiling.summary import LayerSummary, profiled_shapes, reached, runs
 
 BAR = 12
 
@@ -83,6 +85,48 @@ def clusters(listed: Sequence[Cluster]) -> None:
     table(("cluster", "devices", "nodes", "kinds", "memory", "usable"), rows, left=("cluster", "kinds"))
 
 
+PEAKS: dict[str, tuple[Precision, ...]] = {"16-bit": ("bfloat16", "float16"), "8-bit": ("float8",), "4-bit": ("float4",)}
+
+
+def kinds(nodes: Mapping[str, Cluster]) -> None:
+    """Kinds of devices, a row each, by one node of each. ring: what rings reach of the links; port: of the network, as sold."""
+    rows = []
+    for name, node in nodes.items():
+        described, kind = sheet(name), node.kinds[0]
+        peaks = [_teraflops(kind, precisions) for precisions in PEAKS.values()]
+        sizes = [format_bytes(kind.memory_bytes), format_bytes(kind.usable_bytes), format_rate(kind.memory_bytes_per_s)]
+        island = node.network.islands[0]
+        links = f"{island.devices} x {format_rate(island.bandwidth_bytes_per_s)}"
+        level = described.joined.level if described.joined else f"pcie-{described.pcie.generation}"
+        port, per = described.network.bytes_per_s, min(described.network.devices_per_port, node.devices)
+        network = f"{port * 8 / 1e9:.0f} Gb/s" + (f" for {per}" if per > 1 else "")
+        watts = "-" if described.power_watts is None else f"{described.power_watts} W"
+        rows.append([name, *peaks, *sizes, level, links, network, watts])
+    names = ("kind", *PEAKS, "memory", "usable", "memory/s", "links", "ring", "port", "power")
+    table(names, rows, "one node of each kind; dense peaks of matrix products in TFLOP/s", left=("kind", "links"))
+
+
+def _teraflops(kind: DeviceKind, precisions: Sequence[Precision]) -> str:
+    rate = max((kind.flops_per_s.get(precision, 0.0) for precision in precisions), default=0.0)
+    return f"{rate / 1e12:.5g}" if rate else "-"
+
+
+def efficiencies(kind: DeviceKind) -> None:
+    """What kernels reach on a kind of device, equal ones of several precisions as one row."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for each in kind.efficiencies:
+        key = (each.kernel, each.value, each.half_size, each.error, each.origin_for(kind.name))
+        groups.setdefault(key, []).append(each.precision or "any")
+    rows = [
+        [kernel, ", ".join(precisions), f"{value:.1%}", str(half_size or "-"), f"{error:.0%}", origin]
+        for (kernel, value, half_size, error, origin), precisions in groups.items()
+    ]
+    if rows:
+        title = f"what kernels reach of the peaks of {kind.name}"
+        names = ("kernels", "precisions", "reached", "half size", "error", "from")
+        table(names, rows, title, left=("kernels", "precisions", "from"))
+
+
 def cluster(cluster: Cluster) -> None:
     """A cluster's nodes, devices and links."""
     pairs([("cluster", f"{cluster.name}, {plural(cluster.devices, 'device')}"), ("source", cluster.source or "not stated")])
@@ -95,6 +139,8 @@ def cluster(cluster: Cluster) -> None:
         rows.append([str(node.count), str(node.devices), kind.name, memory, usable, peaks, rate])
     names = ("nodes", "devices each", "kind", "memory", "usable", "peak flops/s", "memory/s")
     table(names, rows, left=("kind", "peak flops/s"))
+    for kind in cluster.used_kinds:
+        efficiencies(kind)
     if cluster.matrix is not None:
         pairs([("links", f"a full matrix of {cluster.devices} x {cluster.devices}")])
     else:
@@ -147,6 +193,7 @@ def profile(profile: Profile) -> None:
         ("shapes", "; ".join(by_degree)),
         ("optimizer", stepping),
     ]
+    rows += [("reached", text) for text in reached(profile)]
     if sizes := profile.provenance.get("sizes"):
         rows.append(("sizes", sizes))
     if (host := profile.host) is not None:

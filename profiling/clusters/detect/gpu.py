@@ -10,12 +10,14 @@ from trainplan.profiling.clusters.cluster import Cluster, Host, Nodes
 from trainplan.profiling.clusters.detect.devices import Gpu
 from trainplan.profiling.clusters.detect.links import (
     NETWORK_LATENCY_NS,
+    NVLINK_BYTES_PER_S,
     NVLINK_LATENCY_NS,
     NVLINK_SHARE,
     PCIE_LATENCY_NS,
     PCIE_SHARES,
 )
 from trainplan.profiling.clusters.network import Island, Matrix
+from trainplan.profiling.clusters.sheets import sheet
 
 PairTable = list[list[float]]  # bytes a second from each device to each other
 
@@ -28,8 +30,9 @@ def pair_table(gpus: Sequence[Gpu], pairs: Sequence[Sequence[str]], pcie_bytes_p
             return 0.0
         if (way := pairs[i][j]) in PCIE_SHARES:
             return round(PCIE_SHARES[way] * pcie_bytes_per_s)
-        rates = [sheet.nvlink_gb_per_s for gpu in (gpus[i], gpus[j]) if (sheet := gpu.sheet())]
-        return round(NVLINK_SHARE * int(way.removeprefix("NV")) * (min(rates, default=0) or 25) * 1e9)
+        links = [sheet(name).scale_up for gpu in (gpus[i], gpus[j]) if (name := gpu.sheet())]
+        rate = min((each.link_bytes_per_s for each in links if each), default=NVLINK_BYTES_PER_S)
+        return round(NVLINK_SHARE * int(way.removeprefix("NV")) * rate)
 
     return [[bytes_per_s(i, j) for j in range(len(gpus))] for i in range(len(gpus))]
 

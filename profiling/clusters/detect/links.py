@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # What a ring achieves of a link's peak, and what of a PCIe link is left on longer ways: assumptions.
 NVLINK_SHARE = 0.8
+NVLINK_BYTES_PER_S = 25e9  # of one link one way, where no data sheet says
 PCIE_SHARES = {"PIX": 0.8, "PXB": 0.8, "PHB": 0.7, "NODE": 0.6, "SYS": 0.4}
 PCIE_GT_PER_S = (2.5, 5, 8, 16, 32, 64)  # by generation
 PCIE_3_X16_BYTES_PER_S = 15.75e9

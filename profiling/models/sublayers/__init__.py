@@ -27,6 +27,7 @@ from trainplan.profiling.models.sublayers.between import Norm, PatchMerging, Ups
 from trainplan.profiling.models.sublayers.embeddings import InputProjection, TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
+from trainplan.profiling.models.sublayers.modules import Selective, modules_of
 from trainplan.profiling.models.sublayers.token_share import TokenShare, why_not_shared
 
 __all__ = [
@@ -42,12 +43,14 @@ __all__ = [
     "Parameter",
     "PatchMerging",
     "RotaryScaling",
+    "Selective",
     "Sublayer",
     "TokenEmbedding",
     "TokenShare",
     "Upsample",
     "ValueHead",
     "attention_block",
+    "modules_of",
     "shard_bounds",
     "why_not_shared",
 ]

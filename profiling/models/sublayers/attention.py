@@ -9,6 +9,7 @@ from trainplan.profiling.models.sublayers.base import (
     DRAWING_BYTES,
     DRAWN_AT_ONCE,
     INDEX_BYTES,
+    Core,
     Kind,
     Operator,
     Parameter,
@@ -122,7 +123,7 @@ class Attention(Sublayer):
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
         """Norm, moves into windows, projections, scores, probabilities, their use, output projection, residual."""
-        n, m, h, heads, q, kv = self._sizes(rows, tp)
+        n, m, h, _, q, kv = self._sizes(rows, tp)
         before = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
         before += [self._stream(n * h)] * (2 if self.window else 0)  # into windows, and back
         if self.packed:
@@ -130,18 +131,38 @@ class Attention(Sublayer):
         else:
             before += [Operator(m=n, n=q, k=h), Operator(m=m, n=2 * kv, k=h)]
         before += [self._stream(n * q + m * kv, 4)] * (self.rotary > 0)
+        core = self.core_operators(rows, tp)
+        out = Operator(m=n, n=h, k=q)
+        dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
+        return [*before, *core, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
+
+    @property
+    def operators_before(self) -> int:
+        """The norm."""
+        return 2 if self.norm == "rms" else 1
+
+    def core_operators(self, rows: int, tp: int) -> list[Operator]:
+        """Scores, probabilities, their use."""
+        n, _, _, heads, _, _ = self._sizes(rows, tp)
         blocks, queries = rows * self.tokens // (self.window**2 or self.tokens), self.window**2 or self.tokens
         keys = self.keys // 2 if self.causal and not self.keeps_scores else self.keys
         work = 2.0 if self.keeps_scores else 2.5
-        scores = Operator(m=queries, n=max(1, keys), k=self.width, count=blocks * heads, backward=work)
-        use = Operator(m=queries, n=self.width, k=max(1, keys), count=blocks * heads, backward=work)
+        core: tuple[Core, Core] = (None, None) if self.keeps_scores else ("scores", "values")
+        scores = Operator(m=queries, n=max(1, keys), k=self.width, count=blocks * heads, backward=work, core=core[0])
+        use = Operator(m=queries, n=self.width, k=max(1, keys), count=blocks * heads, backward=work, core=core[1])
         between = []
         if self.keeps_scores:
             passes = 2 + 2 * bool(self.relative or self.causal) + (3 if self.unfused and self.attention_dropout else 0)
             between = [self._stream(n * heads * self.keys, passes)]
-        out = Operator(m=n, n=h, k=q)
-        dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
-        return [*before, scores, *between, use, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
+        return [scores, *between, use]
+
+    def core_bytes(self, rows: int, tp: int) -> int:
+        """What is kept of the core: scores with their masks, or a fused kernel's one number a query and head."""
+        n, heads = rows * self.tokens, self.heads // tp
+        scores = n * heads * self.keys
+        if self.unfused:
+            return scores * ((3 if self.attention_dropout else 2) * self.element_bytes + (self.attention_dropout > 0))
+        return 0 if self.attention_dropout else (scores if self.relative else n * heads) * self.element_bytes
 
     def kept_bytes(self, rows: int, tp: int) -> int:
         """Norm, queries, keys, values and result; and scores, or a fused kernel's one number a query and head.
@@ -186,17 +207,17 @@ class Attention(Sublayer):
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The largest of: the output's mask, what the matrices need, and an RMS norm's moment."""
-        most = max(self.matrices_backward_bytes(rows, tp), self._drawing_bytes(rows))
-        return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))
+        outer = self.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
+        return max(0, outer, *self.matrices_backward_bytes(rows, tp))
 
-    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
-        """The largest of: the output projection's gradients (beside what dropout leaves of the output's), those of the
-        projections, and the attention kernel's."""
+    def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
+        """The larger of: the output projection's gradients (beside what dropout leaves of the output's), and the attention
+        kernel's; and those of the first projections."""
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys if self.keeps_scores else 0
         projected = n * q + 2 * m * kv
         weights = 3 * q * h if self.packed else max(q, 2 * kv) * h
-        moments = [n * q + h * q + n * h * self._drops, n * h - n * q + weights - scores]
+        moments, first = [n * q + h * q + n * h * self._drops], n * h - n * q + weights - scores
         if scores:
             moments.append(2 * scores - n * q)
         elif self.attention_dropout:
@@ -205,4 +226,4 @@ class Attention(Sublayer):
             moments.append(n * q + projected + 2 * min(self.tokens, 64) * min(self.keys, 512))
         later = n * h + (m * h if self.memory_tokens else 0)  # input gradients, which none of these moments holds yet
         copies = n * h if self.window else 0
-        return max(0, *(moment - later + copies for moment in moments)) * self.element_bytes
+        return (max(moments) - later + copies) * self.element_bytes, (first - later + copies) * self.element_bytes

@@ -10,6 +10,7 @@ from trainplan.profiling.base.dtypes import DTYPE_BYTES
 
 Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample"]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Core = Literal["scores", "values"] | None
 INDEX_BYTES = 8
 DRAWN_AT_ONCE = 2**20  # numbers of a dropout mask
 DRAWING_BYTES = 8  # two words for each of them
@@ -41,6 +42,8 @@ class Operator:
     """One kernel of a forward pass: `count` products of (m, k) by (k, n), or, with m = 0, `touched_bytes` read and written.
 
     backward: its backward pass, in multiples of the forward one's work (two products for one; fused attention also recomputes).
+    core: of the products of a fused attention core, which one it is: queries (m, k) by keys (k, n), which makes `scores`, or
+    scores (m, k) by `values` (k, n). The scores of a fused core are never in memory.
     """
 
     m: int = 0
@@ -49,6 +52,7 @@ class Operator:
     count: int = 1
     touched_bytes: int = 0
     backward: float = 2.0
+    core: Core = None
 
     @property
     def flops(self) -> int:
@@ -153,9 +157,19 @@ class Sublayer:
         """
         raise NotImplementedError
 
-    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
-        """The same of the backward pass of its matrices alone, without what comes before and behind them."""
-        return self.backward_workspace_bytes(rows, tp)
+    def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
+        """The same of the backward pass of its matrices alone, without what comes before and behind them; of those that work on
+        what comes before, by themselves."""
+        return self.backward_workspace_bytes(rows, tp), 0
+
+    def outer_backward_bytes(self, rows: int, kept_bytes: int) -> int:
+        """The same of what comes before and behind its matrices, which keep, together with these, so many bytes."""
+        return max(self._drawing_bytes(rows), self._norm_moment(kept_bytes, rows))
+
+    @property
+    def operators_before(self) -> int:
+        """How many of its kernels (see `operators`) come before its matrices."""
+        return 0
 
     @property
     def _drops(self) -> bool:

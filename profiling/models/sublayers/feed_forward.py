@@ -35,11 +35,21 @@ class FeedForward(Sublayer):
         """Norm, up-projections, activation and gate, down-projection, residual."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
         up = [Operator(m=n, n=f, k=h)] * (2 if self.gated else 1)
-        inner = [self._stream(n * f)] + [self._stream(n * f, 3)] * self.gated
+        inner = self.activation_operators(rows, tp)
         inner += [self._stream(n * f)] * (self.unfused and self.dropout > 0 and self.inner_dropout)
         norms = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
         dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
         return [*norms, *up, *inner, Operator(m=n, n=h, k=f), *dropped, self._stream(n * h, 3, 1.0)]
+
+    @property
+    def operators_before(self) -> int:
+        """The norm."""
+        return 2 if self.norm == "rms" else 1
+
+    def activation_operators(self, rows: int, tp: int) -> list[Operator]:
+        """The activation, and where there is one, the gate."""
+        n, f = rows * self.tokens, self.inner // tp
+        return [self._stream(n * f)] + [self._stream(n * f, 3)] * self.gated
 
     def kept_bytes(self, rows: int, tp: int) -> int:
         """The norm's result, what the activation and the gate need for their gradients, and dropout's masks."""
@@ -59,16 +69,17 @@ class FeedForward(Sublayer):
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The largest of: the output's mask, what the matrices need, and an RMS norm's moment."""
-        most = max(self.matrices_backward_bytes(rows, tp), self._drawing_bytes(rows))
-        return max(most, self._norm_moment(self.kept_bytes(rows, tp), rows))
+        outer = self.outer_backward_bytes(rows, self.kept_bytes(rows, tp))
+        return max(0, outer, *self.matrices_backward_bytes(rows, tp))
 
-    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
-        """The largest of: the down-projection's gradients (beside what dropout leaves of the output's), the activation's, and
-        the up-projections'."""
+    def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
+        """The larger of: the down-projection's gradients (beside what dropout leaves of the output's), the activation's; and
+        those of the up-projections."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
-        moments = [n * f + h * f - n * h + n * h * self._drops, h * f - n * f]
+        moments, first = [n * f + h * f - n * h + n * h * self._drops], h * f - n * f
         if self.gated:
-            moments += [2 * n * f - n * h, h * f]
+            moments.append(2 * n * f - n * h)
+            first = h * f
         elif self.activation == "relu":
             moments.append(2 * n * f - n * h)
-        return max(0, max(moments) * self.element_bytes)
+        return max(moments) * self.element_bytes, first * self.element_bytes

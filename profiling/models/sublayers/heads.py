@@ -57,11 +57,16 @@ class LanguageHead(Sublayer):
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The gradient of one rank's matrix, or an RMS norm's moment."""
-        return max(self.matrices_backward_bytes(rows, tp), self._norm_moment(self.kept_bytes(rows, tp), rows))
+        return max(self.matrices_backward_bytes(rows, tp)[1], self._norm_moment(self.kept_bytes(rows, tp), rows))
 
-    def matrices_backward_bytes(self, rows: int, tp: int) -> int:
+    def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
         """The gradient of one rank's matrix."""
-        return -(-self.vocabulary // tp) * self.hidden * self.element_bytes
+        return 0, -(-self.vocabulary // tp) * self.hidden * self.element_bytes
+
+    @property
+    def operators_before(self) -> int:
+        """Norm and transform."""
+        return 4 if self.transform else 1
 
 
 @dataclass(frozen=True, kw_only=True)

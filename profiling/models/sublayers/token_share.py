@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from trainplan.profiling.models.sublayers.attention import Attention
-from trainplan.profiling.models.sublayers.base import DRAWING_BYTES, DRAWN_AT_ONCE, Sublayer
+from trainplan.profiling.models.sublayers.base import DRAWING_BYTES, DRAWN_AT_ONCE, Operator, Sublayer
 from trainplan.profiling.models.sublayers.embeddings import TokenEmbedding
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead
+from trainplan.profiling.models.sublayers.modules import Selective
 
 
 def why_not_shared(part: Sublayer, tp: int) -> str | None:
@@ -30,10 +31,12 @@ def why_not_shared(part: Sublayer, tp: int) -> str | None:
 
 @dataclass(frozen=True)
 class TokenShare:
-    """Bytes of a sub-layer whose `tp` ranks share the tokens, piece by piece. rows: samples of a rank."""
+    """Bytes of a sub-layer whose `tp` ranks share the tokens, piece by piece. modules: those that are recomputed. rows: samples
+    of a rank."""
 
     part: Sublayer
     tp: int
+    modules: tuple[str, ...] = ()
 
     @cached_property
     def own(self) -> Sublayer:
@@ -76,8 +79,13 @@ class TokenShare:
         return bool(getattr(self.part, "attention_dropout", 0.0))
 
     @cached_property
-    def _undropped(self) -> Sublayer:
-        return replace(self.part, dropout=0.0)
+    def enters_again(self) -> bool:
+        """Whether what comes before its matrices keeps nothing, and is computed again in the backward pass."""
+        return Selective(self.part, self.modules).has("norms")
+
+    @cached_property
+    def _matrices(self) -> Selective:
+        return Selective(replace(self.part, dropout=0.0), self.modules)
 
     def whole_bytes(self, rows: int) -> int:
         """Hidden states of all tokens, as they are gathered or reduced."""
@@ -95,7 +103,7 @@ class TokenShare:
 
     def graph_bytes(self, rows: int) -> int:
         """What the graph of the matrices keeps, besides what was gathered for them."""
-        kept = self.part.kept_bytes(rows, self.tp)
+        kept = self.part.kept_bytes(rows, self.tp) - self._matrices.dropped_inside(rows, self.tp)
         if self.part.kind == "head":
             return 0
         return kept - self._norm_bytes(rows, self.part) if self.enters else kept
@@ -106,11 +114,12 @@ class TokenShare:
 
     def forward_workspace_bytes(self, rows: int) -> int:
         """Most bytes alive in the matrices' forward pass, beyond their input, kept and partial sum."""
-        return self._undropped.forward_workspace_bytes(rows, self.tp)
+        return self._matrices.inside_workspace_bytes(rows, self.tp)
 
     def backward_workspace_bytes(self, rows: int) -> int:
         """Most bytes alive in the matrices' backward pass, beyond input, kept and gradients."""
-        return self._undropped.matrices_backward_bytes(rows, self.tp)
+        again = self.part.output_bytes(rows, self.tp) if self._matrices.has("loss") else 0
+        return again + self._matrices.inside_backward_bytes(rows, self.tp)
 
     def leave_workspace_bytes(self, rows: int) -> int:
         """Most bytes alive behind the matrices, beyond the sum and the residual; and when its gradient is made."""
@@ -123,25 +132,25 @@ class TokenShare:
         transform = 2 * hidden + self.part.hidden**2 * element if getattr(self.part, "transform", None) else 0
         return max(norm, transform, self.enter_workspace_bytes(rows))
 
-    @property
-    def operators_before(self) -> int:
-        """How many of its kernels (see `Sublayer.operators`) come before its matrices."""
-        if not self.enters:
-            return 0
-        if self.part.kind == "head":
-            return 4 if getattr(self.part, "transform", None) else 1
-        return 2 if self.part.norm == "rms" else 1
+    def operators_again(self, rows: int) -> list[Operator]:
+        """What is computed again in the backward pass, kernel by kernel."""
+        operators = Selective(self.part, self.modules).operators(rows, self.tp)
+        if not self.enters_again:
+            return operators
+        return self.own.operators(rows, self.tp)[: self.part.operators_before] + operators[self.part.operators_before :]
 
     def costs_bytes(self, rows: int) -> dict[str, int]:
         """What a rank keeps besides its input, and the most that it needs for a while beyond input, kept and output on its own
         tokens: while tokens are gathered, twice those of all, and of gradients once more."""
         whole = self.whole_bytes(rows)
-        entered = self.own_bytes(rows) + self.entry_graph_bytes(rows) if self.enters else 0
+        keeps = self.enters and not self.enters_again
+        entered = self.own_bytes(rows) + self.entry_graph_bytes(rows) if keeps else 0
+        again = self.own_bytes(rows) + self.entry_graph_bytes(rows) if self.enters_again else 0
         pieces = (self.backward_workspace_bytes(rows), self.enter_backward_workspace_bytes(rows))
         return {
             "kept_bytes": entered + self.graph_bytes(rows),
-            "forward_workspace_bytes": 2 * whole + self.forward_workspace_bytes(rows),
-            "backward_workspace_bytes": 3 * whole + max(*pieces, self.leave_workspace_bytes(rows)),
+            "forward_workspace_bytes": 2 * whole + self.forward_workspace_bytes(rows) + again,
+            "backward_workspace_bytes": 3 * whole + max(*pieces, self.leave_workspace_bytes(rows)) + again,
         }
 
     def _norm_bytes(self, rows: int, part: Sublayer) -> int:

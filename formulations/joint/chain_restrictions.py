@@ -1,0 +1,174 @@
+"""Restrictions whose units are cut alone: stage-assignment, pipeline-partition and cluster-strategy (see `restrictions`)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from trainplan.formulations.cluster_strategy.problem import Degrees
+from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
+from trainplan.formulations.cluster_strategy.problem import Solution as ClusterSolution
+from trainplan.formulations.joint.problem import (
+    Configuration,
+    DeviceClass,
+    Reduction,
+    Schedule,
+    Site,
+    Solution,
+)
+from trainplan.formulations.joint.restriction import Restriction, free_boundary, joint_instance, made
+from trainplan.formulations.joint.tables import Option, OptionTable, Tables, Tied
+from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
+from trainplan.formulations.pipeline_partition.problem import Solution as PartitionSolution
+from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
+from trainplan.formulations.stage_assignment.problem import Solution as AssignmentSolution
+from trainplan.formulations.step.chains import Chain
+from trainplan.profiling.base.errors import Unsuited
+
+NO_LIMIT = 2**48
+
+
+# stage-assignment and pipeline-partition
+
+
+def _sites(instance: Chain, by_stage: bool) -> tuple[list[DeviceClass], tuple[Site, ...]]:
+    """Classes of devices by the memory that stages have, and a site of one device for each stage. by_stage: whether every site
+    is of a kind of its own."""
+    count = instance.stages
+    limits = [NO_LIMIT] * count if instance.memory is None else instance.memory.limit_bytes.tolist()
+    sizes = sorted(set(limits))
+    classes = [DeviceClass(f"device {place}", limits.count(size), size) for place, size in enumerate(sizes)]
+    sites = [Site(tuple(int(limit == size) for size in sizes), x if by_stage else 0) for x, limit in enumerate(limits)]
+    return classes, tuple(sites)
+
+
+def _memory(instance: Chain, layer: int) -> dict[str, list[int]]:
+    """The bytes of a layer: what a micro-batch keeps is held as long as it is in flight."""
+    if (memory := instance.memory) is None:
+        return {}
+    columns = {
+        "state_bytes": memory.state_bytes,
+        "held_bytes": memory.kept_bytes,
+        "work_backward_bytes": memory.workspace_bytes,
+    }
+    return {name: [int(column[layer])] for name, column in columns.items()}
+
+
+def stage_assignment(instance: AssignmentInstance) -> Restriction:
+    """Every layer is a kind of its own with one option; every stage a kind of site, and every two stages a kind of link."""
+    length, links = instance.layers, max(1, instance.stages - 1)
+    boundaries = []
+    for l in range(length - 1):
+        sent = instance.transfer_ns[:, l] if instance.stages > 1 else np.zeros(1, np.int64)
+        boundaries.append(free_boundary(np.zeros((1, 1), np.int64), sent.reshape(links, 1, 1)))
+    tables = [
+        Tables(
+            units=tuple(
+                OptionTable.of([Option("layer")], forward_ns=[int(t)], **_memory(instance, l)) for l, t in enumerate(row)
+            ),
+            boundaries=tuple(boundaries),
+        )
+        for row in instance.layer_ns
+    ]
+    classes, sites = _sites(instance, by_stage=True)
+    configuration = Configuration(
+        schedule=Schedule(),
+        micro_batches=instance.micro_batches,
+        sites=sites,
+        links=tuple(range(instance.stages - 1)),
+        make_tables=partial(made, tuple(tables)),
+    )
+    layers = [(instance.name_of(l), l) for l in range(length)]
+    joint = joint_instance(instance, layers, range(length - 1), [configuration], classes, "eq5", instance.micro_batches)
+    return Restriction(
+        joint, lambda solution: Solution(0, solution.cuts, (0,) * length), lambda solution: AssignmentSolution(solution.cuts)
+    )
+
+
+def pipeline_partition(instance: PartitionInstance) -> Restriction:
+    """Every sub-layer is a kind of its own with one option, every cut a kind of boundary. Of solutions that slice nothing: a
+    stage's half is half of the sum, with its odd nanosecond, which no sub-layer has of its own."""
+    length, units, boundaries = instance.sublayers, [], []
+    for l in range(length):
+        columns = {"forward_ns": [int(instance.forward_ns[l])], "backward_ns": [int(instance.backward_ns[l])]}
+        units.append(OptionTable.of([Option("sub-layer")], **columns, **_memory(instance, l)))
+    for move in instance.transfer_ns.tolist():
+        sent = np.full((1, 1, 1), move, np.int64)
+        boundaries.append(free_boundary(np.zeros((1, 1), np.int64), sent, sent))
+    classes, sites = _sites(instance, by_stage=False)
+    configuration = Configuration(
+        schedule=Schedule(),
+        micro_batches=instance.micro_batches,
+        sites=sites,
+        links=(0,) * (instance.stages - 1),
+        make_tables=partial(made, (Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
+    )
+    layers = [(instance.name_of(l), l) for l in range(length)]
+    joint = joint_instance(instance, layers, range(length - 1), [configuration], classes, "simulated", instance.micro_batches)
+
+    def lift(solution: PartitionSolution) -> Solution:
+        assert not solution.sliced, "halves of sums are no sums of halves"
+        return Solution(0, solution.cuts, (0,) * length)
+
+    return Restriction(joint, lift, lambda solution: PartitionSolution(solution.cuts))
+
+
+# cluster-strategy
+
+
+def cluster_strategy(instance: ClusterInstance) -> Restriction:
+    """Of equal devices, which may all stand for each other, and of solutions with shares as even as can be: one configuration
+    for each choice of degrees. Where one share is larger than others, it is that pipeline that counts."""
+    if int(instance.classes.max()):
+        raise Unsuited("instance", "devices", "are not all alike", "give a cluster of one kind of device and of link")
+    degrees = [each for each in instance.degrees() if instance.even_shares(each.dp, each.mbs)]
+    layers = [(name, l) for l, name in enumerate(instance.layer_names)]
+    limit = instance.memory_bytes if instance.within_memory else NO_LIMIT
+    configurations = [_cluster_configuration(instance, each) for each in degrees]
+    classes = [DeviceClass("device", instance.devices, limit)]
+    joint = joint_instance(instance, layers, range(len(layers) - 1), configurations, classes, "eq4", instance.batch)
+    everyone = tuple(range(instance.devices))
+
+    def lift(solution: ClusterSolution) -> Solution:
+        even = instance.even_shares(solution.degrees.dp, solution.degrees.mbs)
+        assert solution.shares in ((), even), "uneven shares have no configuration"
+        return Solution(degrees.index(solution.degrees), solution.cuts, (0,) * instance.layers)
+
+    def lower(solution: Solution) -> ClusterSolution:
+        chosen = degrees[solution.configuration]
+        return ClusterSolution(chosen, everyone, solution.cuts, instance.even_shares(chosen.dp, chosen.mbs) or ())
+
+    return Restriction(joint, lift, lower)
+
+
+def _cluster_configuration(instance: ClusterInstance, degrees: Degrees) -> Configuration:
+    placed = instance.placed(degrees, range(instance.devices))
+    shares = instance.even_shares(degrees.dp, degrees.mbs)
+    assert shares is not None
+    shard, table = instance.shards[degrees.tmp], instance.tables[degrees.tmp, degrees.mbs]
+    columns = {
+        "forward_ns": placed.layer_ns[0, 0],
+        "held_bytes": table.kept_bytes,
+        "work_backward_bytes": table.workspace_bytes,
+        "state_bytes": shard.state_bytes,
+        "gradient_bytes": shard.gradient_bytes,
+    }
+    units = [
+        OptionTable.of([Option(f"tp{degrees.tmp}")], **{name: column[[l]] for name, column in columns.items()})
+        for l in range(instance.layers)
+    ]
+    sent = placed.transfer_ns[0, 0] if degrees.pp > 1 else np.zeros(instance.layers - 1, np.int64)
+    boundaries = [free_boundary(np.zeros((1, 1), np.int64), np.full((1, 1, 1), ns, np.int64)) for ns in sent.tolist()]
+    return Configuration(
+        schedule=Schedule(),
+        micro_batches=max(shares),
+        sites=(Site((degrees.dp * degrees.tmp,)),) * degrees.pp,
+        links=(0,) * (degrees.pp - 1),
+        make_tables=partial(made, (Tables(units=tuple(units), boundaries=tuple(boundaries)),)),
+        make_tied=partial(_present, Tied(reduce_ns=placed.tied_ns) if placed.tied_ns else None),
+        reduction=Reduction(instance.network, tuple(placed.grid[0, :, 0].tolist())) if degrees.dp > 1 else None,
+    )
+
+
+def _present(tied: Tied | None) -> Tied | None:
+    return tied

@@ -1,0 +1,212 @@
+"""joint as an OR-Tools CP-SAT model, on whole nanoseconds and bytes: one configuration at a time.
+
+The same path through places (l, i, s), unit l in stage i with option s, as in `milp`, whose symbols and rows these are.
+
+Variables    x[l,i,s] bool       unit l lies in stage i and takes option s
+             z[q] bool           the crossing is the path's
+             h[l,i,s], e[l,i,s]  the place begins a stage, or ends one, where that takes longer
+             D[t]                a time of a stage
+             S[v]                a moment that `moments` does not know
+             J                   the step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ortools.sat.python import cp_model
+from trainplan.formulations.cpsat import Terms, weighted_sum
+from trainplan.formulations.joint.memory import moments_of
+from trainplan.formulations.joint.moments import Sum, moments
+from trainplan.formulations.joint.places import Place, Places, check_suited
+from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.joint.simulation import Symbol
+
+Variables = dict[Place, cp_model.IntVar]
+
+
+def build(instance: Instance) -> tuple[cp_model.CpModel, Variables]:
+    """The model of an instance of one configuration, and x by unit, stage and option."""
+    check_suited(instance)
+    stated = _Model(instance)
+    stated.path()
+    stated.ends()
+    stated.once()
+    stated.model.minimize(_STEP[instance.step](stated))
+    stated.memory()
+    return stated.model, stated.x
+
+
+class _Model:
+    """The model under way."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance, self.places, self.model = instance, Places(instance), cp_model.CpModel()
+        self.most = self.places.most_ns()
+        self.x: Variables = {(l, i, s): self.model.new_bool_var(f"x[{l},{i},{s}]") for l, i, s in self.places.every}
+        self.z = {c: self.model.new_bool_var(f"z[{q}]") for q, c in enumerate(self.places.crossings)}
+        self.h: Variables = {place: self.model.new_bool_var(f"h{list(place)}") for place in self.places.firsts}
+        self.e: Variables = {place: self.model.new_bool_var(f"e{list(place)}") for place in self.places.lasts}
+        self.times: dict[Symbol, cp_model.IntVar] = {}
+
+    def path(self) -> None:
+        """Every unit has one place, and neighbouring places a crossing."""
+        places, last = self.places, len(self.places.units) - 1
+        for l in places.units:
+            self.model.add_exactly_one(x for place, x in self.x.items() if place[0] == l)
+            if l:
+                self.model.add_exactly_one(z for c, z in self.z.items() if c.unit == l)
+            for i in places.stages_of(l):
+                if l < last:
+                    for state in sorted(set(places.table(l, i).leave.tolist())):
+                        over = [
+                            z for c, z in self.z.items() if c.unit == l + 1 and c.stage - c.begins == i and c.before == state
+                        ]
+                        self.model.add(sum(over) == sum(self.x[l, i, s] for s in places.options(l, i, state, "leave")))
+                if l:
+                    for state in sorted(set(places.table(l, i).enter.tolist())):
+                        over = [z for c, z in self.z.items() if c.unit == l and c.stage == i and c.after == state]
+                        self.model.add(sum(over) == sum(self.x[l, i, s] for s in places.options(l, i, state, "enter")))
+        self.model.add(sum(x for place, x in self.x.items() if place[:2] == (0, 0)) == 1)
+
+    def ends(self) -> None:
+        """Which places begin or end a stage."""
+        for variables in (self.h, self.e):
+            for place, variable in variables.items():
+                self.model.add_implication(variable, self.x[place])
+        for l, i in sorted({place[:2] for place in self.h}):
+            for state in sorted(set(self.places.table(l, i).enter.tolist())):
+                over = [z for c, z in self.z.items() if c.begins and (c.unit, c.stage, c.after) == (l, i, state)]
+                self.model.add(sum(over) == sum(self.h[l, i, s] for s in self.places.options(l, i, state, "enter")))
+        for l, i in sorted({place[:2] for place in self.e}):
+            for state in sorted(set(self.places.table(l, i).leave.tolist())):
+                over = [z for c, z in self.z.items() if c.begins and (c.unit, c.stage, c.before) == (l + 1, i + 1, state)]
+                self.model.add(sum(over) == sum(self.e[l, i, s] for s in self.places.options(l, i, state, "leave")))
+
+    def once(self) -> None:
+        """The last unit's options as one table exactly where the first unit's option lets them be."""
+        if not self.places.twice:
+            return
+        last, count = self.places.units[-1], self.places.last_options
+        for s in range(count):
+            equal = _sum([x for (l, _, first), x in self.x.items() if l == 0 and s in self.places.once(first)])
+            self.model.add(self.x[last, 0, count + s] <= equal)
+            self.model.add(self.x[last, 0, s] + equal <= 1)
+
+    def time(self, symbol: Symbol) -> cp_model.IntVar:
+        """The variable of a time of a stage."""
+        if symbol not in self.times:
+            terms: Terms = [(self.x[place], value) for place, value in self.places.of_place(symbol)]
+            terms += [(self.z[crossing], value) for crossing, value in self.places.of_crossing(symbol)]
+            terms += [(self.h[place], value) for place, value in self.places.of_end(symbol, True)]
+            terms += [(self.e[place], value) for place, value in self.places.of_end(symbol, False)]
+            variable = self.model.new_int_var(0, self.most, f"{symbol[0]}[{symbol[1]}]")
+            self.model.add(variable == weighted_sum(terms))
+            self.times[symbol] = variable
+        return self.times[symbol]
+
+    def total(self, names: Iterable[str], stage: int) -> cp_model.LinearExpr:
+        """Times of a stage together."""
+        return weighted_sum((self.time((name, stage)), 1) for name in names)
+
+    def tied(self) -> Any:
+        """What the sum of a tied table takes: nothing where it is one parameter."""
+        tied = self.places.configuration.tied
+        if tied is None:
+            return 0
+        last, count = self.places.units[-1], self.places.last_options
+        return tied.reduce_ns * (1 - sum(x for (l, _, s), x in self.x.items() if l == last and s >= count))
+
+    def memory(self) -> None:
+        """No device and no host holds more than it has."""
+        places, configuration = self.places, self.places.configuration
+        of_stage = {x: [place for place in places.every if place[1] == x] for x in places.stages}
+
+        def column(of: Iterable[Place], name: str, factor: int = 1) -> Terms:
+            return [(self.x[l, i, s], factor * int(getattr(places.table(l, i), name)[s])) for l, i, s in of]
+
+        for moment in moments_of(configuration):
+            base: Terms = []
+            for y, n in moment.counts:
+                base += column(of_stage[y], "state_bytes") + column(of_stage[y], "held_bytes", n)
+                base += column(of_stage[y], "kept_bytes", n - (y == moment.stage))
+            for message, n in moment.messages:
+                base += [(self.z[crossing], n * size) for crossing, size in places.message_bytes(message)]
+            limit = self.instance.limit_bytes(configuration.site(moment.counts[0][0]))
+            if moment.stage is None:
+                self.model.add(weighted_sum(base) <= limit)
+                continue
+            for l in sorted({place[0] for place in of_stage[moment.stage]}):
+                here = [place for place in of_stage[moment.stage] if place[0] == l]
+                base += column(here, "kept_bytes")
+                self.model.add(weighted_sum([*base, *column(here, "work_bytes")]) <= limit)
+        for x in places.stages:
+            room = self.instance.host_limit_bytes(configuration.site(x))
+            if room is not None:
+                self.model.add(weighted_sum(column(of_stage[x], "host_bytes")) <= room)
+
+
+def _simulated(stated: _Model) -> Any:
+    model, places = stated.model, stated.places
+    passes = moments(places.configuration)
+    starts = [model.new_int_var(0, stated.most, f"S[{v}]") for v in range(len(passes.rows))]
+    step = model.new_int_var(0, stated.most, "J")
+
+    def total(moment: Sum) -> Any:
+        terms: Terms = [(stated.time(symbol), count) for symbol, count in moment.times]
+        return weighted_sum(terms if moment.start is None else [(starts[moment.start], 1), *terms])
+
+    for start, sums in zip(starts, passes.rows, strict=True):
+        for moment in sums:
+            model.add(start >= total(moment))
+    sites, tied = len(places.configuration.sites), stated.tied()
+    for x in range(sites):
+        ends = x in (0, sites - 1) and places.configuration.tied is not None
+        behind = [*(stated.time(("optimizer_ns", y)) for y in places.stages[x::sites]), *([tied] if ends else [])]
+        for other in {0, sites - 1} if ends else {x}:
+            reduced = [stated.time(("reduce_ns", y)) for y in places.stages[other::sites]]
+            model.add(step >= _sum([total(passes.ends[other]), *reduced, *behind]))
+    return step
+
+
+def _eq_8(stated: _Model) -> Any:
+    names = ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns")
+    slowest, running = _slowest(stated, names)
+    syncs = [stated.total(("last_ns", "reduce_ns", "optimizer_ns"), x) for x in stated.places.stages]
+    return _sum([(stated.places.configuration.micro_batches - 1) * slowest, *running, *syncs, stated.tied()])
+
+
+def _eq_5(stated: _Model) -> Any:
+    slowest, running = _slowest(stated, ("forward_ns", "backward_ns"))
+    moves = [stated.total(("message_forward_ns", "message_backward_ns"), x) for x in stated.places.stages]
+    return _sum([(stated.places.configuration.micro_batches - 1) * slowest, *running, *moves])
+
+
+def _eq_4(stated: _Model) -> Any:
+    longest, last = stated.model.new_int_var(0, stated.most, "W"), stated.places.stages[-1]
+    for x in stated.places.stages:
+        behind = stated.total(("reduce_ns", "optimizer_ns"), x)
+        stated.model.add(_sum([behind, *([stated.tied()] if x in (0, last) else [])]) <= longest)
+    return _sum([_eq_5(stated), longest])
+
+
+def _slowest(stated: _Model, names: Iterable[str]) -> tuple[cp_model.IntVar, list[Any]]:
+    """The largest sum of times of any stage, and that of each."""
+    running: list[Any] = [stated.total(names, x) for x in stated.places.stages]
+    slowest = stated.model.new_int_var(0, stated.most, "V")
+    for whole in running:
+        stated.model.add(whole <= slowest)
+    return slowest, running
+
+
+def _sum(parts: Sequence[Any]) -> Any:
+    return cp_model.LinearExpr.sum(list(parts))
+
+
+_STEP: dict[str, Callable[[_Model], Any]] = {"simulated": _simulated, "eq8": _eq_8, "eq5": _eq_5, "eq4": _eq_4}
+
+
+def extract(instance: Instance, x: Variables, value: Callable[[cp_model.IntVar], bool]) -> Solution:
+    """The solution that x stands for, by the value of each variable."""
+    return Places(instance).solution([place for place, variable in x.items() if value(variable)])

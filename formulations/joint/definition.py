@@ -1,0 +1,225 @@
+"""joint as a problem that trainplan can be asked for: from a request to an instance, and from a solution to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from trainplan.formulations import parameters
+from trainplan.formulations.joint import home
+from trainplan.formulations.joint.bounds import least_ns
+from trainplan.formulations.joint.costs import JointCosts, tp_degrees
+from trainplan.formulations.joint.enumeration import improving, solution_count
+from trainplan.formulations.joint.evaluation import table_once
+from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
+from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
+from trainplan.formulations.joint.space import SCHEDULES, Space
+from trainplan.formulations.joint.tables import OptionTable
+from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
+from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.problem import Part, Problem, Table
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
+
+SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
+SLICED = Parameter("sliced", int, "micro-batches that 1F1B may begin in two halves, at most", 0, least=0)
+CHUNKS = Parameter("chunks", int, "stages that the interleaved schedule may have on each group of devices, at most", 2, least=2)
+BY_UNIT = replace(parameters.BY_UNIT, about="choose for every sub-layer, not for every layer", default=True)
+
+
+class Joint(Problem):
+    """Schedule, micro-batches, stages cut at any sub-layer, and the strategy of every sub-layer, for one batch."""
+
+    home = home
+    name = NAME
+    record, solution_record = InstanceRecord, SolutionRecord
+    explained_by = "trainplan.solvers.joint.least_memory:explain"
+    parameters = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT)
+
+    def cost_model(self, instance: Instance) -> str:
+        """The name of the costs, and how a step is judged."""
+        return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
+
+    # Memory
+
+    def memory_bytes(self, instance: Instance) -> int | None:
+        """The limit of one device; None where classes have different ones."""
+        limits = {each.memory_bytes - instance.reserve_bytes for each in instance.classes}
+        return limits.pop() if len(limits) == 1 else None
+
+    def with_memory(self, instance: Instance, memory_bytes: int) -> Instance:
+        """The instance under another limit of every device, beside the reserve."""
+        return instance.with_memory(memory_bytes + instance.reserve_bytes)
+
+    def tightest(self, instance: Instance) -> Instance | None:
+        """The instance with the least memory that some solution needs; None where none is known: hosts may be too small."""
+        reason = self.explain(self.with_memory(instance, 1))
+        known = reason is not None and self.explain(tight := self.with_memory(instance, reason.least_memory_bytes)) is None
+        return tight if known else None
+
+    # From a request to a plan
+
+    def instance(self, request: Request) -> Instance:
+        """All depths, micro-batches and strategies that are possible, or those asked for. Raises InputError."""
+        options = request.options
+        schedules = SCHEDULES if options["schedule"] == "all" else (options["schedule"],)
+        space = Space(
+            depths=None if options["pipeline"] is None else [options["pipeline"]],
+            micro_batches=None if options["micro_batches"] is None else [options["micro_batches"]],
+            schedules=schedules,
+            most_sliced=options["sliced"],
+            most_chunks=options["chunks"],
+            by_unit=options["by_unit"],
+        )
+        return build(request, space)
+
+    def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
+        """One, with a configuration for each option of each of the instance's that all units have."""
+        configurations = [each for configuration in instance.configurations for each in uniform(configuration)]
+        return [replace(instance, configurations=tuple(configurations))], "exact"
+
+    def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
+        """The plan of a solution. Raises InputError where no model is described."""
+        model = request.described_model
+        if not model:
+            problem, fix = "is missing", "give it: the profile describes no model that can be planned"
+            raise InputError("command line", "--model", problem, fix)
+        configuration = instance.configurations[solution.configuration]
+        schedule, sites = configuration.schedule, configuration.sites
+        begins = [sum(site.size for site in sites[:place]) for place in range(len(sites))]
+        stages, names = [], []
+        for x, (first, last) in enumerate(solution.spans()):
+            begin, units = begins[x % len(sites)], instance.units
+            ranks = list(range(begin, begin + configuration.site(x).size))
+            stages.append(Stage(ranks=ranks, first_unit=units[first].first, last_unit=units[last].last))
+            for l in range(first, last + 1):
+                option = instance.table(configuration, x, l).options[solution.choice[l]]
+                names += [option.name] * (units[l].last - units[l].first + 1)
+        return Plan(
+            model=model.shape(),
+            model_digest=model.digest,
+            world=sum(site.size for site in sites),
+            memory_bytes=request.with_margin(0).limit_bytes,
+            batch=Batch(global_samples=instance.batch, micro_batches=configuration.micro_batches),
+            schedule=schedule.planned,
+            sliced=schedule.sliced,
+            stages=stages,
+            units=[PlannedUnit(name=unit.name, strategy=name) for unit, name in zip(model.units, names, strict=True)],
+        )
+
+    # Brute force
+
+    def count(self, instance: Instance) -> int:
+        """The number of cuts and choices in all configurations."""
+        return solution_count(instance)
+
+    def solutions(self, instance: Instance) -> Iterator[Solution | None]:
+        """Every solution that fits and takes less time than those before it; None to look at the clock."""
+        return improving(instance)
+
+    # Models
+
+    def parts(self, instance: Instance, out_of_time: Callable[[], bool]) -> list[Part]:
+        """One for each configuration."""
+
+        def lift(place: int) -> Callable[[Solution], Solution]:
+            return lambda solution: replace(solution, configuration=place)
+
+        def lower(place: int) -> Callable[[Solution], Solution | None]:
+            return lambda solution: replace(solution, configuration=0) if solution.configuration == place else None
+
+        places = range(len(instance.configurations))
+        return [Part(part := instance.only([place]), least_ns(part), lift(place), lower(place)) for place in places]
+
+    def start(self, instance: Instance, solution: Solution) -> set[str]:
+        """x, by unit, stage and option; of the last unit, that with a table of both ends as one parameter where it is one."""
+        places = [(l, x, solution.choice[l]) for x, (a, b) in enumerate(solution.spans()) for l in range(a, b + 1)]
+        configuration = instance.configurations[solution.configuration]
+        if table_once(configuration, solution.choice):
+            l, x, s = places[-1]
+            places[-1] = l, x, s + len(instance.table(configuration, x, l).options)
+        return {f"x[{l},{x},{s}]" for l, x, s in places}
+
+    # For people
+
+    def size(self, instance: Instance) -> dict[str, int]:
+        """Units, configurations, devices, and the memory of one device."""
+        sizes = {"units": instance.length, "configurations": len(instance.configurations), "devices": instance.devices}
+        limit = self.memory_bytes(instance)
+        return sizes if limit is None else sizes | {"memory_bytes": limit}
+
+    def tables(self, instance: Instance, solution: Solution) -> list[Table]:
+        """The stages, and in each the options of its units, runs of equal ones as one row."""
+        configuration, rows = instance.configurations[solution.configuration], []
+        evaluation = home.evaluate(instance, solution)
+        for x, stage in enumerate(evaluation.stages):
+            times, size = stage.times, configuration.site(x).size
+            cells = (str(x), str(size), str(stage.in_flight), format_time(times.forward_ns), format_time(times.backward_ns))
+            cells += (format_bytes(stage.peak_bytes),)
+            places = range(stage.first, stage.last + 1)
+            names = {l: instance.table(configuration, x, l).options[solution.choice[l]].name for l in places}
+            for name, run in groupby(places, key=names.__getitem__):
+                ends = list(run)
+                units = span(instance.units[ends[0]].name, instance.units[ends[-1]].name)
+                rows.append((cells[0], units, str(len(ends)), name, *cells[1:]))
+                cells = ("",) * len(cells)
+        title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
+        title += f", {configuration.schedule}" if configuration.stages > 1 else ""
+        columns = ("stage", "units", "count", "strategy", "devices", "in flight", "forward", "backward", "memory")
+        return [Table(title, columns, tuple(rows))]
+
+
+STEP_NAMES = {"simulated": "simulated step", "eq8": "Eq. 8", "eq5": "Eq. 5", "eq4": "Eq. 4"}
+
+
+def build(request: Request, space: Space) -> Instance:
+    """The instance of a request in a space. Raises InputError."""
+    devices, samples = request.origin.devices, request.samples
+    numbers = divisors(samples) if space.micro_batches is None else list(space.micro_batches)
+    if wrong := [count for count in numbers if count < 1 or samples % count]:
+        problem = f"is {samples} in {wrong[0]} micro-batches"
+        raise InputError("command line", "--batch", problem, "give a multiple of --micro-batches")
+    possible = divisors(devices)
+    if space.depths is not None:
+        if not (asked := [depth for depth in possible if depth in space.depths]):
+            fix = f"give one of: {', '.join(map(str, possible))}"
+            raise InputError("command line", "--pipeline", f"is {', '.join(map(str, space.depths))}", fix)
+        possible = asked
+    degrees = tp_degrees(request, max(devices // depth for depth in possible))
+    groups = [devices // depth for depth in possible]
+    sizes = {samples // m for m in numbers}
+    sizes |= {size // 2 for size in sizes if size % 2 == 0 and space.most_sliced}
+    profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
+    costs = JointCosts(profile, space, degrees)
+    name = f"{profile.name} on {request.cluster_name}"
+    return costs.instance(samples, request.limit_bytes, name=name, provenance={"cluster": request.cluster_name})
+
+
+def uniform(configuration: Configuration) -> list[Configuration]:
+    """The configuration with one option for all units, once for each option that all of them have."""
+    return [_with_option(configuration, name) for name in _common(configuration)]
+
+
+def _common(configuration: Configuration) -> list[str]:
+    tables = [table for each in configuration.tables for table in each.units]
+    names = [option.name for option in tables[0].options]
+    return [name for name in names if all(any(option.name == name for option in table.options) for table in tables)]
+
+
+def _with_option(configuration: Configuration, name: str) -> Configuration:
+    def kept(table: OptionTable) -> OptionTable:
+        return table.keep([next(s for s, option in enumerate(table.options) if option.name == name)])
+
+    tables = tuple(replace(each, units=tuple(map(kept, each.units))) for each in configuration.tables)
+    tied = configuration.tied
+    if tied is not None and tied.equal is not None and tied.once is not None:
+        first, last = (
+            [option.name for option in table.options].index(name) for table in (configuration.tables[0].units[0], tied.once)
+        )
+        tied = replace(tied, equal=tied.equal[[first]][:, [last]], once=kept(tied.once))
+    return replace(configuration, make_tables=lambda: tables, make_tied=lambda: tied)
+
+
+PROBLEM = Joint()

@@ -1,0 +1,98 @@
+"""Every solution of a tiny instance, one after the other: what brute force looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from math import comb, prod
+
+import numpy as np
+from trainplan.formulations.joint.evaluation import evaluate, malformed, over_memory
+from trainplan.formulations.joint.lots import Lot, takes
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+
+EVERY = 512  # solutions between two moments to look at the clock
+LOT = 4096  # choices that are looked at together
+
+
+def solution_count(instance: Instance) -> int:
+    """The number of cuts and choices in all configurations, whatever memory they need."""
+    return sum(_count(instance, configuration) for configuration in instance.configurations)
+
+
+def _count(instance: Instance, configuration: Configuration) -> int:
+    ways = 1 if configuration.cuts is not None else comb(sum(instance.cuttable), configuration.stages - 1)
+    kinds = range(len(configuration.tables))
+    return ways * prod(
+        max(len(configuration.tables[kind].units[unit.kind].options) for kind in kinds) for unit in instance.units
+    )
+
+
+def cuts_of(instance: Instance, configuration: Configuration) -> Iterator[tuple[int, ...]]:
+    """Every way to cut the units into the stages of a configuration, in lexicographic order."""
+    possible = [place for place, free in enumerate(instance.cuttable, 1) if free]
+    for cuts in combinations(possible, configuration.stages - 1):
+        if configuration.cuts in (None, cuts):
+            yield cuts
+
+
+def solutions(instance: Instance) -> Generator[Solution | None, None, None]:
+    """Every solution, whatever memory it needs, unless it links options that do not agree; None to look at the clock."""
+    looked = 0
+    for place, configuration in enumerate(instance.configurations):
+        for cuts in cuts_of(instance, configuration):
+            stages = [x for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))) for _ in range(first, end)]
+            options = [range(len(instance.table(configuration, x, l).options)) for l, x in enumerate(stages)]
+            for choice in product(*options):
+                looked += 1
+                if looked % EVERY == 0:
+                    yield None
+                solution = Solution(place, cuts, choice)
+                if not malformed(instance, solution):
+                    yield solution
+
+
+def improving(instance: Instance) -> Generator[Solution | None, None, None]:
+    """Of every lot of choices the best solution that fits, if it takes less time than those before it; None to look at the
+    clock. Where choices cannot be looked at in lots, each solution is a lot."""
+    best: int | None = None
+    for place, configuration in enumerate(instance.configurations):
+        lots = _lots(instance, place) if takes(configuration) else _single(instance, place)
+        for found in lots:
+            if found is not None and (best is None or found[0] < best):
+                best = found[0]
+                yield found[1]
+            else:
+                yield None
+
+
+Found = tuple[int, Solution] | None
+
+
+def _lots(instance: Instance, place: int) -> Iterator[Found]:
+    """The best solution that fits of each lot, with its step."""
+    configuration = instance.configurations[place]
+    for cuts in cuts_of(instance, configuration):
+        stages = [x for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))) for _ in range(first, end)]
+        sizes = [len(instance.table(configuration, x, l).options) for l, x in enumerate(stages)]
+        for start in range(0, prod(sizes), LOT):
+            numbers = np.arange(start, min(start + LOT, prod(sizes)))
+            choices = np.stack(np.unravel_index(numbers, sizes), axis=1)
+            steps, fits = Lot(instance, configuration, cuts, choices).steps_ns()
+            if not fits.any():
+                yield None
+                continue
+            least = int(np.where(fits, steps, np.iinfo(np.int64).max).argmin())
+            yield int(steps[least]), Solution(place, cuts, tuple(choices[least].tolist()))
+
+
+def _single(instance: Instance, place: int) -> Iterator[Found]:
+    """Every solution that fits, with its step."""
+    alone = instance.only([place])
+    for solution in solutions(alone):
+        evaluation = None if solution is None else evaluate(alone, solution)
+        if solution is None or evaluation is None or over_memory(alone, solution, evaluation):
+            yield None
+        else:
+            yield evaluation.time_ns, replace(solution, configuration=place)

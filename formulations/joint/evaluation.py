@@ -1,0 +1,286 @@
+"""What a solution of the problem costs, and what it breaks: time by the instance's `step`, memory by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.instances import Timed
+from trainplan.formulations.joint.memory import StageBytes, peaks
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution, Step
+from trainplan.formulations.joint.simulation import StageTimes, step_ns
+from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
+from trainplan.profiling.base.quantities import format_bytes
+
+
+@dataclass(frozen=True)
+class EvaluatedStage:
+    """One stage of a solution. times: of its passes; in_flight: micro-batches, the most; peak_unit: in whose pass it peaks."""
+
+    first: int
+    last: int
+    in_flight: int
+    times: StageTimes
+    peak_bytes: int
+    peak_unit: int
+    state_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Evaluation(Timed):
+    """What a solution costs, stage by stage. tied_ns: what the pipeline's ends take to add up their gradients of a table."""
+
+    time_ns: int
+    stages: tuple[EvaluatedStage, ...]
+    tied_ns: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of the fullest stage."""
+        return max(stage.peak_bytes for stage in self.stages)
+
+
+def evaluate(instance: Instance, solution: Solution) -> Evaluation:
+    """Time and memory of a solution. Raises ValueError where it is no solution of the instance."""
+    if wrong := malformed(instance, solution):
+        raise ValueError(wrong[0])
+    configuration = instance.configurations[solution.configuration]
+    once = table_once(configuration, solution.choice)
+    tables = tables_of(instance, configuration, solution, once)
+    times = [stage_times(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
+    sizes = [stage_bytes(instance, configuration, solution, tables, x) for x in range(configuration.stages)]
+    tied_ns = 0 if configuration.tied is None or once else configuration.tied.reduce_ns
+    stages = [
+        EvaluatedStage(
+            first=first,
+            last=last,
+            in_flight=_in_flight(configuration, x),
+            times=times[x],
+            peak_bytes=most,
+            peak_unit=first + place,
+            state_bytes=int(sizes[x].state.sum()),
+            host_bytes=int(sizes[x].host.sum()),
+        )
+        for x, ((first, last), (most, place)) in enumerate(zip(solution.spans(), peaks(configuration, sizes), strict=True))
+    ]
+    return Evaluation(aggregate(instance.step)(configuration, times, tied_ns), tuple(stages), tied_ns)
+
+
+# Stages
+
+
+def table_once(configuration: Configuration, choice: Sequence[int]) -> bool:
+    """Whether a table that both ends of the pipeline share is one parameter."""
+    tied = configuration.tied
+    return tied is not None and tied.equal is not None and bool(tied.equal[choice[0], choice[-1]])
+
+
+def tables_of(instance: Instance, configuration: Configuration, solution: Solution, once: bool) -> list[OptionTable]:
+    """The options of every unit where the solution has it."""
+    stages = [x for x, (first, last) in enumerate(solution.spans()) for _ in range(first, last + 1)]
+    tables = [instance.table(configuration, x, l) for l, x in enumerate(stages)]
+    if once and configuration.tied is not None and configuration.tied.once is not None:
+        tables[-1] = configuration.tied.once
+    return tables
+
+
+def stage_times(
+    instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
+) -> StageTimes:
+    """What one stage takes. tables: of every unit."""
+    borders = (0, *solution.cuts, instance.length)
+    choice, first, last = solution.choice, borders[stage], borders[stage + 1] - 1
+
+    def total(column: str) -> int:
+        return sum(int(getattr(tables[l], column)[choice[l]]) for l in range(first, last + 1))
+
+    def crossing(matrix: str, unit: int, in_stage: int) -> int:
+        """What crosses the boundary before a unit, by a matrix of the boundary as the tables of a stage have it."""
+        pair = int(tables[unit - 1].leave[choice[unit - 1]]), int(tables[unit].enter[choice[unit]])
+        boundary = instance.boundary(configuration, in_stage, unit)
+        if unit == borders[in_stage] and not boundary.relayout_at_cut and "relayout" in matrix:
+            return 0
+        value = getattr(boundary, matrix)
+        if value.ndim == 3:
+            value = value[configuration.links[in_stage - 1]]
+        return int(value[pair])
+
+    begins, ends = first > 0, last < instance.length - 1
+    into = range(first if begins else 1, last + 1)  # units whose input is re-laid by this stage
+    inside = range(first + 1, last + 1)
+    reduction = configuration.reduction
+    head = int(tables[first].head_ns[choice[first]])
+    turn, tail = int(tables[last].turn_ns[choice[last]]), int(tables[first].tail_ns[choice[first]])
+    back = sum(crossing("relayout_backward_ns", l, stage) for l in inside)
+    returned = crossing("relayout_backward_ns", last + 1, stage + 1) if ends else 0
+    halves: dict[str, int] = {}
+    if configuration.schedule.sliced:
+        pairs = [(tables[l].halved, choice[l]) for l in range(first, last + 1)]
+        moved = sum(crossing("halved_relayout_forward_ns", l, stage) for l in into)
+        inside_back = sum(crossing("halved_relayout_backward_ns", l, stage) for l in inside)
+        halves = {
+            "first_half_ns": head + moved + sum(int(each.forward_ns[0, s]) for each, s in pairs if each),
+            "second_half_ns": head + moved + sum(int(each.forward_ns[1, s]) for each, s in pairs if each),
+            "message_half_ns": crossing("halved_message_forward_ns", first, stage) if begins else 0,
+            "halved_backward_ns": turn
+            + sum(int(each.backward_ns[s]) for each, s in pairs if each)
+            + inside_back
+            + returned
+            + tail,
+        }
+    return StageTimes(
+        forward_ns=head + total("forward_ns") + sum(crossing("relayout_forward_ns", l, stage) for l in into),
+        backward_ns=turn + total("backward_ns") + back + returned + tail,
+        message_forward_ns=crossing("message_forward_ns", first, stage) if begins else 0,
+        message_backward_ns=crossing("message_backward_ns", last + 1, stage + 1) if ends else 0,
+        last_ns=total("last_ns"),
+        reduce_ns=total("reduce_ns") + (reduction.time_ns(total("gradient_bytes")) if reduction else 0),
+        optimizer_ns=total("optimizer_ns"),
+        **halves,
+    )
+
+
+def stage_bytes(
+    instance: Instance, configuration: Configuration, solution: Solution, tables: Sequence[OptionTable], stage: int
+) -> StageBytes:
+    """What the units of one stage hold. tables: of every unit."""
+    choice, (first, last) = solution.choice, solution.spans()[stage]
+
+    def column(name: str) -> Any:
+        return np.array([getattr(tables[l], name)[choice[l]] for l in range(first, last + 1)], np.int64)
+
+    messages: dict[str, int] = {}
+    if first:
+        boundary = instance.boundary(configuration, stage, first)
+        pair = tables[first - 1].leave[choice[first - 1]], tables[first].enter[choice[first]]
+        for name, sizes in (("entering", boundary.message_forward_bytes), ("returning", boundary.message_backward_bytes)):
+            messages[name] = 0 if sizes is None else int(sizes[pair])
+    return StageBytes(*(column(f"{name}_bytes") for name in ("state", "kept", "held", "work", "host")), **messages)
+
+
+def _in_flight(configuration: Configuration, stage: int) -> int:
+    if configuration.schedule.chunks == 1:
+        return configuration.in_flight(stage)
+    most = now = 0
+    for task in configuration.orders()[stage % len(configuration.sites)]:
+        if task.stage == stage:
+            now += 1 if task.kind == "forward" else -1
+            most = max(most, now)
+    return most
+
+
+# Aggregators
+
+Aggregate = Callable[[Configuration, Sequence[StageTimes], int], int]
+
+
+def aggregate(step: Step) -> Aggregate:
+    """How a step adds up the times of stages."""
+    return _AGGREGATES[step]
+
+
+def eq_8_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
+    """Galvatron-BMW's Eq. 8: the slowest stage's micro-batch m - 1 times, and one of all, with what the last one pays."""
+    times = [stage.micro_batch_ns + stage.message_forward_ns + stage.message_backward_ns for stage in stages]
+    syncs = sum(stage.last_ns + stage.reduce_ns + stage.optimizer_ns for stage in stages) + tied_ns
+    return (configuration.micro_batches - 1) * max(times) + sum(times) + syncs
+
+
+def eq_5_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
+    """AMP's Eq. 5: as Eq. 8, with messages beside the largest time, and nothing at the end of the step."""
+    times = [stage.micro_batch_ns for stage in stages]
+    moves = sum(stage.message_forward_ns + stage.message_backward_ns for stage in stages)
+    return (configuration.micro_batches - 1) * max(times) + sum(times) + moves
+
+
+def eq_4_ns(configuration: Configuration, stages: Sequence[StageTimes], tied_ns: int) -> int:
+    """AMP's Eq. 4: Eq. 5, and the longest that a stage takes for its gradients, with a table that both ends share."""
+    ends = (0, len(stages) - 1)
+    syncs = [each.reduce_ns + each.optimizer_ns + (tied_ns if x in ends else 0) for x, each in enumerate(stages)]
+    return eq_5_ns(configuration, stages, tied_ns) + max(syncs)
+
+
+_AGGREGATES: dict[Step, Aggregate] = {"simulated": step_ns, "eq8": eq_8_ns, "eq5": eq_5_ns, "eq4": eq_4_ns}
+
+
+# Constraints
+
+
+def violations(instance: Instance, solution: Solution) -> list[str]:
+    """Every constraint that a solution breaks, in words; empty where it is feasible."""
+    return malformed(instance, solution) or over_memory(instance, solution, evaluate(instance, solution))
+
+
+def over_memory(instance: Instance, solution: Solution, evaluation: Evaluation) -> list[str]:
+    """Stages that need more memory than their devices or hosts have, in words."""
+    configuration, broken = instance.configurations[solution.configuration], []
+    for x, stage in enumerate(evaluation.stages):
+        site = configuration.site(x)
+        limit = instance.limit_bytes(site)
+        if stage.peak_bytes > limit:
+            broken.append(
+                f"stage {x}: {instance.units[stage.peak_unit].name} needs {stage.peak_bytes} bytes "
+                f"({format_bytes(stage.peak_bytes)}), {stage.peak_bytes - limit} more than the {limit} of its devices"
+            )
+        room = instance.host_limit_bytes(site)
+        if room is not None and stage.host_bytes > room:
+            broken.append(f"stage {x}: needs {stage.host_bytes} bytes of its host, which has {room} for each of its devices")
+    return broken
+
+
+def malformed(instance: Instance, solution: Solution) -> list[str]:
+    """Why a solution is none of the instance, in words; empty where it is one, whatever memory it needs."""
+    count, length = len(instance.configurations), instance.length
+    if not 0 <= solution.configuration < count:
+        return [f"configuration is {solution.configuration}; the instance has 0 to {count - 1}"]
+    configuration = instance.configurations[solution.configuration]
+    borders = (0, *solution.cuts, length)
+    if len(borders) != configuration.stages + 1 or any(a >= b for a, b in pairwise(borders)):
+        return [f"cuts is {list(solution.cuts)}; give {configuration.stages - 1}, strictly increasing, of 1 to {length - 1}"]
+    if configuration.cuts is not None and solution.cuts != configuration.cuts:
+        return [f"cuts is {list(solution.cuts)}; configuration {solution.configuration} has {list(configuration.cuts)}"]
+    if whole := [cut for cut in solution.cuts if not instance.cuttable[cut - 1]]:
+        return [f"cuts has {cut}; no stage may begin with {instance.units[cut].name}" for cut in whole]
+    if len(solution.choice) != length:
+        return [f"choice has {len(solution.choice)} entries; the instance has {length} units"]
+    stages = [x for x, (first, last) in enumerate(solution.spans()) for _ in range(first, last + 1)]
+    tables = [instance.table(configuration, x, l) for l, x in enumerate(stages)]
+    sizes = [len(table.options) for table in tables]
+    wrong = [
+        f"choice[{l}] is {s}; unit {l} has options 0 to {size - 1}"
+        for l, (s, size) in enumerate(zip(solution.choice, sizes, strict=True))
+        if not 0 <= s < size
+    ]
+    if wrong:
+        return wrong
+    for l in range(1, length):
+        pair = int(tables[l - 1].leave[solution.choice[l - 1]]), int(tables[l].enter[solution.choice[l]])
+        boundary = instance.boundary(configuration, stages[l], l)
+        if max(int(boundary.relayout_forward_ns[pair]), int(boundary.relayout_backward_ns[pair])) >= FORBIDDEN:
+            a, b = (tables[place].options[solution.choice[place]].name for place in (l - 1, l))
+            wrong.append(f"choice[{l}] is {solution.choice[l]}; {b} may not follow {a}")
+    return wrong
+
+
+def describe(instance: Instance, solution: Solution) -> dict[str, Any]:
+    """What users see of a solution's costs."""
+    evaluation = evaluate(instance, solution)
+    configuration = instance.configurations[solution.configuration]
+    worst = max(evaluation.stages, key=lambda stage: stage.peak_bytes)
+    tables = tables_of(instance, configuration, solution, once=False)
+    return {
+        "time_ns": evaluation.time_ns,
+        "schedule": str(configuration.schedule),
+        "micro_batches": configuration.micro_batches,
+        "stage_count": configuration.stages,
+        "peak_bytes": evaluation.peak_bytes,
+        "peak_layer": worst.peak_unit,
+        "peak_layer_name": instance.units[worst.peak_unit].name,
+        "state_bytes": worst.state_bytes,
+        "stages": [{**asdict(stage), **asdict(stage.times), "times": None} for stage in evaluation.stages],
+        "strategies": [table.options[s].name for table, s in zip(tables, solution.choice, strict=True)],
+    }

@@ -1,0 +1,122 @@
+"""Many choices of one configuration at once, in arrays: their steps, and whether they fit. The same as `evaluation`, faster.
+
+For schedules of whole micro-batches with one stage on each site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Configuration, Instance
+from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
+from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
+from trainplan.formulations.step.stage_memory import stage_peak
+
+SUMMED = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
+
+
+def takes(configuration: Configuration) -> bool:
+    """Whether choices of the configuration can be looked at in lots."""
+    return configuration.schedule.chunks == 1 and not configuration.schedule.sliced and configuration.reduction is None
+
+
+@dataclass(frozen=True, eq=False)
+class Lot:
+    """Choices for the units of a configuration between some cuts. choices: (N, L), the option of every unit."""
+
+    instance: Instance
+    configuration: Configuration
+    cuts: tuple[int, ...]
+    choices: Integers
+
+    def steps_ns(self) -> tuple[Integers, NDArray[np.bool_]]:
+        """(N,) each: the step of every choice; and which of them agree and fit, of the others the step means nothing."""
+        instance, configuration, choices = self.instance, self.configuration, self.choices
+        borders, count = (0, *self.cuts, instance.length), len(choices)
+        once = self._once()
+        times = {name: np.zeros((configuration.stages, count), np.int64) for name in (*SUMMED, "sent", "returned")}
+        fits = np.ones(count, bool)
+        for x in range(configuration.stages):
+            first, end = borders[x], borders[x + 1]
+            for name in SUMMED:
+                times[name][x] = sum(self._column(name, l, x, once) for l in range(first, end))
+            times["forward_ns"][x] += self._column("head_ns", first, x, once)
+            times["backward_ns"][x] += self._column("turn_ns", end - 1, x, once) + self._column("tail_ns", first, x, once)
+            fits &= self._fits(x, range(first, end), once)
+        for x in range(configuration.stages):
+            for l in range(max(1, borders[x]), borders[x + 1]):
+                fits &= self._cross(times, l, x, l == borders[x])
+        return self._aggregated(times, once), fits
+
+    def _once(self) -> NDArray[np.bool_]:
+        tied = self.configuration.tied
+        if tied is None or tied.equal is None:
+            return np.zeros(len(self.choices), bool)
+        return np.asarray(tied.equal)[self.choices[:, 0], self.choices[:, -1]].astype(bool)
+
+    def _column(self, name: str, unit: int, stage: int, once: NDArray[np.bool_]) -> Integers:
+        """(N,): a number of the options of a unit."""
+        values = getattr(self._table(unit, stage), name)[self.choices[:, unit]]
+        tied = self.configuration.tied
+        if unit == self.instance.length - 1 and once.any() and tied is not None and tied.once is not None:
+            values = np.where(once, getattr(tied.once, name)[self.choices[:, unit]], values)
+        return values
+
+    def _table(self, unit: int, stage: int) -> OptionTable:
+        return self.instance.table(self.configuration, stage, unit)
+
+    def _fits(self, stage: int, units: Sequence[int], once: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        site = self.configuration.site(stage)
+
+        def columns(name: str) -> Integers:
+            return np.stack([self._column(name, l, stage, once) for l in units], axis=1)
+
+        sizes = [columns(name) for name in ("state_bytes", "kept_bytes", "work_bytes")]
+        peaks, _ = stage_peak(*sizes, self.configuration.in_flight(stage), columns("held_bytes"))
+        fits: NDArray[np.bool_] = peaks <= self.instance.limit_bytes(site)
+        if (room := self.instance.host_limit_bytes(site)) is not None:
+            fits &= columns("host_bytes").sum(axis=1) <= room
+        return fits
+
+    def _cross(self, times: dict[str, Integers], unit: int, stage: int, begins: bool) -> NDArray[np.bool_]:
+        """Add what crosses the boundary before a unit; whether the states there agree. begins: whether the stage does."""
+        boundary = self.instance.boundary(self.configuration, stage, unit)
+        before = self._table(unit - 1, stage - begins).leave[self.choices[:, unit - 1]]
+        pairs = before, self._table(unit, stage).enter[self.choices[:, unit]]
+        there, back = boundary.relayout_forward_ns[pairs], boundary.relayout_backward_ns[pairs]
+        agree: NDArray[np.bool_] = np.maximum(there, back) < FORBIDDEN
+        if not begins or boundary.relayout_at_cut:
+            times["forward_ns"][stage] += np.where(agree, there, 0)
+            times["backward_ns"][stage - begins] += np.where(agree, back, 0)
+        if begins:
+            link = self.configuration.links[stage - 1]
+            times["sent"][stage] += boundary.message_forward_ns[link][pairs]
+            times["returned"][stage - 1] += boundary.message_backward_ns[link][pairs]
+        return agree
+
+    def _aggregated(self, times: dict[str, Integers], once: NDArray[np.bool_]) -> Integers:
+        configuration = self.configuration
+        tied = np.where(once, 0, 0 if configuration.tied is None else configuration.tied.reduce_ns)
+        forward, backward = times["forward_ns"] + times["sent"], times["backward_ns"] + times["returned"]
+        m = configuration.micro_batches
+        if self.instance.step == "eq5":
+            alone = times["forward_ns"] + times["backward_ns"]
+            return (m - 1) * alone.max(axis=0) + (forward + backward).sum(axis=0)
+        if self.instance.step == "eq4":
+            syncs = times["reduce_ns"] + times["optimizer_ns"]
+            syncs[sorted({0, len(syncs) - 1})] += tied
+            alone = times["forward_ns"] + times["backward_ns"]
+            return (m - 1) * alone.max(axis=0) + (forward + backward).sum(axis=0) + syncs.max(axis=0)
+        if self.instance.step == "eq8":
+            syncs = (times["last_ns"] + times["reduce_ns"] + times["optimizer_ns"]).sum(axis=0) + tied
+            return (m - 1) * (forward + backward).max(axis=0) + (forward + backward).sum(axis=0) + syncs
+        many = gpipe_ends_ns if configuration.schedule.name == "gpipe" else one_f_one_b_ends_ns
+        reduced = many(forward, backward, m, times["last_ns"]) + times["reduce_ns"]
+        if configuration.tied is not None:
+            reduced[[0, -1]] = np.where(tied > 0, np.maximum(reduced[0], reduced[-1]) + tied, reduced[[0, -1]])
+        steps: Integers = (reduced + times["optimizer_ns"]).max(axis=0)
+        return steps

@@ -1,0 +1,122 @@
+"""What the devices of a site hold at most, in bytes (see the problem's head)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Configuration
+from trainplan.formulations.joint.simulation import operations
+from trainplan.formulations.step.messages import Item, with_messages
+from trainplan.formulations.step.schedules import Kind, Pass
+from trainplan.formulations.step.stage_memory import stage_peak
+
+Message = tuple[Kind, int]  # forward into a stage, or the gradients that it sends back
+
+
+@dataclass(frozen=True, eq=False)
+class StageBytes:
+    """What the units of one stage hold, each array of one entry a unit, in order. entering, returning: of one micro-batch, what
+    the stage receives forward from the one before it, and sends back to it."""
+
+    state: Integers
+    kept: Integers
+    held: Integers
+    work: Integers
+    host: Integers
+    entering: int = 0
+    returning: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """What one micro-batch in flight holds."""
+        return int(self.kept.sum() + self.held.sum())
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a site's order. counts: micro-batches in flight of each of its stages; messages: how many of each kind wait,
+    to be sent or to be used; stage: whose pass runs, None where only messages are under way."""
+
+    counts: tuple[tuple[int, int], ...]
+    messages: tuple[tuple[Message, int], ...] = ()
+    stage: int | None = None
+
+    def within(self, other: Moment) -> bool:
+        """Whether no site holds more at this moment than at the other one, whatever its stages are."""
+        counts, messages = dict(other.counts), dict(other.messages)
+        fewer = all(n <= counts[x] for x, n in self.counts) and all(n <= messages.get(m, 0) for m, n in self.messages)
+        return fewer and self.stage in (None, other.stage)
+
+
+def peak(stage: StageBytes, in_flight: int) -> tuple[int, int]:
+    """The peak of a stage that has its devices alone, and the unit, from the stage's first one, in whose pass it is."""
+    most, place = stage_peak(stage.state, stage.kept, stage.work, in_flight, stage.held)
+    return int(most), int(place)
+
+
+def peaks(configuration: Configuration, stages: Sequence[StageBytes]) -> list[tuple[int, int]]:
+    """The peak of each stage's devices, and the unit, from the stage's first one, in whose pass that stage comes nearest it.
+
+    Chunks of one site share its devices: each stage's entry is the peak while its own passes run, with all that the others hold
+    at the time; messages under way count with the site's first stage. The peak of the site is the largest of its stages'.
+    """
+    found = [(0, 0)] * len(stages)
+    for moment in moments_of(configuration):
+        counts, x = dict(moment.counts), moment.stage
+        others = sum(int(stages[y].state.sum()) + n * stages[y].in_flight for y, n in counts.items() if y != x)
+        others += sum(n * _message_bytes(stages, message) for message, n in moment.messages)
+        most, place = (0, 0) if x is None else peak(stages[x], counts[x])
+        counted = min(counts) if x is None else x
+        found[counted] = max(found[counted], (most + others, place), key=lambda entry: entry[0])
+    return found
+
+
+def _message_bytes(stages: Sequence[StageBytes], message: Message) -> int:
+    kind, stage = message
+    return stages[stage].entering if kind == "forward" else stages[stage].returning
+
+
+def moments_of(configuration: Configuration) -> list[Moment]:
+    """The moments at which sites may hold the most."""
+    if configuration.schedule.chunks == 1:
+        return [Moment(((x, configuration.in_flight(x)),), stage=x) for x in range(configuration.stages)]
+    items = with_messages(configuration.orders(), configuration.stages)
+    found = []
+    for order in items:
+        moments = _moments(order, configuration.stages)
+        found += [each for each in moments if not any(each.within(other) for other in moments if other != each)]
+    return found
+
+
+def _moments(order: Sequence[Item], stages: int) -> list[Moment]:
+    """The different moments of a site's passes and messages."""
+    counts = dict.fromkeys(sorted({item.task.stage for item in order if item.what == "pass"}), 0)
+    waiting: Counter[Message] = Counter()
+    seen: dict[Moment, None] = {}
+
+    def now(stage: int | None) -> None:
+        seen[Moment(tuple(counts.items()), tuple(sorted((+waiting).items())), stage)] = None
+
+    for task, part in operations(order):
+        if task is None:
+            waiting.update(_message(item.task) for item in part if item.what == "receive")
+            now(None)
+            waiting.subtract(_message(item.task) for item in part if item.what == "send")
+            continue
+        forward, stage = task.kind == "forward", task.stage
+        counts[stage] += forward
+        used: Message = ("forward", stage) if forward else ("backward", stage + 1)
+        made = _message(task)
+        waiting[used] -= 0 < used[1] < stages
+        now(stage)
+        waiting[made] += 0 < made[1] < stages
+        counts[stage] -= not forward
+    return list(seen)
+
+
+def _message(task: Pass) -> Message:
+    """What a pass sends."""
+    return ("forward", task.stage + 1) if task.kind == "forward" else ("backward", task.stage)

@@ -1,0 +1,256 @@
+"""joint as a mixed-integer linear program, in Pyomo: one configuration, with p stages and m micro-batches, at a time.
+
+A plan is a path through places (l, i, s): unit l lies in stage i and takes option s. From unit to unit the path crosses a
+boundary, from an interface state a to another b, and stays in its stage or begins the next one.
+
+Sets         l units; i stages; s options; q crossings (l, i, a, b, begins): into unit l of stage i from state a to state b
+             t times of stages, by name and stage (see `simulation`); v moments that `moments` does not know
+Parameters   of tables, in scaled units, see `units`; n_i micro-batches in flight; E memory, H memory of the host
+Variables    x[l,i,s] in {0,1}   unit l lies in stage i and takes option s
+             z[q] >= 0           the crossing is the path's
+             h[l,i,s], e[l,i,s]  the place begins a stage, or ends one, where that takes longer
+             D[t] >= 0           the time of a stage
+             S[v] >= 0           a moment
+             F[l,i] >= 0         activations of one micro-batch held by stage i after the forward pass of unit l
+             J >= 0              the step
+
+    minimise   J
+    first      sum_s x[0,0,s] = 1                                                       the path begins
+    leave      sum of z[q] that leave place (l, i) in state a = sum of x[l,i,s] that leave in a     for every l < L-1, i, a
+    enter      sum of z[q] that enter place (l, i) in state b = sum of x[l,i,s] that enter in b     for every l > 0, i, b
+    ends       h[l,i,s] <= x[l,i,s], and the sum of those that enter in b = sum of z[q] that begin stage i so; e alike
+    time       D[t] = the times of the places and crossings that count for it
+    start      S[v] >= each of its sums of an earlier moment and times                  the simulation
+    step       J >= the end of each stage with D of what comes behind, and the tied table's sum between both ends
+    hold       F[l,i] = F[l-1,i] + sum_s kept x[l,i,s]
+    peak       F[l,i] + sum_s work x[l,i,s] + sum_ks (state + n_i held + (n_i - 1) kept) x[k,i,s] <= E   for every l, i
+    host       sum_ls host x[l,i,s] <= H                                                where hosts have a limit
+    once       where the last unit has options as one table with the first unit's: these are taken with those alone
+
+With x integer, z is integer as well: it fixes both ends of every crossing. Where Eq. 8 or Eq. 5 judges the step, `start` and
+`step` make place for it. Where chunks share a site, `peak` has a row for every unit and every moment of the site's order at
+which other micro-batches are in flight, with all that the site's other chunks hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyomo.environ as pyo
+from trainplan.formulations.joint.memory import moments_of
+from trainplan.formulations.joint.moments import Sum, moments
+from trainplan.formulations.joint.places import Crossing, Place, Places, check_suited
+from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.formulations.joint.simulation import Symbol
+from trainplan.formulations.milp import unit
+
+
+def units(instance: Instance) -> tuple[int, int]:
+    """Nanoseconds and bytes of one model unit, by a time that no step exceeds and by the memory."""
+    places = Places(instance)
+    return unit(places.most_ns() // 4), unit(instance.limit_bytes(places.configuration.sites[0]))
+
+
+def weight(instance: Instance) -> int:
+    """How often the objective counts an error in a row: a path has so many passes, each with a moment, its time and message."""
+    (configuration,) = instance.configurations
+    return 6 * (configuration.micro_batches * configuration.schedule.chunks + configuration.stages)
+
+
+def build(instance: Instance) -> pyo.ConcreteModel:
+    """The Pyomo model of an instance of one configuration; `extract` reads a solution from its solved values."""
+    check_suited(instance)
+    m, places = pyo.ConcreteModel(name=instance.name), Places(instance)
+    ns_per_unit, bytes_per_unit = units(instance)
+    crossings = list(enumerate(places.crossings))
+    m.x = pyo.Var(places.every, domain=pyo.Binary)
+    m.z = pyo.Var([q for q, _ in crossings], domain=pyo.NonNegativeReals)
+    m.D = pyo.Var(pyo.Any, dense=False, domain=pyo.NonNegativeReals)
+    m.J = pyo.Var(domain=pyo.NonNegativeReals)
+
+    m.first = pyo.Constraint(expr=sum(m.x[place] for place in places.every if place[:2] == (0, 0)) == 1)
+    m.path = pyo.ConstraintList()
+    for l in places.units:
+        for i in places.stages_of(l):
+            table = places.table(l, i)
+            for side, states in (("leave", table.leave), ("enter", table.enter)):
+                if l == (len(places.units) - 1 if side == "leave" else 0):
+                    continue
+                for state in sorted(set(states.tolist())):
+                    if side == "leave":
+                        over = [q for q, c in crossings if c.unit == l + 1 and c.stage - c.begins == i and c.before == state]
+                    else:
+                        over = [q for q, c in crossings if c.unit == l and c.stage == i and c.after == state]
+                    options = places.options(l, i, state, side)
+                    m.path.add(sum(m.z[q] for q in over) == sum(m.x[l, i, s] for s in options))
+    _add_ends(m, places)
+    numbers = {crossing: q for q, crossing in crossings}
+    m.time = pyo.ConstraintList()
+
+    def time(symbol: Symbol) -> Any:
+        """The variable of a time of a stage, whose row is added when it is first asked for."""
+        if symbol not in m.D:
+            parts = [value / ns_per_unit * m.x[place] for place, value in places.of_place(symbol)]
+            parts += [value / ns_per_unit * m.h[place] for place, value in places.of_end(symbol, True)]
+            parts += [value / ns_per_unit * m.e[place] for place, value in places.of_end(symbol, False)]
+            parts += [value / ns_per_unit * m.z[numbers[crossing]] for crossing, value in places.of_crossing(symbol)]
+            m.time.add(m.D[symbol] == sum(parts))
+        return m.D[symbol]
+
+    _add_once(m, places)
+    _ADD[instance.step](m, places, time, ns_per_unit)
+    _add_memory(m, places, numbers, bytes_per_unit)
+    m.objective = pyo.Objective(expr=m.J)
+    return m
+
+
+def _add_ends(m: Any, places: Places) -> None:
+    """Which places begin or end a stage."""
+    crossings = [(q, crossing) for q, crossing in enumerate(places.crossings) if crossing.begins]
+    m.h = pyo.Var(places.firsts, domain=pyo.NonNegativeReals)
+    m.e = pyo.Var(places.lasts, domain=pyo.NonNegativeReals)
+    m.ends = pyo.ConstraintList()
+    for place in places.firsts:
+        m.ends.add(m.h[place] <= m.x[place])
+    for place in places.lasts:
+        m.ends.add(m.e[place] <= m.x[place])
+    for l, i in sorted({place[:2] for place in places.firsts}):
+        for state in sorted(set(places.table(l, i).enter.tolist())):
+            over = [q for q, c in crossings if (c.unit, c.stage, c.after) == (l, i, state)]
+            m.ends.add(sum(m.z[q] for q in over) == sum(m.h[l, i, s] for s in places.options(l, i, state, "enter")))
+    for l, i in sorted({place[:2] for place in places.lasts}):
+        for state in sorted(set(places.table(l, i).leave.tolist())):
+            over = [q for q, c in crossings if (c.unit, c.stage, c.before) == (l + 1, i + 1, state)]
+            m.ends.add(sum(m.z[q] for q in over) == sum(m.e[l, i, s] for s in places.options(l, i, state, "leave")))
+
+
+def _tied(m: Any, places: Places, ns_per_unit: int) -> Any:
+    """What the sum of a tied table takes: nothing where it is one parameter."""
+    tied = places.configuration.tied
+    if tied is None:
+        return 0
+    last = places.units[-1]
+    whole = [m.x[l, i, s] for l, i, s in places.every if l == last and s >= places.last_options]
+    return tied.reduce_ns / ns_per_unit * (1 - sum(whole))
+
+
+def _add_once(m: Any, places: Places) -> None:
+    """The last unit's options as one table exactly where the first unit's option lets them be."""
+    m.once = pyo.ConstraintList()
+    if not places.twice:
+        return
+    last, count = places.units[-1], places.last_options
+    firsts = [s for l, _, s in places.every if l == 0]
+    for s in range(count):
+        equal = sum(m.x[0, 0, first] for first in firsts if s in places.once(first))
+        m.once.add(m.x[last, 0, count + s] <= equal)
+        m.once.add(m.x[last, 0, s] <= 1 - equal)
+
+
+def _add_simulated(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
+    passes = moments(places.configuration)
+    m.S = pyo.Var(range(len(passes.rows)), domain=pyo.NonNegativeReals)
+    m.start, m.step = pyo.ConstraintList(), pyo.ConstraintList()
+
+    def total(moment: Sum) -> Any:
+        start = 0 if moment.start is None else m.S[moment.start]
+        return start + sum(count * time(symbol) for symbol, count in moment.times)
+
+    for v, sums in enumerate(passes.rows):
+        for moment in sums:
+            m.start.add(m.S[v] >= total(moment))
+    sites, tied = len(places.configuration.sites), _tied(m, places, ns_per_unit)
+    for x in range(sites):
+        ends = x in (0, sites - 1) and places.configuration.tied is not None
+        behind = sum(time(("optimizer_ns", y)) for y in places.stages[x::sites]) + (tied if ends else 0)
+        for other in {0, sites - 1} if ends else {x}:
+            reduced = sum(time(("reduce_ns", y)) for y in places.stages[other::sites])
+            m.step.add(total(passes.ends[other]) + reduced + behind <= m.J)
+
+
+def _add_eq_8(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
+    m.V = pyo.Var(domain=pyo.NonNegativeReals)
+    running = [_sum(time, ("forward_ns", "backward_ns", "message_forward_ns", "message_backward_ns"), x) for x in places.stages]
+    syncs = sum(_sum(time, ("last_ns", "reduce_ns", "optimizer_ns"), x) for x in places.stages)
+    m.step = pyo.ConstraintList()
+    for whole in running:
+        m.step.add(whole <= m.V)
+    rest = (places.configuration.micro_batches - 1) * m.V
+    m.step.add(rest + sum(running) + syncs + _tied(m, places, ns_per_unit) <= m.J)
+
+
+def _add_eq_5(m: Any, places: Places, time: Any, ns_per_unit: int, behind: Any = 0) -> None:
+    m.V = pyo.Var(domain=pyo.NonNegativeReals)
+    running = [_sum(time, ("forward_ns", "backward_ns"), x) for x in places.stages]
+    moves = sum(_sum(time, ("message_forward_ns", "message_backward_ns"), x) for x in places.stages)
+    m.step = pyo.ConstraintList()
+    for whole in running:
+        m.step.add(whole <= m.V)
+    m.step.add((places.configuration.micro_batches - 1) * m.V + sum(running) + moves + behind <= m.J)
+
+
+def _add_eq_4(m: Any, places: Places, time: Any, ns_per_unit: int) -> None:
+    m.W = pyo.Var(domain=pyo.NonNegativeReals)
+    m.behind = pyo.ConstraintList()
+    for x in places.stages:
+        tied = _tied(m, places, ns_per_unit) if x in (0, places.stages[-1]) else 0
+        m.behind.add(_sum(time, ("reduce_ns", "optimizer_ns"), x) + tied <= m.W)
+    _add_eq_5(m, places, time, ns_per_unit, m.W)
+
+
+_ADD = {"simulated": _add_simulated, "eq8": _add_eq_8, "eq5": _add_eq_5, "eq4": _add_eq_4}
+
+
+def _sum(time: Any, names: Iterable[str], stage: int) -> Any:
+    return sum(time((name, stage)) for name in names)
+
+
+def _add_memory(m: Any, places: Places, numbers: Mapping[Crossing, int], bytes_per_unit: int) -> None:
+    configuration, instance = places.configuration, places.instance
+    m.F = pyo.Var([(l, i) for l in places.units for i in places.stages_of(l)], domain=pyo.NonNegativeReals)
+
+    def column(places_of: Iterable[Place], name: str, factor: int = 1) -> Any:
+        return sum(factor * int(getattr(places.table(l, i), name)[s]) / bytes_per_unit * m.x[l, i, s] for l, i, s in places_of)
+
+    of_stage = {x: [place for place in places.every if place[1] == x] for x in places.stages}
+    at = {(l, i): [place for place in of_stage[i] if place[0] == l] for l, i in m.F}
+    m.hold = pyo.Constraint(
+        list(m.F),
+        rule=lambda m, l, i: (
+            m.F[l, i] == (m.F[l - 1, i] if i in places.stages_of(l - 1) else 0) + column(at[l, i], "kept_bytes")
+        ),
+    )
+    m.peak, m.host = pyo.ConstraintList(), pyo.ConstraintList()
+    for moment in moments_of(configuration):
+        counts, x = dict(moment.counts), moment.stage
+        base = sum(
+            column(of_stage[y], "state_bytes")
+            + (column(of_stage[y], "held_bytes", n) if n else 0)
+            + (column(of_stage[y], "kept_bytes", n - (y == x)) if n > (y == x) else 0)
+            for y, n in counts.items()
+        )
+        base += sum(
+            n * size / bytes_per_unit * m.z[numbers[crossing]]
+            for message, n in moment.messages
+            for crossing, size in places.message_bytes(message)
+        )
+        limit = instance.limit_bytes(configuration.site(min(counts))) / bytes_per_unit
+        if x is None:
+            m.peak.add(base <= limit)
+        for l, i in m.F if x is not None else ():
+            if i == x:
+                m.peak.add(m.F[l, i] + column(at[l, i], "work_bytes") + base <= limit)
+    for x in places.stages:
+        room = instance.host_limit_bytes(configuration.site(x))
+        if room is not None:
+            host = column(of_stage[x], "host_bytes")
+            if not isinstance(host, int):
+                m.host.add(host <= room / bytes_per_unit)
+
+
+def extract(instance: Instance, values: Mapping[str, Mapping[Any, float]]) -> Solution:
+    """The solution that x stands for: per unit the stage and option of the largest value."""
+    places = Places(instance)
+    rows = [[place for place in places.every if place[0] == l] for l in places.units]
+    return places.solution([max(row, key=lambda place: values["x"].get(place, 0.0)) for row in rows])

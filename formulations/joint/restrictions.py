@@ -1,0 +1,44 @@
+"""Problems of the papers as restrictions of the joint problem: the same solutions cost the same, value for value.
+
+    problem             decides                         restricts                                       step
+    layer-strategies    an option of every layer        one stage, one micro-batch                      Eq. 8, a sum
+    pipeline            stages, options                 messages wholly with the stage after the cut    Eq. 8
+    stage-assignment    cuts                            one option; times by stage                      Eq. 5
+    pipeline-partition  cuts                            one option; nothing behind the last pass        simulated
+    cluster-strategy    degrees, cuts                   one class of devices, even shares; one option   Eq. 4
+    memory-switches     switches, synchronised          one stage, one micro-batch; options link        Eq. 8, a sum
+
+Memory is the same, too: `kept_bytes` alone is Galvatron's Eq. 2 and H3T's chain, `held_bytes` with the largest pass AutoPipe's
+and AMP's. Of free segments (memory-switches without forced synchronisation) there are no tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainplan.formulations.cluster_strategy.problem import Instance as ClusterInstance
+from trainplan.formulations.joint.chain_restrictions import cluster_strategy, pipeline_partition, stage_assignment
+from trainplan.formulations.joint.layer_restrictions import layer_strategies, memory_switches, pipeline
+from trainplan.formulations.joint.restriction import Restriction
+from trainplan.formulations.layer_strategies.problem import Instance as LayerInstance
+from trainplan.formulations.memory_switches.problem import Instance as SwitchInstance
+from trainplan.formulations.pipeline.problem import Instance as PipelineInstance
+from trainplan.formulations.pipeline_partition.problem import Instance as PartitionInstance
+from trainplan.formulations.stage_assignment.problem import Instance as AssignmentInstance
+
+
+def restrict(instance: Any) -> Restriction:
+    """The joint instance whose solutions are those of a problem's instance. Raises KeyError for a problem that is none."""
+    restriction: Restriction = _RESTRICTIONS[type(instance)](instance)
+    return restriction
+
+
+_RESTRICTIONS: dict[type, Callable[[Any], Restriction]] = {
+    LayerInstance: layer_strategies,
+    PipelineInstance: pipeline,
+    AssignmentInstance: stage_assignment,
+    PartitionInstance: pipeline_partition,
+    ClusterInstance: cluster_strategy,
+    SwitchInstance: memory_switches,
+}

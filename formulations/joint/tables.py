@@ -1,0 +1,184 @@
+"""What units cost under their options, in numbers: whole nanoseconds and bytes, in arrays by field.
+
+An option is one way to run a unit on the devices of its stage: how it is parallelised, what is recomputed, where states live.
+Options matter to each other only through the interface state in which a unit takes its input (`enter`) and leaves its output
+(`leave`): what lies between two units is re-laid from one state to the other, and where a stage begins it is sent first. So
+there is one kind of link between options, a matrix by states, and options of equal states are alike to their neighbours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.strategies import Strategy
+
+FORBIDDEN = 1 << 53
+"""The time of a link between interface states that do not agree: no solution has it."""
+
+TIMES = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns", "head_ns", "turn_ns", "tail_ns")
+BYTES = ("kept_bytes", "held_bytes", "work_forward_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a unit. name: unique in its table; strategy: what a plan says of it, None where it is no plan's."""
+
+    name: str
+    strategy: Strategy | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OptionTable:
+    """The S options of one kind of unit, on one kind of site, with one size of micro-batch. Every array has shape (S,).
+
+    forward_ns, backward_ns: of one micro-batch. last_ns: what the last micro-batch's backward pass takes longer.
+    reduce_ns, optimizer_ns: what comes behind the stage's last backward pass, before and after the sum of a tied table's
+    gradients; together `end_ns`. head_ns: added to a stage's forward pass where the unit is its first; turn_ns: to its backward
+    pass where it is its last; tail_ns: to its backward pass where it is its first.
+
+    kept_bytes: what a micro-batch keeps from the unit's forward pass to its backward pass, stacked (O_f of Galvatron's Eq. 2);
+    held_bytes: what it holds for as long as it is in flight on the stage. work_forward_bytes, work_backward_bytes: what the
+    passes themselves add for their duration. state_bytes: for the whole step; host_bytes: on the host, for the whole step.
+    gradient_bytes: of the gradients that a stage reduces all together, where the configuration has such a `reduction`.
+
+    enter, leave: the interface states of the input and the output, counted from 0.
+    halved: the unit's passes on halves of a micro-batch, where the schedule is sliced.
+    """
+
+    options: tuple[Option, ...]
+    enter: Integers
+    leave: Integers
+    forward_ns: Integers
+    backward_ns: Integers
+    last_ns: Integers
+    reduce_ns: Integers
+    optimizer_ns: Integers
+    head_ns: Integers
+    turn_ns: Integers
+    tail_ns: Integers
+    kept_bytes: Integers
+    held_bytes: Integers
+    work_forward_bytes: Integers
+    work_backward_bytes: Integers
+    state_bytes: Integers
+    host_bytes: Integers
+    gradient_bytes: Integers
+    halved: Halved | None = None
+
+    @classmethod
+    def of(cls, options: Sequence[Option], halved: Halved | None = None, **columns: Integers | Sequence[int]) -> OptionTable:
+        """A table whose other columns are 0."""
+        arrays = {name: np.asarray(columns.get(name, np.zeros(len(options))), np.int64) for name in COLUMNS}
+        assert set(columns) <= set(COLUMNS)
+        return cls(options=tuple(options), halved=halved, **arrays)
+
+    @cached_property
+    def end_ns(self) -> Integers:
+        """What comes behind the stage's last backward pass."""
+        return self.reduce_ns + self.optimizer_ns
+
+    @cached_property
+    def work_bytes(self) -> Integers:
+        """What the larger of the two passes adds for its duration."""
+        return np.maximum(self.work_forward_bytes, self.work_backward_bytes)
+
+    def keep(self, places: Sequence[int]) -> OptionTable:
+        """The same table with only these options, in this order."""
+        chosen = list(places)
+        columns = {name: getattr(self, name)[chosen] for name in COLUMNS}
+        halved = None if self.halved is None else self.halved.keep(chosen)
+        return OptionTable(options=tuple(self.options[s] for s in chosen), halved=halved, **columns)
+
+
+COLUMNS = ("enter", "leave", *TIMES, *BYTES, "gradient_bytes")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Halved:
+    """Passes of the S options on a micro-batch that goes in two halves. forward_ns: (2, S), by half; backward_ns: (S,), of both
+    halves, which follow each other."""
+
+    forward_ns: Integers
+    backward_ns: Integers
+
+    def keep(self, places: Sequence[int]) -> Halved:
+        """The same with only these options."""
+        return Halved(forward_ns=self.forward_ns[:, places], backward_ns=self.backward_ns[places])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Boundary:
+    """One kind of boundary between two units: C interface states before it, D after it, and K kinds of link between stages.
+
+    relayout_forward_ns, relayout_backward_ns: (C, D), by the `leave` of the unit before and the `enter` of the unit after; what
+    the pass of the unit that receives takes longer, where both lie in one stage and, with `relayout_at_cut`, where a stage
+    begins between them. FORBIDDEN where they do not agree, in either case.
+    message_forward_ns, message_backward_ns: (K, C, D), where a stage begins here: what the stage after waits for its input
+    once that has been sent, and the stage before for the gradients. message_forward_bytes, message_backward_bytes: (C, D), the
+    sizes, which count where messages wait for passes, as under the interleaved schedule; None: 0. The halved ones: of half a
+    micro-batch forward, the first or the second alike, and of the backward re-layouts of both halves; None where the schedule
+    is not sliced.
+    """
+
+    relayout_forward_ns: Integers
+    relayout_backward_ns: Integers
+    message_forward_ns: Integers
+    message_backward_ns: Integers
+    message_forward_bytes: Integers | None = None
+    message_backward_bytes: Integers | None = None
+    halved_relayout_forward_ns: Integers | None = None
+    halved_relayout_backward_ns: Integers | None = None
+    halved_message_forward_ns: Integers | None = None
+    relayout_at_cut: bool = True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tied:
+    """A table that the first and the last unit share (embedding and head).
+
+    It is one parameter where both units are in one stage and have equal levels, and else two, whose gradients are summed over
+    the ranks of both stages, once both have reduced theirs and before either's optimizer. equal: (S, T) of bool, by the options
+    of the first and of the last unit; once: the last unit's table where it is one parameter; None where that cannot be, as with
+    several stages. reduce_ns: of the sum; by the configuration.
+    """
+
+    reduce_ns: int
+    equal: np.ndarray | None = None
+    once: OptionTable | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tables:
+    """What one kind of site costs with one size of micro-batch. units: by kind of unit; boundaries: by kind of boundary."""
+
+    units: tuple[OptionTable, ...]
+    boundaries: tuple[Boundary, ...]
+    states: tuple[str, ...] = field(default=())  # names of interface states, for people
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of names and numbers."""
+        digest = hashlib.sha256()
+        for record in (*self.units, *self.boundaries):
+            update(digest, record)
+        return digest.digest()
+
+
+def update(digest: hashlib._Hash, record: OptionTable | Boundary | Halved | Tied) -> None:
+    """Add all fields of a record of arrays to a digest."""
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if isinstance(value, np.ndarray):
+            digest.update(repr(value.shape).encode() + np.ascontiguousarray(value, "<i8").tobytes())
+        elif isinstance(value, OptionTable | Halved):
+            update(digest, value)
+        elif each.name == "options":
+            digest.update(json.dumps([option.name for option in value]).encode())
+        else:
+            digest.update(repr(value).encode())

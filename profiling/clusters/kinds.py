@@ -1,0 +1,125 @@
+"""Kinds of devices made of data sheets: what plans may use of the memory, and what kernels reach of the peaks.
+
+An efficiency that is fitted to measured runs goes before one that is assumed. A kind without one at a precision takes that
+of the nearest kind that has one: of its own architecture if there is any, else of its vendor, then of about its year. Its
+error is then wider. Where it has r times the power of a sibling of its architecture for each FLOP/s, r below 1, it reaches
+r^(1/3) of what that one does, for a circuit's dynamic power grows with the cube of its clock (Mudge, 2001); and no more than
+its vendor says can be reached.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log
+from typing import Literal, get_args
+
+from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.clusters.efficiencies import Efficiency, EfficiencyTable, Kernel, KernelFit, Precision
+from trainplan.profiling.clusters.sheets import DeviceSheet, sheet, sheets
+
+GIB = 2**30
+VISIBLE = 79.1 / 80  # of the memory as sold, what torch sees of an H100 (huggingface/trl issue 2688)
+CONTEXT_BYTES = GIB // 2  # of the driver's context and libraries, assumed
+COMMUNICATORS_BYTES = round(4 * 0.67 * GIB)  # four of 0.67 GiB (NVIDIA/nccl issue 964, A100 with NVLink)
+WITHOUT_LINKS = 0.25  # of that, over PCIe, whose rings have fewer channels, assumed
+FRAGMENTED = 0.02  # of what is visible, assumed
+SAME_ARCHITECTURE_ERROR, OTHER_ERROR = 0.05, 0.15  # added to that of the kind that an efficiency is borrowed from, assumed
+
+
+def device_kind(name: str, table: EfficiencyTable) -> DeviceKind:
+    """The kind of the data sheet with this name, such as `h100`. Raises InputError where there is none."""
+    described = sheet(name)
+    return DeviceKind(
+        name=described.name,
+        memory_bytes=described.memory_bytes,
+        reserve_bytes=reserve_bytes(described),
+        flops_per_s=described.flops_per_s,
+        memory_bytes_per_s=described.memory_bytes_per_s,
+        kernel_ns=described.kernel_ns,
+        efficiencies=[each for kernel in get_args(Kernel) for each in _efficiencies(name, kernel, table)],
+    )
+
+
+def reserve_bytes(described: DeviceSheet) -> int:
+    """The memory that is not for plans, in whole GiB: what programs do not see of it, the driver's context, the buffers of
+    four communicators, and what fragmentation loses."""
+    visible = described.visible_bytes or described.memory_bytes * VISIBLE
+    buffers = COMMUNICATORS_BYTES if described.joined else COMMUNICATORS_BYTES * WITHOUT_LINKS
+    taken = described.memory_bytes - visible + CONTEXT_BYTES + buffers + FRAGMENTED * visible
+    return ceil(taken / GIB) * GIB
+
+
+def _efficiencies(name: str, kernel: Kernel, table: EfficiencyTable) -> list[Efficiency]:
+    """Of a class of kernels at each precision that the device has, and of memory alone; none where no kind has any."""
+    precisions: list[Precision | None] = [None] if kernel == "memory" else [*sheet(name).flops_per_s]
+    nearest = [(precision, _nearest(name, kernel, precision, table)) for precision in precisions]
+    return [_borrowed(name, fit, precision) for precision, fit in nearest if fit is not None]
+
+
+def _nearest(name: str, kernel: Kernel, precision: Precision | None, table: EfficiencyTable) -> KernelFit | None:
+    """The efficiency that stands for a device's: fitted ones go first, then the nearest kind's, then the precision's own."""
+    fits = [fit for fit in table.kernels if fit.kernel == kernel and fit.precision in (precision, None)]
+    fits = [fit for fit in fits if precision is None or precision in sheet(fit.device).flops_per_s]
+    return min(
+        fits,
+        key=lambda fit: (fit.origin != "fitted", distance(name, fit.device, precision), fit.precision != precision),
+        default=None,
+    )
+
+
+def distance(name: str, other: str, precision: Precision | None) -> tuple[bool, bool, bool, int, float]:
+    """How far apart two kinds are, by weight: the device, architecture, vendor, years, and the ratio of their peaks."""
+    mine, theirs = sheet(name), sheet(other)
+    rates = (mine.memory_bytes_per_s, theirs.memory_bytes_per_s)
+    if precision is not None:
+        rates = (mine.flops_per_s[precision], theirs.flops_per_s[precision])
+    apart = (mine.architecture != theirs.architecture, mine.vendor != theirs.vendor, abs(mine.released - theirs.released))
+    return name != other, *apart, abs(log(rates[0] / rates[1]))
+
+
+def _borrowed(name: str, fit: KernelFit, precision: Precision | None) -> Efficiency:
+    """A fit as the efficiency of a device at one precision: its own, or another's with a wider error and as power allows."""
+    value, error, mine, theirs = fit.value, fit.error, sheet(name), sheet(fit.device)
+    limited_by: Literal["power", "vendor"] | None = None
+    if name != fit.device:
+        alike = mine.architecture == theirs.architecture
+        error += SAME_ARCHITECTURE_ERROR if alike else OTHER_ERROR
+        if precision is not None:
+            slower = _slower_by_power(mine, theirs, precision) if alike else 1.0
+            attainable = _attainable(name, precision)
+            limited_by = "vendor" if attainable < value * slower else "power" if slower < 1 else None
+            value = min(value * slower, attainable)
+    return Efficiency(
+        kernel=fit.kernel,
+        precision=precision,
+        value=round(value, 4),
+        half_size=fit.half_size,
+        error=round(error, 4),
+        origin=fit.origin,
+        device=theirs.name,
+        limited_by=limited_by,
+    )
+
+
+def _slower_by_power(mine: DeviceSheet, theirs: DeviceSheet, precision: Precision) -> float:
+    """The part of their share of the peak that is left with less power for each FLOP/s; 1 with no less."""
+    if mine.power_watts is None or theirs.power_watts is None:
+        return 1.0
+    watts = mine.power_watts / mine.flops_per_s[precision], theirs.power_watts / theirs.flops_per_s[precision]
+    return min(1.0, watts[0] / watts[1]) ** (1 / 3)
+
+
+def _attainable(name: str, precision: Precision) -> float:
+    """The most of a peak that any kernel reaches, by what the vendor says of the device or else of the nearest that it says
+    it of; 1 where the vendor says nothing."""
+    mine = sheet(name)
+    stating = [
+        other
+        for other, each in sheets().items()
+        if each.vendor == mine.vendor and precision in each.attainable_flops_per_s and precision in mine.flops_per_s
+    ]
+    if not stating:
+        return 1.0
+    nearest = min(stating, key=lambda other: distance(name, other, precision))
+    theirs = sheet(nearest)
+    share = theirs.attainable_flops_per_s[precision] / theirs.flops_per_s[precision]
+    return share * _slower_by_power(mine, theirs, precision)

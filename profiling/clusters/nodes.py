@@ -1,0 +1,195 @@
+"""Clusters named by their nodes: `h100:8x16` is 16 nodes of 8 H100, `h100:8` one of them.
+
+A node is what NVLink or xGMI joins, or else PCIe. Every device has its share of the node's network ports; a ring over whole
+nodes uses all of them, as far as the links within the node feed it.
+"""
+
+from __future__ import annotations
+
+import re
+from math import floor, log10
+
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
+from trainplan.profiling.base.quantities import parse_bytes, parse_rate, plural
+from trainplan.profiling.clusters.cluster import Cluster, Host, Nodes
+from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Level, shipped_efficiencies
+from trainplan.profiling.clusters.kinds import device_kind
+from trainplan.profiling.clusters.network import Island, Link
+from trainplan.profiling.clusters.sheets import DeviceSheet, kind_named, sheet, sheets
+
+OPTION, FORM = "--cluster", "KIND:DEVICES or KIND:DEVICESxNODES, such as h100:8x16"
+MOST = 2**20  # devices of a cluster
+WHOLE_NODE, MOST_ON_PCIE = 8, 16  # devices of a usual node, and the most of one without links that join them all
+MOST_HOST_BYTES = 2**50
+SETTINGS = ("network", "rails", "host")
+COMPLETED_NODES = (1, 2, 4, 8, 16, 32, 64, 128)
+# From message to message of a ring, assumed: over NVLink or xGMI as in a sheet, and
+PCIE_NS, NETWORK_NS, NETWORK_BEHIND_PCIE_NS, HOST_NS = 20_000, 10_000, 30_000, 10_000
+
+
+def names_nodes(text: str) -> bool:
+    """Whether a text is meant to name a cluster by its nodes, rather than a file: it begins with a word and a colon."""
+    return re.match(r"[^/\\:]*:", text) is not None and not re.search(r"\.(ya?ml|json)$", text, re.IGNORECASE)
+
+
+def cluster_of_nodes(text: str, table: EfficiencyTable | None = None) -> Cluster:
+    """The cluster that `KIND:DEVICESxNODES[,network=RATE][,rails=PORTS][,host=MEMORY]` names. Raises InputError.
+
+    network: line rate of a port, such as 200Gb/s or 25GB/s. rails: ports of a node. host: memory of a node's CPU. What is left
+    out is as in the kind's data sheet. table: what kernels and links reach of their peaks; the shipped one if left out.
+    """
+    table = table or shipped_efficiencies()
+    counted, *settings = text.split(",")
+    kind, _, counts = counted.partition(":")
+    match = re.fullmatch(r"([0-9]{1,7})(?:[xX]([0-9]{1,7}))?", counts.strip(), re.ASCII)
+    if match is None:
+        raise InputError(COMMAND_LINE, OPTION, f"is {shown(text)}", f"give {FORM}")
+    name, devices, count = kind_named(kind, OPTION), int(match[1]), int(match[2] or 1)
+    described = sheet(name)
+    _check_counts(name, described, devices, count)
+    values = _settings(settings)
+    ports, port_bytes_per_s = -(-devices // described.network.devices_per_port), described.network.bytes_per_s
+    if "rails" in values:
+        ports = _ports(values["rails"], devices)
+    if "network" in values:
+        port_bytes_per_s = parse_rate(values["network"], f"{OPTION} network")
+    memory_bytes = _host_bytes(values["host"]) if "host" in values else None
+    within = _within(described, devices, table)
+    across = _across(described, within, devices, count, port_bytes_per_s * ports, table)
+    host = _host(described, devices, memory_bytes, table)
+    node = Nodes(kind=described.name, devices=devices, count=count, islands=within, host=host)
+    named = ",".join([f"{name}:{devices}" + (f"x{count}" if count > 1 else ""), *(f"{k}={v}" for k, v in values.items())])
+    return Cluster(
+        name=named,
+        kinds=[device_kind(name, table)],
+        nodes=[node],
+        islands=across,
+        source=_source(described, table),
+    )
+
+
+def node_of(name: str) -> Cluster:
+    """One whole node of a kind: as many devices as its links join, or 8."""
+    joined = sheet(name).joined
+    return cluster_of_nodes(f"{name}:{max(WHOLE_NODE, joined.domain if joined else 0)}")
+
+
+def completions() -> list[str]:
+    """Names that the shell completes: of every kind whole nodes, in usual numbers."""
+    return [node_of(name).name + (f"x{count}" if count > 1 else "") for name in sheets() for count in COMPLETED_NODES]
+
+
+def _check_counts(name: str, described: DeviceSheet, devices: int, count: int) -> None:
+    joined = described.joined
+    most = joined.domain if joined and joined.domain >= WHOLE_NODE else MOST_ON_PCIE
+    if not 1 <= devices <= most:
+        total = max(devices, 1) * max(count, 1)
+        example = f"{name}:{min(most, total)}" + (f"x{-(-total // most)}" if most < total <= MOST else "")
+        problem = f"has nodes of {devices} devices"
+        raise InputError(COMMAND_LINE, OPTION, problem, f"give 1 to {most} devices a node of {name}, such as {example}")
+    if joined and devices > joined.domain and devices % joined.domain:
+        fix = f"give a multiple of the {joined.domain} that are joined, such as {name}:{WHOLE_NODE}"
+        raise InputError(COMMAND_LINE, OPTION, f"has nodes of {devices} devices", fix)
+    if not 1 <= count * devices <= MOST:
+        raise InputError(COMMAND_LINE, OPTION, f"has {plural(count, 'node')}", f"give 1 to {MOST // devices} nodes")
+
+
+def _settings(settings: list[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for setting in settings:
+        name, _, value = (part.strip() for part in setting.partition("="))
+        if name not in SETTINGS or not value:
+            fix = one_of(name, [f"{each}=" for each in SETTINGS])
+            raise InputError(COMMAND_LINE, OPTION, f"has {shown(setting.strip())}", fix)
+        if name in values:
+            raise InputError(COMMAND_LINE, OPTION, f"has {name} twice", "give it once")
+        values[name] = value
+    return values
+
+
+def _ports(text: str, devices: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,4}", text, re.ASCII) or int(text) < 1:
+        raise InputError(COMMAND_LINE, f"{OPTION} rails", f"is {shown(text)}", f"give the ports of a node, such as {devices}")
+    return int(text)
+
+
+def _host_bytes(text: str) -> int:
+    memory_bytes = parse_bytes(text, f"{OPTION} host")
+    if not 0 < memory_bytes <= MOST_HOST_BYTES:
+        raise InputError(COMMAND_LINE, f"{OPTION} host", f"is {shown(text)}", "give up to 1024TiB, such as 1TiB")
+    return memory_bytes
+
+
+def _within(described: DeviceSheet, devices: int, table: EfficiencyTable) -> list[Island]:
+    """The links within a node, smallest first."""
+    islands: list[Island] = []
+    joined = described.joined
+    if devices > 1 and joined is not None:
+        size, links = min(devices, joined.domain), joined.links
+        if joined.meshed:
+            links = joined.links * (size - 1) // (joined.domain - 1)
+        rate = _reached(joined.link_bytes_per_s * links, joined.level, table)
+        islands = [Island(devices=size, bandwidth_bytes_per_s=rate, latency_ns=joined.latency_ns, meshed=joined.meshed)]
+    if devices > 1 and (not islands or islands[0].devices < devices):
+        rate = _reached(described.pcie.bytes_per_s, _pcie(described), table)
+        islands.append(Island(devices=devices, bandwidth_bytes_per_s=rate, latency_ns=PCIE_NS))
+    return islands
+
+
+def _across(
+    described: DeviceSheet, within: list[Island], devices: int, count: int, line_bytes_per_s: float, table: EfficiencyTable
+) -> list[Island]:
+    """The network between nodes; none of one node."""
+    if count == 1:
+        return []
+    node = _reached(line_bytes_per_s, "network", table)
+    ring = min(within[-1].bandwidth_bytes_per_s, node) if within else node
+    island = Island(
+        devices=devices * count,
+        bandwidth_bytes_per_s=ring,
+        latency_ns=NETWORK_NS if described.joined else NETWORK_BEHIND_PCIE_NS,
+        shared_by=devices,
+        node_bytes_per_s=node if node > ring else None,
+    )
+    return [island]
+
+
+def _host(described: DeviceSheet, devices: int, memory_bytes: int | None, table: EfficiencyTable) -> Host:
+    """The node's CPU. memory_bytes: of its memory; the devices' share of the data sheet's if left out."""
+    host = described.host
+    peak, level = (described.pcie.bytes_per_s, _host_pcie(described))
+    if host.link is not None:
+        peak, level = host.link.bytes_per_s, host.link.level
+    return Host(
+        memory_bytes=memory_bytes or host.memory_bytes * min(devices, host.devices) // host.devices,
+        memory_bytes_per_s=host.memory_bytes_per_s * min(devices, host.devices) / host.devices,
+        link=Link(bandwidth_bytes_per_s=_reached(peak, level, table), latency_ns=HOST_NS if described.joined else PCIE_NS),
+        shares_bus=described.joined is None or described.joined.domain < devices,
+    )
+
+
+def _pcie(described: DeviceSheet) -> Level:
+    levels: dict[int, Level] = {3: "pcie-3", 4: "pcie-4", 5: "pcie-5"}
+    return levels[described.pcie.generation]
+
+
+def _host_pcie(described: DeviceSheet) -> Level:
+    levels: dict[int, Level] = {3: "host-pcie-3", 4: "host-pcie-4", 5: "host-pcie-5"}
+    return levels[described.pcie.generation]
+
+
+def _reached(peak_bytes_per_s: float, level: Level, table: EfficiencyTable) -> float:
+    return _rounded(peak_bytes_per_s * table.link(level).value)
+
+
+def _rounded(number: float) -> float:
+    """To three digits: what is assumed of links is no more exact."""
+    return float(round(number, 2 - floor(log10(number))))
+
+
+def _source(described: DeviceSheet, table: EfficiencyTable) -> str:
+    """Where the numbers are from, in one line."""
+    texts = [f"{', '.join(source.of)}: {source.source}" for source in described.sources]
+    fitted = sum(fit.origin == "fitted" for fit in [*table.kernels, *table.links])
+    reached = f"what kernels and links reach of peaks: {fitted} efficiencies fitted, the others assumed"
+    return "; ".join([*texts, f"{reached}; latencies and the reserve: assumed"])

@@ -1,0 +1,165 @@
+"""Data sheets: what vendors say of each kind of device, and of the nodes that it is sold in, one file a kind."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of, shown
+from trainplan.profiling.base.files import Record, parse
+from trainplan.profiling.clusters.efficiencies import Level, Precision
+from trainplan.profiling.clusters.network import Latency, Positive
+from trainplan.profiling.shipped import locate, shipped
+
+PCIE_LANE_BYTES_PER_S = {3: 8e9 / 8 * 128 / 130, 4: 16e9 / 8 * 128 / 130, 5: 32e9 / 8 * 128 / 130}  # one lane, one way
+LISTING = "trainplan cluster kinds"
+Count = Annotated[int, Field(ge=1, le=2**20)]
+Bytes = Annotated[int, Field(gt=0, le=2**60)]
+
+
+class ScaleUp(Record):
+    """Links between the devices of a node: NVLink or xGMI.
+
+    links: of one device, each link_bytes_per_s one way. domain: the most devices that they join. meshed: every device has
+    links of its own to each other one, as without switches. optional: as bridges, which are sold apart.
+    """
+
+    level: Level
+    links: Count
+    link_bytes_per_s: Positive
+    domain: Annotated[int, Field(ge=2, le=2**12)]
+    meshed: bool = False
+    optional: bool = False
+    latency_ns: Latency = 5_000
+
+
+class Pcie(Record):
+    """The link to the host, and between devices that have no other."""
+
+    generation: Literal[3, 4, 5]
+    lanes: Literal[1, 2, 4, 8, 16] = 16
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The peak one way: 128 of 130 bits are data."""
+        return PCIE_LANE_BYTES_PER_S[self.generation] * self.lanes
+
+
+class CoherentLink(Record):
+    """A link between CPU and device in place of PCIe: its peak one way, for one device."""
+
+    level: Level
+    bytes_per_s: Positive
+
+
+class HostSheet(Record):
+    """The CPU of a node with so many devices: its memory. A node with fewer devices has their share."""
+
+    devices: Count
+    memory_bytes: Bytes
+    memory_bytes_per_s: Positive
+    link: CoherentLink | None = None
+
+
+class Ports(Record):
+    """Network ports of a node: the line rate of one, one way, and how many consecutive devices share it."""
+
+    bytes_per_s: Positive
+    devices_per_port: Count = 1
+
+
+class Source(Record):
+    """Where fields have their numbers from: a vendor's document, named, with its date or revision; or that they are assumed."""
+
+    of: Annotated[list[str], Field(min_length=1)]
+    source: Annotated[str, Field(min_length=10)]
+
+
+class DeviceSheet(Record):
+    """One kind of device as it is sold, and the nodes that it usually stands in.
+
+    released: the year. words: what its name may hold in lists of machines, such as `sxm` and `80gb`, in lower case.
+    driver_name: a regular expression of what the driver calls it, without NVIDIA and brands. flops_per_s: dense peaks of matrix
+    products, without sparsity; float32 on CUDA cores or AMD's matrix cores. attainable_flops_per_s: what the vendor says that
+    its own library reaches of them. memory_bytes: as sold; visible_bytes: what programs see of it. kernel_ns: as of a
+    DeviceKind.
+    """
+
+    noun: ClassVar[str] = "device sheet"
+
+    name: Annotated[str, Field(min_length=1)]
+    vendor: Literal["NVIDIA", "AMD"]
+    architecture: Annotated[str, Field(min_length=1)]
+    released: Annotated[int, Field(ge=2000, le=2100)]
+    words: Annotated[list[str], Field(min_length=1)]
+    driver_name: str | None = None
+    flops_per_s: Annotated[dict[Precision, Positive], Field(min_length=1)]
+    attainable_flops_per_s: dict[Precision, Positive] = Field(default_factory=dict)
+    memory_bytes: Annotated[int, Field(gt=0, le=2**50)]
+    visible_bytes: Annotated[int, Field(gt=0, le=2**50)] | None = None
+    memory_bytes_per_s: Positive
+    power_watts: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    scale_up: ScaleUp | None = None
+    pcie: Pcie
+    host: HostSheet
+    network: Ports
+    kernel_ns: Annotated[int, Field(ge=0, le=10**9)] = 5_000
+    sources: Annotated[list[Source], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_its_sources(self) -> DeviceSheet:
+        with_numbers = set(NUMBERS) - {name for name in NUMBERS if getattr(self, name) in (None, {})}
+        sourced = [name for source in self.sources for name in source.of]
+        for name in sorted(with_numbers ^ set(sourced)):
+            problem = "has no source" if name in with_numbers else "has a source and no number"
+            raise InputError("", name, problem, "name each field with numbers once in sources")
+        if len(sourced) > len(set(sourced)):
+            raise InputError("", "sources", "name a field twice", "name each field with numbers once")
+        if self.visible_bytes is not None and self.visible_bytes > self.memory_bytes:
+            raise InputError("", "visible_bytes", f"is {self.visible_bytes}", f"give at most {self.memory_bytes}")
+        return self
+
+    @property
+    def joined(self) -> ScaleUp | None:
+        """The links between devices that its nodes have: none where they are sold apart."""
+        return None if self.scale_up is None or self.scale_up.optional else self.scale_up
+
+
+NUMBERS = (
+    *("flops_per_s", "attainable_flops_per_s", "memory_bytes", "visible_bytes", "memory_bytes_per_s", "power_watts"),
+    *("scale_up", "pcie", "host", "network"),
+)
+
+
+@cache
+def sheet(name: str) -> DeviceSheet:
+    """The shipped data sheet of this name, such as `h100`. Raises InputError."""
+    return parse(locate("devices", name, "--cluster", "a device sheet"), DeviceSheet, name)
+
+
+@cache
+def sheets() -> dict[str, DeviceSheet]:
+    """All shipped data sheets by name."""
+    return {name: sheet(name) for name in shipped("devices")}
+
+
+def kind_named(text: str, option: str = "--cluster") -> str:
+    """The name of the sheet that a text means: its name, or words of which only one sheet has all, such as
+    `A100-80GB-SXM` for `a100`. Raises InputError where there is none, or several.
+
+    option: the command's option that the text came with.
+    """
+    folded = text.strip().lower()
+    if folded in shipped("devices"):
+        return folded
+    words = set(re.findall(r"[a-z0-9.]+", folded)) - {"nvidia", "amd", "instinct", "geforce", "tesla"}
+    meant = [name for name, each in sheets().items() if words and words <= set(each.words)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise InputError(
+            COMMAND_LINE, option, f"is {shown(text)}, which {len(meant)} kinds are", f"give one of: {', '.join(meant)}"
+        )
+    raise InputError(COMMAND_LINE, option, f"names the device {shown(text)}", one_of(folded, sheets(), LISTING))

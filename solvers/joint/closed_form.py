@@ -1,0 +1,38 @@
+"""A bound of one configuration in closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+from trainplan.formulations.joint.problem import Configuration, Instance
+from trainplan.solvers.joint.stage_tables import Floats, stage_tables
+
+
+def least_u_ns(instance: Instance, configuration: Configuration) -> Floats:
+    """By unit, the least u of any option, whatever the memory."""
+    tables = stage_tables(configuration.tables[configuration.sites[0].kind], configuration.schedule.sliced > 0)
+    by_kind = [float(kind.u_ns.min()) for kind in tables.kinds]
+    least = np.array([by_kind[unit.kind] for unit in instance.units])
+    if configuration.tied is not None and (once := configuration.tied.once) is not None:
+        least[-1] = min(least[-1], float((once.forward_ns + once.backward_ns).min()))
+    return least
+
+
+def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
+    """No plan of the configuration has a shorter step, whatever the memory.
+
+    Proof: let t be the largest u of the sites (of all chunks that a site has), m t of which one of them runs: at least an even
+    share of U, the least sum of u, and the largest unit. Of 1F1B whole, also H + (m - w) t + S + w t / 2 by
+    `path_bounds.one_f_one_b_ns`, with H + S = U - t and w <= P - 1; of GPipe H + S + m t. Behind its last pass the first site
+    adds what its first unit adds at least.
+    """
+    least, m = least_u_ns(instance, configuration), configuration.micro_batches
+    sites, schedule = len(configuration.sites), configuration.schedule
+    total = float(least.sum())
+    largest = max(total / sites, float(least.max()))
+    bound, w = m * largest, sites - 1
+    if schedule.name == "gpipe":
+        bound = max(bound, total + (m - 1) * largest)
+    elif schedule.name == "1f1b" and not schedule.sliced and w < m and m - 1 - w / 2 >= 0:
+        bound = max(bound, total + (m - 1 - w / 2) * largest)
+    first = configuration.tables[configuration.sites[0].kind].units[instance.units[0].kind]
+    return float(np.ceil(bound * (1 - 1e-12))) + int((first.last_ns + first.end_ns).min())

@@ -1,0 +1,189 @@
+"""The joint problem to a proven gap: configurations by their bounds, each bounded more sharply whenever it comes first.
+
+    quick       every unit at its cheapest, stages even                                  `closed_form`, `quick.first_plan`
+    coarse      a master over rough bounds on all spans: is a better step possible?      `span_bounds`, `master`
+    fine        the same with all prices and depths: the least step by these bounds
+    paths       stages that the least path uses are solved exactly, its pipeline is simulated, and the path is sought again,
+                until its bounds are exact
+    classes     the same with interface states at cuts told apart, where stages do not know what their neighbours send
+    whole       the same along one whole partition at a time                              `whole_paths`
+    suffixes    all columns of the spans that are left, and all pipelines of them          `fronts`, `suffixes`
+
+What no configuration leaves below the best plan, less the gap asked for, is proven.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from math import floor, inf
+from typing import Any
+
+from trainplan.formulations.joint.problem import Instance
+from trainplan.profiling.base.errors import Unsuited
+from trainplan.solvers.core.incumbents import FIRST_PLAN
+from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.joint.candidate import GROUPS, Candidate
+from trainplan.solvers.joint.closed_form import quick_bound_ns
+from trainplan.solvers.joint.fronts import TooMany
+from trainplan.solvers.joint.quick import best_quick_plan, first_plan
+from trainplan.solvers.joint.single import Single
+from trainplan.solvers.joint.whole_paths import Step
+
+SOURCE = "bounds on all spans, a master over suffixes, exact on the stages used"
+SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"
+MEMORY = "least memory over all stages"
+QUICK, COARSE, FINE, PATHS, CLASSES, SUFFIXES = range(6)
+SHARE = 4  # of the gap asked for, what one stage may be off
+FINENESS = 8  # of the gap asked for, what bisection may be off
+LABELS = 2000  # of one unit, in a front
+
+
+def decomposition(instance: Instance, search: Search) -> Outcome:
+    """The best plan and bound; optimal within the search's gap unless time runs out."""
+    return _Run(instance, search).outcome()
+
+
+@dataclass
+class _Entry:
+    """A configuration on its way: what comes next, the path that its bounds leave; whether interface states at cuts are told
+    apart by now, and paths followed along whole partitions."""
+
+    place: int
+    candidate: Candidate | Single | None = None
+    stage: int = QUICK
+    path: tuple[Step, ...] | None = None
+    told_apart: bool = False
+    whole: bool = False
+
+
+class _Run:
+    def __init__(self, instance: Instance, search: Search) -> None:
+        self.instance, self.search = instance, search
+        check_suited(instance)
+        self.statistics: dict[str, Any] = dict.fromkeys(("coarse", "fine", "paths", "classes", "suffixes", "stages_solved"), 0)
+        self.left = inf  # the least bound of configurations that are given up
+        self.source = SOURCE
+        self.tolerance = search.gap / SHARE
+
+    def target(self) -> float:
+        """The largest step that is still worth finding."""
+        search = self.search
+        if search.objective is None:
+            return inf
+        return search.objective - max(not search.provisional, floor(search.objective * search.gap))
+
+    def outcome(self) -> Outcome:
+        waiting: list[tuple[float, int, _Entry]] = []
+        bound: float = 0.0
+        try:
+            if self.search.objective is None:
+                self.search.report(first_plan(self.instance), source=FIRST_PLAN)
+            for place, configuration in enumerate(self.instance.configurations):
+                waiting.append((quick_bound_ns(self.instance, configuration), place, _Entry(place)))
+                self.search.check_time()
+            plan = best_quick_plan(self.instance, [each[0] for each in waiting], self.target())
+            self.search.report(plan, source=FIRST_PLAN)
+        except TimeoutError:
+            return Outcome(bound_source=self.source, message="time ran out before all configurations were bounded")
+        heapq.heapify(waiting)
+        while waiting and waiting[0][0] <= self.target():
+            bound, place, entry = waiting[0]
+            self._note(min(bound, self.left))
+            if self.search.out_of_time():
+                break
+            try:
+                following = self._advanced(bound, entry)
+            except TimeoutError:
+                break
+            if following is None:
+                heapq.heappop(waiting)
+            else:
+                heapq.heapreplace(waiting, (max(bound, following), place, entry))
+        return self._ended(min([self.left, *(each[0] for each in waiting)]))
+
+    def _note(self, bound: float) -> None:
+        if self.search.objective is not None and bound < inf:
+            self.search.report(bound=int(min(bound, self.search.objective)), source=self.source)
+
+    def _ended(self, bound: float) -> Outcome:
+        search, target = self.search, self.target()
+        proven = min(bound, target + 1)
+        if search.objective is None:
+            if bound == inf:
+                return Outcome(infeasible=True, bound_source=MEMORY, statistics=self.statistics)
+            message = "time ran out before a plan was found" if search.out_of_time() else "no plan was found"
+            return Outcome(bound=int(bound), bound_source=self.source, message=message, statistics=self.statistics)
+        whole = int(min(proven, search.objective))
+        search.report(bound=whole, source=self.source)
+        return Outcome(bound=search.bound, bound_source=search.bound_source, statistics=self.statistics)
+
+    def _advanced(self, bound: float, entry: _Entry) -> float | None:
+        """The configuration's bound after one more step; None once nothing of it is of interest. Raises TimeoutError."""
+        if entry.candidate is None:
+            single = self.instance.configurations[entry.place].stages == 1
+            entry.candidate = (Single if single else Candidate)(self.instance, entry.place, self.search)
+        candidate = entry.candidate
+        if isinstance(candidate, Single):
+            self.statistics["stages_solved"] += 1
+            value = candidate.run(self.target, self.tolerance)
+            self.left = min(self.left, value)
+            return None
+        fineness = self.search.gap / FINENESS
+        if entry.stage == QUICK:
+            self.statistics["coarse"] += 1
+            candidate.prepare(self.target(), coarse=True)
+            value, entry.path = candidate.master.bound(self.target(), max(fineness, 1e-2), bound)
+            entry.stage = COARSE
+        elif entry.stage == COARSE:
+            self.statistics["fine"] += 1
+            candidate.prepare(self.target(), coarse=False)
+            value, entry.path = candidate.master.bound(self.target(), fineness, bound)
+            entry.stage = FINE
+        elif entry.stage in (FINE, PATHS):
+            self.statistics["paths"] += 1
+            assert entry.path is not None
+            rose = candidate.refine(entry.path, self.tolerance)
+            if entry.whole:
+                rose |= candidate.refine_first(entry.path, self.target(), self.tolerance)
+            candidate.report(entry.path)
+            self.statistics["stages_solved"] += candidate.take_count()
+            value, path = candidate.master.bound(self.target(), fineness, bound, entry.whole)
+            if rose or path != entry.path:
+                entry.stage = PATHS
+            elif not entry.told_apart and candidate.classes > 1:
+                entry.stage = CLASSES
+            elif not entry.whole:
+                entry.whole = True
+                value, path = candidate.master.bound(self.target(), fineness, bound, whole=True)
+            else:
+                entry.stage = SUFFIXES
+            entry.path = path
+        elif entry.stage == CLASSES:
+            self.statistics["classes"] += 1
+            candidate.prepare(self.target(), coarse=False, groups=GROUPS)
+            value, entry.path = candidate.master.bound(self.target(), fineness, bound)
+            entry.stage, entry.told_apart = PATHS, True
+        else:
+            self.statistics["suffixes"] += 1
+            self.source = SEARCHED
+            try:
+                value = candidate.enumerated(self.target, LABELS)
+            except TooMany:
+                value = bound
+            self.left = min(self.left, value)
+            return None
+        if value == inf or entry.path is None:
+            return None
+        return value
+
+
+def check_suited(instance: Instance) -> None:
+    """Raises Unsuited where the instance has what this method does not bound."""
+    if instance.step != "simulated":
+        raise Unsuited(f"the step is {instance.step!r}; only simulated steps are bounded")
+    for each in instance.configurations:
+        if len({site.kind for site in each.sites}) > 1 or len({instance.limit_bytes(site) for site in each.sites}) > 1:
+            raise Unsuited("stages have devices of several kinds or memories; only equal ones are bounded")
+        if each.schedule.chunks > 1:
+            raise Unsuited("interleaved chunks share their devices' memory; they are not bounded")

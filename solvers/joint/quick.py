@@ -1,0 +1,245 @@
+"""joint in milliseconds: a bound in closed form, and the best of plans whose units are alike in state on even stages.
+
+Plans are tried on stages that are even in units, and even in time. Each stage takes, of a few choices for all of its units that
+fit it, the one of least m u + g; what lies between stages is what these choices make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.solvers.joint.closed_form import least_u_ns, quick_bound_ns
+from trainplan.solvers.joint.pipelines import Passes, steps_ns
+from trainplan.solvers.joint.stage_tables import Floats, KindOptions, StageTables, stage_tables
+
+SOURCE = "every unit at its cheapest, stages as even as they can be"
+PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean
+ENOUGH = 3  # configurations with a plan that fits
+FINER = 3  # configurations of the best rough plans
+ROUNDS = 4  # of cuts even in the time that the plan before took
+
+
+def cheap_bound(instance: Instance) -> tuple[int, str]:
+    """No plan has a shorter step, whatever the memory; and why.
+
+    Proof: see `closed_form.quick_bound_ns`, of each configuration; a plan has one of them.
+    """
+    return int(min(quick_bound_ns(instance, each) for each in instance.configurations)), SOURCE
+
+
+def first_plan(instance: Instance) -> Solution | None:
+    """The best plan of those described above, of the first few configurations with any; None where none fits.
+
+    Tables of a configuration may take longer than its plan, so depths are tried from the middle outwards, with numbers of
+    micro-batches from the middle upwards, until some have plans.
+    """
+    by_depth: dict[int, list[int]] = {}
+    for place, each in sorted(enumerate(instance.configurations), key=lambda pair: pair[1].micro_batches):
+        by_depth.setdefault(each.stages, []).append(place)
+    sorted_depths = sorted(by_depth)
+    depths = sorted(sorted_depths, key=lambda depth: abs(sorted_depths.index(depth) - len(by_depth) // 2))
+    turns = max(map(len, by_depth.values()))
+    best: tuple[int, Solution] | None = None
+    plans = 0
+    for turn in range(turns):
+        for depth in depths:
+            places = by_depth[depth]
+            if turn >= len(places) or plans == ENOUGH:
+                continue
+            planned = quick_plan(instance, places[(len(places) // 2 + turn) % len(places)], rounds=1)
+            plans += planned is not None
+            if planned is not None and (best is None or planned[0] < best[0]):
+                best = planned
+    return None if best is None else best[1]
+
+
+def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) -> Solution | None:
+    """The best plan of all configurations with a step below `most`; None where there is none. bounds: on each one's step."""
+    rough: list[tuple[int, int, Solution]] = []
+    for bound, place in sorted(zip(bounds, range(len(bounds)), strict=True)):
+        if bound >= most:
+            break
+        planned = quick_plan(instance, place, rounds=0)
+        if planned is not None:
+            rough.append((planned[0], place, planned[1]))
+            most = min(most, planned[0])
+    best: tuple[int, Solution] | None = None
+    for step, place, plan in sorted(rough, key=lambda each: each[:2])[:FINER]:
+        finer = quick_plan(instance, place) or (step, plan)
+        if best is None or finer[0] < best[0]:
+            best = finer
+    return None if best is None else best[1]
+
+
+def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[int, Solution] | None:
+    """The step and the plan of one configuration with one stage on each site; None where none of those tried fits. rounds: of
+    cuts even in the time that units took in the plan before."""
+    configuration = instance.configurations[place]
+    if configuration.schedule.chunks > 1:
+        return None
+    planner = _Planner(instance, configuration)
+    if not len(planner.choices):
+        return None
+    best: tuple[int, Solution] | None = None
+    loads = [np.ones(instance.length)] * (rounds > 0) + [least_u_ns(instance, configuration)]
+    tried: set[tuple[int, ...]] = set()
+    while loads:
+        cuts = planner.balanced(loads.pop())
+        if cuts is None or cuts in tried:
+            continue
+        tried.add(cuts)
+        planned = planner.planned(cuts)
+        if planned is None:
+            continue
+        step, choice, load = planned
+        if best is None or step < best[0]:
+            best = step, Solution(place, cuts, choice)
+            if len(tried) <= rounds:
+                loads.append(load)
+    return best
+
+
+class _Planner:
+    """One configuration with a few choices of options for all units: arrays (choices, L)."""
+
+    def __init__(self, instance: Instance, configuration: Configuration) -> None:
+        self.instance, self.configuration = instance, configuration
+        site = configuration.sites[0]
+        self.tables: StageTables = stage_tables(configuration.tables[site.kind], configuration.schedule.sliced > 0)
+        self.memory, self.host = instance.limit_bytes(site), instance.host_limit_bytes(site)
+        self.kinds = [unit.kind for unit in instance.units]
+        by_kind = _choices(self.tables, configuration.in_flight(0))
+        self.choices: Integers = by_kind[:, self.kinds] if len(by_kind) else np.zeros((0, len(self.kinds)), np.int64)
+
+    def _column(self, of: str) -> Integers:
+        """(choices, L): a column of the reduced options."""
+        return self._spread([np.asarray(getattr(kind, of)) for kind in self.tables.kinds])
+
+    def _of_table(self, of: str) -> Integers:
+        """(choices, L): a column of the formulation's tables."""
+        return self._spread([getattr(kind.table, of)[kind.places] for kind in self.tables.kinds])
+
+    def _spread(self, by_kind: list[Integers]) -> Integers:
+        return np.stack([by_kind[kind][self.choices[:, l]] for l, kind in enumerate(self.kinds)], axis=1)
+
+    def balanced(self, load: Floats) -> tuple[int, ...] | None:
+        """Cuts into stages of about even load, where stages may begin; None where that leaves none for some stage."""
+        stages, units = self.configuration.stages, self.instance.length
+        if self.configuration.cuts is not None:
+            return self.configuration.cuts
+        possible = np.flatnonzero(self.instance.cuttable) + 1
+        if len(possible) < stages - 1:
+            return None
+        sums = np.concatenate([[0.0], np.cumsum(load)])
+        wanted = sums[-1] * np.arange(1, stages) / stages
+        places = np.searchsorted((sums[possible][1:] + sums[possible][:-1]) / 2, wanted)  # the nearest
+        order = np.arange(stages - 1)
+        places = np.maximum.accumulate(np.maximum(places, order) - order) + order
+        places = np.minimum(places, len(possible) - (stages - 1) + order)
+        cuts = possible[places]
+        return tuple(cuts.tolist()) if len(np.unique(cuts)) == stages - 1 and (stages == 1 or cuts[-1] < units) else None
+
+    def planned(self, cuts: tuple[int, ...]) -> tuple[int, tuple[int, ...], Floats] | None:
+        """The step, the choice, and the time that each unit takes; None where some stage has no choice that fits."""
+        configuration, units = self.configuration, self.instance.length
+        starts = np.array([0, *cuts])
+        stage_of = np.repeat(np.arange(len(starts)), np.diff([*starts, units]))
+        in_flight = np.array([configuration.in_flight(x) for x in range(len(starts))])
+        kept, work = self._column("kept"), self._column("work")
+        totals = {name: np.add.reduceat(self._column(name), starts, axis=1) for name in ("state", "held", "kept", "host")}
+        turns = np.maximum.reduceat(np.cumsum(kept, axis=1) + work, starts, axis=1)
+        turns -= np.cumsum(totals["kept"], axis=1) - totals["kept"]
+        peaks = totals["state"] + in_flight * totals["held"] + (in_flight - 1) * totals["kept"] + turns
+        fits = peaks <= self.memory
+        if self.host is not None:
+            fits &= totals["host"] <= self.host
+        if not fits.any(axis=0).all():
+            return None
+        u_ns, extra = self._column("u_ns"), self._column("extra_ns")
+        rough = np.add.reduceat(configuration.micro_batches * u_ns + extra, starts, axis=1)
+        chosen = np.where(fits, rough, np.iinfo(np.int64).max).argmin(axis=0)[stage_of], np.arange(units)
+        passes = self._passes(chosen, starts)
+        if passes is None:
+            return None
+        tied = 0 if configuration.tied is None else configuration.tied.reduce_ns
+        step = int(steps_ns(passes, configuration, tied)[0])
+        options = self._spread([kind.places for kind in self.tables.kinds])[chosen]
+        return step, tuple(options.tolist()), u_ns[chosen].astype(np.float64)
+
+    def _passes(self, chosen: tuple[Integers, Integers], starts: Integers) -> Passes | None:
+        """The passes of the one pipeline, (P, 1); None where states do not agree."""
+        units = self.instance.length
+
+        def stage(values: Integers) -> Integers:
+            return np.add.reduceat(values, starts)
+
+        columns = {
+            name: stage(self._of_table(name)[chosen])
+            for name in ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
+        }
+        ends = np.append(starts[1:], units) - 1
+        head, tail, turn = (self._of_table(name)[chosen] for name in ("head_ns", "tail_ns", "turn_ns"))
+        forward, backward = columns["forward_ns"] + head[starts], columns["backward_ns"] + tail[starts] + turn[ends]
+        halves = np.zeros((3, len(starts)), np.int64)
+        if self.configuration.schedule.sliced:
+            halved = [kind.table.halved for kind in self.tables.kinds]
+            for row, number in ((0, 0), (1, 1), (2, None)):
+                values = [
+                    np.zeros(len(kind.places), np.int64)
+                    if each is None
+                    else (each.backward_ns if number is None else each.forward_ns[number])[kind.places]
+                    for kind, each in zip(self.tables.kinds, halved, strict=True)
+                ]
+                halves[row] = stage(self._spread(values)[chosen])
+            halves[:2] += head[starts]
+            halves[2] += tail[starts] + turn[ends]
+        leave, enter = self._column("leave")[chosen], self._column("enter")[chosen]
+        begins, x = set(starts.tolist()), 0
+        for l in range(1, units):
+            boundary = self.instance.boundary_kinds[l - 1]
+            pair = int(leave[l - 1]), int(enter[l])
+            if not np.isfinite(self.tables.moves[boundary][pair]):
+                return None
+            crossing = self.tables.crossings[boundary]
+            if l in begins:
+                x, link = x + 1, self.configuration.links[x]
+                back = int(crossing.backward_ns[pair] + crossing.message_backward_ns[link][pair])
+                forward[x] += int(crossing.forward_ns[pair] + crossing.message_forward_ns[link][pair])
+                backward[x - 1] += back
+                halves[2, x - 1] += back
+                halves[:2, x] += int(crossing.halved_forward_ns[pair] + crossing.halved_message_ns[link][pair])
+            else:
+                forward[x] += int(crossing.forward_ns[pair])
+                backward[x] += int(crossing.backward_ns[pair])
+                halves[:2, x] += int(crossing.halved_forward_ns[pair])
+                halves[2, x] += int(crossing.halved_backward_ns[pair])
+        return Passes(
+            forward_ns=forward[:, None],
+            backward_ns=backward[:, None],
+            last_ns=columns["last_ns"][:, None],
+            reduce_ns=columns["reduce_ns"][:, None],
+            optimizer_ns=columns["optimizer_ns"][:, None],
+            halves_ns=halves[:2, :, None],
+            halved_backward_ns=halves[2][:, None],
+        )
+
+
+def _choices(tables: StageTables, in_flight: int) -> Integers:
+    """(choices, kinds of units): of each interface cell that all kinds have, the cheapest options at a few prices of memory."""
+    rows = []
+    memory = [(kind.state + in_flight * (kind.kept + kind.held)).astype(np.float64) for kind in tables.kinds]
+    spread = sum(float(np.ptp(each)) for each in memory)
+    mean = sum(float(np.ptp(kind.u_ns)) for kind in tables.kinds) / max(1.0, spread)
+    for cell in range(len(tables.cell_enter)):
+        inside = [np.flatnonzero(cells == cell) for cells in tables.cells_of]
+        if all(len(options) for options in inside):
+            for price in PRICES:
+                rows.append([_cheapest(*each, price * mean) for each in zip(tables.kinds, memory, inside, strict=True)])
+    return np.unique(np.array(rows, np.int64), axis=0) if rows else np.zeros((0, len(tables.kinds)), np.int64)
+
+
+def _cheapest(kind: KindOptions, memory: Floats, options: Integers, price: float) -> int:
+    return int(options[(kind.u_ns[options] + price * memory[options]).argmin()])

@@ -1,0 +1,105 @@
+"""Pipelines of one stage: passes follow each other whatever the schedule, so the step is m u + g, a chain under one memory.
+
+Where embedding and head share a table, it is one parameter if both are laid out alike, and the head then costs what `Tied.once`
+says. So the options of the first unit fall into groups by what they allow the last one, and each group is two chains: with the
+last options that make it one parameter, and with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.joint.tables import OptionTable, Tables
+from trainplan.solvers.core.search import Search
+from trainplan.solvers.joint.stage_tables import cut_classes, stage_tables
+from trainplan.solvers.joint.stages import Stages
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One chain: the kinds of its units, their tables, the numbers of the options that the first and the last unit have where
+    these are only some, and what a shared table adds."""
+
+    kinds: tuple[int, ...]
+    tables: Tables
+    ends: tuple[list[int], list[int]] | None
+    shared_ns: int
+
+
+class Single:
+    """One configuration of one stage. bound_ns: what is proven of it so far; infinite once it is done with."""
+
+    def __init__(self, instance: Instance, place: int, search: Search) -> None:
+        self.instance, self.place, self.search = instance, place, search
+        self.configuration: Configuration = instance.configurations[place]
+        self.m = self.configuration.micro_batches
+        self.kinds = tuple(unit.kind for unit in instance.units)
+        site = self.configuration.sites[0]
+        self.memory_bytes, self.host_bytes = instance.limit_bytes(site), instance.host_limit_bytes(site)
+        self.depth = self.configuration.in_flight(0)
+        self.sliced = self.configuration.schedule.sliced > 0
+        self.parts = list(self._parts())
+        self.count = 0
+
+    def _parts(self) -> Iterator[Part]:
+        """Every chain: with all options of the first and the last unit, or some of them."""
+        tables, tied = self.configuration.tables[self.configuration.sites[0].kind], self.configuration.tied
+        kinds, shared_ns = self.kinds, 0 if tied is None else tied.reduce_ns
+        if tied is None or tied.equal is None:
+            yield Part(kinds, tables, None, shared_ns)
+            return
+        assert tied.once is not None and len(kinds) > 1
+        first, last, count = tables.units[kinds[0]], tables.units[kinds[-1]], len(tables.units)
+        for row in np.unique(tied.equal, axis=0):
+            ahead = np.flatnonzero((tied.equal == row).all(axis=1)).tolist()
+            for equal, table, more in ((True, tied.once, 0), (False, last, shared_ns)):
+                behind = np.flatnonzero(row == equal).tolist()
+                if behind:
+                    units = (*tables.units, first.keep(ahead), table.keep(behind))
+                    yield Part((count, *kinds[1:-1], count + 1), replace(tables, units=units), (ahead, behind), more)
+
+    def _least(self, part: Part) -> int:
+        """No choice of a chain takes less: every unit at its least m u + g, whatever the memory and re-layouts."""
+        tables = part.tables.units
+        least = {
+            kind: int((self.m * _u_ns(tables[kind], self.sliced) + _extra_ns(tables[kind])).min()) for kind in set(part.kinds)
+        }
+        return sum(least[kind] for kind in part.kinds) + part.shared_ns
+
+    def run(self, target: Callable[[], float], tolerance: float) -> float:
+        """Solve all chains, reporting plans: the least bound of those that are not above the target. Raises TimeoutError."""
+        bounds = [np.inf]
+        for least, _, part in sorted((self._least(part), number, part) for number, part in enumerate(self.parts)):
+            if least > target():
+                bounds.append(least)
+                break
+            tables, kinds = stage_tables(part.tables, self.sliced), part.kinds
+            cuts = cut_classes(tables, 1)
+            stages = Stages(tables, kinds, self.instance.boundary_kinds, self.memory_bytes, self.host_bytes, cuts)
+            solved = stages.solve(0, len(kinds) - 1, self.depth, (self.m, 1), (0, 0), None, self.search, tolerance)
+            self.count += 1
+            if solved.column is not None:
+                options = zip(kinds, solved.column.options, strict=True)
+                choice = [int(tables.kinds[kind].places[s]) for kind, s in options]
+                if part.ends is not None:
+                    ahead, behind = part.ends
+                    choice[0], choice[-1] = ahead[choice[0]], behind[choice[-1]]
+                self.search.report(Solution(self.place, (), tuple(choice)))
+            bounds.append(solved.bound + part.shared_ns)
+        return min(bounds)
+
+
+def _u_ns(table: OptionTable, sliced: bool) -> Integers:
+    if not sliced or table.halved is None:
+        return table.forward_ns + table.backward_ns
+    forward = np.minimum(table.forward_ns, table.halved.forward_ns.sum(axis=0))
+    whole: Integers = forward + np.minimum(table.backward_ns, table.halved.backward_ns)
+    return whole
+
+
+def _extra_ns(table: OptionTable) -> Integers:
+    return table.last_ns + table.end_ns

@@ -1,0 +1,180 @@
+"""What the path bounds leave open, settled: all pipelines of columns that may be better than the best one, from the end.
+
+A suffix is the last stages of pipelines, each with a column. It is a pipeline itself, so it is simulated on its own; whatever
+stands before it, the step is at least the least round trip H up to it and its own passes, and, for any stage of it, the least
+forward passes before and that stage's end. Suffixes are branched on by depth, those of least bounds first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Configuration
+from trainplan.solvers.joint.pipelines import NAMES, Passes, pass_ends_ns
+from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables
+from trainplan.solvers.joint.stages import Column
+
+CHUNK = 2048
+PASSES = 2**23  # of all pipelines that are simulated at once
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The columns that a stage may have, in parallel arrays (N,): first and last unit, states, and passes (1, N)."""
+
+    columns: tuple[Column, ...]
+    first: Places
+    last: Places
+    enter: Places
+    leave: Places
+    passes: Passes
+
+    @classmethod
+    def of(cls, spans: Sequence[tuple[int, int]], columns: Sequence[Column]) -> Pool:
+        """Columns with their spans."""
+        rows = {name: np.array([getattr(column, name) for column in columns], np.int64) for name in NAMES}
+        halves = rows.pop("halves_ns").reshape(-1, 2).T[:, None]
+        first, last = (np.array(ends, np.intp) for ends in zip(*spans, strict=True))
+        enter, leave = (np.array([getattr(c, name) for c in columns], np.intp) for name in ("enter", "leave"))
+        return cls(
+            tuple(columns),
+            first,
+            last,
+            enter,
+            leave,
+            Passes(halves_ns=halves, **{name: row[None] for name, row in rows.items()}),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Suffixes:
+    """N suffixes of the stages from `stage` on. first: their first units; enter: the states that they are entered in; chosen:
+    (P - stage, N), the column of each stage in its pool; passes: (P - stage, N). bound: no step with the suffix is shorter."""
+
+    stage: int
+    first: Places
+    enter: Places
+    chosen: Places
+    passes: Passes
+    bound: Floats
+
+    def at(self, places: Places | slice) -> Suffixes:
+        """Some of them."""
+        return Suffixes(
+            self.stage,
+            self.first[places],
+            self.enter[places],
+            self.chosen[:, places],
+            _each(self.passes, lambda column: column[..., places]),
+            self.bound[places],
+        )
+
+
+def _each(passes: Passes, change: Callable[[Integers], Integers]) -> Passes:
+    return Passes(**{each.name: change(getattr(passes, each.name)) for each in fields(passes)})
+
+
+@dataclass
+class Enumeration:
+    """The pipelines of one configuration. pools: by stage; boundary_kinds: between units.
+
+    before_ns: by stage, (L + 1,), the least H up to each unit, infinite where no pipeline of interest has a cut; forward_ns:
+    (L + 1,), the least forward passes.
+    """
+
+    tables: StageTables
+    configuration: Configuration
+    pools: Sequence[Pool]
+    boundary_kinds: Sequence[int]
+    before_ns: Sequence[Floats]
+    forward_ns: Floats
+    tied_ns: int
+
+    def run(
+        self,
+        limit: Callable[[], float],
+        report: Callable[[Suffixes, int], None],
+        stop: Callable[[], bool],
+    ) -> float:
+        """Branch on all suffixes whose bound is at most the limit; the least bound of those that are left when it is to stop,
+        infinite where none is. report: gets whole pipelines, and the place of the best one among them."""
+        waiting = [self._last(limit())]
+        while waiting and not stop():
+            suffixes = waiting.pop()
+            suffixes = suffixes.at(np.flatnonzero(suffixes.bound <= limit()))
+            count = self._at_once(suffixes)
+            if len(suffixes.first) > count:
+                waiting.append(suffixes.at(slice(count, None)))
+                suffixes = suffixes.at(slice(count))
+            if not len(suffixes.first):
+                continue
+            if suffixes.stage == 0:
+                report(suffixes, int(suffixes.bound.argmin()))
+            else:
+                longer = self._longer(suffixes, limit())
+                waiting.append(longer.at(np.argsort(longer.bound, kind="stable")))
+        return min((float(each.bound.min()) for each in waiting if len(each.first)), default=np.inf)
+
+    def _at_once(self, suffixes: Suffixes) -> int:
+        """How many suffixes to make longer at once, so that simulating the longer ones takes a moment."""
+        x = suffixes.stage
+        columns = len(self.pools[x - 1].columns) / max(1, len(np.unique(self.pools[x - 1].last))) if x else 1.0
+        work = (len(self.pools) - x + 1) * (self.configuration.micro_batches + len(self.pools)) * max(1.0, columns)
+        return max(1, min(CHUNK, int(PASSES / work)))
+
+    def _last(self, limit: float) -> Suffixes:
+        pool, x = self.pools[-1], len(self.pools) - 1
+        chosen = np.arange(len(pool.columns))[None]
+        return self._bounded(Suffixes(x, pool.first, pool.enter, chosen, pool.passes, np.zeros(len(pool.first))), limit)
+
+    def _longer(self, suffixes: Suffixes, limit: float) -> Suffixes:
+        """All suffixes with a stage more whose bound is at most the limit."""
+        x = suffixes.stage - 1
+        pool, link = self.pools[x], self.configuration.links[x]
+        added, row = np.nonzero(pool.last[:, None] + 1 == suffixes.first)
+        kinds = np.array(self.boundary_kinds, np.intp)[pool.last[added]]
+        state = kinds, pool.leave[added], suffixes.enter[row]
+        agreed = np.flatnonzero(np.isfinite(self.tables.moves[state]))
+        added, row, kinds = added[agreed], row[agreed], kinds[agreed]
+        new, old = _each(pool.passes, lambda c: c[..., added].copy()), _each(suffixes.passes, lambda c: c[..., row].copy())
+        for kind in np.unique(kinds):
+            here = np.flatnonzero(kinds == kind)
+            crossing = self.tables.crossings[kind]
+            pair = pool.leave[added[here]], suffixes.enter[row[here]]
+            back = crossing.backward_ns[pair] + crossing.message_backward_ns[link][pair]
+            new.backward_ns[0, here] += back
+            new.halved_backward_ns[0, here] += back
+            old.forward_ns[0, here] += crossing.forward_ns[pair] + crossing.message_forward_ns[link][pair]
+            old.halves_ns[:, 0, here] += crossing.halved_forward_ns[pair] + crossing.halved_message_ns[link][pair]
+        joined = Passes(
+            **{each.name: np.concatenate([getattr(new, each.name), getattr(old, each.name)], axis=-2) for each in fields(new)}
+        )
+        chosen = np.concatenate([added[None], suffixes.chosen[:, row]])
+        return self._bounded(Suffixes(x, pool.first[added], pool.enter[added], chosen, joined, suffixes.bound[row]), limit)
+
+    def _bounded(self, suffixes: Suffixes, limit: float) -> Suffixes:
+        """The suffixes whose bound is at most the limit, by the simulation of each on its own.
+
+        Proof: the suffix begins behind the first micro-batch's forward passes, or first halves, through the stages before it;
+        with stage 0 last of all, the last one's backward passes through them and stage 0's g follow on its own last pass: H in
+        all. Or a stage of the suffix ends last of all.
+        """
+        if not len(suffixes.first):
+            return suffixes
+        x, passes, schedule = suffixes.stage, suffixes.passes, self.configuration.schedule
+        ends = pass_ends_ns(passes, schedule, self.configuration.micro_batches)
+        reduced = ends + passes.reduce_ns
+        if x == 0 and self.tied_ns:
+            reduced[0] = reduced[-1] = np.maximum(reduced[0], reduced[-1]) + self.tied_ns
+        elif self.tied_ns:
+            reduced[-1] += self.tied_ns
+        behind = (reduced + passes.optimizer_ns).max(axis=0)
+        bound = self.forward_ns[suffixes.first] + behind
+        if x:
+            bound = np.maximum(bound, self.before_ns[x][suffixes.first] + ends[0])
+        bound = np.maximum(bound, suffixes.bound)
+        chosen = replace(suffixes, bound=bound)
+        return chosen.at(np.flatnonzero(bound <= limit))

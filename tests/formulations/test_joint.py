@@ -1,0 +1,176 @@
+"""The joint problem: what its solutions cost is what the walks say of their plans' programs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from trainplan.execution import compiled
+from trainplan.execution.judge import judge
+from trainplan.formulations.joint.costs import JointCosts
+from trainplan.formulations.joint.definition import PROBLEM
+from trainplan.formulations.joint.enumeration import cuts_of
+from trainplan.formulations.joint.evaluation import evaluate, malformed
+from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.simulation import StageTimes, Symbol, ends, ends_ns
+from trainplan.formulations.joint.space import Space
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.clusters.network import Island, Network
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.obtain import obtain_profile
+from trainplan.profiling.profiles import Profile
+
+import trainplan as tp
+from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED
+
+CPU = load_cluster("cpu-4")
+MODELS = (GPT2, UNTIED, BERT, LLAMA)
+NETWORKS = (
+    Network(islands=[Island(devices=64, bandwidth_bytes_per_s=3.3e9, latency_ns=977)]),
+    Network(
+        islands=[
+            Island(devices=2, bandwidth_bytes_per_s=9e10, latency_ns=31),
+            Island(devices=4, bandwidth_bytes_per_s=7e9, latency_ns=513),
+            Island(devices=64, bandwidth_bytes_per_s=3.3e8, latency_ns=7777, shared_by=4, node_bytes_per_s=9e8),
+        ]
+    ),
+)
+# Nodes of three devices: degrees of 3, and stages of whole nodes or a part of one.
+THREES = Network(
+    islands=[
+        Island(devices=3, bandwidth_bytes_per_s=9e10, latency_ns=31),
+        Island(devices=48, bandwidth_bytes_per_s=3.3e8, latency_ns=777, shared_by=3, node_bytes_per_s=9e8),
+    ]
+)
+
+
+@pytest.fixture(autouse=True)
+def every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks are walked: where one stands for others, messages between shards of unequal sizes come too early in a walk."""
+    monkeypatch.setattr(compiled, "FEW_RANKS", 64)
+
+
+def degrees_of(model: Model, world: int) -> list[int]:
+    """Tensor-parallel degrees that a model's sub-layers run on."""
+    return [t for t in divisors(world) if all(part.runs_on(t) for part in model.sublayers.values())]
+
+
+def profile_of(model: Model, world: int, batch: int, network: Network) -> Profile:
+    """Estimated for all shapes of a model on so many devices with these links."""
+    sizes = [batch // m for m in divisors(batch)]
+    made = obtain_profile(model, CPU, sizes, divisors(world), devices=4, degrees=degrees_of(model, world))
+    return made.changed(devices=world, network=network)
+
+
+def instance_of(rng: random.Random, world: int, space: Space, network: Network) -> tuple[Instance, Profile, Request]:
+    """Of any model and batch."""
+    model = rng.choice(MODELS)
+    batch = world * rng.choice([1, 2, 4]) * rng.choice([1, 1, 3])
+    profile = profile_of(model, world, batch, network)
+    instance = JointCosts(profile, space, degrees_of(model, world)).instance(batch, 2**40)
+    return instance, profile, Request(model, None, batch, profile=profile)
+
+
+def random_solution(rng: random.Random, instance: Instance, places: Sequence[int] | None = None) -> Solution:
+    """Any configuration, cuts and options."""
+    place = rng.choice(places or range(len(instance.configurations)))
+    configuration = instance.configurations[place]
+    cuts = rng.choice(list(cuts_of(instance, configuration)))
+    tables = configuration.tables[0]
+    solution = Solution(place, cuts, tuple(rng.randrange(len(tables.units[unit.kind].options)) for unit in instance.units))
+    assert not malformed(instance, solution)
+    return solution
+
+
+def compare(rng: random.Random, world: int, space: Space, network: Network, solutions: int) -> None:
+    """A few solutions of one instance against the walks over their plans' programs."""
+    instance, profile, request = instance_of(rng, world, space, network)
+    for _ in range(solutions):
+        solution = random_solution(rng, instance)
+        evaluation, plan = evaluate(instance, solution), PROBLEM.plan(instance, solution, request)
+        judged = judge(plan, profile)
+        assert judged.step_ns == evaluation.time_ns
+        site_of = {rank: x for x, stage in enumerate(plan.stages[: plan.depth]) for rank in stage.ranks}
+        for rank, peak in enumerate(judged.peak_bytes):
+            chunks = range(site_of[rank], len(plan.stages), plan.depth)
+            assert peak <= max(evaluation.stages[x].peak_bytes for x in chunks)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_objectives_are_steps_of_the_time_walk(seed: int) -> None:
+    """To the nanosecond on one lane a rank: any strategies, cuts, depths and micro-batches, tables tied across stages, links
+    of several kinds. No rank's programs need more than the memory of its stage."""
+    rng = random.Random(seed)
+    schedules: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
+    compare(rng, rng.choice([1, 2, 4, 8]), Space(schedules=schedules), rng.choice(NETWORKS), 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sliced_steps_are_those_of_the_time_walk(seed: int) -> None:
+    rng = random.Random(seed)
+    compare(rng, rng.choice([2, 4, 8]), Space(schedules=("1f1b",), most_sliced=3), rng.choice(NETWORKS), 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_interleaved_steps_are_those_of_the_time_walk(seed: int) -> None:
+    rng = random.Random(seed)
+    compare(rng, rng.choice([2, 4]), Space(schedules=("interleaved",), depths=[2, 4], most_chunks=4), rng.choice(NETWORKS), 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_on_any_number_of_devices_are_those_of_the_time_walk(seed: int) -> None:
+    rng = random.Random(seed)
+    compare(rng, rng.choice([3, 6, 12]), Space(schedules=("1f1b", "gpipe")), rng.choice([NETWORKS[0], THREES]), 3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_units_of_whole_layers_are_their_sub_layers_together(seed: int) -> None:
+    rng = random.Random(seed)
+    compare(rng, rng.choice([1, 2, 4]), Space(by_unit=False), rng.choice(NETWORKS), 4)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ends_in_arrays_are_those_pass_by_pass(seed: int) -> None:
+    """Of 1F1B and GPipe, with any times, also where the last micro-batch's backward pass takes longer."""
+    rng = random.Random(seed)
+    count, scale = rng.randint(1, 6), rng.choice([3, 1000])
+    sites = (Site((1,)),) * count
+    configuration = Configuration(
+        schedule=Schedule(rng.choice(["1f1b", "gpipe"])),
+        micro_batches=rng.randint(1, 9),
+        sites=sites,
+        links=(0,) * (count - 1),
+        make_tables=lambda: (),
+    )
+    stages = [StageTimes(*(rng.randint(0, scale) for _ in range(7))) for _ in range(count)]
+    stages[0] = replace(stages[0], message_forward_ns=0)
+    stages[-1] = replace(stages[-1], message_backward_ns=0)
+
+    def after(earlier: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
+        return max(earlier, default=0) + sum(getattr(stages[x], name) for name, x in symbols)
+
+    assert ends_ns(configuration, stages) == ends(configuration, after)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "memory": "2GiB"},
+        {"model": "bert-large", "cluster": "rtx-titan-8", "batch": 16, "memory": "6GiB"},
+        {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "pipeline": 4, "sliced": 3},
+        {"model": "gpt2", "cluster": "cpu-4", "batch": 8, "schedule": "gpipe", "pipeline": 2, "by_unit": False},
+    ],
+    ids=str,
+)
+def test_plans_take_what_is_claimed(asked: dict[str, Any]) -> None:
+    """The claim of a plan is what its programs take by the time walk, and so does the step that is simulated anew."""
+    found = tp.plan(**asked, sequence=128, like="joint", gap=0.01, time_limit=60.0)
+    plan = found.plan
+    assert plan is not None and plan.claim is not None and plan.predicted is not None
+    assert plan.claim.objective_ns == plan.predicted.step_ns == tp.simulate(plan, cluster=asked["cluster"]).step_ns
+    assert max(plan.predicted.peak_bytes) <= plan.memory_bytes

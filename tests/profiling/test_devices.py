@@ -1,0 +1,427 @@
+"""Data sheets of devices, clusters named by nodes of them, and what kernels and links reach of their peaks."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import parse
+from trainplan.profiling.base.quantities import parse_rate
+from trainplan.profiling.base.yaml_files import yaml_text
+from trainplan.profiling.clusters.cluster import Cluster, DeviceKind, load_cluster
+from trainplan.profiling.clusters.efficiencies import EfficiencyTable, Level, shipped_efficiencies
+from trainplan.profiling.clusters.kinds import OTHER_ERROR, SAME_ARCHITECTURE_ERROR, device_kind
+from trainplan.profiling.clusters.nodes import cluster_of_nodes, completions
+from trainplan.profiling.clusters.sheets import DeviceSheet, kind_named, sheet, sheets
+from trainplan.profiling.estimate import estimate_shapes, operator_ns
+from trainplan.profiling.models.model import load_model
+from trainplan.profiling.models.sublayers import Operator
+from trainplan.profiling.shipped import shipped
+
+GIB, TERA, GIGA = 2**30, 1e12, 1e9
+NAMES = (
+    *("a10", "a100", "a100-40gb", "a100-pcie", "a100-pcie-40gb", "b200", "b300", "gb200", "gb300", "h100", "h100-96gb"),
+    *("h100-nvl", "h100-pcie", "h200", "l4", "l40s", "mi300x", "mi325x", "mi355x", "rtx2080ti", "rtx3090", "rtx4090", "t4"),
+    *("titan-rtx", "v100", "v100-32gb", "v100-pcie"),
+)
+# NVLink and xGMI of one device, both ways, in GB/s as vendors print them.
+BOTH_WAYS = {"nvlink-2": 300, "nvlink-3": 600, "nvlink-4": 900, "nvlink-5": 1800, "xgmi-3": 896, "xgmi-4": 1075.2}
+
+
+def assumed() -> EfficiencyTable:
+    """The shipped table without what is fitted to runs."""
+    table = shipped_efficiencies()
+    return table.changed(kernels=[fit for fit in table.kernels if fit.origin == "assumed"])
+
+
+def fitted(table: EfficiencyTable, device: str, value: float, precision: str | None, kernel: str = "matrix-product") -> Any:
+    """The table with one more efficiency, fitted to a run."""
+    fit = {"device": device, "kernel": kernel, "value": value, "half_size": 100, "error": 0.07, "origin": "fitted"}
+    fit |= {"precision": precision, "date": "2026-01-31", "rows": ["run-1"], "residuals": [0.01]}
+    kernels = [each.model_dump(mode="json") for each in table.kernels]
+    return parse({"kernels": [*kernels, fit], "links": [each.model_dump(mode="json") for each in table.links]}, EfficiencyTable)
+
+
+def told(work: Any, *values: Any) -> str:
+    """The one line of the error."""
+    with pytest.raises(InputError) as caught:
+        work(*values)
+    line = str(caught.value)
+    assert len(line.splitlines()) == 1
+    return line
+
+
+def test_all_sheets_are_listed() -> None:
+    assert tuple(sheets()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_units_are_right(name: str) -> None:
+    """Numbers in other units than those that their names say would be a thousand times off."""
+    each = sheet(name)
+    peaks = each.flops_per_s
+    half = peaks.get("bfloat16", peaks["float16"])
+    assert 50 * TERA < half < 3000 * TERA
+    assert 8 * GIB < each.memory_bytes < 300 * GIB and each.memory_bytes % GIB == 0
+    assert 250 * GIGA < each.memory_bytes_per_s < 9000 * GIGA
+    assert each.power_watts is not None and 60 < each.power_watts < 1500
+    assert 2016 < each.released < 2027
+    assert each.pcie.bytes_per_s == pytest.approx({3: 15.75e9, 4: 31.5e9, 5: 63e9}[each.pcie.generation], rel=1e-3)
+    assert 100 * GIB < each.host.memory_bytes < 2**45 and 100 * GIGA < each.host.memory_bytes_per_s < 2e13
+    assert each.network.bytes_per_s * 8 / 1e9 in (50, 100, 200, 400, 800)
+    if each.joined is not None and each.joined.domain >= 8:
+        assert 2 * each.joined.links * each.joined.link_bytes_per_s / 1e9 == pytest.approx(BOTH_WAYS[each.joined.level])
+        assert each.joined.domain == (72 if name.startswith("gb") else 8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_narrower_numbers_are_faster_as_vendors_say(name: str) -> None:
+    peaks = sheet(name).flops_per_s
+    if "bfloat16" in peaks:
+        assert peaks["bfloat16"] == peaks["float16"] > peaks["float32"]
+    if "tfloat32" in peaks:
+        assert peaks["tfloat32"] == pytest.approx(peaks["float16"] / 2, rel=0.02)
+    if "float8" in peaks:
+        assert peaks["float8"] == pytest.approx(2 * peaks["bfloat16"], rel=0.02)
+    if "float4" in peaks:
+        assert peaks["float4"] >= 1.99 * peaks["float8"]
+    assert ("float8" in peaks) == (sheet(name).architecture in ("hopper", "ada", "blackwell", "cdna3", "cdna4"))
+    assert ("bfloat16" in peaks) == (sheet(name).architecture not in ("volta", "turing"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_makes_a_node_and_clusters(name: str) -> None:
+    for text in (f"{name}:1", f"{name}:4", f"{name}:8", f"{name}:8x3", f"{name}:1x2"):
+        cluster = load_cluster(text)
+        assert (cluster.name, cluster.network.reaches(cluster.devices)) == (text, True)
+        kind = cluster.kinds[0]
+        assert 0.7 * kind.memory_bytes < kind.usable_bytes < kind.memory_bytes and kind.reserve_bytes % GIB == 0
+        assert {each.precision for each in kind.efficiencies if each.kernel == "matrix-product"} == set(kind.flops_per_s)
+        assert all(0.3 < each.value <= 0.95 for each in kind.efficiencies)
+        assert sheet(name).sources[0].source in cluster.source
+        node = cluster.nodes[0]
+        pairs_alone = name == "h100-nvl" and node.devices > 2
+        assert node.host is not None and node.host.shares_bus == (sheet(name).joined is None or pairs_alone)
+        assert parse(cluster.model_dump(mode="json"), Cluster) == cluster
+
+
+def test_numbers_without_a_source_are_refused() -> None:
+    good = sheet("h100").model_dump(mode="json", exclude_none=True)
+    sources = good["sources"]
+    for value, problem in (
+        (good | {"sources": sources[1:]}, "flops_per_s has no source"),
+        (good | {"sources": [*sources, {"of": ["attainable_flops_per_s"], "source": "a data sheet"}]}, "has a source and no"),
+        (good | {"sources": [*sources, sources[0]]}, "sources name a field twice"),
+        (good | {"visible_bytes": good["memory_bytes"] + 1}, "visible_bytes is"),
+        (good | {"flops_per_s": {"fp8": 1e15}}, "flops_per_s.fp8"),
+        (good | {"memory_bytes": "80GB"}, "memory_bytes is '80GB'"),
+        (good | {"pcie": {"generation": 9}}, "pcie.generation is 9"),
+        (good | {"memory_bytes_per_s": float("nan")}, "memory_bytes_per_s"),
+    ):
+        assert problem in told(parse, value, DeviceSheet)
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [("h100:8", "h100-8"), ("h100:8x8", "h100-64"), ("h200:8", "h200-8"), ("h200:8x8", "h200-64"), ("h200:8x128", "h200-1024")],
+)
+def test_nodes_of_a_kind_are_the_shipped_cluster(text: str, file: str) -> None:
+    """Memory, links, hosts and rates are equal; and so are all estimates, but for the core of attention, of which the file
+    assumes a quarter of the peak."""
+    made, written = cluster_of_nodes(text, assumed()), load_cluster(file)
+    assert (made.nodes, made.islands, made.overlap_slowdown) == (written.nodes, written.islands, written.overlap_slowdown)
+    kind, same = made.kinds[0], written.kinds[0]
+    for field in ("name", "memory_bytes", "reserve_bytes", "memory_bytes_per_s", "kernel_ns"):
+        assert getattr(kind, field) == getattr(same, field)
+    assert kind.flops_per_s.items() >= same.flops_per_s.items()
+    for dtype in ("float32", "bfloat16"):
+        model = load_model("llama3-8b", 4096, dtype)
+        ours, theirs = (estimate_shapes(model, each, [(1, 1), (2, 4)]) for each in (made, written))
+        assert (ours.host, ours.optimizer_ns_per_parameter) == (theirs.host, theirs.optimizer_ns_per_parameter)
+        for mine, other in zip(ours.costs, theirs.costs, strict=True):
+            if ours.shapes[mine.sublayer].kind == "attention" and dtype == "bfloat16":
+                assert mine.forward_ns.value < other.forward_ns.value
+            else:
+                assert mine == other
+
+
+def plain_roofline_ns(operator: Operator, kind: DeviceKind, dtype: Any, element_bytes: int, backward: bool) -> float:
+    """A roofline with one efficiency and one half size for all products, and the whole bandwidth of the memory."""
+    work, sizes = operator.backward if backward else 1.0, (operator.m, operator.n, operator.k)
+    if not operator.m:
+        return max(kind.kernel_ns, operator.touched_bytes * work / kind.memory_bytes_per_s * 1e9)
+    share = kind.efficiency * prod(size / (size + kind.half_size) for size in sizes)
+    m, n, k = sizes
+    moved = (m * k + k * n + m * n) * operator.count * element_bytes * work / kind.memory_bytes_per_s * 1e9
+    return max((1 + backward) * kind.kernel_ns, operator.flops * work / (kind.flops_per_s[dtype] * share) * 1e9, moved)
+
+
+@pytest.mark.parametrize("name", shipped("clusters"))
+def test_clusters_in_files_are_estimated_as_ever(name: str) -> None:
+    for kind in load_cluster(name).used_kinds:
+        assert not kind.efficiencies
+        for model in (load_model(each, None, "float16") for each in ("gpt2", "llama3-8b", "t5-512-4-32", "swin-huge-32")):
+            operators = {operator for part in model.sublayers.values() for operator in part.operators(2, 1)}
+            for operator in operators:
+                for backward in (False, True):
+                    expected = plain_roofline_ns(operator, kind, "float16", 2, backward)
+                    assert operator_ns(operator, kind, "float16", 2, backward) == pytest.approx(expected, rel=1e-12)
+
+
+def test_ports_may_be_others() -> None:
+    """Of an A100 with one port of 100 Gb/s a node, the network of Galvatron-BMW's cluster."""
+    made = cluster_of_nodes("a100-40gb:8x2,network=100Gb/s,rails=1", assumed())
+    assert made.network == load_cluster("a100-16").network
+    assert made.name == "a100-40gb:8x2,network=100Gb/s,rails=1" and load_cluster(made.name).name == made.name
+    four = cluster_of_nodes("a100:8x2,network=12.5GB/s,rails=4,host=1TiB", assumed())
+    assert four.network.link((0, 8)).bandwidth_bytes_per_s == 4 * 12.5e9 / 8
+    assert four.nodes[0].host is not None and four.nodes[0].host.memory_bytes == 2**40
+
+
+def test_domains_of_72() -> None:
+    rack = load_cluster("gb200:72x8")
+    assert rack.devices == 576
+    assert rack.network.link((0, 71)).bandwidth_bytes_per_s == rack.network.link(range(72)).bandwidth_bytes_per_s == 720e9
+    assert rack.network.link((71, 72)).bandwidth_bytes_per_s == 50e9
+    assert rack.network.link(range(576)).bandwidth_bytes_per_s == 720e9, "72 ports carry more than NVLink feeds them"
+    part = load_cluster("gb200:64")
+    assert part.network.link(range(64)).bandwidth_bytes_per_s == 720e9
+    host, whole = part.nodes[0].host, rack.nodes[0].host
+    assert host is not None and whole is not None and host.memory_bytes == whole.memory_bytes * 64 // 72
+
+
+def test_pairs_are_joined_by_bridges_and_others_by_pcie() -> None:
+    cluster = load_cluster("h100-nvl:8x2")
+    rates = [cluster.network.link(group).bandwidth_bytes_per_s for group in ((0, 1), (1, 2), range(8))]
+    assert rates[0] == 240e9 and rates[1] == rates[2] == pytest.approx(0.635 * 63e9, rel=0.01)
+    assert load_cluster("h100-pcie:8").network.link((0, 1)).bandwidth_bytes_per_s == rates[1], "bridges are sold apart"
+
+
+def test_a_group_in_a_mesh_has_a_link_for_each_other_member() -> None:
+    network = cluster_of_nodes("mi300x:8x2", assumed()).network
+    for group in ((0, 1), (0, 7), (1, 3, 6), (0, 2, 4, 6), tuple(range(7)), tuple(range(8))):
+        assert network.link(group).bandwidth_bytes_per_s == pytest.approx(0.75 * 64e9 * (len(group) - 1), rel=1e-9)
+    assert network.link((0, 8)).bandwidth_bytes_per_s == 50e9
+    four = cluster_of_nodes("mi300x:4", assumed()).network
+    assert four.link(range(4)).bandwidth_bytes_per_s == pytest.approx(0.75 * 64e9 * 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("A100-80GB-SXM", "a100"),
+        ("A100-40GB-SXM", "a100-40gb"),
+        ("A100-PCIe-80GB", "a100-pcie"),
+        ("H100-80GB-SXM", "h100"),
+        ("H100-96GB-500W", "h100-96gb"),
+        ("H100 NVL", "h100-nvl"),
+        ("NVIDIA H200", "h200"),
+        ("B200-SXM-180GB", "b200"),
+        ("B200-192GB", "b200"),
+        ("GB200-192GB-NVL72", "gb200"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("GeForce RTX 4090", "rtx4090"),
+        ("V100-SXM2-32GB", "v100-32gb"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_kinds_are_known_by_the_words_of_their_names(text: str, name: str) -> None:
+    assert kind_named(text) == name
+
+
+HOSTILE = [
+    ("h100:", "is 'h100:'", "h100:8x16"),
+    ("h100:8x", "give KIND:DEVICES", "h100:8x16"),
+    ("h100:x8", "give KIND:DEVICES", "h100:8x16"),
+    ("h100:-8", "give KIND:DEVICES", "h100:8x16"),
+    ("h100:8x8x8", "give KIND:DEVICES", "h100:8x16"),
+    ("h100:8.0", "give KIND:DEVICES", "h100:8x16"),
+    ("h100:٨", "give KIND:DEVICES", "h100:8x16"),
+    ("h100:" + "9" * 5000, "give KIND:DEVICES", "h100:8x16"),
+    ("h100:8\nx2", "give KIND:DEVICES", "h100:8x16"),
+    ("h100:0", "nodes of 0 devices", "h100:1"),
+    ("h100:16", "nodes of 16 devices", "h100:8x2"),
+    ("gb200:73", "1 to 72 devices", "gb200:72x2"),
+    ("l40s:17", "1 to 16 devices", "l40s:16x2"),
+    ("h100-nvl:3", "multiple of the 2", "h100-nvl:8"),
+    ("h100:8x0", "has 0 nodes", None),
+    ("h100:8x999999", "give 1 to 131072 nodes", None),
+    ("h10:8", "names the device 'h10'; did you mean 'h100'", None),
+    ("sxm:8", "kinds are; give one of: a100", None),
+    (":8", "names the device ''", None),
+    ("h100:8,netwrk=200Gb/s", "did you mean 'network='", None),
+    ("h100:8,network", "has 'network'", None),
+    ("h100:8,", "has ''", None),
+    ("h100:8,network=200", "network is '200'; give a rate such as 200Gb/s", None),
+    ("h100:8,network=0Gb/s", "network is '0Gb/s'", None),
+    ("h100:8,network=-1Gb/s", "network is '-1Gb/s'", None),
+    ("h100:8,network=1e999Gb/s", "network is", None),
+    ("h100:8,rails=0", "rails is '0'; give the ports of a node, such as 8", None),
+    ("h100:8,rails=" + "9" * 30, "rails is", None),
+    ("h100:8,host=12", "host is '12', without a unit", None),
+    ("h100:8,host=0GiB", "host is '0GiB'; give up to 1024TiB, such as 1TiB", None),
+    ("h100:8,host=2000TiB", "host is '2000TiB'", None),
+    ("h100:8x2,network=999999999Tb/s", "network is '999999999Tb/s'", None),
+    ("h100:8,host=1TiB,host=1TiB", "has host twice", None),
+    ("h100", "is 'h100', a kind of device", "h100:8x16"),
+    ("MI300X", "a kind of device", "mi300x:8x16"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem", "works"), HOSTILE, ids=[text[:20] for text, _, _ in HOSTILE])
+def test_hostile_names_get_one_line_with_one_that_works(text: str, problem: str, works: str | None) -> None:
+    line = told(load_cluster, text)
+    assert line.startswith("cluster ") and problem in line and len(line) < 700
+    if works is not None:
+        assert works in line
+        load_cluster(works)
+
+
+@given(st.text(max_size=30), st.sampled_from(["h100:", "h100:8,", "h100:8x2,network=", "h100:8,host=", ":", ""]))
+def test_any_text_is_a_cluster_or_an_input_error(text: str, start: str) -> None:
+    try:
+        assert cluster_of_nodes(start + text).devices >= 1
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+def test_rates_are_in_bits_and_bytes() -> None:
+    assert parse_rate("200Gb/s", "x") == parse_rate("200 Gbps", "x") == parse_rate("25GB/s", "x") == 25e9
+    assert parse_rate("1.6Tb/s", "x") == 200e9 and parse_rate("800 Mbit/s", "x") == 100e6
+
+
+def test_the_reserve_is_by_the_rule_of_the_shipped_clusters() -> None:
+    """What torch does not see, 0.5 GiB, four times 0.67 GiB and 2 %: of an H100 6 GiB, of an H200 8."""
+    reserves = {name: device_kind(name, assumed()).reserve_bytes / GIB for name in ("h100", "h200", "a100", "t4")}
+    assert reserves == {"h100": 6, "h200": 8, "a100": 6, "t4": 2}
+
+
+def test_fitted_efficiencies_go_to_the_nearest_kinds() -> None:
+    table = fitted(assumed(), "a100", 0.6, "bfloat16")
+
+    def product(name: str, precision: Any = "bfloat16") -> Any:
+        return device_kind(name, table).reached("matrix-product", precision)
+
+    a100 = product("a100")
+    assert (a100.value, a100.half_size, a100.error, a100.origin_for(sheet("a100").name)) == (0.6, 100, 0.07, "fitted")
+    sibling, other = product("a100-40gb"), product("h100")
+    assert (sibling.value, sibling.error) == (0.6, round(0.07 + SAME_ARCHITECTURE_ERROR, 4))
+    assert (other.value, other.error) == (0.6, round(0.07 + OTHER_ERROR, 4)), "fitted ones go before its own assumed one"
+    assert other.origin_for(sheet("h100").name) == "fitted, of A100-SXM4 80 GB"
+    assert product("a100", "float16").origin == "assumed", "a fit is of one precision"
+    table = fitted(table, "h100", 0.5, "bfloat16")
+    assert [product(name).value for name in ("h100", "h200", "b200", "a100", "a100-40gb")] == [0.5, 0.5, 0.5, 0.6, 0.6]
+
+
+def test_less_power_is_slower_by_the_cube_root() -> None:
+    table = fitted(assumed(), "h100", 0.7, "bfloat16")
+    held = device_kind("h100-96gb", table).reached("matrix-product", "bfloat16")
+    assert held is not None and held.value == pytest.approx(0.7 * (500 / 700) ** (1 / 3), abs=1e-4)
+    assert held.origin_for("H100-SXM5 96 GB 500 W") == "fitted, of H100-SXM5 80 GB, less for its power"
+    more = device_kind("gb200", fitted(assumed(), "b200", 0.7, "bfloat16")).reached("matrix-product", "bfloat16")
+    assert more is not None and more.value == 0.7, "more power for each FLOP/s is no faster"
+
+
+def test_no_kind_reaches_more_than_its_vendor_does() -> None:
+    for name in ("mi300x", "mi325x"):
+        capped = device_kind(name, fitted(assumed(), "h100", 0.8, "bfloat16")).reached("matrix-product", "bfloat16")
+        assert capped is not None and capped.value == pytest.approx(708 / 1307.4, abs=1e-4) and capped.limited_by == "vendor"
+    freely = device_kind("mi300x", fitted(assumed(), "mi300x", 0.6, "bfloat16")).reached("matrix-product", "bfloat16")
+    assert freely is not None and freely.value == 0.6, "what is measured of it counts"
+
+
+def test_a_table_written_by_a_fit_reads_back(tmp_path: Path) -> None:
+    """Fits are written as data, row by row, with their runs and residuals."""
+    table = fitted(fitted(assumed(), "a100", 0.6, "bfloat16"), "h100", 0.8, None, "memory")
+    path = tmp_path / "efficiencies.yaml"
+    path.write_text(yaml_text(table.model_dump(mode="json", exclude_defaults=True, exclude_none=True)))
+    assert parse(path, EfficiencyTable) == table
+    streams = device_kind("gb300", table).reached("memory", "bfloat16")
+    assert streams is not None and (streams.value, streams.precision) == (0.8, None)
+
+
+def test_a_table_says_where_each_number_is_from() -> None:
+    good = fitted(assumed(), "a100", 0.6, "bfloat16").model_dump(mode="json")
+    *others, last = good["kernels"]
+    for kernels, problem in (
+        ([*others, last, last], "is the second fitted one of a100"),
+        ([*others, last | {"rows": []}], "residuals are 1 of 0 rows"),
+        ([*others, last | {"rows": [], "residuals": []}], "rows or date is missing"),
+        ([*others, last | {"date": "yesterday"}], "date is 'yesterday'"),
+        ([*others, last | {"origin": "assumed"}], "source is missing"),
+        ([*others, last | {"value": 1.2}], "value is 1.2"),
+        ([*others, last | {"residuals": [float("inf")]}], "residuals[0]"),
+        ([*others, last | {"kernel": "softmax"}], "kernel is 'softmax'"),
+    ):
+        assert problem in told(parse, good | {"kernels": kernels}, EfficiencyTable)
+    links = [*good["links"], good["links"][0]]
+    assert "is 'nvlink-2' again" in told(parse, good | {"links": links}, EfficiencyTable)
+    assert {link.level for link in shipped_efficiencies().links} == set(get_args(Level))
+    assert all(fit.device in NAMES for fit in shipped_efficiencies().kernels)
+
+
+def with_efficiencies(*efficiencies: dict[str, Any]) -> DeviceKind:
+    """A device of round numbers: 1e12 FLOP/s and 1e10 bytes a second; without efficiencies all of them."""
+    defaults = {"error": 0.1, "origin": "assumed", "device": "here"}
+    kind = {
+        "name": "here",
+        "memory_bytes": 2**30,
+        "flops_per_s": {"bfloat16": 1e12, "float8": 2e12},
+        "memory_bytes_per_s": 1e10,
+    }
+    kind |= {"efficiency": 1.0, "half_size": 0, "kernel_ns": 10, "efficiencies": [defaults | each for each in efficiencies]}
+    return parse(kind, DeviceKind)
+
+
+def test_each_class_of_kernels_has_its_efficiency() -> None:
+    product, stream = Operator(m=1000, n=2000, k=500), Operator(touched_bytes=10**6)
+    scores = Operator(m=512, n=1024, k=64, count=8, backward=2.5, core="scores")
+    values = Operator(m=512, n=64, k=1024, count=8, backward=2.5, core="values")
+    plain = with_efficiencies()
+    assert operator_ns(product, plain, "bfloat16", 2) == 2 * 10**9 / 1e12 * 1e9
+    assert operator_ns(product, plain, "float8", 1) == 10**9 / 1e12 * 1e9
+    assert operator_ns(stream, plain, "bfloat16", 2) == 1e5
+    assert operator_ns(Operator(touched_bytes=1), plain, "bfloat16", 2) == 10, "a launch"
+    kind = with_efficiencies(
+        {"kernel": "matrix-product", "precision": "bfloat16", "value": 0.5, "half_size": 500},
+        {"kernel": "matrix-product", "value": 0.25},
+        {"kernel": "attention", "precision": "bfloat16", "value": 0.4, "half_size": 512},
+        {"kernel": "memory", "value": 0.8},
+    )
+    share = 0.5 * (1000 / 1500) * (2000 / 2500) * (500 / 1000)
+    assert operator_ns(product, kind, "bfloat16", 2) == pytest.approx(2e6 / share)
+    assert operator_ns(product, kind, "float8", 1) == pytest.approx(1e6 / 0.25)
+    assert operator_ns(stream, kind, "bfloat16", 2) == pytest.approx(1e5 / 0.8)
+    flops, share = 2 * 8 * 512 * 1024 * 64, 0.4 * (512 / 1024) * (1024 / 1536)
+    for core in (scores, values):
+        assert operator_ns(core, kind, "bfloat16", 2) == pytest.approx(flops / share / 1e12 * 1e9)
+        assert operator_ns(core, kind, "bfloat16", 2, backward=True) == pytest.approx(2.5 * flops / share / 1e12 * 1e9)
+        assert operator_ns(core, kind, "float8", 1) == pytest.approx(max(flops / 0.5e12, 8 * 622592 / 8e9) * 1e9)
+    short = Operator(m=1, n=65536, k=128, core="scores")
+    moved = (1 + 65536) * 128 * 2 / 0.8e10 * 1e9
+    assert operator_ns(short, kind, "bfloat16", 2) == pytest.approx(
+        max(moved, 2 * 65536 * 128 / (0.4 / 513 * 65536 / 66048 * 1e12) * 1e9)
+    )
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 2**14), st.integers(1, 2**14), st.integers(1, 2**14))
+def test_larger_matrices_are_no_less_efficient(name: str, m: int, n: int, k: int) -> None:
+    kind = load_cluster(f"{name}:1").kinds[0]
+    precision = "bfloat16" if "bfloat16" in kind.flops_per_s else "float16"
+    for larger in (Operator(m=2 * m, n=n, k=k), Operator(m=m, n=2 * n, k=k), Operator(m=m, n=n, k=2 * k)):
+        small, large = operator_ns(Operator(m=m, n=n, k=k), kind, precision, 2), operator_ns(larger, kind, precision, 2)
+        assert small <= large * (1 + 1e-9) and large <= 2 * small * (1 + 1e-9)
+        assert larger.flops / large * 1e9 < kind.flops_per_s[precision]
+
+
+def test_names_that_the_shell_completes_load() -> None:
+    names = completions()
+    assert {"h100:8", "h100:8x16", "gb200:72x8"} <= set(names)
+    assert all(load_cluster(name).name == name for name in names)
+    assert not any(re.search(r"\s", name) for name in names)

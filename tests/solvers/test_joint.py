@@ -1,0 +1,365 @@
+"""The decomposition of the joint problem against brute force, and every bound that it rests on against simulation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise, product
+
+import numpy as np
+import pytest
+from trainplan.formulations.joint.enumeration import cuts_of, improving, solution_count, solutions
+from trainplan.formulations.joint.evaluation import Evaluation, evaluate, violations
+from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.simulation import ends
+from trainplan.formulations.joint.tables import Boundary, OptionTable
+from trainplan.solvers.core.search import Search, judge
+from trainplan.solvers.core.solve import solve
+from trainplan.solvers.joint.candidate import GROUPS, Candidate
+from trainplan.solvers.joint.closed_form import quick_bound_ns
+from trainplan.solvers.joint.exact import decomposition
+from trainplan.solvers.joint.fronts import front
+from trainplan.solvers.joint.path_bounds import gpipe_ns, one_f_one_b_ns, sliced_ns, slope
+from trainplan.solvers.joint.pipelines import Passes, pass_ends_ns, passes_of, steps_ns
+from trainplan.solvers.joint.quick import cheap_bound, first_plan, quick_plan
+from trainplan.solvers.joint.stage_tables import stage_tables
+
+import trainplan as tp
+from tests.solvers.joint_instances import random_instance
+
+TINY = 20_000  # solutions
+
+
+def tiny_instance(seed: int, plain: bool = False) -> Instance:
+    """A random instance that brute force ends with in moments."""
+    rng = random.Random(seed)
+    while solution_count(instance := random_instance(rng, plain=plain)) > TINY:
+        pass
+    return instance
+
+
+def least_step_ns(instance: Instance) -> int | None:
+    """By brute force; None where nothing fits."""
+    best = None
+    for solution in improving(instance):
+        best = solution or best
+    return None if best is None else evaluate(instance, best).time_ns
+
+
+def some_solutions(rng: random.Random, instance: Instance, count: int) -> Iterator[tuple[Solution, Evaluation]]:
+    """Random solutions that fit, with what they cost."""
+    for _ in range(count):
+        place = rng.randrange(len(instance.configurations))
+        configuration = instance.configurations[place]
+        cuts = rng.choice(list(cuts_of(instance, configuration)) or [()])
+        units = configuration.tables[0].units
+        choice = tuple(rng.randrange(len(units[unit.kind].options)) for unit in instance.units)
+        solution = Solution(place, cuts, choice)
+        if not violations(instance, solution):
+            yield solution, evaluate(instance, solution)
+
+
+def assert_proven(seed: int, plain: bool = False) -> None:
+    instance = tiny_instance(seed, plain)
+    search, least = Search(judge(instance)), least_step_ns(instance)
+    outcome = decomposition(instance, search)
+    assert outcome.infeasible == (least is None)
+    if least is not None:
+        assert (search.objective, outcome.bound) == (least, least)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_decomposition_is_brute_force_to_the_nanosecond(seed: int) -> None:
+    assert_proven(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(20))
+def test_the_decomposition_is_brute_force_on_500_more(part: int) -> None:
+    for seed in range(1000 + 25 * part, 1025 + 25 * part):
+        assert_proven(seed, plain=seed % 3 == 0)
+
+
+def assert_bounds_are_below(seed: int) -> None:
+    """No bound on the way is above the optimum: closed forms, masters by coarse and fine bounds, with classes of cuts, and with
+    stages solved."""
+    instance = tiny_instance(seed)
+    least = least_step_ns(instance)
+    for place, configuration in enumerate(instance.configurations):
+        if configuration.stages == 1:
+            continue
+        alone = least_step_ns(instance.only([place]))
+        below = np.inf if alone is None else alone
+        assert quick_bound_ns(instance, configuration) <= below
+        candidate = Candidate(instance, place, Search(judge(instance)))
+        for coarse, groups in ((True, 1), (False, 1), (False, GROUPS)):
+            candidate.prepare(np.inf, coarse, groups)
+            bound, path = candidate.master.bound(np.inf, 1e-3)
+            assert bound <= below
+            for _ in range(3):
+                if coarse or path is None:
+                    break
+                candidate.refine(path, 0.0)
+                bound, path = candidate.master.bound(np.inf, 1e-3)
+                assert bound <= below
+            if alone is not None:
+                candidate.prepare(alone, coarse, groups)
+                assert candidate.master.possible(alone) is not None
+    if least is not None:
+        assert cheap_bound(instance)[0] <= least
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_bound_is_above_brute_force(seed: int) -> None:
+    assert_bounds_are_below(10_000 + seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(50))
+def test_no_bound_is_above_brute_force_on_5000_more(part: int) -> None:
+    for seed in range(20_000 + 100 * part, 20_100 + 100 * part):
+        assert_bounds_are_below(seed)
+
+
+# Path bounds, one by one
+
+
+def random_passes(rng: random.Random, stages: int) -> Passes:
+    """Of one pipeline, with large and small and no passes."""
+
+    def draw(*shape: int) -> np.ndarray:
+        most = rng.choice([1, 3, 100])
+        return np.array([rng.randint(0, most) for _ in range(int(np.prod(shape)))], np.int64).reshape(*shape, 1)
+
+    names = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns")
+    columns = {name: draw(stages) for name in names}
+    return Passes(halves_ns=draw(2, stages), halved_backward_ns=draw(stages), **columns)
+
+
+def pipelines(count: int, sliced: int = 0) -> Iterator[tuple[Passes, int, int, int]]:
+    """Random passes with stages, micro-batches, and micro-batches in halves."""
+    rng = random.Random(count + sliced)
+    for _ in range(count):
+        stages, m = rng.randint(2, 5), rng.randint(1, 8)
+        yield random_passes(rng, stages), stages, m, min(sliced, stages - 1, m - 1)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_bounds_of_single_paths_are_below_simulated_ends(name: ScheduleName) -> None:
+    """`one_f_one_b_ns`, `gpipe_ns`: with H before, the end of stage 0; with forward passes alone before, that of the stage."""
+    for passes, stages, m, _ in pipelines(1500):
+        ends = pass_ends_ns(passes, Schedule(name), m)[:, 0]
+        forward, backward = passes.forward_ns[:, 0], passes.backward_ns[:, 0]
+        u = (forward + backward).astype(float)
+        for x in range(stages):
+            w, before, after = stages - 1 - x, float(u[:x].sum()), float(u[x + 1 :].sum())
+            bound = gpipe_ns(u[x], after, w, m) if name == "gpipe" else one_f_one_b_ns(u[x], after, w, m)
+            assert before + bound <= ends[0]
+            assert forward[:x].sum() + bound <= ends[x]
+
+
+def test_bounds_of_sliced_paths_are_below_simulated_ends() -> None:
+    for sliced in (1, 2, 3):
+        for passes, stages, m, halved in pipelines(600, sliced):
+            if not halved:
+                continue
+            ends = pass_ends_ns(passes, Schedule("1f1b", halved), m)[:, 0]
+            first, second = passes.halves_ns[:, :, 0]
+            forward = np.minimum(passes.forward_ns[:, 0], first + second)
+            backward = np.minimum(passes.backward_ns[:, 0], passes.halved_backward_ns[:, 0])
+            head = np.minimum(passes.forward_ns[:, 0], first)
+            u = (forward + backward).astype(float)
+            for x in range(stages):
+                w, trip = stages - 1 - x, float((head + backward)[x:].sum())
+                bound = sliced_ns(u[x], float(u[x + 1 :].sum()), w, m, trip)
+                assert (head + backward)[:x].sum() + bound <= ends[0]
+                assert head[:x].sum() + bound <= ends[x]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "sliced"])
+def test_bounds_rise_with_u_at_least_by_their_slope(schedule: str) -> None:
+    rng = random.Random(7)
+    for _ in range(2000):
+        w, m = rng.randint(0, 6), rng.randint(1, 12)
+        u, more, after, trip = (rng.randint(0, 50) for _ in range(4))
+
+        def bound(u: int, w: int = w, m: int = m, after: int = after, trip: int = trip) -> float:
+            if schedule == "sliced":
+                return float(sliced_ns(u, after, w, m, trip))
+            return float(gpipe_ns(u, after, w, m) if schedule == "gpipe" else one_f_one_b_ns(u, after, w, m))
+
+        assert bound(u + more) - bound(u) >= slope(schedule, w, m) * more
+
+
+# Simulation
+
+
+@pytest.mark.parametrize("schedule", [Schedule("1f1b"), Schedule("gpipe"), Schedule("1f1b", 1), Schedule("1f1b", 2)])
+def test_arrays_of_pipelines_end_as_their_passes_one_by_one(schedule: Schedule) -> None:
+    """With longer last backward passes, against the formulation's simulation for any order of passes."""
+    for passes, stages, m, _ in pipelines(150):
+        if schedule.sliced > min(stages - 1, m):
+            continue
+        configuration = Configuration(
+            schedule=schedule,
+            micro_batches=m,
+            sites=(Site((1,)),) * stages,
+            links=(0,) * (stages - 1),
+            make_tables=tuple,
+        )
+        times = {name: getattr(passes, name)[:, 0] for name in ("forward_ns", "backward_ns", "last_ns", "halved_backward_ns")}
+        times |= {"first_half_ns": passes.halves_ns[0, :, 0], "second_half_ns": passes.halves_ns[1, :, 0]}
+
+        def after(before: Sequence[int], symbols: Sequence[tuple[str, int]], times: dict[str, np.ndarray] = times) -> int:
+            return max(before, default=0) + sum(int(times[name][x]) for name, x in symbols if name in times)
+
+        assert pass_ends_ns(passes, schedule, m)[:, 0].tolist() == ends(configuration, after)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_many_pipelines_are_simulated_as_the_formulation_does(seed: int) -> None:
+    """`steps_ns` of columns, with what crosses their cuts, against `evaluate` of the solutions that they stand for."""
+    rng, instance = random.Random(seed), tiny_instance(seed)
+    for solution, evaluation in some_solutions(rng, instance, 30):
+        configuration = instance.configurations[solution.configuration]
+        if configuration.stages == 1:
+            continue
+        candidate = Candidate(instance, solution.configuration, Search(judge(instance)))
+        columns = []
+        for first, last in solution.spans():
+            options = []
+            for unit in range(first, last + 1):
+                places = candidate.tables.kinds[candidate.kinds[unit]].places.tolist()
+                if solution.choice[unit] not in places:
+                    break
+                options.append(places.index(solution.choice[unit]))
+            columns.append(candidate.exact.column(first, options) if len(options) == last - first + 1 else None)
+        if any(column is None for column in columns):
+            continue
+        cuts = [instance.boundary_kinds[cut - 1] for cut in solution.cuts]
+        passes = passes_of(candidate.tables, [columns], cuts, configuration.links)  # type: ignore[list-item]
+        assert int(steps_ns(passes, configuration, candidate.tied_ns)[0]) == evaluation.time_ns
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_first_plans_fit_and_cost_what_the_planner_says(seed: int) -> None:
+    instance = tiny_instance(500 + seed)
+    for place, configuration in enumerate(instance.configurations):
+        planned = quick_plan(instance, place)
+        if planned is not None and (configuration.tied is None or configuration.tied.equal is None):
+            assert not violations(instance, planned[1])
+            assert evaluate(instance, planned[1]).time_ns == planned[0]
+    plan = first_plan(instance)
+    assert plan is None or not violations(instance, plan)
+
+
+# Parts
+
+
+def _tables_of(instance: Instance, solution: Solution) -> tuple[tuple[OptionTable, ...], tuple[Boundary, ...]]:
+    tables = instance.configurations[solution.configuration].tables[0]
+    return tables.units, tables.boundaries
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_fronts_hold_a_column_as_good_as_any_choice_of_a_stage(seed: int) -> None:
+    """Each stage of a solution that fits has a column in its front that is entered and left alike and is nowhere longer."""
+    rng, instance = random.Random(seed), tiny_instance(700 + seed)
+    for solution, evaluation in some_solutions(rng, instance, 10):
+        configuration = instance.configurations[solution.configuration]
+        if configuration.stages == 1 or configuration.schedule.sliced:
+            continue
+        candidate = Candidate(instance, solution.configuration, Search(judge(instance)))
+        tables = stage_tables(configuration.tables[0])
+        for x, (first, last) in enumerate(solution.spans()):
+            columns = front(candidate.exact, first, last, candidate.in_flight[x], np.inf, True, 10**6)
+            times, units, boundaries = evaluation.stages[x].times, *_tables_of(instance, solution)
+            ends = units[instance.units[first].kind], units[instance.units[last].kind]
+            enter = tables.enter_state[ends[0].enter[solution.choice[first]]]
+            leave = tables.leave_state[ends[1].leave[solution.choice[last]]]
+            crossed = [0, 0]
+            for place, (a, b) in enumerate(pairwise((0, *solution.cuts, instance.length))):
+                if place == x and a:
+                    pair = units[instance.units[a - 1].kind].leave[solution.choice[a - 1]], ends[0].enter[solution.choice[a]]
+                    crossed[0] = int(boundaries[instance.boundary_kinds[a - 1]].relayout_forward_ns[pair])
+                if place == x and b < instance.length:
+                    pair = ends[1].leave[solution.choice[b - 1]], units[instance.units[b].kind].enter[solution.choice[b]]
+                    crossed[1] = int(boundaries[instance.boundary_kinds[b - 1]].relayout_backward_ns[pair])
+            own = (
+                times.forward_ns - crossed[0],
+                times.backward_ns - crossed[1],
+                times.last_ns,
+                times.reduce_ns,
+                times.optimizer_ns,
+            )
+            assert any(
+                (c.enter, c.leave) == (enter, leave)
+                and all(
+                    mine <= theirs
+                    for mine, theirs in zip(
+                        (c.forward_ns, c.backward_ns, c.last_ns, c.reduce_ns, c.optimizer_ns), own, strict=True
+                    )
+                )
+                for c in columns
+            )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_exact_stages_are_the_least_of_all_choices(seed: int) -> None:
+    """Of spans in the middle of solutions, F by label-setting against all choices of the span, hosts' memory included."""
+    instance = tiny_instance(900 + seed)
+    for place, configuration in enumerate(instance.configurations):
+        if configuration.stages == 1 or configuration.schedule.sliced:
+            continue
+        search = Search(judge(instance))
+        candidate = Candidate(instance, place, search)
+        for cuts in islice(cuts_of(instance, configuration), 3):
+            for x, (first, end) in enumerate(pairwise((0, *cuts, instance.length))):
+                for weight in ((1, 0), (1, 1), (3, 1)):
+                    depth, least = candidate.in_flight[x], np.inf
+                    solved = candidate.exact.solve(first, end - 1, depth, weight, (0, 0), None, search, 0.0)
+                    chain, forbidden = candidate.exact.chain(first, end - 1, depth, weight, (0, 0), None)
+                    for options in product(*(range(len(times)) for times in chain.time_ns)):
+                        value = chain.objective(options)
+                        column = candidate.exact.column(first, options) if value is not None and value < forbidden else None
+                        host = candidate.host_bytes
+                        if column is not None and (host is None or column.host_bytes <= host):
+                            least = min(least, value if value is not None else np.inf)
+                    assert solved.bound == least
+
+
+# As a method
+
+
+def test_a_gap_asked_for_is_kept_and_proven() -> None:
+    instance = tp.build("joint", model="bert-huge-32", cluster="rtx-titan-8", batch=16, memory="8GiB")
+    rough, fine = solve(instance, gap=1e-2), solve(instance, gap=1e-5)
+    assert rough.status == fine.status == "optimal"
+    assert rough.gap is not None and fine.gap is not None and rough.gap <= 1e-2 and fine.gap <= 1e-5
+    assert rough.bound is not None and fine.objective is not None and rough.objective is not None
+    assert fine.objective <= rough.objective and rough.bound <= fine.objective
+
+
+def test_what_fits_nowhere_is_infeasible_with_a_reason() -> None:
+    instance = tp.build("joint", model="bert-huge-32", cluster="rtx-titan-8", batch=16, memory="1MiB")
+    result = solve(instance)
+    assert result.status == "infeasible" and result.reason is not None
+
+
+def test_incumbents_and_bounds_come_with_their_sources() -> None:
+    instance = tp.build("joint", model="bert-huge-32", cluster="rtx-titan-8", batch=32, memory="8GiB")
+    result = solve(instance, gap=1e-4)
+    assert all(point.source for point in result.history)
+    objectives = [point.objective for point in result.history if point.objective is not None]
+    bounds = [point.bound for point in result.history if point.bound is not None]
+    assert objectives == sorted(objectives, reverse=True) and bounds == sorted(bounds)
+
+
+def test_all_solutions_of_tiny_instances_are_many() -> None:
+    """The instances above are no trivial ones: most have solutions that fit and others that do not."""
+    mixed = 0
+    for seed in range(30):
+        instance = tiny_instance(seed)
+        fit = [not violations(instance, solution) for solution in islice(solutions(instance), 400) if solution is not None]
+        mixed += any(fit) and not all(fit)
+    assert mixed >= 10
