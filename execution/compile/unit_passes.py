@@ -418,7 +418,7 @@ class UnitPasses(PlannedRank):
         return result
 
     def input_of(self, unit: int, part: Part) -> str:
-        """The buffer of a unit's input, for its backward pass."""
+        """The buffer of a unit's input."""
         relaid = f"input.{unit}.{part}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
 
