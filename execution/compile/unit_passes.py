@@ -207,7 +207,7 @@ class UnitPasses(PlannedRank):
         self._gather_ahead(unit, unit - 1, whole, after=arrived[0][-1])
         scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
-        shared, spread = self.strategies[unit].sequence_parallel, ("",)
+        shared, spread = self.strategies[unit].sequence_parallel, tuple[str, ...]()
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1

@@ -220,7 +220,10 @@ def _attention(
         options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": part.scale or None}
         if part.shift:  # the mask is of the windows of one image
             q, k, v = (t.unflatten(0, (rows, -1)) for t in (q, k, v))
-        core = partial(F.scaled_dot_product_attention, **options)
+
+        def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, **options)
+
         mixed = again(core, q, k, v)[0] if recomputed else core(q, k, v)
         mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
     y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
