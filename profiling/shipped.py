@@ -14,6 +14,33 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one
 SUFFIXES = (".yaml", ".json")
 Shipped = Literal["models", "clusters", "devices"]
 HUB_ID = r"[\w.-]+/([\w.-]+)"
+# Other names of shipped models, in lower case: as their publishers spell them.
+MODEL_ALIASES = {
+    "llama-2-7b": "llama2-7b",
+    "llama-2-13b": "llama2-13b",
+    "llama-2-70b": "llama2-70b",
+    "llama-3-8b": "llama3-8b",
+    "llama-3-70b": "llama3-70b",
+    "meta-llama-3-8b": "llama3-8b",
+    "meta-llama-3-70b": "llama3-70b",
+    "llama-3.1-8b": "llama3.1-8b",
+    "llama-3.1-70b": "llama3.1-70b",
+    "llama-3.2-1b": "llama3.2-1b",
+    "llama-3.3-70b": "llama3.1-70b",
+    "llama3.3-70b": "llama3.1-70b",
+    "qwen-2.5-7b": "qwen2.5-7b",
+    "qwen-3-8b": "qwen3-8b",
+    "qwen-3-32b": "qwen3-32b",
+    "mistral-7b-v0.1": "mistral-7b",
+    "gemma-2-9b": "gemma2-9b",
+    "gemma-3-12b": "gemma3-12b",
+    "phi-3-mini": "phi3-mini",
+    "phi-3-mini-4k-instruct": "phi3-mini",
+    "gpt-neox": "gpt-neox-20b",
+    "gptneox-20b": "gpt-neox-20b",
+    "nemotron-4-15b": "nemotron4-15b",
+    "glm4-9b": "glm-4-9b",
+}
 
 
 def _files(kind: Shipped) -> dict[str, Traversable]:
@@ -36,7 +63,7 @@ def locate(kind: Shipped, name: str, option: str, otherwise: str) -> Any:
         return files[name]
     if os.path.exists(name):
         return name
-    if chosen := named(name, files):
+    if chosen := named(name, files, MODEL_ALIASES if kind == "models" else None):
         return files[chosen]
     if name.lower().endswith((*SUFFIXES, ".yml")) or name.startswith((".", "/", "~")):
         fix = f"give the path of {otherwise}, or a name from `{listing}`"

@@ -36,6 +36,15 @@ TINY: dict[str, dict[str, Any]] = {
     | dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
     "llama": {"model_type": "llama", **COMMON, "max_position_embeddings": 8},
 }
+DECODER = {**COMMON, "max_position_embeddings": 8, "num_key_value_heads": 1, "pad_token_id": None}
+TINY |= {
+    "mistral": {"model_type": "mistral", **DECODER, "sliding_window": 3},
+    "qwen2": {"model_type": "qwen2", **DECODER, "use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1},
+    "qwen3": {"model_type": "qwen3", **DECODER, "head_dim": 6},
+    "phi3": {"model_type": "phi3", **DECODER, "resid_pdrop": 0.0},
+    "glm": {"model_type": "glm", **DECODER, "head_dim": 8},
+    "nemotron": {"model_type": "nemotron", **DECODER},
+}
 
 
 def plan_of(config: dict[str, Any] | str, firsts: list[int], micro_batches: int = 4, **changes: Any) -> Plan:
@@ -115,7 +124,7 @@ def whole_model(found: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert", "llama"])
+@pytest.mark.parametrize("family", TINY)
 @pytest.mark.parametrize("firsts", [EVERY_CUT, [0, 2], [0, 1, 4, 5, 7]])
 def test_stage_modules_chain_to_the_model(family: str, firsts: list[int]) -> None:
     plan = plan_of(TINY[family], firsts, dtype="float64")
@@ -445,12 +454,19 @@ def test_command(tmp_path: Path) -> None:
     assert gone.returncode == 2 and gone.stderr.count("\n") == 1 and "cannot be written" in gone.stderr
 
 
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "nemotron"])
+def test_megatron_lays_out_decoders_alike(family: str) -> None:
+    """Its arguments for a pipeline do not depend on what is in a layer, where GPTModel has that."""
+    ours, llamas = (tp.export(plan_of(TINY[name], [0, 3, 5]), "megatron").settings for name in (family, "llama"))
+    assert ours == llamas
+
+
 def test_models_of_transformers_are_named_right() -> None:
     """The script's classes and tied modules exist, and the tied matrices are one."""
     for family, config in TINY.items():
         model = getattr(transformers, script.CLASSES[family])(transformers.AutoConfig.for_model(**config))
         first, last = (model.get_submodule(name) for name in script.TIED[family])
-        assert (first.weight is last.weight) == (family != "llama")
+        assert (first.weight is last.weight) == (family in ("gpt2", "bert"))
         assert isinstance(first, torch.nn.Embedding)
 
 

@@ -34,8 +34,8 @@ def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str]
 
 def stage_times(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> list[StageTimes] | None:
     """What the passes of each stage take, in the plan's form; None of plans that copy to the host or keep parameters whole,
-    whose micro-batches are not alike, and of interleaved stages or such of unlike sizes, which are no pipeline of equal messages
-    with a stage on each device."""
+    whose micro-batches are not alike, and of interleaved stages or such of unlike sizes, which are no pipeline of equal
+    messages with a stage on each device."""
     apart = plan.uses_host or any(unit.states.kept_whole for unit in plan.units)
     if apart or not plan.regular or plan.chunks > 1:
         return None

@@ -15,7 +15,6 @@ from trainplan.planned import Planned
 from trainplan.planning import plan_answer
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
-from trainplan.profiling.models.families.llama import EXECUTED_ROTATIONS
 from trainplan.profiling.models.model import Model
 
 MOST_TRIALS = 100
@@ -101,11 +100,10 @@ def runnable(model: Model, dtype: str | None, where: str, option: str = "--dtype
         fix = f"give a plan of one of: {', '.join(EXECUTED_FAMILIES)}"
         raise InputError(where, "model.config.model_type", f"is {model.family!r}, which does not run yet", fix)
     rope = model.config.get("rope_scaling", {})
-    if (kind := rope.get("rope_type", rope.get("type", "default"))) not in EXECUTED_ROTATIONS:
-        problem = f"is {kind!r}, which is planned, but does not run yet"
-        fix = f"give a plan of a model with one of: {', '.join(EXECUTED_ROTATIONS)}"
+    if rope.get("rope_type", rope.get("type")) in ("longrope", "su") and rope.get("short_factor") is None:
+        problem, fix = "is 'longrope', which is planned, but does not run", "give its short_factor and long_factor, too"
         raise InputError(where, "model.config.rope_scaling.rope_type", problem, fix)
-    if (part := rope.get("partial_rotary_factor", 1)) != 1:
+    if (part := rope.get("partial_rotary_factor", 1)) != 1 and "partial_rotary_factor" not in model.config:
         problem = f"is {shown(part)}, which is planned, but does not run yet"
         raise InputError(where, "model.config.rope_scaling.partial_rotary_factor", problem, "give 1, or leave it out")
     for name in UNEXECUTED:

@@ -36,6 +36,7 @@ from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME = "Megatron-LM"
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "nemotron", "bert")  # whose layers GPTModel and BertModel have
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
 
 
@@ -64,7 +65,7 @@ def end_counts(plan: Plan) -> list[str] | None:
 
 def export(plan: Plan, where: str) -> Export:
     """File megatron_args.sh, a bash array of arguments. Raises InputError."""
-    check_pipeline(plan, ("gpt2", "llama", "bert"), RUNTIME, where)
+    check_pipeline(plan, FAMILIES, RUNTIME, where)
     if plan.schedule != "1f1b":
         raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {RUNTIME} runs no other")
     model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)

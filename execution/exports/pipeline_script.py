@@ -32,11 +32,20 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 HERE = Path(__file__).parent
-CLASSES = {"gpt2": "GPT2LMHeadModel", "bert": "BertForMaskedLM", "llama": "LlamaForCausalLM"}
+LIKE_LLAMA = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+}
+CLASSES = {"gpt2": "GPT2LMHeadModel", "bert": "BertForMaskedLM", **LIKE_LLAMA}
 TIED = {
     "gpt2": ("transformer.wte", "lm_head"),
     "bert": ("bert.embeddings.word_embeddings", "cls.predictions.decoder"),
-    "llama": ("model.embed_tokens", "lm_head"),
+    **dict.fromkeys(LIKE_LLAMA, ("model.embed_tokens", "lm_head")),
 }
 
 
@@ -78,11 +87,23 @@ def llama(model: Any, part: str, block: int, x: Tensor) -> Tensor:
         return body.embed_tokens(x)
     if part == "attention":
         layer, places = body.layers[block], torch.arange(x.shape[1], device=x.device)[None]
-        turns = body.rotary_emb(x, position_ids=places)
-        return x + layer.self_attn(layer.input_layernorm(x), position_embeddings=turns, attention_mask=None)[0]
+        turns, mask = body.rotary_emb(x, position_ids=places), window_mask(model.config, layer, x)
+        y = layer.self_attn(layer.input_layernorm(x), position_embeddings=turns, attention_mask=mask)[0]
+        return x + getattr(layer, "resid_attn_dropout", nn.Identity())(y)  # Phi-3's
     if part == "ffn":
-        return x + body.layers[block].mlp(body.layers[block].post_attention_layernorm(x))
+        layer = body.layers[block]
+        return x + getattr(layer, "resid_mlp_dropout", nn.Identity())(layer.mlp(layer.post_attention_layernorm(x)))
     return model.lm_head(body.norm(x))
+
+
+def window_mask(config: Any, layer: Any, x: Tensor) -> Tensor | None:
+    """Which keys a query meets where they lie within a sliding window; None where all before it do."""
+    window = getattr(layer.self_attn, "sliding_window", getattr(config, "sliding_window", None))
+    if not window or window >= x.shape[1]:
+        return None
+    places = torch.arange(x.shape[1], device=x.device)
+    away = places[:, None] - places
+    return ((away >= 0) & (away < window))[None, None]
 
 
 def bert(model: Any, part: str, block: int, x: Tensor) -> Tensor:
@@ -103,7 +124,7 @@ def bert(model: Any, part: str, block: int, x: Tensor) -> Tensor:
     return h + layer.output.dropout(layer.output.dense(layer.intermediate(h)))
 
 
-RUN = {"gpt2": gpt2, "llama": llama, "bert": bert}
+RUN = {"gpt2": gpt2, "bert": bert, **dict.fromkeys(LIKE_LLAMA, llama)}
 
 
 class Stage(nn.Module):

@@ -8,7 +8,8 @@ that the next sub-layer begins with. Tracing has limits that a plan cannot lift:
 head's gradient is not summed, and transformers 5's Llama is not traced. The script therefore builds its stages by hand.
 
 Refused: tensor parallelism, which torch's stages leave to the model, and uneven shares. Left out: sharded parameters (sdp),
-sliced forward passes, placement, unfused attention. Everything else of a plan of GPT-2, BERT or Llama is in it.
+sliced forward passes, placement, unfused attention. Everything else of a plan of GPT-2, BERT, Llama or
+a family like it is in it.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ MODULES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "head": ("{before}.LayerNorm", "cls"),
     },
-    "llama": {
-        "embedding": ("model.embed_tokens",),
-        "attention": ("model.layers.{i}.input_layernorm", "model.layers.{i}.self_attn"),
-        "ffn": ("model.layers.{i}.post_attention_layernorm", "model.layers.{i}.mlp"),
-        "head": ("model.norm", "lm_head"),
-    },
 }
+LIKE_LLAMA = {
+    "embedding": ("model.embed_tokens",),
+    "attention": ("model.layers.{i}.input_layernorm", "model.layers.{i}.self_attn"),
+    "ffn": ("model.layers.{i}.post_attention_layernorm", "model.layers.{i}.mlp"),
+    "head": ("model.norm", "lm_head"),
+}
+MODULES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron"), LIKE_LLAMA)
 
 
 def modules_of(family: str, unit: str, blocks: int) -> list[str]:

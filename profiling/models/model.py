@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, parse_dtype
@@ -187,7 +188,9 @@ def load_model(source: str | os.PathLike[str], sequence: int | None = None, dtyp
     float32. Warns of fields that nobody knows. Raises InputError naming file, field and a value that would work.
     """
     name = os.fspath(source)
-    return model_from_config(read_data(locate("models", name, "--model", "a config.json")), name, sequence, dtype)
+    file = locate("models", name, "--model", "a config.json")
+    where = name if file == name else PurePath(file.name).stem  # of a shipped model its name, however it was spelt
+    return model_from_config(read_data(file), where, sequence, dtype)
 
 
 def model_from_config(

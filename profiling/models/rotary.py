@@ -11,10 +11,19 @@ from trainplan.profiling.models.sublayers import Attention, RotaryScaling
 
 
 def rotated(part: Attention, x: Tensor) -> Tensor:
-    """x, (rows, tokens, heads, width), with its pairs (i, i + width / 2) turned by the angles of their positions."""
-    cosine, sine = _angles(part.tokens, part.width, part.rotary, part.scaling, x.dtype, x.device)
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1)
+    """x, (rows, tokens, heads, width), with pairs of its first `rotated` numbers turned by the angles of their positions.
+
+    A pair is a number of the first half and its like of the second; or, where interleaved, two neighbours.
+    """
+    turned = part.rotated
+    cosine, sine = _angles(part.tokens, turned, part.rotary, part.scaling, x.dtype, x.device)
+    still = [x[..., turned:]] if turned < part.width else []
+    if part.interleaved:
+        a, b = x[..., :turned].unflatten(-1, (-1, 2)).unbind(-1)
+        pairs = torch.stack((a * cosine - b * sine, b * cosine + a * sine), -1).flatten(-2)
+        return torch.cat((pairs, *still), -1) if still else pairs
+    a, b = x[..., :turned].chunk(2, -1)
+    return torch.cat((a * cosine - b * sine, b * cosine + a * sine, *still), -1)
 
 
 @cache
@@ -34,8 +43,10 @@ def _stretched(rates: Tensor, scaling: RotaryScaling, theta: float) -> Tensor:
 
     linear: a factor-th for all (Chen et al., 2023). llama3: by how often a pair turns within the original positions, from
     `low` turns or fewer to `high` or more. yarn: by the pair's number, from that which turns `high` times to that which turns
-    `low` times (Peng et al., 2023).
+    `low` times (Peng et al., 2023). longrope: each pair by a factor of its own (Ding et al., 2024).
     """
+    if scaling.kind == "longrope":
+        return rates / torch.tensor(scaling.factors, dtype=rates.dtype)
     if scaling.kind == "linear":
         return rates / scaling.factor
     if scaling.kind == "llama3":

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainplan.profiling.models.again import again, forgetting
-from trainplan.profiling.models.dropout import Draw, Heads, drop, dropped_attention, hidden_mask
+from trainplan.profiling.models.blockwise import Scores, blockwise_attention
+from trainplan.profiling.models.dropout import Draw, Heads, drop, hidden_mask
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
@@ -30,6 +31,7 @@ from trainplan.profiling.models.sublayers import (
     InputProjection,
     LanguageHead,
     Norm,
+    ParallelBlock,
     Parameter,
     PatchMerging,
     Sublayer,
@@ -45,6 +47,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -80,6 +83,8 @@ def forward(
     from; without it nothing is dropped, as when a model is evaluated. modules: of which the graph keeps nothing, and that the
     backward pass computes again (see `sublayers.modules`).
     """
+    if isinstance(part, ParallelBlock):
+        return _parallel_block(part, parameters, x, shard, draw)
     if not isinstance(part, Attention | FeedForward | LanguageHead | TokenEmbedding):
         return _FORWARD[type(part)](part, parameters, x, shard)
     recipe = None
@@ -91,12 +96,15 @@ def forward(
     with forgetting(recipe):
         y = matrices(part, parameters, inside, shard, memory, draw, modules)
     residual = residual_of(part, x, inside) if shard.first else None
+    if part.sandwich:
+        y = _normed(part, parameters, y, "post_norm")
     y = leave(part, y, residual, draw)  # a partial sum is dropped as the whole is: each number on all ranks or none
     return y.view_as(x) if isinstance(part, Attention | FeedForward) else y
 
 
 def enter(part: Sublayer, p: Parameters, x: Tensor, draw: Draw | None = None) -> Tensor:
-    """What the matrices of a sub-layer work on, (rows, tokens, hidden), of any of the tokens; an embedding's is its input."""
+    """What the matrices of a sub-layer work on, (rows, tokens, hidden), of any of the tokens; where it has windows, they take
+    the place of rows. An embedding's is its input."""
     if isinstance(part, TokenEmbedding):
         return x
     inside = _normed(part, p, x)
@@ -133,7 +141,9 @@ def matrices(
         return _attention(part, p, inside, shard, memory, draw, "attention" in modules)
     if isinstance(part, FeedForward):
         return _feed_forward(part, p, inside, shard, "activation" in modules)
-    return F.linear(inside, p["logits.weight"], p.get("logits.bias"))
+    logits = F.linear(inside, p["logits.weight"], p.get("logits.bias"))
+    cap = getattr(part, "softcap", 0.0)
+    return logits.div_(cap).tanh_() * cap if cap else logits
 
 
 def residual_of(part: Sublayer, x: Tensor, inside: Tensor) -> Tensor | None:
@@ -160,7 +170,7 @@ def _normed(part: Sublayer, p: Parameters, x: Tensor, name: str = "norm") -> Ten
     weight = p[f"{name}.weight"]
     if part.norm == "rms":
         return F.rms_norm(x, weight.shape, weight, part.epsilon)
-    return F.layer_norm(x, weight.shape, weight, p[f"{name}.bias"], part.epsilon)
+    return F.layer_norm(x, weight.shape, weight, p.get(f"{name}.bias"), part.epsilon)
 
 
 def _only_first(y: Tensor, shard: Shard) -> Tensor:
@@ -177,9 +187,12 @@ def _token_embedding(part: TokenEmbedding, p: Parameters, tokens: Tensor, shard:
         padding = None if part.padding is None or not low <= part.padding < high else part.padding - low
         y = F.embedding((tokens - low).masked_fill_(outside, 0), p["tokens.weight"], padding)
         y = y.masked_fill_(outside.unsqueeze(-1), 0.0)
+    if part.scale != 1:
+        y = y.mul_(part.scale)
     if shard.first:
         if part.positions:
-            y = y.add_(F.embedding(torch.arange(tokens.shape[1], device=tokens.device), p["positions.weight"]))
+            places = torch.arange(part.first_position, part.first_position + tokens.shape[1], device=tokens.device)
+            y = y.add_(F.embedding(places, p["positions.weight"]))
         if part.token_types:
             y = y.add_(F.embedding(torch.zeros_like(tokens), p["types.weight"]))
     return y
@@ -199,35 +212,47 @@ def _input_projection(part: InputProjection, p: Parameters, x: Tensor, shard: Sh
 def _attention(
     part: Attention, p: Parameters, inside: Tensor, shard: Shard, memory: Tensor | None, draw: Draw | None, recomputed: bool
 ) -> Tensor:
-    rows = inside.shape[0] * inside.shape[1] // part.tokens
-    heads, kv_heads, width = part.heads // shard.tp, part.kv_heads // shard.tp, part.width
+    tokens, (heads, kv_heads) = inside.shape[:2], (part.heads // shard.tp, part.kv_heads // shard.tp)
     if part.packed:
         qkv = F.linear(inside, p["qkv.weight"].flatten(0, 1), _flat(p.get("qkv.bias")))
-        q, k, v = qkv.view(*inside.shape[:2], 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = qkv.view(*tokens, 3, heads, part.width).permute(2, 0, 3, 1, 4).unbind(0)
     else:
         source = inside if memory is None else memory
-        q = F.linear(inside, p["q.weight"], p.get("q.bias")).view(*inside.shape[:2], heads, width)
+        q = F.linear(inside, p["q.weight"], p.get("q.bias")).view(*tokens, heads, part.width)
         kv = F.linear(source, p["kv.weight"].flatten(0, 1), _flat(p.get("kv.bias")))
-        k, v = kv.view(*source.shape[:2], 2, kv_heads, width).unbind(2)
+        k, v = kv.view(*source.shape[:2], 2, kv_heads, part.width).unbind(2)
+        if part.normed_heads:
+            q, k = _normed(part, p, q, "q_norm"), _normed(part, p, k, "k_norm")
         if part.rotary:
             q, k = rotated(part, q), rotated(part, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    mixed = _mixed(part, p, q, k, v, shard, draw, recomputed)
+    y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
+    return _from_windows(part, y).reshape(-1, part.hidden) if part.window else y
+
+
+def _mixed(
+    part: Attention, p: Parameters, q: Tensor, k: Tensor, v: Tensor, shard: Shard, draw: Draw | None, recomputed: bool
+) -> Tensor:
+    """The values of all heads, mixed by their probabilities, (rows x tokens, heads x width)."""
+    heads, columns, scale = q.shape[1], q.shape[1] * part.width, part.scale or part.width**-0.5
+    dropping = None
     if draw is not None and part.attention_dropout:
         dropping = Heads(draw, part.attention_dropout, shard.index * heads, part.heads)
-        mixed = dropped_attention(q, k, v, dropping, part.causal, part.scale or None).view(-1, heads * width)
-    else:
-        bias, causal, grouped = _bias(part, p, inside, shard), part.causal and not part.relative, heads != kv_heads
-        options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": part.scale or None}
-        if part.shift:  # the mask is of the windows of one image
-            q, k, v = (t.unflatten(0, (rows, -1)) for t in (q, k, v))
+    if dropping is not None or part.blockwise:
+        slopes = part.slopes[shard.index * heads :][:heads]
+        scores = Scores(scale, part.softcap, slopes, part.causal, part.sliding)
+        return blockwise_attention(q, k, v, scores, dropping).view(-1, columns)
+    bias, causal, grouped = _bias(part, p, q, shard), part.causal and not part.relative, heads != k.shape[1]
+    if part.shift:  # the mask is of the windows of one image
+        q, k, v = (t.unflatten(0, (-1, part.tokens // part.window**2)) for t in (q, k, v))
+    options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": scale}
 
-        def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, v, **options)
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **options)
 
-        mixed = again(core, q, k, v)[0] if recomputed else core(q, k, v)
-        mixed = mixed.transpose(-2, -3).reshape(-1, heads * width)
-    y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
-    return _from_windows(part, y, rows).reshape(rows * part.tokens, part.hidden) if part.window else y
+    mixed = again(core, q, k, v)[0] if recomputed else core(q, k, v)
+    return mixed.transpose(-2, -3).reshape(-1, columns)
 
 
 def _flat(bias: Tensor | None) -> Tensor | None:
@@ -313,8 +338,9 @@ def _into_windows(part: Attention, x: Tensor) -> Tensor:
     return _windows(x, part.window)
 
 
-def _from_windows(part: Attention, y: Tensor, rows: int) -> Tensor:
+def _from_windows(part: Attention, y: Tensor) -> Tensor:
     side, w = math.isqrt(part.tokens), part.window
+    rows = y.shape[0] // part.tokens
     y = y.view(rows, side // w, side // w, w, w, -1).permute(0, 1, 3, 2, 4, 5).reshape(rows, side, side, -1)
     return y.roll((part.shift, part.shift), (1, 2)) if part.shift else y
 
@@ -333,6 +359,15 @@ def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard
 def _activated(part: FeedForward, up: Tensor, gate: Tensor | None = None) -> Tensor:
     function = ACTIVATIONS[part.activation]
     return function(up) if gate is None else function(gate) * up
+
+
+def _parallel_block(part: ParallelBlock, p: Parameters, x: Tensor, shard: Shard, draw: Draw | None) -> Tensor:
+    inside = _normed(part, p, x)
+    y = _attention(part.attention, p, inside, shard, None, draw, False)
+    if not part.shared_norm:
+        inside = _normed(part, p, x, "ffn_norm")
+    y.add_(_feed_forward(part.feed_forward, p, inside, shard, False))
+    return (y.add_(x.view_as(y)) if shard.first else y).view_as(x)
 
 
 def _norm(part: Norm, p: Parameters, x: Tensor, shard: Shard) -> Tensor:

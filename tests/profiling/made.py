@@ -21,6 +21,16 @@ def for_group(profile: Profile, group: int, rows: int) -> Profile:
     return for_shapes(profile, group, shapes_needed(degrees, [group], [rows]))
 
 
+_LLAMA: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 2000,
+    "max_position_embeddings": 128,
+}
+_FALCON = {name: value for name, value in _LLAMA.items() if name not in ("intermediate_size", "num_key_value_heads")}
 # Fields of small configurations, by family; the model_type is to be added.
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 256, "n_head": 8, "n_layer": 1, "n_positions": 128, "vocab_size": 2000},
@@ -32,15 +42,20 @@ SMALL: dict[str, dict[str, Any]] = {
         "intermediate_size": 1024,
         "vocab_size": 2000,
     },
-    "llama": {
-        "hidden_size": 256,
-        "intermediate_size": 704,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 2000,
-        "max_position_embeddings": 128,
-    },
+    "llama": _LLAMA,
+    "mistral": _LLAMA | {"sliding_window": 48},
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA | {"head_dim": 48},
+    "phi3": _LLAMA | {"partial_rotary_factor": 0.75, "pad_token_id": 7},
+    "gemma2": _LLAMA | {"num_hidden_layers": 2, "head_dim": 48, "sliding_window": 48},
+    "gemma3_text": _LLAMA | {"num_hidden_layers": 2, "head_dim": 48, "sliding_window": 48, "sliding_window_pattern": 2},
+    "glm": _LLAMA | {"head_dim": 32, "pad_token_id": 7},
+    "glm4": _LLAMA | {"head_dim": 32, "pad_token_id": 7},
+    "nemotron": _LLAMA,
+    "gpt_neox": _FALCON | {"intermediate_size": 1024},
+    "falcon": _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 4},
+    "opt": _FALCON | {"ffn_dim": 1024},
+    "mpt": {"d_model": 256, "n_heads": 8, "n_layers": 1, "max_seq_len": 128, "vocab_size": 2000},
     "t5": {
         "d_model": 256,
         "d_kv": 32,

@@ -27,7 +27,13 @@ SIZES = {
     "vit": "hidden_size num_attention_heads num_hidden_layers intermediate_size image_size patch_size",
     "swin": "embed_dim depths num_heads image_size patch_size window_size",
     "transgan": "hidden_sizes depths bottom_width latent_size",
-}
+    "falcon": "hidden_size num_attention_heads num_hidden_layers vocab_size",
+    "opt": "hidden_size num_attention_heads num_hidden_layers max_position_embeddings ffn_dim vocab_size",
+    "mpt": "d_model n_heads n_layers max_seq_len vocab_size",
+} | dict.fromkeys(
+    ("mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "glm", "glm4", "nemotron", "gpt_neox"),
+    "hidden_size num_attention_heads num_hidden_layers max_position_embeddings intermediate_size vocab_size",
+)
 
 
 def small(kind: str, **changes: Any) -> dict[str, Any]:
@@ -239,6 +245,21 @@ def multimodal(**text: Any) -> dict[str, Any]:
         "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024},
         "image_token_index": 32000,
     }
+
+
+def test_what_multimodal_gemmas_leave_out_is_as_of_the_4b_model() -> None:
+    """As in the published file of that model, whose language model has so many parameters in transformers, too."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    with pytest.warns(
+        InputWarning, match="text_config.num_attention_heads, .* are left out; taken as of the 4B model: num_att"
+    ):
+        model = model_from_config(config, "c.json")
+    assert model.total_parameters == 3_880_263_168
+    assert model_from_shape(json.loads(json.dumps(model.shape())), "plan.json") == model
+    with pytest.raises(InputError, match=r"^c\.json: num_attention_heads is missing"):
+        model_from_config(text, "c.json")
 
 
 def test_the_language_model_of_a_multimodal_file_is_planned_alone() -> None:

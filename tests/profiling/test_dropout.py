@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 
 from trainplan.execution.run.reference import Reference  # noqa: E402
 from trainplan.profiling.models import dropout, torch_units  # noqa: E402
-from trainplan.profiling.models.dropout import Draw, Heads, Mask, drop, dropped_attention, hidden_mask  # noqa: E402
+from trainplan.profiling.models.blockwise import Scores, blockwise_attention  # noqa: E402
+from trainplan.profiling.models.dropout import Draw, Heads, Mask, drop, hidden_mask  # noqa: E402
 from trainplan.profiling.models.torch_units import Shard  # noqa: E402
 
 from tests.execution.huggingface import float64_throughout, matched, same_architecture  # noqa: E402
@@ -91,20 +92,37 @@ def test_the_gradient_is_that_of_the_mask() -> None:
 
 
 @pytest.mark.parametrize("drawn_at_once", [DRAWN_AT_ONCE, 200, 60, 20])
-@pytest.mark.parametrize(("causal", "kv_heads"), [(True, 4), (False, 4), (True, 2)])
+@pytest.mark.parametrize(
+    ("kv_heads", "dropping", "scores"),
+    [
+        (4, True, Scores(5**-0.5, causal=True)),
+        (4, True, Scores(5**-0.5)),
+        (2, True, Scores(0.3, causal=True, sliding=3)),
+        (2, False, Scores(0.3, softcap=0.7, causal=True)),
+        (4, False, Scores(0.3, softcap=0.7, slopes=(0.5, 0.25, 0.125, 0.0625), causal=True)),
+        (1, False, Scores(1.0, causal=True, sliding=4)),
+        (2, True, Scores(1.0, 1.5, (0.3, 0.2, 0.1, 0.05), True, 2)),
+    ],
+)
 def test_attention_in_blocks_is_that_of_whole_matrices(
-    causal: bool, kv_heads: int, drawn_at_once: int, monkeypatch: pytest.MonkeyPatch
+    kv_heads: int, dropping: bool, scores: Scores, drawn_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any size: several rows, some heads, some queries at once."""
     monkeypatch.setattr("trainplan.profiling.models.sublayers.attention.DRAWN_AT_ONCE", drawn_at_once)
     torch.manual_seed(0)
     q, k, v = (torch.randn(3, n, 7, 5, dtype=torch.float64, requires_grad=True) for n in (4, kv_heads, kv_heads))
-    heads = Heads(DRAW, 0.3, 0, 4)
-    mixed = dropped_attention(q, k, v, heads, causal, None).transpose(1, 2)
-    future = torch.ones(7, 7).triu(1) > 0 if causal else torch.zeros(7, 7) > 0
+    heads = Heads(DRAW, 0.3, 0, 4) if dropping else None
+    mixed = blockwise_attention(q, k, v, scores, heads).transpose(1, 2)
     keys, values = (t.repeat_interleave(4 // kv_heads, 1) for t in (k, v))
-    scores = (q @ keys.mT / 5**0.5).masked_fill(future, float("-inf"))
-    whole = _kept(heads.mask(q, k), scores) * scores.softmax(-1) @ values
+    made = q @ keys.mT * scores.scale
+    if scores.softcap:
+        made = scores.softcap * torch.tanh(made / scores.softcap)
+    away = torch.arange(7).unsqueeze(1) - torch.arange(7)
+    if scores.slopes:
+        made = made - torch.tensor(scores.slopes, dtype=torch.float64).view(-1, 1, 1) * away
+    unmet = (away < 0 if scores.causal else away > 7) | (away >= (scores.sliding or 8))
+    probabilities = made.masked_fill(unmet, float("-inf")).softmax(-1)
+    whole = (probabilities if heads is None else _kept(heads.mask(q, k), made) * probabilities) @ values
     torch.testing.assert_close(mixed, whole)
     weights = torch.randn_like(whole)
     ours, theirs = (torch.autograd.grad((y * weights).sum(), (q, k, v)) for y in (mixed, whole))

@@ -10,7 +10,7 @@ import pytest
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.families import BUILT_IN
 from trainplan.profiling.models.model import load_model, model_from_config, model_from_shape
-from trainplan.profiling.shipped import shipped
+from trainplan.profiling.shipped import MODEL_ALIASES, shipped
 
 from tests.papers.galvatron import TABLE_I
 from tests.profiling.made import SMALL
@@ -91,6 +91,16 @@ def test_every_shipped_model_loads_and_round_trips() -> None:
         layers = [unit.layer for unit in model.units]
         assert layers == sorted(layers)
         assert set(layers) == set(range(model.layers + 2))
+
+
+def test_models_have_the_names_that_their_publishers_give_them() -> None:
+    names = shipped("models")
+    for alias, name in MODEL_ALIASES.items():
+        assert name in names and alias not in names
+        assert load_model(alias) == load_model(name)
+    assert load_model("Llama-3.1-8B") == load_model("llama3.1-8b") == load_model("LLAMA3.1-8B")
+    with pytest.raises(InputError, match=r"did you mean 'qwen3-8b'"):
+        load_model("qwen3-8")
 
 
 def test_t5_has_two_streams_of_their_own_lengths() -> None:
@@ -200,6 +210,24 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"head_dim": 7}, "head_dim is 7; give an even number"),
     ("llama", {"hidden_act": 3}, "hidden_act is 3; give 'gelu'"),
     ("llama", {"rope_theta": "big"}, "rope_theta is 'big'"),
+    ("mistral", {"sliding_window": 0}, "sliding_window is 0; give null, or a whole number of tokens"),
+    ("qwen2", {"layer_types": ["full_attention"] * 2}, "layer_types has 2 types; give one of full_attention, sliding"),
+    ("qwen3", {"layer_types": ["chunked_attention"]}, "layer_types\\[0\\] is 'chunked_attention'; give one of: full"),
+    ("qwen3", {"head_dim": 7}, "head_dim is 7; give an even number"),
+    ("phi3", {"partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1, which turns 3 of each head's 32; give a share"),
+    (
+        "phi3",
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+        "rope_scaling.short_factor is \\[1.0\\]; give",
+    ),
+    ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping is -1; give null, or a number above 0"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is true; give false"),
+    ("gpt_neox", {"rotary_pct": 2}, "rotary_pct is 2; give a number between 0 and 1"),
+    ("falcon", {"num_kv_heads": 3}, "num_kv_heads is 3; give a divisor of num_attention_heads = 8"),
+    ("opt", {"word_embed_proj_dim": 128}, "word_embed_proj_dim is 128; give 256: trainplan's models have no other"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false; give true"),
+    ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi is false; give true"),
+    ("mpt", {"attn_config": {"clip_qkv": 8}}, "attn_config.clip_qkv is 8; give false"),
     ("t5", {"feed_forward_proj": "tanh"}, "feed_forward_proj is 'tanh'; give 'gelu'"),
     ("t5", {"decoder_positions": 0}, "decoder_positions is 0"),
     ("vit", {"patch_size": 15}, "patch_size is 15; give a divisor of image_size = 112"),

@@ -19,7 +19,11 @@ from trainplan.profiling.models.families.naming import check_names, without_alia
 __all__ = ["BUILT_IN", "GROUP", "Family", "Fields", "Role", "Unit", "build_chain", "family", "family_names", "uniform_chain"]
 
 GROUP = "trainplan.families"
-MODULES = ("gpt2", "bert", "llama", "t5", "vit", "swin", "transgan")
+MODULES = (
+    *("gpt2", "bert", "llama", "t5", "vit", "swin", "transgan"),
+    *("mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "glm", "glm4", "nemotron"),
+    *("gpt_neox", "falcon", "opt", "mpt"),
+)
 BUILT_IN = {name: f"{__name__}.{name}:FAMILY" for name in MODULES}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "gelu_fast": "gelu_tanh",
+    "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
 }
@@ -148,7 +150,7 @@ class Fields:
         value = self.config.get("pad_token_id", default)
         right = value is None or (type(value) is int and -vocabulary <= value < vocabulary)
         self._check("pad_token_id", value, right, f"give null, or a token below vocab_size = {vocabulary}")
-        if value != default:
+        if value or value != default:  # a default beyond 0 is noted, for when the vocabulary is made smaller
             self.read["pad_token_id"] = value
         return None if value is None else int(value) % vocabulary
 
@@ -203,10 +205,15 @@ class Fields:
         return {"dtype": self.dtype, "epsilon": epsilon, "unfused": self.unfused}
 
 
+def chain(embedding: Sublayer, blocks: Sequence[Mapping[str, Sublayer]], head: Sublayer) -> list[Unit]:
+    """An embedding, blocks of these parts by name, and a head."""
+    middle = [Unit(f"block{i}.{name}", i + 1, part) for i, parts in enumerate(blocks) for name, part in parts.items()]
+    return [Unit("embedding", 0, embedding), *middle, Unit("head", len(blocks) + 1, head)]
+
+
 def uniform_chain(embedding: Sublayer, layers: int, parts: Mapping[str, Sublayer], head: Sublayer) -> list[Unit]:
     """An embedding, `layers` equal blocks of these parts, and a head."""
-    middle = [Unit(f"block{i}.{name}", i + 1, part) for i in range(layers) for name, part in parts.items()]
-    return [Unit("embedding", 0, embedding), *middle, Unit("head", layers + 1, head)]
+    return chain(embedding, [parts] * layers, head)
 
 
 @dataclass(frozen=True)

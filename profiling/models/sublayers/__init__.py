@@ -28,6 +28,7 @@ from trainplan.profiling.models.sublayers.embeddings import InputProjection, Tok
 from trainplan.profiling.models.sublayers.feed_forward import FeedForward
 from trainplan.profiling.models.sublayers.heads import LanguageHead, ValueHead
 from trainplan.profiling.models.sublayers.modules import Selective, modules_of
+from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 from trainplan.profiling.models.sublayers.token_share import TokenShare, why_not_shared
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "LanguageHead",
     "Norm",
     "Operator",
+    "ParallelBlock",
     "Parameter",
     "PatchMerging",
     "RotaryScaling",

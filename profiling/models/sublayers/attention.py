@@ -25,15 +25,17 @@ class RotaryScaling:
 
     low, high: of llama3 and yarn, the turns of a pair within these positions up to which its rate is stretched by the whole
     factor, and from which it is not stretched. amplitude: of the turned pairs. whole_pairs: yarn rounds low and high to pairs.
+    factors: of longrope, by how much each pair's rate is stretched.
     """
 
-    kind: Literal["linear", "llama3", "yarn"]
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
     positions: int = 0
     low: float = 0.0
     high: float = 0.0
     amplitude: float = 1.0
     whole_pairs: bool = True
+    factors: tuple[float, ...] = ()
 
 
 def attention_block(rows: int, heads: int, queries: int, keys: int) -> tuple[int, int, int]:
@@ -46,6 +48,11 @@ def attention_block(rows: int, heads: int, queries: int, keys: int) -> tuple[int
 @dataclass(frozen=True, kw_only=True)
 class Attention(Sublayer):
     """Norm, projections, scaled dot-product attention, output projection, residual.
+
+    normed_heads: RMS norms of each query and key, one weight for all heads. rotary: base of rotary positions (0: none), which
+    turn the first `rotary_width` numbers of each head (0: all), neighbours where interleaved. sliding: a query meets the last
+    so many keys, its own among them (0: all). softcap: scores are c tanh(score / c) (0: as they are). alibi: the exponent of
+    two by which the last head's slope is below 1 (Press et al., 2022; 0: no slopes).
 
     memory_tokens: of the sequence that a cross-attention reads (0: self-attention). window: side of Swin's square windows,
     `shift` their offset; the tokens then form a square. relative: learned position biases, of T5 (`buckets` of them;
@@ -73,6 +80,12 @@ class Attention(Sublayer):
     scale: float = 0.0
     post_norm: bool = False
     scaling: RotaryScaling | None = None
+    rotary_width: int = 0
+    interleaved: bool = False
+    normed_heads: bool = False
+    sliding: int = 0
+    softcap: float = 0.0
+    alibi: float = 0.0
     attention_dropout: float = 0.0
     input_dropout: float = field(default=0.0, compare=False)
 
@@ -84,7 +97,33 @@ class Attention(Sublayer):
     @property
     def packed(self) -> bool:
         """Query, key and value come from one product."""
-        return not self.memory_tokens and self.kv_heads == self.heads and not self.rotary and self.norm == "layer"
+        split = self.memory_tokens or self.kv_heads != self.heads or self.rotary or self.normed_heads or self.norm == "rms"
+        return not split
+
+    @property
+    def rotated(self) -> int:
+        """Numbers of each head that rotary positions turn."""
+        return (self.rotary_width or self.width) if self.rotary else 0
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """ALiBi's, of each head: powers of two; none without it. Between powers of two, every second of twice as many first."""
+        if not self.alibi:
+            return ()
+        count = 1 << (self.heads - 1).bit_length()
+        each = tuple(2.0 ** (-self.alibi * (i + 1) / count) for i in range(count))
+        return each if count == self.heads else (*each[1::2], *each[::2])[: self.heads]
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether torch's fused kernels leave out something of it, besides dropout (see `models.blockwise`)."""
+        return bool(self.alibi or self.softcap or (self.sliding and self.sliding < self.tokens))
+
+    @property
+    def mean_keys(self) -> int:
+        """The keys that a query meets in the mean: half of them where it meets none after its own, fewer where they slide."""
+        keys = min(self.keys, self.sliding or self.keys)
+        return keys - keys * keys // (2 * self.keys) if self.causal else keys
 
     @property
     def keys(self) -> int:
@@ -114,6 +153,8 @@ class Attention(Sublayer):
         if self.holds_table:
             rows = (2 * self.window - 1) ** 2 if self.relative == "swin" else self.buckets
             parameters.append(Parameter("relative.weight", (rows, self.heads), 1))
+        if self.normed_heads:
+            parameters += [Parameter("q_norm.weight", (self.width,)), Parameter("k_norm.weight", (self.width,))]
         return (*parameters, *self._norm_parameters())
 
     def _sizes(self, rows: int, tp: int) -> tuple[int, int, int, int, int, int]:
@@ -130,10 +171,11 @@ class Attention(Sublayer):
             before.append(Operator(m=n, n=3 * q, k=h))
         else:
             before += [Operator(m=n, n=q, k=h), Operator(m=m, n=2 * kv, k=h)]
-        before += [self._stream(n * q + m * kv, 4)] * (self.rotary > 0)
+        before += [self._stream(n * q + m * kv, 4)] * ((self.rotary > 0) + self.normed_heads)
         core = self.core_operators(rows, tp)
         out = Operator(m=n, n=h, k=q)
         dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
+        dropped += [self._stream(n * h)] * (2 * self.sandwich)
         return [*before, *core, self._stream(n * q), out, *dropped, self._stream(n * h, 3, 1.0)]
 
     @property
@@ -145,7 +187,7 @@ class Attention(Sublayer):
         """Scores, probabilities, their use."""
         n, _, _, heads, _, _ = self._sizes(rows, tp)
         blocks, queries = rows * self.tokens // (self.window**2 or self.tokens), self.window**2 or self.tokens
-        keys = self.keys // 2 if self.causal and not self.keeps_scores else self.keys
+        keys = self.keys if self.keeps_scores else self.mean_keys
         work = 2.0 if self.keeps_scores else 2.5
         core: tuple[Core, Core] = (None, None) if self.keeps_scores else ("scores", "values")
         scores = Operator(m=queries, n=max(1, keys), k=self.width, count=blocks * heads, backward=work, core=core[0])
@@ -162,7 +204,7 @@ class Attention(Sublayer):
         scores = n * heads * self.keys
         if self.unfused:
             return scores * ((3 if self.attention_dropout else 2) * self.element_bytes + (self.attention_dropout > 0))
-        return 0 if self.attention_dropout else (scores if self.relative else n * heads) * self.element_bytes
+        return 0 if self.attention_dropout or self.blockwise else (scores if self.relative else n * heads) * self.element_bytes
 
     def kept_bytes(self, rows: int, tp: int) -> int:
         """Norm, queries, keys, values and result; and scores, or a fused kernel's one number a query and head.
@@ -171,25 +213,30 @@ class Attention(Sublayer):
         """
         n, m, h, heads, q, kv = self._sizes(rows, tp)
         scores = n * heads * self.keys
-        elements = self.norm_elements(n) + 2 * n * q + 2 * m * kv
+        elements = self.norm_elements(n) + 2 * n * q + 2 * m * kv + self.sandwich_bytes(rows) // self.element_bytes
+        if self.normed_heads:  # the queries before their norm, both before the weight, and inverse deviations
+            elements += 2 * n * q + m * kv + (n * q + m * kv) // self.width
         if not self.unfused:
             # Rotated keys beside the product that the values are a part of, and the angles.
-            elements += m * kv + self.tokens * self.width if self.rotary else 0
+            elements += m * kv + self.tokens * self.rotated if self.rotary else 0
             places = INDEX_BYTES * (self.tokens if self.relative != "swin" else self.window**2) * self.keys
-            if not self.attention_dropout:
+            if not (self.attention_dropout or self.blockwise):
                 elements += scores if self.relative else n * heads
             return elements * self.element_bytes + places * self.holds_table
         masks = scores * (self.attention_dropout > 0) + n * h * (self.dropout > 0)
         return (elements + scores * (3 if self.attention_dropout else 2)) * self.element_bytes + masks
 
     def _block_bytes(self, rows: int, tp: int, backward: bool = False) -> int:
-        """Of a block of probabilities: themselves beside what their mask is drawn from; backward also beside mask and
+        """Of a block of probabilities: themselves beside scores or what their mask is drawn from; backward also beside mask and
         gradients, and queries, keys, values or their gradients, which products of several rows copy once more."""
         heads, e = self.heads // tp, self.element_bytes
         block_rows, block_heads, queries = attention_block(rows, heads, self.tokens, self.keys)
         elements, words = block_rows * block_heads * queries * self.keys, rows * self.tokens * heads * ROW_BYTES
-        beside = block_rows * block_heads * max(queries, self.keys) * self.width * (3 + (block_rows > 1))
-        most = elements * (2 * e + 1) + beside * e if backward else 0
+        masked, copies = self.attention_dropout > 0, 2 + (self.softcap > 0)
+        beside = block_rows * block_heads * max(queries, self.keys) * self.width * (2 + masked + (block_rows > 1))
+        most = elements * (copies * e + masked) + beside * e if backward else 0
+        if not masked:
+            return max(elements * 2 * e, most)
         return max(elements * (e + DRAWING_BYTES), most) + words
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
@@ -198,8 +245,8 @@ class Attention(Sublayer):
         n, m, h, heads, _, kv = self._sizes(rows, tp)
         e, scores = self.element_bytes, n * heads * self.keys
         back = n * h if self.window else 0  # out of the windows again
-        if self.attention_dropout and not self.keeps_scores:
-            return max(self._drawing_bytes(rows), self._block_bytes(rows, tp) - n * h * e)
+        if (self.attention_dropout or self.blockwise) and not self.keeps_scores:
+            return max(self._drawing_bytes(rows), self._block_bytes(rows, tp) - n * h * e - self.sandwich_bytes(rows))
         if not self.keeps_scores:
             return max(self._drawing_bytes(rows), back * e)
         biases = scores // rows if self.shift else heads * (self.window**2 or self.tokens) * self.keys
@@ -220,10 +267,12 @@ class Attention(Sublayer):
         moments, first = [n * q + h * q + n * h * self._drops], n * h - n * q + weights - scores
         if scores:
             moments.append(2 * scores - n * q)
-        elif self.attention_dropout:
+        elif self.attention_dropout or self.blockwise:
             moments.append(projected + self._block_bytes(rows, tp, backward=True) // self.element_bytes)
         else:
             moments.append(n * q + projected + 2 * min(self.tokens, 64) * min(self.keys, 512))
-        later = n * h + (m * h if self.memory_tokens else 0)  # input gradients, which none of these moments holds yet
+        later = (
+            n * h + (m * h if self.memory_tokens else 0) + self.sandwich_bytes(rows) // self.element_bytes
+        )  # input gradients, which none of these moments holds yet
         copies = n * h if self.window else 0
         return (max(moments) - later + copies) * self.element_bytes, (first - later + copies) * self.element_bytes

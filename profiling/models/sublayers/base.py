@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 
-Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample"]
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Kind = Literal["embedding", "attention", "ffn", "head", "norm", "merge", "upsample", "block"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "relu2"]
 Core = Literal["scores", "values"] | None
 INDEX_BYTES = 8
 DRAWN_AT_ONCE = 2**20  # numbers of a dropout mask
@@ -64,7 +64,8 @@ class Operator:
 class Sublayer:
     """What all sub-layers share. tokens: of one sample, those it works on. carried_tokens: of one sample, hidden states of
     another stream that pass it by (an encoder's, beside a decoder). dropout: the probability with which each number of its
-    output is dropped, before the residual joins it."""
+    output is dropped, before the residual joins it. norm_bias: whether layer norms have one. sandwich: a norm behind its
+    matrices, too, before the residual joins (Ding et al., 2021); with tensor parallelism every rank norms the sum."""
 
     kind: ClassVar[Kind]
     replicable: ClassVar[bool] = False  # whether ranks that cannot split it may each hold and compute all of it
@@ -77,6 +78,8 @@ class Sublayer:
     epsilon: float = 1e-5
     unfused: bool = False
     dropout: float = 0.0
+    norm_bias: bool = True
+    sandwich: bool = False
 
     @property
     def draws(self) -> bool:
@@ -164,7 +167,7 @@ class Sublayer:
 
     def outer_backward_bytes(self, rows: int, kept_bytes: int) -> int:
         """The same of what comes before and behind its matrices, which keep, together with these, so many bytes."""
-        return max(self._drawing_bytes(rows), self._norm_moment(kept_bytes, rows))
+        return max(self._drawing_bytes(rows), self._norm_moment(kept_bytes, rows), self.sandwich_moment(rows))
 
     @property
     def operators_before(self) -> int:
@@ -182,13 +185,23 @@ class Sublayer:
 
     def _norm_parameters(self, width: int | None = None, name: str = "norm") -> tuple[Parameter, ...]:
         shape = (width or self.hidden,)
-        weight = (Parameter(f"{name}.weight", shape),)
-        return weight if self.norm == "rms" else (*weight, Parameter(f"{name}.bias", shape))
+        weight: tuple[Parameter, ...] = (Parameter(f"{name}.weight", shape),)
+        weight += (Parameter("post_norm.weight", shape),) * (self.sandwich and name == "norm")
+        return weight if self.norm == "rms" or not self.norm_bias else (*weight, Parameter(f"{name}.bias", shape))
 
     def norm_elements(self, tokens: int, width: int | None = None) -> int:
         """What a norm keeps: its result, and mean and inverse deviation; an RMS norm also its result before the weight."""
         width = width or self.hidden
         return tokens + 2 * tokens * width if self.norm == "rms" else 2 * tokens + tokens * width
+
+    def sandwich_bytes(self, rows: int) -> int:
+        """What the norm behind the matrices keeps: what it norms, besides what any norm does, but its result, which goes on."""
+        return self.norm_elements(rows * self.tokens) * self.element_bytes * self.sandwich
+
+    def sandwich_moment(self, rows: int) -> int:
+        """Workspace while the gradient of the norm behind the matrices is made, with which the backward pass begins."""
+        n = rows * self.tokens
+        return (3 * n * self.hidden + n) * self.element_bytes * self.sandwich
 
     def _norm_moment(self, kept_bytes: int, rows: int) -> int:
         """Workspace while an RMS norm's gradient is made: four hidden states and the norm's own part of what was kept."""

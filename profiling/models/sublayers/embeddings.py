@@ -12,7 +12,8 @@ from trainplan.profiling.models.sublayers.base import INDEX_BYTES, Kind, Operato
 class TokenEmbedding(Sublayer):
     """Rows of a (vocabulary, hidden) table, plus learned positions and token types where the model has them.
 
-    padding: the token whose row no lookup gives a gradient.
+    padding: the token whose row no lookup gives a gradient. scale: factor on the tokens' rows. first_position: the row of the
+    first token's position (OPT: 2).
     """
 
     kind: ClassVar[Kind] = "embedding"
@@ -20,6 +21,8 @@ class TokenEmbedding(Sublayer):
     positions: int = 0
     token_types: int = 0
     padding: int | None = None
+    scale: float = 1.0
+    first_position: int = 0
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The table of tokens, split over the vocabulary; tables of positions and token types."""
@@ -30,8 +33,8 @@ class TokenEmbedding(Sublayer):
         return tuple(parameters)
 
     def operators(self, rows: int, tp: int) -> list[Operator]:
-        """A look-up in each table; with tp > 1 also the masking of other ranks' tokens."""
-        tables = 1 + (self.positions > 0) + (self.token_types > 0) + (tp > 1)
+        """A look-up in each table; scaling; with tp > 1 also the masking of other ranks' tokens."""
+        tables = 1 + (self.positions > 0) + (self.token_types > 0) + (tp > 1) + (self.scale != 1)
         return [self._stream(rows * self.tokens * self.hidden, backward=1.0)] * tables
 
     def input_bytes(self, rows: int) -> int:
@@ -52,11 +55,11 @@ class TokenEmbedding(Sublayer):
         return max(self._drawing_bytes(rows), tokens * self.hidden * self.element_bytes)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
-        """The gradient of the positions' table, or that of the tokens' table (with tp > 1, or dropout, beside the masked
-        gradient), or what dropout's mask of that is drawn from."""
+        """The gradient of the positions' table, or that of the tokens' table (with tp > 1, scaling or dropout beside the
+        masked gradient), or what dropout's mask of that is drawn from."""
         n, h, v = rows * self.tokens, self.hidden, -(-self.vocabulary // tp)
         positions = self.tokens * h + self.positions * h if self.positions else 0
-        masked = n * h if tp > 1 or self._drops else 0
+        masked = n * h if tp > 1 or self._drops or self.scale != 1 else 0
         return max(masked * self.element_bytes + self._drawing_bytes(rows), max(positions, masked + v * h) * self.element_bytes)
 
 

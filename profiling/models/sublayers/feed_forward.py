@@ -39,6 +39,7 @@ class FeedForward(Sublayer):
         inner += [self._stream(n * f)] * (self.unfused and self.dropout > 0 and self.inner_dropout)
         norms = [self._stream(n * h)] * (2 if self.norm == "rms" else 1)
         dropped = [self._stream(n * h)] * (self.unfused and self.dropout > 0)
+        dropped += [self._stream(n * h)] * (2 * self.sandwich)
         return [*norms, *up, *inner, Operator(m=n, n=h, k=f), *dropped, self._stream(n * h, 3, 1.0)]
 
     @property
@@ -54,17 +55,18 @@ class FeedForward(Sublayer):
     def kept_bytes(self, rows: int, tp: int) -> int:
         """The norm's result, what the activation and the gate need for their gradients, and dropout's masks."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
-        copies = 4 if self.gated else 1 if self.activation == "relu" else 2  # relu's backward reads its result
+        # Relu's backward pass reads its result, as does a square's, which gives another one.
+        copies = 4 if self.gated else 1 if self.activation == "relu" else 2
         masks = 0
         if self.unfused and self.dropout:
             copies += self.inner_dropout
             masks = n * h + n * f * self.inner_dropout
-        return (self.norm_elements(n) + copies * n * f) * self.element_bytes + masks
+        return (self.norm_elements(n) + copies * n * f) * self.element_bytes + masks + self.sandwich_bytes(rows)
 
     def forward_workspace_bytes(self, rows: int, tp: int) -> int:
         """What relu read, until its result replaces it; what a mask is drawn from."""
         n, h, f = rows * self.tokens, self.hidden, self.inner // tp
-        replaced = self.activation == "relu" and not self.gated  # what relu read is there until its result is
+        replaced = self.activation in ("relu", "relu2") and not self.gated  # what relu read is there until its result is
         return max(self._drawing_bytes(rows), (n * f - n * h) * self.element_bytes if replaced else 0)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
@@ -82,4 +84,7 @@ class FeedForward(Sublayer):
             first = h * f
         elif self.activation == "relu":
             moments.append(2 * n * f - n * h)
-        return max(moments) * self.element_bytes, first * self.element_bytes
+        elif self.activation == "relu2":
+            moments.append(3 * n * f - n * h)
+        gone = self.sandwich_bytes(rows)  # what the norm behind them has kept, when their gradients are made
+        return max(moments) * self.element_bytes - gone, first * self.element_bytes - gone

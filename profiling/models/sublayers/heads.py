@@ -12,7 +12,7 @@ from trainplan.profiling.models.sublayers.base import Activation, Kind, Operator
 class LanguageHead(Sublayer):
     """Norm, BERT's transform with its activation where there is one, logits over the vocabulary; and the cross-entropy on them.
 
-    scale: factor on the hidden states (T5 with tied embeddings).
+    scale: factor on the hidden states (T5 with tied embeddings). softcap: logits are c tanh(logit / c) (0: as they are).
     """
 
     kind: ClassVar[Kind] = "head"
@@ -20,6 +20,7 @@ class LanguageHead(Sublayer):
     transform: Activation | None = None
     bias: bool = False
     scale: float = 1.0
+    softcap: float = 0.0
 
     def parameters(self) -> tuple[Parameter, ...]:
         """The matrix of the logits, split over the vocabulary, its bias, the norm, and the transform."""
@@ -39,29 +40,37 @@ class LanguageHead(Sublayer):
         if self.transform:
             transform += [Operator(m=n, n=h, k=h), self._stream(n * h), self._stream(n * h)]
         loss = [self._stream(n * v, 4, 0.5)]  # largest, exponentials, their sum; backward one pass
-        return [*transform, Operator(m=n, n=v, k=h), *loss]
+        capped = [self._stream(n * v)] * (self.softcap > 0)
+        return [*transform, Operator(m=n, n=v, k=h), *capped, *loss]
 
     def output_bytes(self, rows: int, tp: int) -> int:
         """One rank's logits."""
         return rows * self.tokens * -(-self.vocabulary // tp) * self.element_bytes
 
     def kept_bytes(self, rows: int, tp: int) -> int:
-        """What norm, transform and scaling need for their gradients; unfused, the logits and their log-softmax."""
+        """What norm, transform, scaling and capping need for their gradients; unfused, the logits and their log-softmax."""
         n, h = rows * self.tokens, self.hidden
         norm = self.norm_elements(n)
         elements = 2 * norm + 2 * n * h if self.transform else norm
         if self.scale != 1:
             elements += 0 if self.norm == "rms" else n * h
         logits = 2 * n * -(-self.vocabulary // tp) if self.unfused else 0  # logits and their log-softmax
-        return (elements + logits) * self.element_bytes
+        return (elements + logits) * self.element_bytes + self.capped_bytes(rows, tp)
+
+    def capped_bytes(self, rows: int, tp: int) -> int:
+        """What the capping of one rank's logits keeps."""
+        return self.output_bytes(rows, tp) * (self.softcap > 0)
 
     def backward_workspace_bytes(self, rows: int, tp: int) -> int:
         """The gradient of one rank's matrix, or an RMS norm's moment."""
         return max(self.matrices_backward_bytes(rows, tp)[1], self._norm_moment(self.kept_bytes(rows, tp), rows))
 
     def matrices_backward_bytes(self, rows: int, tp: int) -> tuple[int, int]:
-        """The gradient of one rank's matrix."""
-        return 0, -(-self.vocabulary // tp) * self.hidden * self.element_bytes
+        """The gradient of one rank's matrix, beside that of the logits before they are capped; or two gradients of these."""
+        v, n = -(-self.vocabulary // tp), rows * self.tokens
+        weight = v * self.hidden
+        most = max(weight + n * v, 2 * n * v - n * self.hidden) if self.softcap else weight
+        return 0, most * self.element_bytes
 
     @property
     def operators_before(self) -> int:

@@ -26,7 +26,9 @@ def modules_of(part: Sublayer) -> tuple[str, ...]:
         return () if part.window or part.memory_tokens or part.relative else ("attention", "norms")
     if isinstance(part, FeedForward):
         return ("activation", "norms")
-    return ("loss", "norms") if isinstance(part, LanguageHead) else ()
+    if isinstance(part, LanguageHead):
+        return ("norms",) if part.softcap else ("loss", "norms")
+    return ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Selective:
             return 0
         part = self.part
         if isinstance(part, LanguageHead):
-            return part.kept_bytes(rows, tp)
+            return part.kept_bytes(rows, tp) - part.capped_bytes(rows, tp)
         return part.norm_elements(rows * part.tokens) * part.element_bytes
 
     def dropped_inside(self, rows: int, tp: int) -> int:

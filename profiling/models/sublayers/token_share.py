@@ -24,6 +24,8 @@ def why_not_shared(part: Sublayer, tp: int) -> str | None:
         return "its attention has windows, position biases or a second sequence"
     if not isinstance(part, Attention | FeedForward | LanguageHead | TokenEmbedding) or part.carried_tokens:
         return f"a sub-layer of this {part.kind} kind cannot share its tokens"
+    if part.sandwich:
+        return "it has a norm behind its matrices"
     if part.tokens % tp:
         return f"{tp} does not divide its {part.tokens} tokens"
     return None
@@ -97,15 +99,15 @@ class TokenShare:
 
     def entry_graph_bytes(self, rows: int) -> int:
         """What the graph of the piece before the matrices keeps, besides its input and its result."""
-        if self.part.kind == "head":
-            return self.own.kept_bytes(rows, self.tp) - self.own_bytes(rows)
+        if isinstance(self.own, LanguageHead):
+            return self.own.kept_bytes(rows, self.tp) - self.own.capped_bytes(rows, self.tp) - self.own_bytes(rows)
         return self._norm_bytes(rows, self.own) - self.own_bytes(rows)
 
     def graph_bytes(self, rows: int) -> int:
         """What the graph of the matrices keeps, besides what was gathered for them."""
         kept = self.part.kept_bytes(rows, self.tp) - self._matrices.dropped_inside(rows, self.tp)
-        if self.part.kind == "head":
-            return 0
+        if isinstance(self.part, LanguageHead):
+            return self.part.capped_bytes(rows, self.tp)
         return kept - self._norm_bytes(rows, self.part) if self.enters else kept
 
     def enter_workspace_bytes(self, rows: int) -> int:

@@ -1,0 +1,58 @@
+"""Falcon: attention and feed-forward network side by side, one key for all queries (7B) or for groups of them (40B, 180B)."""
+
+from __future__ import annotations
+
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
+from trainplan.profiling.models.families.rotation import rotation
+from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, ParallelBlock, Sublayer, TokenEmbedding
+
+
+def falcon(fields: Fields) -> tuple[list[Unit], bool]:
+    """The chain of a Falcon configuration: a unit for each block where its two halves read the same hidden states.
+
+    Of its new architecture both halves have norms of their own, unless `num_ln_in_parallel_attn` is 1; of the old one both
+    read the same. Slopes (ALiBi, as in Falcon-RW) are planned and do not run: its scores are scaled after them.
+    """
+    hidden, heads = fields.size("hidden_size", 4544), fields.size("num_attention_heads", 71)
+    layers, vocabulary = fields.layers("num_hidden_layers", such_as=32), fields.size("vocab_size", 65024)
+    fields.divisor("num_attention_heads", heads, "hidden_size", hidden)
+    new, many = fields.flag("new_decoder_architecture", False), not fields.flag("multi_query", True)
+    kv_heads = fields.count("num_kv_heads", heads) if new or many else 1
+    if new:
+        fields.divisor("num_kv_heads", kv_heads, "num_attention_heads", heads)
+    side_by_side, bias = fields.flag("parallel_attn", True) or new, fields.flag("bias", False)
+    norms = fields.count("num_ln_in_parallel_attn", 2, most=2) if new else 1
+    inner, activation = fields.count("ffn_hidden_size", 4 * hidden), fields.activation("activation", "gelu")
+    positions, tied = fields.count("max_position_embeddings", 2048), fields.flag("tie_word_embeddings", True)
+    sloped = bool(fields.config.get("alibi"))
+    fields.note("alibi", "hidden_dropout")
+    common = fields.common(fields.share("layer_norm_epsilon", 1e-5))
+    common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
+    attention = Attention(
+        **common,
+        heads=heads,
+        kv_heads=heads if many and not new else kv_heads,
+        width=hidden // heads,
+        causal=True,
+        bias=bias,
+        out_bias=bias,
+        **({"alibi": 8.0} if sloped else rotation(fields, positions, common["tokens"], hidden // heads)),
+    )
+    ffn = FeedForward(**common, inner=inner, activation=activation, bias=bias)
+    parts: dict[str, Sublayer] = {"attention": attention, "ffn": ffn}
+    if side_by_side:
+        parts = {"block": ParallelBlock(**common, attention=attention, feed_forward=ffn, shared_norm=norms == 1)}
+    embedding, head = TokenEmbedding(**common, vocabulary=vocabulary), LanguageHead(**common, vocabulary=vocabulary)
+    return uniform_chain(embedding, layers, parts, head), tied
+
+
+# As of transformers' FalconConfig; the last ones are of its earlier versions, and of published files.
+FIELDS = names(
+    """
+    vocab_size hidden_size num_hidden_layers num_attention_heads num_ln_in_parallel_attn layer_norm_epsilon hidden_dropout
+    attention_dropout num_kv_heads alibi new_decoder_architecture multi_query parallel_attn bias max_position_embeddings
+    rope_parameters ffn_hidden_size activation
+    rope_theta rope_scaling apply_residual_connection_post_layernorm
+    """
+)
+FAMILY = Family(falcon, {}, FIELDS)

@@ -1,0 +1,61 @@
+"""Gemma 3's language model: Gemma 2 with norms of queries and keys, and a rotation of its own within windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainplan.profiling.base.errors import caution
+from trainplan.profiling.models.families.decoder import decoder, layer_windows, sliding_window
+from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit
+from trainplan.profiling.models.families.gemma2 import FIELDS as GEMMA2_FIELDS
+from trainplan.profiling.models.families.gemma2 import HEAD_WIDTH, gemma_chain, soft_cap
+from trainplan.profiling.models.families.rotation import rotation
+
+# Published files of multimodal models leave out what is as of the 4B model.
+OF_4B = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "max_position_embeddings": 131072}
+
+
+def gemma3_text(fields: Fields) -> tuple[list[Unit], bool]:
+    """The chain of the language model of a Gemma 3 configuration: `text_config` of multimodal ones."""
+    _fill(fields)
+    _split_rotations(fields)
+    sizes = decoder(fields, width=HEAD_WIDTH)
+    pattern = fields.count("sliding_window_pattern", 6)
+    window = sliding_window(fields, missing=4096)
+    windows = layer_windows(fields, sizes.layers, window, [(i + 1) % pattern > 0 for i in range(sizes.layers)])
+    turning = {0: rotation(fields, sizes.positions, sizes.tokens, sizes.width, base=1e6)}
+    near = {"rotary": fields.share("rope_local_base_freq", 10000.0, most=1e12), "scaling": None, "rotary_width": 0}
+    turning |= {each: near for each in windows if each}
+    caps = {name: soft_cap(fields, name, None) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    return gemma_chain(fields, sizes, windows, turning, caps, normed_heads=True)
+
+
+def _fill(fields: Fields) -> None:
+    """Take what a file leaves out, part of a multimodal one, as of the 4B model, which is warned of."""
+    missing = [name for name in OF_4B if fields.config.get(name) is None] if fields.part else []
+    if missing:
+        taken = ", ".join(f"{name} = {OF_4B[name]}" for name in missing)
+        problem = "are left out" if len(missing) > 1 else "is left out"
+        caution(fields.where, ", ".join(fields.part + name for name in missing), problem, f"taken as of the 4B model: {taken}")
+        fields.config = {**fields.config, **{name: OF_4B[name] for name in missing}}
+
+
+def _split_rotations(fields: Fields) -> None:
+    """Where transformers 5 has a rotation for each type of layer, put both where files before it have them."""
+    rope = fields.config.get("rope_parameters")
+    if not isinstance(rope, Mapping) or not {"full_attention", "sliding_attention"} & set(rope):
+        return
+    far, near = rope.get("full_attention") or {}, rope.get("sliding_attention") or {}
+    for name, value in (("rope_parameters.full_attention", far), ("rope_parameters.sliding_attention", near)):
+        if not isinstance(value, Mapping):
+            raise fields.fail(name, "is not an object", 'give an object such as {"rope_type": "default"}')
+    if near.get("rope_type", "default") != "default":
+        problem = f"is {near['rope_type']!r}, which trainplan does not have within windows"
+        raise fields.fail("rope_parameters.sliding_attention.rope_type", problem, "give 'default'")
+    base = near.get("rope_theta", fields.config.get("rope_local_base_freq"))
+    fields.config = {**fields.config, "rope_parameters": far, "rope_local_base_freq": base}
+
+
+# As of transformers' Gemma3TextConfig; the last ones are of its earlier versions.
+FIELDS = GEMMA2_FIELDS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
+FAMILY = Family(gemma3_text, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)

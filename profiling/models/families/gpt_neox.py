@@ -1,0 +1,59 @@
+"""GPT-NeoX and Pythia: attention and feed-forward network side by side, and heads of which a quarter turns."""
+
+from __future__ import annotations
+
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
+from trainplan.profiling.models.families.rotation import rotation
+from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, ParallelBlock, Sublayer, TokenEmbedding
+
+
+def gpt_neox(fields: Fields) -> tuple[list[Unit], bool]:
+    """The chain of a GPT-NeoX configuration: a unit for each block where its two halves read the same hidden states."""
+    hidden, heads = fields.size("hidden_size", 6144), fields.size("num_attention_heads", 64)
+    layers, positions = fields.layers("num_hidden_layers", such_as=44), fields.size("max_position_embeddings", 2048)
+    fields.divisor("num_attention_heads", heads, "hidden_size", hidden)
+    vocabulary, inner = fields.size("vocab_size", 50432), fields.size("intermediate_size", 24576)
+    activation, bias = fields.activation("hidden_act", "gelu"), fields.flag("attention_bias", True)
+    side_by_side, tied = fields.flag("use_parallel_residual", True), fields.flag("tie_word_embeddings", False)
+    attended = fields.dropout("attention_dropout", default=0.0)
+    fields.note("hidden_dropout", usual=0)
+    common = fields.common(fields.share("layer_norm_eps", 1e-5))
+    common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
+    attention = Attention(
+        **common,
+        heads=heads,
+        kv_heads=heads,
+        width=hidden // heads,
+        causal=True,
+        bias=bias,
+        out_bias=bias,
+        attention_dropout=attended,
+        **rotation(fields, positions, common["tokens"], hidden // heads, part=0.25, called=("rotary_emb_base", "rotary_pct")),
+    )
+    ffn = FeedForward(**common, inner=inner, activation=activation)
+    parts: dict[str, Sublayer] = {"attention": attention, "ffn": ffn}
+    if side_by_side:
+        parts = {"block": ParallelBlock(**common, attention=attention, feed_forward=ffn)}
+    embedding, head = TokenEmbedding(**common, vocabulary=vocabulary), LanguageHead(**common, vocabulary=vocabulary)
+    return uniform_chain(embedding, layers, parts, head), tied
+
+
+# As of transformers' GPTNeoXConfig; the last ones are of its earlier versions, and of published files.
+FIELDS = names(
+    """
+    vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act attention_dropout hidden_dropout
+    classifier_dropout max_position_embeddings layer_norm_eps use_parallel_residual rope_parameters attention_bias
+    rotary_pct rotary_emb_base rope_scaling attention_probs_dropout_prob hidden_dropout_prob
+    """
+)
+FAMILY = Family(
+    gpt_neox,
+    {
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "inner": "intermediate_size",
+        "vocabulary": "vocab_size",
+        "positions": "max_position_embeddings",
+    },
+    FIELDS,
+)

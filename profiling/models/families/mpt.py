@@ -1,0 +1,63 @@
+"""MPT: no biases at all, and slopes (ALiBi) in place of positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainplan.profiling.base.errors import shown
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
+from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
+
+ATTENTION = "attn_config"
+
+
+def mpt(fields: Fields) -> tuple[list[Unit], bool]:
+    """The chain of an MPT configuration with slopes and without biases. (transformers takes slopes for an `alibi_bias_max` of
+    8, whatever that is.)"""
+    hidden, heads, layers = fields.size("d_model", 2048), fields.size("n_heads", 16), fields.layers("n_layers", such_as=24)
+    positions, vocabulary = fields.size("max_seq_len", 2048), fields.size("vocab_size", 50368)
+    fields.divisor("n_heads", heads, "d_model", hidden)
+    fields.only("expansion_ratio", 4)
+    fields.only("no_bias", True)
+    fields.absent("logit_scale")
+    said = fields.config.get(ATTENTION)
+    if said is not None and not isinstance(said, Mapping):
+        raise fields.fail(ATTENTION, f"is {shown(said)}", 'give an object such as {"alibi": true}')
+    part = Fields(said or {}, fields.where, part=f"{fields.part}{ATTENTION}.")
+    part.absent("clip_qkv", "qk_ln", "prefix_lm")
+    part.only("attn_type", "multihead_attention")
+    part.only("alibi", True)
+    slopes, dropped = part.count("alibi_bias_max", 8), part.dropout("attn_pdrop", default=0)
+    scale = part.share("softmax_scale", (hidden // heads) ** -0.5, most=1e3)
+    fields.read[ATTENTION] = part.read
+    tied = fields.flag("tie_word_embeddings", True)
+    common = fields.common(fields.share("layer_norm_epsilon", 1e-5))
+    common |= {"tokens": fields.length("max_seq_len", positions), "hidden": hidden, "norm_bias": False}
+    attention = Attention(
+        **common,
+        heads=heads,
+        kv_heads=heads,
+        width=hidden // heads,
+        causal=True,
+        bias=False,
+        out_bias=False,
+        alibi=float(slopes),
+        scale=scale,
+        dropout=dropped,
+        attention_dropout=dropped,
+    )
+    ffn = FeedForward(**common, inner=4 * hidden, bias=False, dropout=dropped)
+    embedding, head = TokenEmbedding(**common, vocabulary=vocabulary), LanguageHead(**common, vocabulary=vocabulary)
+    return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
+
+
+# As of transformers' MptConfig; the last ones are of its earlier versions, and of published files.
+FIELDS = names(
+    """
+    d_model n_heads n_layers expansion_ratio max_seq_len vocab_size resid_pdrop layer_norm_epsilon emb_pdrop learned_pos_emb
+    attn_config init_device logit_scale no_bias embedding_fraction norm_type
+    verbose init_config
+    """
+)
+ALIASES = {"num_attention_heads": "n_heads", "hidden_size": "d_model", "num_hidden_layers": "n_layers"}
+FAMILY = Family(mpt, {}, FIELDS, ALIASES)

@@ -1,0 +1,40 @@
+"""Phi-3 and Phi-4: a Llama with dropout, heads that may turn in part, and long rotations (LongRoPE)."""
+
+from __future__ import annotations
+
+from trainplan.profiling.models.families.decoder import decoder, sliding_window
+from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
+from trainplan.profiling.models.families.rotation import rotation
+
+
+def phi3(fields: Fields) -> tuple[list[Unit], bool]:
+    """The chain of a Phi-3 or Phi-4 configuration. Queries, keys and values, and gate and up-projection, are one matrix each in
+    its files, with the same numbers."""
+    sizes = decoder(fields)
+    embedded, dropped = fields.dropout("embd_pdrop", default=0.0), fields.dropout("resid_pdrop", default=0.0)
+    attention = sizes.attention(
+        bias=False,
+        out_bias=False,
+        dropout=dropped,
+        sliding=sliding_window(fields),
+        attention_dropout=fields.dropout("attention_dropout", default=0.0),
+        **rotation(fields, sizes.positions, sizes.tokens, sizes.width, part=1.0),
+    )
+    if fields.config.get("original_max_position_embeddings") is not None:
+        fields.count("original_max_position_embeddings")
+    activation = fields.activation("hidden_act", "silu")
+    ffn = sizes.feed_forward(activation=activation, gated=True, bias=False, dropout=dropped)
+    embedding = sizes.embedding(padding=fields.padding(sizes.vocabulary, default=32000), dropout=embedded)
+    return sizes.uniform({"attention": attention, "ffn": ffn}, embedding), fields.flag("tie_word_embeddings", False)
+
+
+# As of transformers' Phi3Config; the last ones are of its earlier versions, and of published files.
+FIELDS = names(
+    """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim resid_pdrop
+    embd_pdrop attention_dropout hidden_act max_position_embeddings original_max_position_embeddings rms_norm_eps
+    rope_parameters sliding_window
+    rope_theta rope_scaling partial_rotary_factor attention_bias interpolate_factor lm_head_bias mlp_bias full_attn_mod
+    """
+)
+FAMILY = Family(phi3, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
