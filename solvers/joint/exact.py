@@ -191,7 +191,8 @@ class _Run:
 def check_suited(instance: Instance) -> None:
     """Raises Unsuited where the instance has what this method does not bound."""
     if instance.step != "simulated":
-        raise Unsuited(f"the step is {instance.step!r}; only simulated steps are bounded")
-    for each in instance.configurations:
+        raise Unsuited("instance", "step", f"is {instance.step!r}", "give 'simulated', or take another method")
+    for place, each in enumerate(instance.configurations):
         if len({site.kind for site in each.sites}) > 1 or len({instance.limit_bytes(site) for site in each.sites}) > 1:
-            raise Unsuited("stages have devices of several kinds or memories; only equal ones are bounded")
+            sites = "has sites of several kinds or memories"
+            raise Unsuited("instance", f"configurations[{place}]", sites, "give equal sites, or take another method")

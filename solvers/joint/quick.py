@@ -75,10 +75,10 @@ def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) ->
 
 
 def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[int, Solution] | None:
-    """The step and the plan of one configuration with one stage on each site; None where none of those tried fits. rounds: of
+    """The step and the plan of one configuration with one stage on each of equal sites; None where none tried fits. rounds: of
     cuts even in the time that units took in the plan before."""
     configuration = instance.configurations[place]
-    if configuration.schedule.chunks > 1:
+    if configuration.schedule.chunks > 1 or len({site.kind for site in configuration.sites}) > 1:
         return None
     planner = _Planner(instance, configuration)
     if not len(planner.choices):

@@ -14,6 +14,7 @@ from trainplan.formulations.joint.evaluation import Evaluation, evaluate, violat
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.simulation import ends
 from trainplan.formulations.joint.tables import Boundary, OptionTable
+from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
@@ -356,6 +357,16 @@ def test_large_interleaved_configurations_leave_an_honest_gap() -> None:
     assert solution_count(instance) > TINY
     result = solve(instance)
     assert result.status == "feasible" and result.gap is not None and 0 < result.gap < 1
+
+
+def test_what_is_not_bounded_is_refused_in_one_line() -> None:
+    instance = tiny_instance(3)
+    with pytest.raises(Unsuited, match="step is 'eq8'"):
+        solve(replace(instance, step="eq8"), "decomposition")
+    configuration = next(each for seed in range(99) for each in tiny_instance(seed).configurations if each.stages > 1)
+    sites = (replace(configuration.sites[0], kind=1), *configuration.sites[1:])
+    with pytest.raises(Unsuited, match="several kinds"):
+        solve(replace(instance, configurations=(replace(configuration, sites=sites),)), "decomposition")
 
 
 def test_the_gap_that_is_left_comes_in_parts() -> None:
