@@ -51,8 +51,8 @@ class UnitPasses(PlannedRank):
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
         """The compiler of a rank. fields: those of the compiler alone."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
-        shared = {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
-        return cls(*placed, **shared, **fields)
+        fields |= {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
+        return cls(*placed, **fields)
 
     def program(self) -> Program:
         """Issue all that the rank does in one step."""
