@@ -154,7 +154,7 @@ def _check_precision(plan: Plan, model: Model) -> None:
     problem = f"is {shown(precision.master)}"
     if precision.of(model) != precision:
         raise InputError("", "precision.master", problem, f"leave precision out: the model is in {model.dtype}")
-    if plan.switches() is not None:
+    if any(unit.states.on_host for unit in plan.units):
         fix = "leave precision out, or leave all states on the device"
         raise InputError("", "precision.master", f"{problem}, with states on the host", fix)
 

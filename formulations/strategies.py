@@ -28,6 +28,7 @@ Digit = tuple[int, int]  # of a rank: distance between the ranks of neighbouring
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 TREE: tuple[Paradigm, ...] = ("dp", "sdp", "tp")  # those of the papers' decision trees
 MODULES: tuple[Module, ...] = get_args(Module)
+ZERO: dict[str | None, Literal[1, 2, 3]] = {"1": 1, "2": 2, None: 3}  # stages as they are written
 DATA: frozenset[Paradigm] = frozenset({"dp", "sdp"})  # those that split the samples
 
 
@@ -41,7 +42,7 @@ class Strategy:
 
     levels: tuple[tuple[Paradigm, int], ...] = ()
     ckpt: bool = False
-    zero: int = 3
+    zero: Literal[1, 2, 3] = 3
     sequence_parallel: bool = False
     modules: tuple[Module, ...] = ()
 
@@ -61,7 +62,7 @@ class Strategy:
         return dict(self.levels).get(paradigm, 1)
 
     @property
-    def zero_stage(self) -> int:
+    def zero_stage(self) -> Literal[0, 1, 2, 3]:
         """What of the model states is shared: 0 without an sdp level, else 1, 2 or 3."""
         return self.zero if self.degree("sdp") > 1 else 0
 
@@ -168,7 +169,7 @@ def parse_strategy(text: str, where: str = "strategy", field: str = "", group: i
     if wrong := sorted(set(modules) - set(MODULES)):
         raise InputError(where, field, f"is {text!r}, which recomputes {wrong[0]!r}", f"name some of {', '.join(MODULES)}")
     ckpt = text.endswith("-ckpt")
-    strategy = Strategy(tuple(levels), ckpt, int(zero or 3), sequence_parallel is not None, modules)  # type: ignore[arg-type]
+    strategy = Strategy(tuple(levels), ckpt, ZERO[zero], sequence_parallel is not None, modules)
     if zero and strategy.degree("sdp") == 1:
         raise InputError(where, field, f"is {text!r}", f"leave zero{zero} out, or give an sdp level, which shares states")
     if sequence_parallel and strategy.degree("tp") == 1:

@@ -33,9 +33,11 @@ def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str]
 
 
 def stage_times(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None) -> list[StageTimes] | None:
-    """What the passes of each stage take, in the plan's form; None of plans that copy to the host, and of interleaved stages or
-    such of unlike sizes, which are no pipeline of equal messages with a stage on each device."""
-    if plan.uses_host or not plan.regular or plan.chunks > 1:
+    """What the passes of each stage take, in the plan's form; None of plans that copy to the host or keep parameters whole,
+    whose micro-batches are not alike, and of interleaved stages or such of unlike sizes, which are no pipeline of equal
+    messages with a stage on each device."""
+    apart = plan.uses_host or any(unit.states.kept_whole for unit in plan.units)
+    if apart or not plan.regular or plan.chunks > 1:
         return None
     planned = work_of(plan, profile, kinds)
     rows = zip(planned.work.forward_ns, planned.work.backward_ns, (*planned.work.transfer_ns, 0), planned.syncs_ns, strict=True)

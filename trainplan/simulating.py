@@ -89,7 +89,7 @@ class Simulation:
     def trace(self) -> dict[str, Any]:
         """The step in the Trace Event Format. Raises InputError for a step without a pipeline's timeline."""
         if self.timeline is None:
-            problem = "is of a plan with switches, or of unlike or interleaved stages"
+            problem = "is of a plan with states on the host or kept whole, or of unlike or interleaved stages"
             raise InputError("command line", "--trace", problem, "give --picture: it draws the lanes")
         return chrome_trace(self.timeline, name=self.name, stages=self.stages)
 
@@ -213,7 +213,7 @@ def _changed(plan: Plan, work: Work | None, schedule: str | None, sliced: int | 
         return plan
     if work is None:
         option = "--schedule" if schedule is not None else "--sliced"
-        fix = "leave it out: it is for plans of equal stages with nothing on the host"
+        fix = "leave it out: it is for plans of equal stages, with nothing on the host or kept whole"
         raise InputError("command line", option, "is given", fix)
     chosen = schedule or plan.schedule
     count: int | str = sliced if sliced is not None else plan.sliced if chosen == plan.schedule else 0

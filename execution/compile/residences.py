@@ -116,8 +116,9 @@ class Residences(UnitPasses):
                 self.prefetch_hidden(unit, part, (after,))
 
     def input_of(self, unit: int, part: Part) -> str:
-        """The buffer of a unit's input, for its backward pass."""
-        return f"prefetched.{unit}.{part}" if self.offloads(unit) else super().input_of(unit, part)
+        """The buffer of a unit's input: what has come, or has come back from the host."""
+        again = f"prefetched.{unit}.{part}"
+        return again if again in self.buffers else super().input_of(unit, part)
 
     # The end of the step
 

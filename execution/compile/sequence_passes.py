@@ -7,7 +7,7 @@ of what entered. A recomputed unit keeps its input, of the rank's tokens: it ent
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainplan.execution.program import Op, Part
 
@@ -29,7 +29,7 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
     else:
         result = at.buffer(f"hidden-partial.{after}", share.whole_bytes(rows))
     graph, workspace = at.buffer(f"graph.{unit}.{part}", share.graph_bytes(rows)), share.forward_workspace_bytes(rows)
-    op, writes = Op.FORWARD, (result, graph)
+    op, writes = Op.FORWARD, tuple[str, ...]((result, graph))
     if ckpt:
         op, writes, workspace = Op.FORWARD_WITHOUT_GRAPH, (result,), workspace + share.graph_bytes(rows)
     at.issue(op, unit, part, reads=(inside, *weights), writes=writes, frees=freed, workspace_bytes=workspace)
@@ -39,7 +39,7 @@ def forward(at: UnitPasses, unit: int, part: Part, source: str, weights: tuple[s
     if share.leaves:
         residual = ((entry if share.post_norm else source),) if share.adds_residual else ()
         frees = (entry,) if again and share.post_norm else ()
-        fields = {"reads": (output, *residual), "writes": (output,), "frees": frees}
+        fields: dict[str, Any] = {"reads": (output, *residual), "writes": (output,), "frees": frees}
         at.issue(Op.LEAVE, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
 
 
@@ -50,10 +50,10 @@ def incoming(at: UnitPasses, unit: int, part: Part, arrived: tuple[str, ...]) ->
     if at.model.units[unit].kind == "head":
         return arrived
     (gradient,) = arrived
-    frees = () if share.adds_residual else (gradient,)
+    frees = tuple[str, ...](() if share.adds_residual else (gradient,))
     if share.drops_output:
         dropped = at.buffer(f"leave-gradient.{unit}.{part}", share.own_bytes(rows))
-        fields = {"reads": (gradient,), "writes": (dropped,), "frees": frees}
+        fields: dict[str, Any] = {"reads": (gradient,), "writes": (dropped,), "frees": frees}
         at.issue(Op.LEAVE_BACKWARD, unit, part, **fields, workspace_bytes=share.leave_workspace_bytes(rows))
         gradient, frees = dropped, (dropped,)
     return (at.gather_tokens(unit, part, gradient, f"output-gradient-whole.{unit}.{part}", unit, frees),)
@@ -118,7 +118,7 @@ def _enter(at: UnitPasses, unit: int, part: Part, weights: tuple[str, ...], grap
     share, rows, source = at.token_share(unit), len(at.rows(unit, part)), at.backward_reads(unit, part)[1]
     entry = at.buffer(f"entry.{unit}.{part}", share.own_bytes(rows))
     kept = at.buffer(f"entry-graph.{unit}.{part}", share.entry_graph_bytes(rows))
-    op, writes, workspace = Op.ENTER, (entry, kept), share.enter_workspace_bytes(rows)
+    op, writes, workspace = Op.ENTER, tuple[str, ...]((entry, kept)), share.enter_workspace_bytes(rows)
     if not graph:
         op, writes, workspace = Op.ENTER_WITHOUT_GRAPH, (entry,), workspace + share.entry_graph_bytes(rows)
     at.issue(op, unit, part, reads=(source, weights[0]), writes=writes, workspace_bytes=workspace)

@@ -51,8 +51,8 @@ class UnitPasses(PlannedRank):
     def at(cls, rank: PlannedRank, **fields: Any) -> Self:
         """The compiler of a rank. fields: those of the compiler alone."""
         placed = (rank.model, rank.strategies, rank.stages, rank.groups, rank.batch, rank.rank, rank.sliced)
-        shared = {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
-        return cls(*placed, **shared, **fields)
+        fields |= {"most_micro_batches": rank.most_micro_batches, "planned": rank.planned, "precision": rank.precision}
+        return cls(*placed, **fields)
 
     def program(self) -> Program:
         """Issue all that the rank does in one step."""
@@ -207,7 +207,7 @@ class UnitPasses(PlannedRank):
         self._gather_ahead(unit, unit - 1, whole, after=arrived[0][-1])
         scatters, sources = self.strategies[unit].shares_gradients, (0, unit) if self.uses_table(unit) else (unit,)
         gradients = tuple(self._gradient(each) for each in sources)
-        shared, spread = self.strategies[unit].sequence_parallel, ("",)
+        shared, spread = self.strategies[unit].sequence_parallel, tuple[str, ...]()
         first = micro_batch == 0 and (unit > 0 or not self.table_once)  # else the head's part of it is there already
         for place, part in enumerate(parts):
             final = place == len(parts) - 1
@@ -418,7 +418,7 @@ class UnitPasses(PlannedRank):
         return result
 
     def input_of(self, unit: int, part: Part) -> str:
-        """The buffer of a unit's input, for its backward pass."""
+        """The buffer of a unit's input."""
         relaid = f"input.{unit}.{part}"
         return relaid if relaid in self.buffers else f"hidden.{unit}.{part}"
 

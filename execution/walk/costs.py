@@ -146,7 +146,7 @@ class ProfiledCosts:
         if op in COPIED:
             return host_copy(profile, COPIED[op], size)
         step = device_step if op is Op.OPTIMIZER_STEP else host_step
-        return step(profile, _stepped_bytes(program, instruction) // program.stepped_bytes)
+        return step(profile, stepped_parameters(program, instruction))
 
     def _unit_work(self, unit: int, kind: str | None) -> UnitWork[int]:
         profile = self._profile
@@ -178,9 +178,9 @@ class ProfiledCosts:
             yield tuple(self._devices[member] for member in members)
 
 
-def _stepped_bytes(program: Program, instruction: Instruction) -> int:
-    """Bytes of what an optimizer steps, without its moments."""
-    return program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // MOMENTS
+def stepped_parameters(program: Program, instruction: Instruction) -> int:
+    """The number of parameters that an optimizer's step changes."""
+    return program.buffers[f"{STEPS[instruction.op]}.{instruction.unit}"] // (MOMENTS * program.stepped_bytes)
 
 
 def within_unit(gather: Instruction) -> bool:
@@ -281,5 +281,5 @@ def name_of(program: Program, instruction: Instruction) -> str:
         source = instruction.reads[1 if op is Op.BACKWARD else 0]
         size = program.buffers[source] * (1 if instruction.half is None else 2)
     elif op in STEPS:
-        size = _stepped_bytes(program, instruction)
+        size = stepped_parameters(program, instruction) * program.stepped_bytes
     return f"{op} {program.model.key_of(program.model.units[unit])} {program.strategies[unit]}, {size} bytes"

@@ -16,7 +16,7 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 from trainplan.execution.program import Instruction, Op, Program
-from trainplan.execution.walk.costs import COPIED, STEPS, TRANSFERS, ProfiledCosts
+from trainplan.execution.walk.costs import COPIED, TRANSFERS, ProfiledCosts, stepped_parameters
 from trainplan.execution.walk.time import Durations
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.work.planned import samples_of
@@ -122,7 +122,7 @@ def _spread(values: Sequence[int]) -> float:
 def _rate(op: Op, issued: Sequence[tuple[Program, Instruction]], measured: Durations) -> Rate | None:
     """Nanoseconds a parameter of all steps of an optimizer; None where it made none."""
     steps = [(program, i) for program, i in issued if i.op is op]
-    parameters = sum(p.buffers[f"{STEPS[op]}.{i.unit}"] // p.model.element_bytes for p, i in steps)
+    parameters = sum(stepped_parameters(program, i) for program, i in steps)
     return Rate(value=sum(measured(*each) for each in steps) / parameters, origin="measured") if parameters else None
 
 

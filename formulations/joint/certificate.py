@@ -17,8 +17,8 @@ be seen. The check needs tables and evidence, nothing else, and shares no code w
        1F1B, w >= m     H + max( m u, S + (m + 1) u / 2 ) <= V
        GPipe            H + m u + S <= V
 
-   where the first stage's u counts with its g, in H and in its own row: these rise by 1 with u, as the least u + g falls
-   short of u + g by no more. Stages that break it go; where then no partition is left, V is impossible.
+   where the first stage's u counts with its g, in H and in its own row, by the least p u + g for p = 1 and p = m - w (or m of
+   GPipe), by which the row rises with u. Stages that break it go; where then no partition is left, V is impossible.
 3. Of one stage, the step is m u + g, and bounded likewise. Of schedules with halves or chunks the bound is m times an even
    share of the least u, and the least that the first unit adds.
 
@@ -152,37 +152,53 @@ def possible(instance: Instance, configuration: Configuration, claim: Configurat
 
 def least_single_ns(instance: Instance, configuration: Configuration, prices: Sequence[int]) -> int:
     """No plan of a configuration of one stage has a shorter step: the least m u + g by the best of these prices, whatever the
-    last unit's options allow of a table that both ends share, along the units by interface states, in Python's integers."""
-    kinds, m, n = configuration.tables[configuration.sites[0].kind], configuration.micro_batches, configuration.in_flight(0)
-    tables = [[(kinds.units[unit.kind], 0)] for unit in instance.units]
-    if configuration.tied is not None:
-        tables[-1] = [(kinds.units[instance.units[-1].kind], configuration.tied.reduce_ns)]
-        if configuration.tied.once is not None:
-            tables[-1].append((configuration.tied.once, 0))
-    limit, best = min(instance.limit_bytes(site) for site in configuration.sites), 0
+    last unit's options allow of a table that both ends share."""
+    depth, none = configuration.in_flight(0), [[0]] * len(configuration.tables[configuration.sites[0].kind].boundaries)
+    return least_from_first_ns(instance, configuration, prices, configuration.micro_batches, depth, instance.length, none)[-1]
+
+
+def least_from_first_ns(
+    instance: Instance,
+    configuration: Configuration,
+    prices: Sequence[int],
+    p: int,
+    depth: int,
+    longest: int,
+    out: Sequence[Sequence[int]],
+) -> list[int]:
+    """The least p u + g of the spans that begin the model, by length less one, by the best of these prices, along the units by
+    interface states, in Python's integers. out: by kind of boundary, what a span that ends there receives backward at least, by
+    how it is left (the last state's, where there are fewer)."""
+    kinds, tied = configuration.tables[configuration.sites[0].kind], configuration.tied
+    shared = 0 if tied is None else tied.reduce_ns
+    limit = min(instance.limit_bytes(site) for site in configuration.sites)
+    best = [0] * longest
     for price in prices:
         left: dict[int, int] = {}
-        ends: list[int] = []
-        for l, of_unit in enumerate(tables):
-            entered = _entered_single(kinds.boundaries[instance.boundary_kinds[l - 1]], left, m) if l else None
-            left = {}
-            for table, more in of_unit:
-                time = m * (table.forward_ns + table.backward_ns) + table.last_ns + table.reduce_ns + table.optimizer_ns
-                time = time + (m * (table.head_ns + table.tail_ns) if not l else 0)
-                memory = table.state_bytes + n * (table.kept_bytes + table.held_bytes)
+        for l in range(longest):
+            tables = [(kinds.units[instance.units[l].kind], shared)]
+            if l == instance.length - 1 and tied is not None and tied.once is not None:
+                tables.append((tied.once, 0))
+            final = l == instance.length - 1
+            entered = _entered_single(kinds.boundaries[instance.boundary_kinds[l - 1]], left, p) if l else None
+            behind, left, ends = [0] if final else out[instance.boundary_kinds[l]], {}, list[int]()
+            for table, more in tables:
+                time = p * (table.forward_ns + table.backward_ns) + table.last_ns + table.reduce_ns + table.optimizer_ns
+                time = time + (p * (table.head_ns + table.tail_ns) if not l else 0)
+                memory = table.state_bytes + depth * (table.kept_bytes + table.held_bytes)
                 for s in range(len(table.options)):
                     before = 0 if entered is None else entered.get(int(table.enter[s]))
                     if before is None:
                         continue
-                    cost = before + SCALE * (int(time[s]) + more) + price * int(memory[s])
-                    state = int(table.leave[s])
+                    cost, state = before + SCALE * int(time[s]) + p * price * int(memory[s]), int(table.leave[s])
                     left[state] = min(cost, left.get(state, cost))
-                    if l == instance.length - 1:
-                        work = max(int(table.work_forward_bytes[s]), int(table.work_backward_bytes[s]))
-                        ends.append(cost + SCALE * m * int(table.turn_ns[s]) + price * work)
-        if not ends:
-            return int(FAR)
-        best = max(best, -(-(min(ends) - price * limit) // SCALE))
+                    work = max(int(table.work_forward_bytes[s]), int(table.work_backward_bytes[s]))
+                    crossing = behind[min(state, len(behind) - 1)]
+                    if crossing < FAR:
+                        ending = SCALE * (p * (int(table.turn_ns[s]) + int(crossing)) + more)
+                        ends.append(cost + ending + p * price * work)
+            least = min(ends, default=None)
+            best[l] = int(FAR) if least is None else max(best[l], -(-(least - p * price * limit) // SCALE))
     return best
 
 
@@ -203,7 +219,7 @@ class PriceCheck:
     """One configuration of several stages, for steps up to the claim's.
 
     u: (depths, L, lengths), the least u of spans by first unit and length less one, FAR where nothing
-    fits or there is no such span; total: likewise u + g, of spans that begin the model alone: (depths, lengths)."""
+    fits or there is no such span; total: by weight p, the least p u + g of spans as the first stage, (lengths,)."""
 
     def __init__(self, instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> None:
         self.instance, self.configuration, self.claim = instance, configuration, claim
@@ -221,8 +237,14 @@ class PriceCheck:
         prices = prices[prices <= self._largest_price()]  # fewer prices show less, and nothing wrong
         if not len(prices):
             prices = np.zeros(1, np.int64)
-        self.u = np.stack([self._spans(depth, prices, 0) for depth in claim.depths])
-        self.total = np.stack([self._spans(depth, prices, 1)[0] for depth in claim.depths])
+        self.u = np.stack([self._spans(depth, prices) for depth in claim.depths])
+        rise = self.m - self.stages + 1 if self.stages - 1 < self.m else 1
+        self.weights = sorted({1, self.m if configuration.schedule.name == "gpipe" else rise})
+        depth, out = configuration.in_flight(0), [[int(time) for time in times] for times in self.out]
+        self.total = [
+            np.array(least_from_first_ns(instance, configuration, claim.prices, p, depth, self.longest, out), np.int64)
+            for p in self.weights
+        ]
 
     def _largest_price(self) -> int:
         """The largest price with which sums fit into 64 bits. Raises ValueError where not even times do."""
@@ -266,9 +288,8 @@ class PriceCheck:
             self.into.append(whole[1].min(axis=0))
             self.out.append(whole[2].min(axis=1))
 
-    def _spans(self, depth: int, prices: Integers, extra: int) -> Integers:
-        """(L, lengths): the least u, with g as often as `extra` says, rounded up to whole nanoseconds; the largest of all
-        prices."""
+    def _spans(self, depth: int, prices: Integers) -> Integers:
+        """(L, lengths): the least u, rounded up to whole nanoseconds; the largest of all prices."""
         best = np.full((self.units, self.longest), FAR)
         reached = np.zeros((0, len(prices), self.states), np.int64)  # by first unit: up to a unit, by how it is left
         for length in range(self.longest):
@@ -282,7 +303,6 @@ class PriceCheck:
                 if not len(here):
                     continue
                 time = table.forward_ns + table.backward_ns
-                time = time + extra * (table.last_ns + table.reduce_ns + table.optimizer_ns)
                 time = time + (table.head_ns + table.tail_ns if not length else 0)
                 cost = SCALE * time + prices[:, None] * self._memory(table, depth)
                 through = np.minimum(entered[here][:, :, table.enter] + cost, FAR)
@@ -364,13 +384,10 @@ class PriceCheck:
     def _extend(self, before: list[Integers], x: int, mask: Integers, limit: int) -> None:
         u = np.where(mask, self._arcs(x), FAR)
         if x == 0:
-            u[0] = np.where(u[0] >= FAR, FAR, np.maximum(u[0], self.total[self._row(0)] + self._tied_ns()))
+            u[0] = np.where(u[0] >= FAR, FAR, np.maximum(u[0], self.total[0]))
         reached = np.where((u >= FAR) | (before[x][: self.units, None] >= FAR), FAR, u + before[x][: self.units, None])
         first, length = np.indices(u.shape)
         np.minimum.at(before[x + 1], np.minimum(first + length + 1, self.units).ravel(), reached.ravel())
-
-    def _tied_ns(self) -> int:
-        return 0 if self.configuration.tied is None else self.configuration.tied.reduce_ns
 
     def _masks(self, before: Sequence[Integers], limit: int) -> list[Integers] | None:
         after = np.full(self.units + 1, FAR)
@@ -389,9 +406,10 @@ class PriceCheck:
             else:
                 need = np.maximum(2 * m * u, 2 * s + (m + 1) * u)
             need = need + 2 * np.where(there, before[x][first], 0)
-            if x == 0:  # and its g
-                more = self.total[self._row(0)] + self._tied_ns() - self.u[self._row(0), 0]
-                need = need + 2 * np.where(there, np.maximum(more, 0), 0)
+            if x == 0:  # and its g: the row rises by p with u at least, as the least p u + g less p u falls
+                u_0 = self.u[self._row(0), 0]
+                rises = [total - p * u_0 for p, total in zip(self.weights, self.total, strict=True)]
+                need[0] += 2 * np.where(there[0], np.maximum(np.max(rises, axis=0), 0), 0)
             mask = there & (need <= 2 * limit)
             masks.append(mask)
             here = np.full(self.units + 1, FAR)

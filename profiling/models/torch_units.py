@@ -247,7 +247,10 @@ def _mixed(
     if part.shift:  # the mask is of the windows of one image
         q, k, v = (t.unflatten(0, (-1, part.tokens // part.window**2)) for t in (q, k, v))
     options: dict[str, Any] = {"attn_mask": bias, "is_causal": causal, "enable_gqa": grouped, "scale": scale}
-    core = partial(F.scaled_dot_product_attention, **options)
+
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
     mixed = again(core, q, k, v)[0] if recomputed else core(q, k, v)
     return mixed.transpose(-2, -3).reshape(-1, columns)
 

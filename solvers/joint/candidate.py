@@ -54,7 +54,8 @@ class Candidate:
         self._fronts: dict[tuple[Any, ...], tuple[float, list[Column]]] = {}
         longest = sum(int((kind.u_ns + kind.extra_ns).max()) for kind in map(self.tables.kinds.__getitem__, self.kinds))
         if (self.m + 4) * 2 * longest > EXACT_FLOATS:
-            raise Unsuited("floats do not hold the nanoseconds of steps of so many days")
+            longest_step = f"has steps of up to {(self.m + 4) * 2 * longest} ns, which floats do not hold"
+            raise Unsuited("instance", f"configurations[{place}]", longest_step, "give smaller times, or take another method")
 
     def _stages(self, groups: int) -> Stages:
         cuts = cut_classes(self.tables, groups)
@@ -315,7 +316,11 @@ class Candidate:
 
         starts: list[list[Column]] = []
         for p in sorted({0, *self.weights, *(1 << i for i in range(self.m.bit_length())), self.m}):
-            starts.append([min(pick, key=lambda c, p=p: p * u_ns(c) + c.extra_ns * (p > 0) + u_ns(c)) for pick in picks])
+
+            def cost_ns(column: Column, p: int = p) -> int:
+                return (p + 1) * u_ns(column) + column.extra_ns * (p > 0)
+
+            starts.append([min(pick, key=cost_ns) for pick in picks])
             starts.append([starts[-1][0], *(min(pick, key=u_ns) for pick in picks[1:])])
         starts += [[picks[0][0], *(pick[0] for pick in picks[1:])]]
         best: tuple[int, list[Column]] | None = None

@@ -26,6 +26,8 @@ from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
 from trainplan.solvers.joint.closed_form import quick_bound_ns
 from trainplan.solvers.joint.fronts import TooMany
+from trainplan.solvers.joint.gaps import gap_parts
+from trainplan.solvers.joint.interleaved import interleaved
 from trainplan.solvers.joint.quick import best_quick_plan, first_plan
 from trainplan.solvers.joint.single import Single
 from trainplan.solvers.joint.whole_paths import Step
@@ -33,6 +35,7 @@ from trainplan.solvers.joint.whole_paths import Step
 SOURCE = "bounds on all spans, a master over suffixes, exact on the stages used"
 SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"
 MEMORY = "least memory over all stages"
+STEPS = ("coarse", "fine", "paths", "classes", "suffixes", "interleaved")
 QUICK, COARSE, FINE, PATHS, CLASSES, SUFFIXES = range(6)
 SHARE = 4  # of the gap asked for, what one stage may be off
 FINENESS = 8  # of the gap asked for, what bisection may be off
@@ -61,10 +64,10 @@ class _Run:
     def __init__(self, instance: Instance, search: Search) -> None:
         self.instance, self.search = instance, search
         check_suited(instance)
-        self.statistics: dict[str, Any] = dict.fromkeys(("coarse", "fine", "paths", "classes", "suffixes", "stages_solved"), 0)
+        self.statistics: dict[str, Any] = dict.fromkeys((*STEPS, "stages_solved"), 0)
         self.left = inf  # the least bound of configurations that are given up
         self.source = SOURCE
-        self.tolerance = search.gap / SHARE
+        self.tolerance, self.loosest = search.gap / SHARE, 0.0
 
     def target(self) -> float:
         """The largest step that is still worth finding."""
@@ -116,10 +119,16 @@ class _Run:
             return Outcome(bound=int(bound), bound_source=self.source, message=message, statistics=self.statistics)
         whole = int(min(proven, search.objective))
         search.report(bound=whole, source=self.source)
+        if search.bound is not None and search.bound < search.objective:
+            self.statistics["gap_ns"] = gap_parts(self.instance, search.best, search.objective - search.bound, self.loosest)
         return Outcome(bound=search.bound, bound_source=search.bound_source, statistics=self.statistics)
 
     def _advanced(self, bound: float, entry: _Entry) -> float | None:
         """The configuration's bound after one more step; None once nothing of it is of interest. Raises TimeoutError."""
+        if self.instance.configurations[entry.place].schedule.chunks > 1:
+            self.statistics["interleaved"] += 1
+            self.left = min(self.left, interleaved(self.instance, entry.place, bound, self.search))
+            return None
         if entry.candidate is None:
             single = self.instance.configurations[entry.place].stages == 1
             entry.candidate = (Single if single else Candidate)(self.instance, entry.place, self.search)
@@ -148,6 +157,7 @@ class _Run:
                 rose |= candidate.refine_first(entry.path, self.target(), self.tolerance)
             candidate.report(entry.path)
             self.statistics["stages_solved"] += candidate.take_count()
+            self.loosest = max(self.loosest, candidate.exact.loosest)
             value, path = candidate.master.bound(self.target(), fineness, bound, entry.whole)
             if rose or path != entry.path:
                 entry.stage = PATHS
@@ -181,9 +191,8 @@ class _Run:
 def check_suited(instance: Instance) -> None:
     """Raises Unsuited where the instance has what this method does not bound."""
     if instance.step != "simulated":
-        raise Unsuited(f"the step is {instance.step!r}; only simulated steps are bounded")
-    for each in instance.configurations:
+        raise Unsuited("instance", "step", f"is {instance.step!r}", "give 'simulated', or take another method")
+    for place, each in enumerate(instance.configurations):
         if len({site.kind for site in each.sites}) > 1 or len({instance.limit_bytes(site) for site in each.sites}) > 1:
-            raise Unsuited("stages have devices of several kinds or memories; only equal ones are bounded")
-        if each.schedule.chunks > 1:
-            raise Unsuited("interleaved chunks share their devices' memory; they are not bounded")
+            sites = "has sites of several kinds or memories"
+            raise Unsuited("instance", f"configurations[{place}]", sites, "give equal sites, or take another method")

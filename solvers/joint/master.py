@@ -189,18 +189,19 @@ class Master:
     def left(self, limit: float, rounds: int = 8) -> tuple[list[Mask], list[Floats]] | None:
         """By stage, the arcs that a step up to `limit` may use, after as many rounds as help, and the least H before them; None
         where there is none."""
-        before = self.first
+        before, masks = self.first, list[Mask]()
         for _ in range(rounds):
             found = self._backward(limit, before)
             if found is None:
                 return None
-            sharper = self._prefixes(found[0], limit)
+            masks = found[0]
+            sharper = self._prefixes(masks, limit)
             if not np.isfinite(sharper[-1][0, self.units]):
                 return None
             if all(np.array_equal(a, b) for a, b in zip(sharper, before, strict=True)):
                 break
             before = sharper
-        return found[0], before
+        return masks, before
 
     def _backward(self, limit: float, before: Sequence[Floats]) -> tuple[list[Mask], tuple[Step, ...]] | None:
         """By stage, the arcs that a step up to the limit may use, and the path of least S; None where there is none."""

@@ -93,6 +93,7 @@ def _tasks(schedule: Schedule, stages: int, m: int) -> list[tuple[int, int, int]
             while at[x] < len(order):
                 task = order[at[x]]
                 halved = is_sliced(x, task.micro_batch, stages, schedule.sliced)
+                source: tuple[str, int, int, int | None] | None
                 if task.kind == "backward":
                     source = None if x == stages - 1 else ("backward", task.micro_batch, x + 1, None)
                     kind = (4 if halved else 3) + 2 * (task.micro_batch == m - 1)

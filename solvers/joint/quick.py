@@ -6,7 +6,7 @@ fit it, the one of least m u + g; what lies between stages is what these choices
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from trainplan.formulations.instances import Integers
@@ -75,10 +75,10 @@ def best_quick_plan(instance: Instance, bounds: Sequence[float], most: float) ->
 
 
 def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[int, Solution] | None:
-    """The step and the plan of one configuration with one stage on each site; None where none of those tried fits. rounds: of
+    """The step and the plan of one configuration with one stage on each of equal sites; None where none tried fits. rounds: of
     cuts even in the time that units took in the plan before."""
     configuration = instance.configurations[place]
-    if configuration.schedule.chunks > 1:
+    if configuration.schedule.chunks > 1 or len({site.kind for site in configuration.sites}) > 1:
         return None
     planner = _Planner(instance, configuration)
     if not len(planner.choices):
@@ -102,6 +102,17 @@ def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[in
     return best
 
 
+def even_plans(instance: Instance, place: int) -> Iterator[Solution]:
+    """Plans of one configuration, of any schedule, on stages even in time, all units in one interface state: the cheapest
+    options of each at a few prices of memory, whether they fit or not."""
+    configuration = instance.configurations[place]
+    planner = _Planner(instance, configuration)
+    cuts = planner.balanced(least_u_ns(instance, configuration)) if len(planner.choices) else None
+    if cuts is not None:
+        for options in planner.places():
+            yield Solution(place, cuts, tuple(options.tolist()))
+
+
 class _Planner:
     """One configuration with a few choices of options for all units: arrays (choices, L)."""
 
@@ -111,8 +122,13 @@ class _Planner:
         self.tables: StageTables = stage_tables(configuration.tables[site.kind], configuration.schedule.sliced > 0)
         self.memory, self.host = instance.limit_bytes(site), instance.host_limit_bytes(site)
         self.kinds = [unit.kind for unit in instance.units]
-        by_kind = _choices(self.tables, configuration.in_flight(0))
+        sites = len(configuration.sites)
+        by_kind = _choices(self.tables, configuration.in_flight(0) if configuration.schedule.chunks == 1 else sites)
         self.choices: Integers = by_kind[:, self.kinds] if len(by_kind) else np.zeros((0, len(self.kinds)), np.int64)
+
+    def places(self) -> Integers:
+        """(choices, L): the formulation's numbers of the options."""
+        return self._spread([kind.places for kind in self.tables.kinds])
 
     def _column(self, of: str) -> Integers:
         """(choices, L): a column of the reduced options."""
@@ -166,7 +182,7 @@ class _Planner:
             return None
         tied = 0 if configuration.tied is None else configuration.tied.reduce_ns
         step = int(steps_ns(passes, configuration, tied)[0])
-        options = self._spread([kind.places for kind in self.tables.kinds])[chosen]
+        options = self.places()[chosen]
         return step, tuple(options.tolist()), u_ns[chosen].astype(np.float64)
 
     def _passes(self, chosen: tuple[Integers, Integers], starts: Integers) -> Passes | None:

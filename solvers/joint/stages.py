@@ -74,6 +74,7 @@ class Stages:
     cuts: CutClasses
     solved: dict[tuple[Any, ...], Solved] = field(default_factory=dict)
     count: int = 0
+    loosest: float = 0.0  # of all spans solved, the largest relative gap between choice and bound
     _links: dict[tuple[int, int, int, Weight], Link] = field(default_factory=dict)
     _bars: dict[Weight, int] = field(default_factory=dict)
 
@@ -159,6 +160,7 @@ class Stages:
         column = self.column(first, inner.best)
         if self.host_bytes is not None and column.host_bytes > self.host_bytes:
             return self._within_host(first, chain, forbidden, inner, search, tolerance)
+        self.loosest = max(self.loosest, (inner.objective - inner.bound) / max(1, inner.objective))
         return Solved(inner.bound, column, inner.objective)
 
     def _within_host(

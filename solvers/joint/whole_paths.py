@@ -141,8 +141,8 @@ def _chunks(many: NDArray[np.int64]) -> list[slice]:
     """Arcs in slices with at most about MOST labels together."""
     sums = np.cumsum(many)
     count = int(sums[-1]) // MOST + 1 if len(sums) else 1
-    borders = np.searchsorted(sums, np.arange(1, count) * MOST) if count > 1 else []
-    edges = [0, *(int(border) + 1 for border in borders), len(many)]
+    borders = np.searchsorted(sums, np.arange(1, count) * MOST).tolist() if count > 1 else list[int]()
+    edges = [0, *(border + 1 for border in borders), len(many)]
     return [slice(a, b) for a, b in pairwise(edges) if a < b]
 
 

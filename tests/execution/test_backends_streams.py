@@ -23,7 +23,7 @@ from trainplan.profiling.base.processes import run_workers
 
 from tests.execution.fake_cuda import FakeCuda, Machine
 from tests.execution.laned_programs import all_waits, random_program, without_wait
-from tests.execution.plans import GPT2, random_plan, random_sliced_plan
+from tests.execution.plans import GPT2, plan_of, random_plan, random_sliced_plan, sharing_tokens
 from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan, switch_plan
 
@@ -77,6 +77,9 @@ def test_compiled_plans_run_in_order_and_memory_is_given_back_in_time(run: Calla
         plan = kinds[seed % len(kinds)](rng, rng.choice([2, 4]))
         program = rng.choice(compile_plan(plan, ahead=rng.choice([True, False])))
         assert run(program, seed).faults == []
+    for seed in range(10):  # what is gathered is let go of, and gathered again
+        plan = sharing_tokens(rng, random_plan(rng, rng.choice([2, 4])))
+        assert run(rng.choice(compile_plan(plan)), seed).faults == []
 
 
 def test_memory_that_is_given_back_at_once_is_overwritten(run: Callable[..., Machine]) -> None:
@@ -234,6 +237,7 @@ def test_one_process_and_the_executor_on_streams_agree(monkeypatch: pytest.Monke
     """Real ranks, whose streams stand still: gradients, parameters, losses, and what torch allocates against the walk."""
     rng = random.Random(13)
     small = [kind(rng, 2) for kind in (*[random_switch_plan, random_residence_plan] * 3, random_plan, random_sliced_plan)]
+    small.append(plan_of(GPT2, ["tp2-sp", "tp2-sp-ckpt:loss+norms"] * (len(GPT2.units) // 2), 2, 8, 2))
     sizes = {"n_layer": 8, "n_embd": 128, "n_inner": 512, "vocab_size": 500, "n_positions": 128}
     model = GPT2.with_fields(sequence=128, **sizes).in_dtype("float32")
     programs = [

@@ -128,7 +128,7 @@ def test_an_interleaved_plan_is_simulated_drawn_and_refused_by_exports() -> None
     labels = [text.get_text() for text in tp.draw_simulation(simulation).axes[0].get_yticklabels()]
     assert labels == ["rank 0, all", "rank 1, all"]
     assert tp.draw_plan(plan, simulation.performance).axes
-    with pytest.raises(InputError, match="trace is of a plan with switches, or of unlike or interleaved stages"):
+    with pytest.raises(InputError, match="trace is of a plan with states on the host or kept whole, or of unlike"):
         simulation.trace()
     for runtime in ("torch", "megatron"):
         with pytest.raises(InputError, match="schedule is 'interleaved-1f1b'; give 1f1b or gpipe"):

@@ -40,6 +40,7 @@ from tests.execution.plans import (
     with_precision,
     with_zero,
 )
+from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 from tests.execution.test_time_walk import layered_plan, simulated
 from tests.sizes import some_and_all
@@ -138,6 +139,10 @@ def test_wide_models_and_states_on_the_host_have_no_master_copies() -> None:
     with pytest.raises(InputError, match="is 'float32', with states on the host; leave precision out, or leave all states"):
         with_precision(random.Random(0), switched, NARROW)
     assert check(compile_plan(with_precision(random.Random(0), switched, PLAIN))) == []
+    partly = (random_residence_plan(random.Random(seed), 4) for seed in range(99))
+    some = next(plan for plan in partly if {unit.states.on_host for unit in plan.units} == {True, False})
+    with pytest.raises(InputError, match="is 'float32', with states on the host"):
+        with_precision(random.Random(0), some, WIDE)
 
 
 def test_mutations_that_must_be_seen() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.judge import judge
 from trainplan.execution.program import COPIES, COPIES_OUT, Instruction, Op, Program, with_waits
 from trainplan.execution.walk.checks import check, lifetimes, meanings, races
 from trainplan.execution.walk.host_slots import host_slots
@@ -16,6 +17,8 @@ from trainplan.formulations.plan import load_plan
 from tests.execution.plans import GPT2, UNTIED, pipeline, plan_of, random_unlike_plan
 from tests.execution.residence_plans import ON_HOST, random_residence_plan, resident
 from tests.execution.switch_plans import random_switch_plan
+from tests.execution.test_time_walk import profile_of
+from trainplan.predicting import stage_times
 
 UNITS = len(UNTIED.units)
 EVERYTHING = {"states": {**ON_HOST, "parameters": "host"}, "hidden": True}
@@ -90,6 +93,18 @@ def test_parameters_on_the_device_are_kept_whole_too() -> None:
     assert _count(program, Op.GATHER_PARAMETERS, 1) == 1
     assert _count(program, Op.GATHER_PARAMETERS, 2) == 6
     assert not any(i.op in COPIES for i in program.instructions)
+
+
+def test_passes_of_such_plans_are_not_said_to_be_alike() -> None:
+    """What the passes of a stage take is told where it is the same for each micro-batch. The walk tells of these plans."""
+    plain = plan_of(UNTIED, ["sdp2"] * UNITS, 2, 12, 3)
+    profile = profile_of(plain)
+    assert stage_times(plain, profile) is not None
+    kept = resident(plain, {unit: {"kept_whole": True} for unit in range(UNITS)})
+    for plan in (kept, resident(plain, {1: EVERYTHING})):
+        assert stage_times(plan, profile) is None
+    assert judge(kept, profile).step_ns < judge(plain, profile).step_ns
+    assert judge(resident(plain, {1: EVERYTHING}), profile).step_ns > 0
 
 
 def test_the_head_and_its_table_are_kept_apart() -> None:

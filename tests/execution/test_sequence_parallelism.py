@@ -8,7 +8,7 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op, Program
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.execution.walk.checks import check
-from trainplan.execution.walk.memory import memory_walk
+from trainplan.execution.walk.memory import BACKENDS, memory_walk
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model, load_model
@@ -56,6 +56,8 @@ def test_random_plans_are_sound(count: int) -> None:
         rng = random.Random(seed)
         programs = compile_plan(any_plan(rng, rng.choice([4, 4, 6, 8] if seed % len(MAKES) > 2 else [4, 8]), seed))
         assert check(programs) == [], seed
+        for backend in BACKENDS:
+            assert memory_walk(programs[0], backend).peak_bytes >= memory_walk(programs[0]).peak_bytes
         used += operations(programs)
         messages = [m for program in programs for i in program.instructions for m in i.messages if m.op is Op.RECEIVE]
         apart += any("tokens" in message.args for message in messages)

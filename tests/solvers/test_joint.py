@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice, pairwise, product
 
 import numpy as np
@@ -13,6 +14,7 @@ from trainplan.formulations.joint.evaluation import Evaluation, evaluate, violat
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.simulation import ends
 from trainplan.formulations.joint.tables import Boundary, OptionTable
+from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
@@ -326,6 +328,54 @@ def test_exact_stages_are_the_least_of_all_choices(seed: int) -> None:
                         if column is not None and (host is None or column.host_bytes <= host):
                             least = min(least, value if value is not None else np.inf)
                     assert solved.bound == least
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_interleaved_chunks_are_solved_where_they_are_few(seed: int) -> None:
+    """Beside a configuration of another schedule, which may be better or worse."""
+    rng = random.Random(seed)
+    while (instance := random_instance(rng, units=5, options=2, plain=True)).length < 4 or not all(instance.cuttable):
+        pass
+    other = instance.configurations[0]
+    chunked = replace(
+        other,
+        schedule=Schedule("interleaved", chunks=2),
+        micro_batches=rng.choice([2, 4]),
+        sites=(Site((1,)),) * 2,
+        links=tuple(rng.randrange(2) for _ in range(3)),
+        cuts=None,
+    )
+    instance = replace(instance, configurations=(other, chunked))
+    search, least = Search(judge(instance)), least_step_ns(instance)
+    outcome = decomposition(instance, search)
+    assert outcome.infeasible == (least is None)
+    assert least is None or (search.objective, outcome.bound) == (least, least)
+
+
+def test_large_interleaved_configurations_leave_an_honest_gap() -> None:
+    instance = tp.build("joint", model="bert-huge-32", cluster="rtx-titan-8", batch=16, memory="8GiB", schedule="interleaved")
+    assert solution_count(instance) > TINY
+    result = solve(instance)
+    assert result.status == "feasible" and result.gap is not None and 0 < result.gap < 1
+
+
+def test_what_is_not_bounded_is_refused_in_one_line() -> None:
+    instance = tiny_instance(3)
+    with pytest.raises(Unsuited, match="step is 'eq8'"):
+        solve(replace(instance, step="eq8"), "decomposition")
+    configuration = next(each for seed in range(99) for each in tiny_instance(seed).configurations if each.stages > 1)
+    sites = (replace(configuration.sites[0], kind=1), *configuration.sites[1:])
+    with pytest.raises(Unsuited, match="several kinds"):
+        solve(replace(instance, configurations=(replace(configuration, sites=sites),)), "decomposition")
+
+
+def test_the_gap_that_is_left_comes_in_parts() -> None:
+    instance = tp.build("joint", model="bert-huge-32", cluster="rtx-titan-8", batch=32, memory="8GiB")
+    result = solve(instance, gap=1e-2)
+    assert result.objective is not None and result.bound is not None and result.bound < result.objective
+    parts = result.statistics["gap_ns"]
+    assert set(parts) == {"stage tolerance", "path model", "front"} and min(parts.values()) >= 0
+    assert sum(parts.values()) == result.objective - result.bound
 
 
 # As a method

@@ -1,0 +1,34 @@
+"""Interleaved configurations: all solutions of tiny ones, else a few plans, and the closed form as their bound.
+
+Chunks of one site share its memory, moment by moment, so stages cannot be bounded one by one as those of other schedules can.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+from trainplan.formulations.joint.enumeration import improving, solution_count
+from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.solvers.core.search import Search
+from trainplan.solvers.joint.quick import even_plans
+
+TINY = 20_000  # solutions that are all looked at
+MOST_PASSES = 20_000  # of a pipeline that is simulated pass by pass
+
+
+def interleaved(instance: Instance, place: int, bound: float, search: Search) -> float:
+    """Report the plans of a configuration that are tried; what is proven of it: infinite where all have been, else the bound
+    that is known. Raises TimeoutError."""
+    part, configuration = instance.only([place]), instance.configurations[place]
+    if solution_count(part) <= TINY:
+        for solution in improving(part):
+            search.check_time()
+            if solution is not None:
+                search.report(Solution(place, solution.cuts, solution.choice))
+        return inf
+    if 2 * configuration.stages * configuration.micro_batches <= MOST_PASSES:
+        for solution in even_plans(instance, place):
+            search.check_time()
+            search.report(solution)
+    return bound if np.isfinite(bound) else inf
