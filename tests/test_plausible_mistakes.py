@@ -94,8 +94,8 @@ MISTAKES: list[tuple[str, ...]] = [
     ("solve plan.json", "plan.json: problem is ", "layer-strategies"),
     ("check instance.json plan.json", "plan.json: ", "choice"),
     # running and handing on
-    ("run half.json", "half.json: model.dtype is 'bfloat16'", "--dtype float32 or float64"),
-    ("run plan.json --dtype float16", "--dtype is 'float16'", "float32 or float64"),
+    ("run half.json", "half.json: model.dtype is 'float16'", "--dtype float32, float64 or bfloat16"),
+    ("run plan.json --dtype float16", "--dtype is 'float16'", "float32, float64 or bfloat16"),
     ("run plan.json --steps 0", "--steps is 0", "1 or more"),
     ("run plan.json --device gpu", "--device is 'gpu'", "cpu, cuda"),
     ("run plan.json --model bert-large", "model_digest is ", "'bert-large'"),
@@ -128,7 +128,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "small": {name: value for name, value in llama.items() if name != "num_hidden_layers"},
         "float8": {**llama, "torch_dtype": "float8_e4m3fn"},
         "mamba": {**llama, "model_type": "mamba"},
-        "half": {**llama, "torch_dtype": "bfloat16"},
+        "half": {**llama, "torch_dtype": "float16"},
     }
     for name, config in configs.items():
         (path / f"{name}.json").write_text(json.dumps(config))

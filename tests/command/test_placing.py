@@ -147,7 +147,7 @@ def test_infeasible_says_what_would_do() -> None:
         (["place", *MIXED, "--method", "greedy"], ("--method is 'greedy'", "amp")),
         (["place", *MIXED, "--method", "amp", "--option", "layer_times=guess"], ("option layer_times is 'guess'", "device")),
         (["trial", *LOCAL, "--top", "0"], ("--top is 0",)),
-        (["trial", *MIXED], ("model.dtype is 'float16'", "give --run-dtype float32 or float64")),
+        (["trial", *MIXED], ("model.dtype is 'float16'", "give --run-dtype float32, float64 or bfloat16")),
         (["trial", *LOCAL, "--device", "tpu"], ("--device is 'tpu'", "cpu")),
     ],
 )
