@@ -56,7 +56,8 @@ Start = tuple[int, int]  # the first unit of a stage, and the state that it is e
 def explain(instance: Instance) -> Infeasibility | None:
     """Why no solution fits, in the user's terms; None where one does, or where that is not certain."""
     plain = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks == 1]
-    if any(way.within(0) is not None for place in plain for way in _ways(instance, place)):
+    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
+    if any(way.least_excess <= 0 and way.within(0) is not None for way in ways):
         return None
     solution = least(instance)
     if solution is None:
