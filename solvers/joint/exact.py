@@ -37,8 +37,8 @@ SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"
 MEMORY = "least memory over all stages"
 STEPS = ("coarse", "fine", "paths", "classes", "suffixes", "interleaved")
 QUICK, COARSE, FINE, PATHS, CLASSES, SUFFIXES = range(6)
-SHARE = 4  # of the gap asked for, what one stage may be off
-FINENESS = 8  # of the gap asked for, what bisection may be off
+SHARE = 16  # of the gap asked for, what one stage may be off
+FINENESS = 16  # of the gap asked for, what bisection may be off
 LABELS = 2000  # of one unit, in a front
 
 

@@ -13,10 +13,10 @@ its interface states. Interleaved chunks share their devices' memory: tiny insta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from trainplan.formulations.instances import Integers
@@ -56,7 +56,8 @@ Start = tuple[int, int]  # the first unit of a stage, and the state that it is e
 def explain(instance: Instance) -> Infeasibility | None:
     """Why no solution fits, in the user's terms; None where one does, or where that is not certain."""
     plain = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks == 1]
-    if any(way.within(0) is not None for place in plain for way in _ways(instance, place)):
+    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
+    if any(way.least_excess <= 0 and way.within(0) is not None for way in ways):
         return None
     solution = least(instance)
     if solution is None:
@@ -97,12 +98,11 @@ def least(instance: Instance) -> Solution | None:
     """A solution that needs the least memory beyond the limits of its devices; None where that is not known: of interleaved
     chunks, and where hosts are too small for any."""
     best: tuple[int, Solution] | None = None
-    chunked = []
-    for place, configuration in enumerate(instance.configurations):
-        if configuration.schedule.chunks > 1:
-            chunked.append(place)
-            continue
-        for way in _ways(instance, place):
+    chunked = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks > 1]
+    plain = [place for place in range(len(instance.configurations)) if place not in chunked]
+    ways = [way for place in plain for way in _ways(instance, place)]
+    for way in sorted(ways, key=lambda each: each.least_excess):
+        if best is None or way.least_excess < best[0]:
             best = way.better(best)
     if not chunked or (best is not None and best[0] <= 0):
         return None if best is None else best[1]
@@ -173,11 +173,12 @@ class _Way:
     firsts: tuple[int, ...] | None = None
     lasts: tuple[int, ...] | None = None
     once: bool = False
+    rows: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def better(self, best: tuple[int, Solution] | None) -> tuple[int, Solution] | None:
         """The solution of the least excess over the limits, this one's or the best so far."""
         found = self.within(LARGEST if best is None else best[0] - 1)
-        low = -max(self.instance.limit_bytes(site) for site in self.configuration.sites)
+        low = self.least_excess
         while found is not None:
             best = _excess(self.instance, found), found
             high, found = best[0] - 1, None
@@ -186,6 +187,21 @@ class _Way:
                 found = self.within(middle)
                 low = low if found is not None else middle + 1
         return best
+
+    @cached_property
+    def least_excess(self) -> int:
+        """No solution is over its limits by less: every unit with what it needs least alone, and the states of all units shared
+        out evenly."""
+        count = self.configuration.stages
+        limit = max(self.instance.limit_bytes(site) for site in self.configuration.sites)
+        alone = states = 0
+        for unit in range(self.instance.length):
+            tables = [self._table(unit, x) for x in {min(unit, count - 1), max(0, count - (self.instance.length - unit))}]
+            tables += [self._table(unit, x) for x in range(count)] if len(self.configuration.tables) > 1 else []
+            columns = [(t.state_bytes[list(p)], (t.held_bytes + t.kept_bytes + t.work_bytes)[list(p)]) for t, p in tables]
+            alone = max(alone, min(int((state + rest).min()) for state, rest in columns))
+            states += min(int(state.min()) for state, _ in columns)
+        return max(alone, -(-states // count)) - limit
 
     def within(self, excess: int) -> Solution | None:
         """A solution whose stages are over their limits by no more than this; None where there is none."""
@@ -232,18 +248,28 @@ class _Way:
 
     def _options(self, unit: int, stage: int, after: int) -> Iterator[tuple[int, int, int, int, int, int]]:
         """Of each option of a unit that may be followed by a unit entered in a state: the state that it enters in, what it adds
-        to B, what it stacks, its pass, what it has on the host, and its number."""
+        to B, what it stacks, its pass, what it has on the host, and its number. Those that need no less than another are left
+        out."""
         table, places = self._table(unit, stage)
+        if after != ANY:
+            places = tuple(s for s in places if self._agree(unit, stage, int(table.leave[s]), after))
         n = self.configuration.in_flight(stage)
-        bases = table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes
-        columns = zip(bases, table.kept_bytes, table.work_bytes, table.host_bytes, strict=True)
-        numbers = [tuple(map(int, row)) for row in columns]
-        for s in places:
-            if self._agree(unit, stage, int(table.leave[s]), after):
-                base, kept, work, host = numbers[s]
-                yield int(table.enter[s]) if self._apart else ANY, base, kept, work, host, s
+        key = id(table), n, places
+        if key not in self.rows:
+            bases = table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes
+            enters = table.enter if self._apart else np.full(len(table.options), ANY)
+            columns = (enters, bases, table.kept_bytes, table.work_bytes, table.host_bytes)
+            rows = sorted((*(int(column[s]) for column in columns), s) for s in places)
+            lean: list[tuple[int, ...]] = []
+            for row in rows:
+                if not any(
+                    row[0] == other[0] and all(a <= b for a, b in zip(other[1:5], row[1:5], strict=True)) for other in lean
+                ):
+                    lean.append(row)
+            self.rows[key] = lean
+        yield from self.rows[key]
 
-    def _table(self, unit: int, stage: int) -> tuple[OptionTable, Iterable[int]]:
+    def _table(self, unit: int, stage: int) -> tuple[OptionTable, tuple[int, ...]]:
         """The options of a unit, and which of them count."""
         table, tied = self.instance.table(self.configuration, stage, unit), self.configuration.tied
         counted = set(range(len(table.options)))
@@ -254,7 +280,7 @@ class _Way:
             if self.once:
                 assert tied is not None and tied.once is not None
                 table = tied.once
-        return table, sorted(counted)
+        return table, tuple(sorted(counted))
 
     def _may_begin(self, stage: int, first: int) -> bool:
         """Whether a stage may begin with a unit, and leave the stages before it as many beginnings as they need."""
