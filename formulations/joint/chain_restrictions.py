@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from trainplan.formulations.cluster_strategy.problem import Degrees
@@ -42,7 +43,7 @@ def _sites(instance: Chain, by_stage: bool) -> tuple[list[DeviceClass], tuple[Si
     return classes, tuple(sites)
 
 
-def _memory(instance: Chain, layer: int) -> dict[str, list[int]]:
+def _memory(instance: Chain, layer: int) -> dict[str, Any]:
     """The bytes of a layer: what a micro-batch keeps is held as long as it is in flight."""
     if (memory := instance.memory) is None:
         return {}
@@ -90,7 +91,7 @@ def pipeline_partition(instance: PartitionInstance) -> Restriction:
     stage's half is half of the sum, with its odd nanosecond, which no sub-layer has of its own."""
     length, units, boundaries = instance.sublayers, [], []
     for l in range(length):
-        columns = {"forward_ns": [int(instance.forward_ns[l])], "backward_ns": [int(instance.backward_ns[l])]}
+        columns: dict[str, Any] = {"forward_ns": [int(instance.forward_ns[l])], "backward_ns": [int(instance.backward_ns[l])]}
         units.append(OptionTable.of([Option("sub-layer")], **columns, **_memory(instance, l)))
     for move in instance.transfer_ns.tolist():
         sent = np.full((1, 1, 1), move, np.int64)

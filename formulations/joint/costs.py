@@ -147,7 +147,7 @@ class JointCosts:
         """One kind of boundary, of so many bytes a sample. strategies: one of each interface state."""
         shape = (len(self.pairs(group)), len(strategies), len(strategies))
         there, sent = self._relayouts(size, strategies, samples), self._messages(size, strategies, group, samples)
-        halves: dict[str, Integers] = {}
+        halves: dict[str, Any] = {}
         if sliced:
             half, half_sent = (
                 self._relayouts(size, strategies, samples // 2),

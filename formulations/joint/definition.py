@@ -17,9 +17,11 @@ from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.space import SCHEDULES, Space
 from trainplan.formulations.joint.tables import OptionTable
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
-from trainplan.formulations.plan import Batch, Plan, PlannedUnit, Stage
+from trainplan.formulations.plan import Batch, Plan, Stage
+from trainplan.formulations.plan_units import planned_unit
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 
@@ -106,7 +108,7 @@ class Joint(Problem):
             schedule=schedule.planned,
             sliced=schedule.sliced,
             stages=stages,
-            units=[PlannedUnit(name=unit.name, strategy=name) for unit, name in zip(model.units, names, strict=True)],
+            units=[planned_unit(unit.name, parse_strategy(name)) for unit, name in zip(model.units, names, strict=True)],
         )
 
     # Brute force
@@ -156,7 +158,13 @@ class Joint(Problem):
         evaluation = home.evaluate(instance, solution)
         for x, stage in enumerate(evaluation.stages):
             times, size = stage.times, configuration.site(x).size
-            cells = (str(x), str(size), str(stage.in_flight), format_time(times.forward_ns), format_time(times.backward_ns))
+            cells: tuple[str, ...] = (
+                str(x),
+                str(size),
+                str(stage.in_flight),
+                format_time(times.forward_ns),
+                format_time(times.backward_ns),
+            )
             cells += (format_bytes(stage.peak_bytes),)
             places = range(stage.first, stage.last + 1)
             names = {l: instance.table(configuration, x, l).options[solution.choice[l]].name for l in places}

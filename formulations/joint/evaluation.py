@@ -153,7 +153,7 @@ def stage_bytes(
     def column(name: str) -> Any:
         return np.array([getattr(tables[l], name)[choice[l]] for l in range(first, last + 1)], np.int64)
 
-    messages: dict[str, int] = {}
+    messages: dict[str, Any] = {}
     if first:
         boundary = instance.boundary(configuration, stage, first)
         pair = tables[first - 1].leave[choice[first - 1]], tables[first].enter[choice[first]]

@@ -75,8 +75,8 @@ class Lot:
         def columns(name: str) -> Integers:
             return np.stack([self._column(name, l, stage, once) for l in units], axis=1)
 
-        sizes = [columns(name) for name in ("state_bytes", "kept_bytes", "work_bytes")]
-        peaks, _ = stage_peak(*sizes, self.configuration.in_flight(stage), columns("held_bytes"))
+        state, kept, work = (columns(name) for name in ("state_bytes", "kept_bytes", "work_bytes"))
+        peaks, _ = stage_peak(state, kept, work, self.configuration.in_flight(stage), columns("held_bytes"))
         fits: NDArray[np.bool_] = peaks <= self.instance.limit_bytes(site)
         if (room := self.instance.host_limit_bytes(site)) is not None:
             fits &= columns("host_bytes").sum(axis=1) <= room

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from trainplan.formulations.instances import Integers
@@ -77,7 +77,7 @@ class Places:
         table, tied = self.instance.table(self.configuration, stage, unit), self.configuration.tied
         if not self.twice or unit < self.instance.length - 1 or tied is None or tied.once is None:
             return table
-        columns = {name: np.concatenate([getattr(table, name), getattr(tied.once, name)]) for name in COLUMNS}
+        columns: dict[str, Any] = {name: np.concatenate([getattr(table, name), getattr(tied.once, name)]) for name in COLUMNS}
         return OptionTable.of((*table.options, *tied.once.options), **columns)
 
     @cached_property

@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from trainplan.formulations.instances import Integers
@@ -72,7 +73,7 @@ class OptionTable:
     halved: Halved | None = None
 
     @classmethod
-    def of(cls, options: Sequence[Option], halved: Halved | None = None, **columns: Integers | Sequence[int]) -> OptionTable:
+    def of(cls, options: Sequence[Option], halved: Halved | None = None, **columns: Any) -> OptionTable:
         """A table whose other columns are 0."""
         arrays = {name: np.asarray(columns.get(name, np.zeros(len(options))), np.int64) for name in COLUMNS}
         assert set(columns) <= set(COLUMNS)
@@ -165,8 +166,10 @@ class Tables:
     def digest(self) -> bytes:
         """SHA-256 of names and numbers."""
         digest = hashlib.sha256()
-        for record in (*self.units, *self.boundaries):
-            update(digest, record)
+        for unit in self.units:
+            update(digest, unit)
+        for boundary in self.boundaries:
+            update(digest, boundary)
         return digest.digest()
 
 

@@ -114,7 +114,8 @@ def test_the_plan_runs(plan: Path) -> None:
         assert text in done.stdout
     step = json.loads(plan.read_text())["predicted"]["step_ns"]
     assert json.loads(call("simulate", plan, "--json").stdout)["step_ns"] == step
-    told(call("simulate", plan, "--trace", plan.with_name("trace.json")), "--trace is of a plan with states on the host or kept whole", "lanes")
+    traced = call("simulate", plan, "--trace", plan.with_name("trace.json"))
+    told(traced, "--trace is of a plan with states on the host or kept whole", "lanes")
 
 
 def test_files_of_the_published_code(folder: Path) -> None:
