@@ -59,7 +59,7 @@ def _of(instance: Instance, place: int, objective_ns: int, search: Search) -> Co
     if not check.possible(largest.impossible_ns):
         return largest
     low, high = least, largest.impossible_ns
-    while high - low > FINENESS * high:
+    while high - low > max(1, FINENESS * high):
         search.check_time()
         middle = (low + high) // 2
         low, high = (low, middle) if check.possible(middle) else (middle, high)
