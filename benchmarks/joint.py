@@ -177,17 +177,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="limit, in place of each case's own")
     parser.add_argument("--gap", type=float, help="gap asked for, in place of each case's own")
     parser.add_argument("--growth", action="store_true", help="part 2 alone")
-    given = parser.parse_args()
-    rows = growth() if given.growth else []
-    for name in () if given.growth else given.case or CASES:
+    options = parser.parse_args()
+    rows = growth() if options.growth else []
+    for name in () if options.growth else options.case or CASES:
         request, gap, seconds = CASES[name]
-        gap, limit = given.gap or gap, given.seconds or seconds
+        gap, limit = options.gap or gap, options.seconds or seconds
         row = apart(request, gap, limit, name.startswith("distinct"))
         rows.append({"case": name, "asked": gap, "limit_s": limit, **row})
         shown(rows[-1:])
     shown(rows)
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     missed = [row["case"] for row in rows if row["reached"] is None or row["reached"] > row["asked"]]
     late = [row["case"] for row in rows if (row["first_s"] or 1e9) > FIRST_SECONDS.get(row["case"], 1.0)]
     print(f"gap missed: {', '.join(missed) or 'none'}; first plan late: {', '.join(late) or 'none'}")
