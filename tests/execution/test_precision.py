@@ -43,7 +43,7 @@ from tests.execution.plans import (
 from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import random_switch_plan
 from tests.execution.test_time_walk import layered_plan, simulated
-from tests.sizes import some_and_all
+from tests.sizes import first_and_others, some_and_all
 
 PLAIN, NARROW, WIDE = PRECISIONS  # no master copies; with them, and gradients in the model's dtype; and in theirs
 UNITS = len(GPT2.units)
@@ -208,7 +208,7 @@ def test_the_cost_model_never_needs_less_than_the_walk(world: int) -> None:
             assert max(memory_walk(programs[rank]).peak_bytes for rank in stage.ranks) <= predicted, plan.precision
 
 
-@pytest.mark.parametrize(("world", "backend"), [(2, "serial"), (4, "threads"), (4, "fused")])
+@pytest.mark.parametrize(("world", "backend"), first_and_others([(2, "serial"), (4, "threads"), (4, "fused")]))
 @pytest.mark.parametrize("count", some_and_all(2, 12))
 def test_random_plans_train_as_one_process_does(world: int, backend: Backend, count: int) -> None:
     """In bfloat16, whose numbers have 8 bits: gradients within 5 % of a unit's largest, where a sum that is left out or doubled
@@ -222,7 +222,7 @@ def test_random_plans_train_as_one_process_does(world: int, backend: Backend, co
         assert report.losses == sorted(report.losses, reverse=True)
 
 
-@pytest.mark.parametrize("backend", ["serial", "threads"])
+@pytest.mark.parametrize("backend", first_and_others(["threads", "serial"]))
 def test_master_copies_are_those_of_torch_s_adamw(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every step, bit for bit, from the gradients that each rank has; and states take the bytes that programs say."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where the processes find `tests`

@@ -28,7 +28,7 @@ from tests.execution.mutations import KINDS, OF_ORDER, mutants
 from tests.execution.plans import BERT, DROPPING, GPT2, LLAMA, UNTIED, plan_of, random_plan, recomputing_modules, sharing_tokens
 from tests.execution.test_sequence_parallelism import any_plan, large
 from tests.execution.test_time_walk import profile_of
-from tests.sizes import some_and_all
+from tests.sizes import first_and_others, some_and_all
 
 INSIDE = tuple(module for module in MODULES if module != "loss")
 
@@ -79,7 +79,7 @@ def _hold(reports: list[RunReport]) -> None:
         assert max(report.gradient_difference, report.parameter_difference, report.loss_difference or 0) < 1e-12
 
 
-@pytest.mark.parametrize(("world", "backend"), [(2, "serial"), (4, "threads"), (2, "fused")])
+@pytest.mark.parametrize(("world", "backend"), first_and_others([(2, "serial"), (4, "threads"), (2, "fused")]))
 @pytest.mark.parametrize("count", some_and_all(6, 40))
 def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:
     rng = random.Random(world)

@@ -12,9 +12,10 @@ from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.base.errors import InputError
 
 from tests.execution.plans import GPT2, plan_of, random_interleaved_plan, random_plan, random_unlike_plan
+from tests.sizes import first_and_others
 
 
-@pytest.mark.parametrize("backend", ["serial", "fused", "threads"])
+@pytest.mark.parametrize("backend", first_and_others(["threads", "serial", "fused"]))
 def test_staged_plans_give_the_gradients_of_one_process(backend: Backend) -> None:
     rng = random.Random(f"staged {backend}")
     plans = [random_plan(rng), random_unlike_plan(rng), random_interleaved_plan(rng)]

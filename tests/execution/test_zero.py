@@ -40,7 +40,7 @@ def test_programs_of_random_plans_are_sound(count: int) -> None:
         assert check(compile_plan(random_zero_plan(rng, rng.choice([2, 3, 4, 6, 8])))) == [], seed
 
 
-@pytest.mark.parametrize(("world", "backend"), [(2, "fused"), (3, "serial"), (4, "threads")])
+@pytest.mark.parametrize(("world", "backend"), first_and_others([(2, "fused"), (3, "serial"), (4, "threads")]))
 @pytest.mark.parametrize("count", some_and_all(6, 60))
 def test_random_plans_agree_with_one_process(world: int, backend: Backend, count: int) -> None:
     """Losses of three steps, gradients of the first one, and after the last one the parameters of every rank, whole where it
