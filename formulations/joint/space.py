@@ -9,7 +9,7 @@ from typing import get_args
 
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
 from trainplan.formulations.step.schedules import most_sliced
-from trainplan.formulations.strategies import PARADIGMS, Paradigm, Strategy
+from trainplan.formulations.strategies import TREE, Paradigm, Strategy
 from trainplan.profiling.base.quantities import divisors
 
 Filter = Callable[[Strategy], bool]
@@ -58,8 +58,8 @@ def every_strategy(group: int, tp_degrees: Sequence[int]) -> list[Strategy]:
     Galvatron-BMW). For a power of two these are those of the paper's decision trees, in their order.
     """
     strategies = []
-    for count in range(len(PARADIGMS) + 1):
-        for order in permutations(PARADIGMS, count):
+    for count in range(len(TREE) + 1):
+        for order in permutations(TREE, count):
             if {"dp", "sdp"} <= set(order):
                 continue
             strategies += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factors(group, count)]

@@ -94,8 +94,8 @@ class Master:
         self.least = float(self.first[-1][0, units])  # of a round trip; of a step, too, where no micro-batch is in halves
 
     def need(self, u: Floats, after: Floats, w: int, first: NDArray[np.intp]) -> Floats:
-        """What a step takes at least from the first pass of a stage on, under the schedule (see `path_bounds`). u: round trips of
-        the stage's spans; after: of those behind it; w: the number of stages behind it; first: the first units of the spans."""
+        """What a step takes at least from the first pass of a stage on, under the schedule (see `path_bounds`). u: round trips
+        of the stage's spans; after: of those behind it; w: the number of stages behind it; first: the spans' first units."""
         if self.schedule == "gpipe":
             needed: Floats = gpipe_ns(u, after, w, self.m)
         elif self.schedule == "sliced":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -22,6 +23,7 @@ from tests.assignments import random_assignment
 from tests.cluster_instances import random_cluster
 from tests.instances import random_instance, random_pipeline
 from tests.partition_instances import random_partition
+from tests.solvers.joint_instances import random_instance as random_joint
 from tests.switch_instances import random_instance as random_switches
 
 MODELS = ("milp", "cpsat")
@@ -38,6 +40,7 @@ INSTANCES: dict[str, Callable[[int], Any]] = {
         np.random.default_rng(seed), 3 - seed % 2, synchronisation="free" if seed % 2 else "forced"
     ),
     "cluster-strategy": lambda seed: random_cluster(seed, 4, 5),
+    "joint": lambda seed: random_joint(random.Random(seed)),
 }
 OWN = [(name, entry) for name in ROOMS for entry in METHODS[name] if entry.name not in MODELS]
 
