@@ -12,10 +12,10 @@ all spans, numbers n, weights and prices are found together, a unit at a time, b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 from trainplan.formulations.instances import Integers
+from trainplan.solvers.chain.hull import hull_slopes
 from trainplan.solvers.joint.stage_tables import CutClasses, Floats, KindOptions, StageTables
 from trainplan.solvers.pipeline.spans import SpanClasses
 
@@ -142,18 +142,3 @@ def prices_of(tables: StageTables, depths: Sequence[int], most: int = MOST_PRICE
 
 def _memory(kind: KindOptions, depth: int) -> Integers:
     return kind.state + depth * (kind.kept + kind.held)
-
-
-def hull_slopes(memory: Integers, time: Integers) -> list[float]:
-    """Nanoseconds a byte along the lower left hull of points."""
-    hull: list[tuple[int, int]] = []
-    for x, y in sorted(zip(memory.tolist(), time.tolist(), strict=True)):
-        if hull and y >= hull[-1][1]:
-            continue
-        while len(hull) > 1:
-            (x0, y0), (x1, y1) = hull[-2:]
-            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
-                break
-            hull.pop()
-        hull.append((x, y))
-    return [(a[1] - b[1]) / (b[0] - a[0]) for a, b in pairwise(hull) if b[0] > a[0]]

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 from trainplan.formulations.layer_strategies.problem import Instance as StageInstance
 from trainplan.formulations.layer_strategies.problem import evaluate as evaluate_stage
 from trainplan.formulations.pipeline.problem import Configuration, Instance, Tables
 from trainplan.formulations.step.stage_memory import stage_peak
 from trainplan.solvers.chain.bounds import Cap
 from trainplan.solvers.chain.chain import chain_of
+from trainplan.solvers.chain.hull import hull_slopes
 from trainplan.solvers.chain.label_setting import label_setting
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.pipeline.cells import interface_cells
@@ -164,7 +163,7 @@ class SpanCosts:
         for depth in {self.depths[0], self.depths[-1]}:
             for kind in range(len(tables.time_ns)):
                 memory = depth * tables.forward_bytes[kind] + tables.state_bytes[kind]
-                slopes.update(_hull_slopes(memory, tables.time_ns[kind]))
+                slopes.update(hull_slopes(memory, tables.time_ns[kind]))
         ordered = sorted(slopes)
         if len(ordered) > MOST_PRICES:
             ordered = [ordered[i] for i in np.unique(np.linspace(0, len(ordered) - 1, MOST_PRICES).astype(int))]
@@ -247,19 +246,3 @@ class SpanCosts:
     def stage_instance(self, first: int, last: int, depth: int, weight: Weight) -> StageInstance:
         """The layer-strategies instance whose optimum is F, over the options that are not dominated."""
         return self.instance.span(self.tables, first, last, depth, weight)
-
-
-def _hull_slopes(memory: NDArray[np.int64], time: NDArray[np.int64]) -> list[float]:
-    """Nanoseconds a byte along the lower left hull of points."""
-    points = sorted(zip(memory.tolist(), time.tolist(), strict=True))
-    hull: list[tuple[int, int]] = []
-    for x, y in points:
-        if hull and y >= hull[-1][1]:
-            continue
-        while len(hull) > 1:
-            (x0, y0), (x1, y1) = hull[-2:]
-            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
-                break
-            hull.pop()
-        hull.append((x, y))
-    return [(a[1] - b[1]) / (b[0] - a[0]) for a, b in pairwise(hull) if b[0] > a[0]]

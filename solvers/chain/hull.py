@@ -1,0 +1,22 @@
+"""The lower left hull of options' memory and time: at which prices of memory the cheapest option changes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from trainplan.formulations.instances import Integers
+
+
+def hull_slopes(memory: Integers, time: Integers) -> list[float]:
+    """Nanoseconds a byte along the lower left hull of points."""
+    hull: list[tuple[int, int]] = []
+    for x, y in sorted(zip(memory.tolist(), time.tolist(), strict=True)):
+        if hull and y >= hull[-1][1]:
+            continue
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return [(a[1] - b[1]) / (b[0] - a[0]) for a, b in pairwise(hull) if b[0] > a[0]]
