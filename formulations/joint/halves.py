@@ -9,27 +9,15 @@ from __future__ import annotations
 
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.primitives import collective
-from trainplan.formulations.work.units import reductions, unit_work
+from trainplan.formulations.work.units import partial_sums_ns, unit_work
 from trainplan.profiling.profiles import Profile
 
 
 def halved_passes(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> tuple[int, int, int]:
     """The forward passes of the first and the second half, and the backward pass of both, in ns. samples: of both halves."""
     work, times = unit_work(profile, sublayer, strategy, samples), times_of(profile, sublayer, strategy, samples)
-    forward_ns, backward_ns = _partial_ns(profile, sublayer, strategy, samples // 2)
+    rows = samples // 2 // strategy.data_degree
+    forward_ns, backward_ns = map(round, partial_sums_ns(profile, profile.shapes[sublayer], strategy, rows))
     beside = times.forward_ns - work.forward_ns - work.partial_ns + forward_ns
     back = times.backward_ns - work.partial_back_ns + 2 * backward_ns
     return work.forward_ns // 2 + beside, work.forward_ns - work.forward_ns // 2 + beside, back
-
-
-def _partial_ns(profile: Profile, sublayer: str, strategy: Strategy, samples: int) -> tuple[int, int]:
-    """What tensor-parallel ranks add up of so many samples: outputs, or a head's statistics; and gradients of inputs."""
-    shape, tp, rows = profile.shapes[sublayer], strategy.degree("tp"), samples // strategy.data_degree
-    ranks, (forward, back) = strategy.peers(0, "tp"), reductions(shape, tp)
-    if shape.kind == "head" and not shape.shard(tp).whole:
-        size = 3 * tp * rows * shape.tokens * profile.parameter_bytes
-        there = collective(profile, "all-gather", size, ranks)
-    else:
-        there = collective(profile, "all-reduce", rows * shape.output_bytes, ranks, forward)
-    return there, collective(profile, "all-reduce", rows * shape.input_bytes, ranks, back)

@@ -167,13 +167,10 @@ def exact_work(
     def among(paradigm: Paradigm, operation: Operation, message_bytes: int) -> float:
         return collective_ns(profile.network, operation, message_bytes, _peers(strategy, paradigm))
 
+    partial, partial_back = partial_sums_ns(profile, shape, strategy, rows)
     hidden = rows * (shape.output_bytes if forward else shape.input_bytes)
     gather, scatter = (among("tp", way, hidden) for way in _WAYS)
     spread = strategy.sequence_parallel
-    if shape.kind == "head" and not shard.whole:
-        partial = among("tp", "all-gather", 3 * tp * rows * shape.tokens * statistic_bytes(profile))
-    else:
-        partial = 0.0 if spread else forward * among("tp", "all-reduce", hidden)
     replicated = shard.replicated_parameters * gradient
     return UnitWork(
         forward_ns=(entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value,
@@ -181,7 +178,7 @@ def exact_work(
         gather_ns=among("sdp", "all-gather", whole * element) if strategy.shares_parameters else 0.0,
         recompute_ns=entry.forward_ns.value if strategy.ckpt else 0,
         backward_ns=entry.backward_ns.value,
-        partial_back_ns=0.0 if spread else back * among("tp", "all-reduce", rows * shape.input_bytes),
+        partial_back_ns=partial_back,
         tokens_in_ns=back * gather * spread,
         tokens_out_ns=forward * scatter * spread,
         tokens_again_ns=back * gather * spread,
@@ -194,6 +191,22 @@ def exact_work(
         optimizer_ns=part * profile.optimizer_ns_per_parameter.value,
         update_ns=among("sdp", "all-gather", whole * element) if strategy.gathers_updates else 0.0,
     )
+
+
+def partial_sums_ns(profile: Profile, shape: SublayerShape, strategy: Strategy, rows: int) -> tuple[float, float]:
+    """What tensor-parallel ranks add up of so many rows each, with its fraction: outputs, or gather of a head's statistics; and
+    gradients of inputs. Ranks that share the tokens add up none of the hidden states."""
+    tp, (forward, back) = strategy.degree("tp"), reductions(shape, strategy.degree("tp"))
+    summed = not strategy.sequence_parallel
+
+    def among(operation: Operation, message_bytes: int) -> float:
+        return collective_ns(profile.network, operation, message_bytes, _peers(strategy, "tp"))
+
+    if shape.kind == "head" and not shape.shard(tp).whole:
+        there = among("all-gather", 3 * tp * rows * shape.tokens * statistic_bytes(profile))
+    else:
+        there = forward * among("all-reduce", rows * shape.output_bytes) if forward and summed else 0.0
+    return there, back * among("all-reduce", rows * shape.input_bytes) if back and summed else 0.0
 
 
 def grouped_units(profile: Profile, by_unit: bool = False) -> list[list[ChainUnit]]:
