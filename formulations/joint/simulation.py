@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ import numpy as np
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.step.arrays import gpipe_ends_ns, one_f_one_b_ends_ns
 from trainplan.formulations.step.messages import Item, with_messages
-from trainplan.formulations.step.schedules import Pass, is_sliced
+from trainplan.formulations.step.schedules import Pass, in_turn, is_sliced
 
 End = TypeVar("End")
 Symbol = tuple[str, int]  # a time of `StageTimes` by its name, and the stage
@@ -106,22 +107,11 @@ def ends(configuration: Configuration, after: After[End]) -> list[End]:
     if configuration.schedule.chunks > 1:
         return _interleaved(with_messages(orders, configuration.stages), configuration, after)
     ended: dict[Pass, End] = {}
-    at = [0] * len(orders)
     free: list[list[End]] = [[] for _ in orders]  # the end of each site's last pass, if it has had one
-    going = True
-    while going:
-        going = False
-        for x, order in enumerate(orders):
-            while at[x] < len(order):
-                task = order[at[x]]
-                source = _source(configuration, task)
-                if source is not None and source not in ended:
-                    break
-                waits = free[x] if source is None else [*free[x], ended[source]]
-                ended[task] = after(waits, _symbols(configuration, task))
-                free[x] = [ended[task]]
-                at[x] += 1
-                going = True
+    for x, task, source in in_turn(orders, partial(_source, configuration)):
+        waits = free[x] if source is None else [*free[x], ended[source]]
+        ended[task] = after(waits, _symbols(configuration, task))
+        free[x] = [ended[task]]
     return [end for [end] in free]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from trainplan.formulations.step.schedules import Pass
+from trainplan.formulations.step.schedules import Pass, in_turn
 
 TIMES = {"forward": 1, "backward": 2}
 
@@ -46,21 +46,10 @@ def with_messages(orders: Sequence[Sequence[Pass]], stages: int) -> list[list[It
 def _ends(orders: Sequence[Sequence[Pass]], stages: int) -> dict[Pass, int]:
     """When each pass ends where passes begin as soon as they can."""
     ends: dict[Pass, int] = {}
-    at, free = [0] * len(orders), [0] * len(orders)
-    going = True
-    while going:
-        going = False
-        for device, order in enumerate(orders):
-            while at[device] < len(order):
-                task = order[at[device]]
-                needed = _needed(task, stages)
-                if needed is not None and needed not in ends:
-                    break
-                begin = max(free[device], ends[needed] if needed is not None else 0)
-                ends[task] = free[device] = begin + TIMES[task.kind]
-                at[device] += 1
-                going = True
-    assert all(place == len(order) for place, order in zip(at, orders, strict=True)), "an order of passes that gets stuck"
+    free = [0] * len(orders)
+    for device, task, needed in in_turn(orders, lambda task: _needed(task, stages)):
+        begin = max(free[device], ends[needed] if needed is not None else 0)
+        ends[task] = free[device] = begin + TIMES[task.kind]
     return ends
 
 

@@ -18,7 +18,7 @@ here yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
 Schedule = Literal["1f1b", "gpipe"]
@@ -106,6 +106,24 @@ def orders(schedule: PlanSchedule, stages: int, micro_batches: int, sliced: int 
         return gpipe(stages, micro_batches)
     assert schedule == "1f1b", f"{schedule} has no order"
     return one_f_one_b(stages, micro_batches, sliced)
+
+
+def in_turn(orders: Sequence[Sequence[Pass]], needed: Callable[[Pass], Pass | None]) -> Iterator[tuple[int, Pass, Pass | None]]:
+    """All passes with their device and the pass that they need, each behind that one and those before it on its device."""
+    done, at, going = set[Pass](), [0] * len(orders), True
+    while going:
+        going = False
+        for device, order in enumerate(orders):
+            while at[device] < len(order):
+                task = order[at[device]]
+                source = needed(task)
+                if source is not None and source not in done:
+                    break
+                yield device, task, source
+                done.add(task)
+                at[device] += 1
+                going = True
+    assert all(place == len(order) for place, order in zip(at, orders, strict=True)), "an order of passes that gets stuck"
 
 
 def in_flight(order: Sequence[Pass]) -> int:
