@@ -7,6 +7,7 @@ from trainplan.execution.run.processes import run_plans
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan import Plan
 
+from tests.execution.measured import memory_follows_the_walk
 from tests.execution.plans import DROPPING, random_plan, random_unlike_plan
 from tests.execution.residence_plans import random_residence_plan
 from tests.execution.switch_plans import LARGER
@@ -74,11 +75,4 @@ def test_measured_memory_follows_the_walk(world: int, count: int) -> None:
     """Against torch's own allocations."""
     rng = random.Random(5)
     plans = [random_residence_plan(rng, world, lambda r, w: random_plan(r, w, r.choice(LARGER))) for _ in range(count)]
-    errors = []
-    for report in run_plans(plans, steps=1, compare=False, measure_memory=True):
-        assert report.peak_bytes is not None
-        errors += [abs(a / b - 1) for a, b in zip(report.predicted_peak_bytes, report.peak_bytes, strict=True)]
-    errors.sort()
-    print(f"memory walk against torch: median error {errors[len(errors) // 2]:.2%}, worst {errors[-1]:.2%}")
-    assert errors[len(errors) // 2] < 0.01
-    assert errors[-1] < 0.03
+    memory_follows_the_walk(run_plans(plans, steps=1, compare=False, measure_memory=True), 0.03)

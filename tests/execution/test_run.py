@@ -11,6 +11,7 @@ from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.execution.walk.checks import check
 from trainplan.profiling.base.errors import InputError
 
+from tests.execution.measured import memory_follows_the_walk
 from tests.execution.plans import (
     BERT,
     DROPPING,
@@ -110,14 +111,7 @@ def test_measured_memory_follows_the_walk(count: int) -> None:
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
     models = [model.with_fields(sequence=128, **sizes).in_dtype("float32") for model in (GPT2, DROPPING[0])]
     plans = [random_plan(rng, 4, model, stages) for stages in (1, 2, 4) for _ in range(count) for model in models]
-    errors = []
-    for report in run_plans(plans, steps=1, compare=False, measure_memory=True):
-        assert report.peak_bytes is not None
-        errors += [abs(a / b - 1) for a, b in zip(report.predicted_peak_bytes, report.peak_bytes, strict=True)]
-    errors.sort()
-    print(f"memory walk against torch: median error {errors[len(errors) // 2]:.2%}, worst {errors[-1]:.2%}")
-    assert errors[len(errors) // 2] < 0.01
-    assert errors[-1] < 0.05
+    memory_follows_the_walk(run_plans(plans, steps=1, compare=False, measure_memory=True))
 
 
 @pytest.mark.parametrize("model", [GPT2, UNTIED, BERT], ids=["gpt2", "untied", "bert"])

@@ -12,6 +12,7 @@ from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.memory_switches.switches import ALL_ON, Switches
 from trainplan.formulations.plan import Plan
 
+from tests.execution.measured import memory_follows_the_walk
 from tests.execution.plans import UNTIED
 from tests.execution.switch_plans import FREE, LARGER, MODELS, random_switch_plan, switch_plan
 from tests.sizes import first_and_others, some_and_all
@@ -87,13 +88,6 @@ def test_measured_memory_follows_the_walk(world: int, count: int) -> None:
     plans = [random_switch_plan(rng, world, rng.choice(LARGER), 8) for _ in range(count)]
     plans += [switch_plan(LARGER[0], world, [each] * len(LARGER[0].units), True, 8) for each in (Switches(), ALL_ON)]
     reports = run_plans(plans, steps=1, compare=False, measure_memory=True)
-    errors = []
-    for report in reports:
-        assert report.peak_bytes is not None
-        errors += [abs(a / b - 1) for a, b in zip(report.predicted_peak_bytes, report.peak_bytes, strict=True)]
-    errors.sort()
-    print(f"memory walk against torch: median error {errors[len(errors) // 2]:.2%}, worst {errors[-1]:.2%}")
-    assert errors[len(errors) // 2] < 0.01
-    assert errors[-1] < 0.05
+    memory_follows_the_walk(reports)
     most, least = (report.peak_bytes[0] for report in reports[-2:] if report.peak_bytes)
     assert least < 0.75 * most, "what is measured, not only what is predicted"
