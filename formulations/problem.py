@@ -76,7 +76,8 @@ class Problem(ABC):
     (but `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
 
     home: the module whose functions `load`, `load_solution`, `solution_dict`, `evaluate`, `violations` and `describe` the
-    methods of these names call. explained_by: the function that `explain` calls, as `module:name`. name: as users write it.
+    methods of these names call. solved_by: the package of its solvers, whose module `methods` lists them; by default
+    none: brute force solves it, and methods of other packages. name: as users write it.
     record, solution_record: the file formats. parameters: what `instance` reads from `request.options`. needs: what a request
     has to name where it has no profile. largest: the most solutions that brute force takes. solution_field: of the solution's
     file format, the list that a bare sequence of numbers stands for. picture: the function that draws a solution,
@@ -84,7 +85,7 @@ class Problem(ABC):
     """
 
     home: ModuleType  # no ClassVar, which mypy takes no assigned module for
-    explained_by: ClassVar[str]
+    solved_by: ClassVar[str] = "trainplan.solvers.core"
     name: ClassVar[str]
     record: ClassVar[type[Record]]
     solution_record: ClassVar[type[Record]]
@@ -128,11 +129,15 @@ class Problem(ABC):
 
     def explain(self, instance: Any) -> Any:
         """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, or where that is not certain."""
-        return attribute(self.explained_by)(instance)
+        return self.solvers().call("explain", instance)
 
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
         return str(instance.provenance.get("cost_model", self.name))
+
+    def solvers(self) -> Any:
+        """What its package of solvers offers, as `solvers.core.entries.Methods`; brute force comes in addition."""
+        return attribute(f"{self.solved_by}.methods:METHODS")
 
     # Memory
 

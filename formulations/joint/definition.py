@@ -37,7 +37,7 @@ class Joint(Problem):
     home = home
     name = NAME
     record, solution_record = InstanceRecord, SolutionRecord
-    explained_by = "trainplan.solvers.joint.least_memory:explain"
+    solved_by = "trainplan.solvers.joint"
     parameters = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT)
 
     def cost_model(self, instance: Instance) -> str:

@@ -34,7 +34,7 @@ class LayerStrategies(Problem):
     home = problem
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
-    explained_by = "trainplan.solvers.chain.least_memory:explain"
+    solved_by = "trainplan.solvers.chain"
     parameters = (
         COST_MODEL,
         PIPELINE,

@@ -25,7 +25,7 @@ from trainplan.profiling.base.quantities import format_bytes, format_count, form
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
 from trainplan.simulating import Simulation
-from trainplan.solvers.core.registry import Entry
+from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Point, Result, peak_text
 from trainplan.throughputs import Throughput
 from trainplan.trials import Trials
