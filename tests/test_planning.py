@@ -17,6 +17,7 @@ from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from tests.execution.plans import BERT, GPT2, LLAMA, SCHEDULES, UNTIED
+from tests.sizes import first_and_others
 from trainplan.planned import Planned
 
 GPT2_SIZES = {"n_embd": 256, "n_head": 4, "n_inner": 1024, "n_positions": 128, "n_layer": 5, "vocab_size": 3001}
@@ -140,7 +141,7 @@ def test_a_plan_of_several_stages_survives_its_file() -> None:
     assert [stage.ranks for stage in again.stages] == [[0, 1], [2, 3]]
 
 
-@pytest.mark.parametrize(("cluster", "devices"), [("a100-64", 64), ("h200-1024", 128)])
+@pytest.mark.parametrize(("cluster", "devices"), first_and_others([("a100-64", 64), ("h200-1024", 128)]))
 def test_large_clusters(cluster: str, devices: int) -> None:
     """BERT-xHuge in four stages or more: the first rank of every stage keeps the memory that its plan says."""
     given = part(load_cluster(cluster), devices)
