@@ -8,6 +8,7 @@ one stage's first device stands for all; the time walk over the plan's programs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -68,8 +69,9 @@ class JointCosts:
 
     def _every_strategy(self, group: int) -> list[Strategy]:
         network = self.profile.network
-        strategies = filter(self.space.strategies, every_strategy(group, self.tp_degrees))
-        return [strategy for strategy in strategies if groups_alike(network, strategy)]
+        space = self.space
+        plain = [s for s in every_strategy(group, self.tp_degrees, space.zero, space.hybrid) if groups_alike(network, s)]
+        return [s for s in (*plain, *(replace(s, ckpt=True) for s in plain)) if space.strategies(s)]
 
     @cached_property
     def depths(self) -> list[int]:
@@ -122,7 +124,8 @@ class JointCosts:
         times = times_of(profile, sublayer, strategy, samples, once)
         head = once and profile.shapes[sublayer].kind == "head"
         left_out = table_part(profile, strategy.degree("tp")) if head else 0
-        optimizer = unit_work(profile, sublayer, strategy, samples, left_out=left_out).optimizer_ns
+        work_ns = unit_work(profile, sublayer, strategy, samples, left_out=left_out)
+        optimizer = work_ns.optimizer_ns + work_ns.update_ns  # new parameters are gathered behind the optimizer
         kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once)
         if sliced:  # both halves have a graph
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
@@ -195,7 +198,7 @@ class JointCosts:
             return Tied(reduce_ns=time)
         strategies = self.strategies(group, samples)
         states = list(dict.fromkeys(strategy.layout for strategy in strategies))
-        equal = np.array([[a.levels == b.levels for b in strategies] for a in strategies], bool)
+        equal = np.array([[(a.levels, a.zero_stage) == (b.levels, b.zero_stage) for b in strategies] for a in strategies], bool)
         once = self._unit(self.kinds[self.units[-1].kind], strategies, states, samples, False, once=True)
         return Tied(reduce_ns=time, equal=equal.reshape(len(strategies), len(strategies)), once=once)
 

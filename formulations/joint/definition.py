@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from trainplan.formulations import parameters
 from trainplan.formulations.joint import home
+from trainplan.formulations.joint.asked import PARAMETERS, space_of
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
-from trainplan.formulations.joint.space import SCHEDULES, Space
+from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.tables import OptionTable
-from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.plan import Batch, Plan, Stage
 from trainplan.formulations.plan_units import planned_unit
 from trainplan.formulations.problem import Part, Problem, Table
@@ -24,11 +23,6 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
-
-SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
-SLICED = Parameter("sliced", int, "micro-batches that 1F1B may begin in two halves, at most", 0, least=0)
-CHUNKS = Parameter("chunks", int, "stages that the interleaved schedule may have on each group of devices, at most", 2, least=2)
-BY_UNIT = replace(parameters.BY_UNIT, about="choose for every sub-layer, not for every layer", default=True)
 
 
 class Joint(Problem):
@@ -38,7 +32,7 @@ class Joint(Problem):
     name = NAME
     record, solution_record = InstanceRecord, SolutionRecord
     explained_by = "trainplan.solvers.joint.least_memory:explain"
-    parameters = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT)
+    parameters = PARAMETERS
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and how a step is judged."""
@@ -65,17 +59,7 @@ class Joint(Problem):
 
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for. Raises InputError."""
-        options = request.options
-        schedules = SCHEDULES if options["schedule"] == "all" else (options["schedule"],)
-        space = Space(
-            depths=None if options["pipeline"] is None else [options["pipeline"]],
-            micro_batches=None if options["micro_batches"] is None else [options["micro_batches"]],
-            schedules=schedules,
-            most_sliced=options["sliced"],
-            most_chunks=options["chunks"],
-            by_unit=options["by_unit"],
-        )
-        return build(request, space)
+        return build(request, space_of(request.options))
 
     def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
         """One, with a configuration for each option of each of the instance's that all units have."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import get_args
+from typing import Literal, get_args
 
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
 from trainplan.formulations.step.schedules import most_sliced
@@ -13,6 +13,8 @@ from trainplan.formulations.strategies import TREE, Paradigm, Strategy
 from trainplan.profiling.base.quantities import divisors
 
 Filter = Callable[[Strategy], bool]
+ZeroStage = Literal[0, 1, 2, 3]
+ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
@@ -21,9 +23,10 @@ class Space:
     """What may be chosen. Where a field is None, all that is possible.
 
     depths: numbers of sites in a pipeline; micro_batches: their numbers; schedules: by name, and how many micro-batches may be
-    sliced at most, and how many stages a site may have. strategies: those that may be options. cuts: the first units of the
-    stages after the first. by_unit: whether every sub-layer is cut and chosen by itself; else all of one layer are one.
-    between_layers: whether stages begin with a layer. step: how a step is judged.
+    sliced at most, and how many stages a site may have. zero: ZeRO stages of ranks that split the samples, 0 being copies (dp);
+    hybrid: whether they may hold copies of shards, too (HSDP). strategies: those of all these that may be options. cuts: the
+    first units of the stages after the first. by_unit: whether every sub-layer is cut and chosen by itself; else all of one
+    layer are one. between_layers: whether stages begin with a layer. step: how a step is judged.
     """
 
     depths: Sequence[int] | None = None
@@ -31,6 +34,8 @@ class Space:
     schedules: tuple[ScheduleName, ...] = ("1f1b",)
     most_sliced: int = 0
     most_chunks: int = 1
+    zero: tuple[ZeroStage, ...] = ZERO_STAGES
+    hybrid: bool = False
     strategies: Filter = lambda strategy: True
     cuts: tuple[int, ...] | None = None
     by_unit: bool = True
@@ -51,20 +56,27 @@ class Space:
                     yield Schedule("interleaved", chunks=chunks)
 
 
-def every_strategy(group: int, tp_degrees: Sequence[int]) -> list[Strategy]:
-    """All strategies of one unit on `group` devices with these tensor-parallel degrees, those with recomputation last.
+def every_strategy(
+    group: int, tp_degrees: Sequence[int], zero: Sequence[ZeroStage] = (0, 3), hybrid: bool = False
+) -> list[Strategy]:
+    """All ways to lay a unit out on `group` devices with these tensor-parallel degrees, without recomputation.
 
-    Degrees are any divisors of the group, of 2 or more. DP and SDP are not mixed, as SDP alone is never worse (Takeaway 3 of
-    Galvatron-BMW). For a power of two these are those of the paper's decision trees, in their order.
+    Degrees are any divisors of the group, of 2 or more. zero: stages of ZeRO; 0 stands for dp, the others for sdp. hybrid: dp
+    beside sdp, too, one level right outside the other, so that shards are gathered over the faster links. For a power of two,
+    without hybrids and of stages 0 and 3 alone, these are those of Galvatron-BMW's decision trees, in their order.
     """
-    strategies = []
+    stages, strategies = [stage for stage in (3, 2, 1) if stage in zero], list[Strategy]()
     for count in range(len(TREE) + 1):
         for order in permutations(TREE, count):
-            if {"dp", "sdp"} <= set(order):
+            mixed = {"dp", "sdp"} <= set(order)
+            if mixed and not (hybrid and order.index("sdp") == order.index("dp") + 1):
                 continue
-            strategies += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factors(group, count)]
-    kept = [strategy for strategy in strategies if strategy.degree("tp") in tp_degrees]
-    return kept + [Strategy(strategy.levels, True) for strategy in kept]
+            if "dp" in order and not mixed and 0 not in zero:
+                continue
+            for degrees in _factors(group, count):
+                levels = tuple(zip(order, degrees, strict=True))
+                strategies += [Strategy(levels, zero=stage) for stage in (stages if "sdp" in order else (3,))]
+    return [strategy for strategy in strategies if strategy.degree("tp") in tp_degrees]
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:

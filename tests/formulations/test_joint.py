@@ -103,11 +103,11 @@ def compare(rng: random.Random, world: int, space: Space, network: Network, solu
 
 @pytest.mark.parametrize("seed", range(40))
 def test_objectives_are_steps_of_the_time_walk(seed: int) -> None:
-    """To the nanosecond on one lane a rank: any strategies, cuts, depths and micro-batches, tables tied across stages, links
-    of several kinds. No rank's programs need more than the memory of its stage."""
+    """To the nanosecond on one lane a rank: any strategies and ZeRO stages, cuts, depths and micro-batches, tables tied across
+    stages, links of several kinds. No rank's programs need more than the memory of its stage."""
     rng = random.Random(seed)
     schedules: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
-    compare(rng, rng.choice([1, 2, 4, 8]), Space(schedules=schedules), rng.choice(NETWORKS), 4)
+    compare(rng, rng.choice([1, 2, 4, 8]), Space(schedules=schedules, hybrid=True), rng.choice(NETWORKS), 4)
 
 
 @pytest.mark.parametrize("seed", range(20))
