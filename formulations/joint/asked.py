@@ -17,7 +17,9 @@ CHUNKS = Parameter("chunks", int, "stages that the interleaved schedule may have
 BY_UNIT = replace(parameters.BY_UNIT, about="choose for every sub-layer, not for every layer", default=True)
 ZERO = Parameter("zero", str, "ZeRO stages to choose from, 0 for copies (dp), such as 0,3", ",".join(map(str, ZERO_STAGES)))
 HYBRID = Parameter("hybrid", bool, "let ranks hold copies of shards, too: dp outside sdp (HSDP)", False)
-PARAMETERS = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID)
+SEQUENCE_PARALLEL = Parameter("sequence_parallel", bool, "let tensor-parallel ranks share the tokens, too", True)
+MODULES = Parameter("modules", bool, "let modules be recomputed by themselves, too: attention, activation, norms, loss", False)
+PARAMETERS = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES)
 
 
 def space_of(options: Mapping[str, Any]) -> Space:
@@ -31,6 +33,8 @@ def space_of(options: Mapping[str, Any]) -> Space:
         by_unit=options["by_unit"],
         zero=_zero_stages(options["zero"]),
         hybrid=options["hybrid"],
+        sequence_parallel=options["sequence_parallel"],
+        recompute=("none", "modules", "full") if options["modules"] else ("none", "full"),
     )
 
 

@@ -14,17 +14,17 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.borders import Borders, State, state_name, state_of
 from trainplan.formulations.joint.halves import halved_passes
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
-from trainplan.formulations.joint.sites import groups_alike, stage_links, stage_pairs, stages_alike
-from trainplan.formulations.joint.space import Space, every_strategy
-from trainplan.formulations.joint.tables import Boundary, Halved, Option, OptionTable, Tables, Tied
+from trainplan.formulations.joint.sites import groups_alike, stages_alike
+from trainplan.formulations.joint.space import Space, every_strategy, ways
+from trainplan.formulations.joint.tables import Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy, gather_ranks
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, slowest_message_ns, tied_ns
+from trainplan.formulations.work.moves import moved_bytes, tied_ns
 from trainplan.formulations.work.units import grouped_units, layer_name, table_part, unit_work
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
@@ -52,26 +52,29 @@ class JointCosts:
         self.boundary_kinds = tuple(self.boundaries.index(size) for size in between)
         layers = [group[0].layer for group in grouped]
         self.cuttable = tuple(not space.between_layers or a != b for a, b in pairwise(layers))
+        self.borders = Borders(profile)
         self.tables = cache(self._tables)
         self.tied = cache(self._tied)
         self.strategies = cache(self._strategies)
-        self.links = cache(partial(stage_links, profile))
-        self.pairs = cache(partial(stage_pairs, profile))
         self._every = cache(self._every_strategy)
-        self._slices = cache(self._only_slices)
         self._gathered_more = cache(self._more)
 
     # What is possible
 
-    def _strategies(self, group: int, samples: int, parts: int = 1) -> list[Strategy]:
-        """The space's strategies of a stage of `group` devices that divide the samples of a micro-batch, or of its `parts`."""
-        return [strategy for strategy in self._every(group) if samples % (parts * strategy.data_degree) == 0]
+    def _strategies(self, group: int, samples: int, sliced: bool) -> tuple[tuple[Strategy, ...], ...]:
+        """By kind of unit, the space's strategies on a stage of `group` devices that divide the samples of a micro-batch, or of
+        its halves where some are `sliced`; nothing where a kind has none."""
+        least = 2 if sliced else 1  # samples of a rank
+        possible = [strategy for strategy in self._every(group) if samples % (least * strategy.data_degree) == 0]
+        space = replace(self.space, sequence_parallel=self.space.sequence_parallel and not sliced)
+        model = self.profile.described_model
+        sublayers = {} if model is None else model.sublayers
+        by_kind = [ways(space, possible, [sublayers[part] for part in parts if sublayers]) for parts in self.kinds]
+        return tuple(map(tuple, by_kind)) if all(by_kind) else ()
 
     def _every_strategy(self, group: int) -> list[Strategy]:
-        network = self.profile.network
-        space = self.space
-        plain = [s for s in every_strategy(group, self.tp_degrees, space.zero, space.hybrid) if groups_alike(network, s)]
-        return [s for s in (*plain, *(replace(s, ckpt=True) for s in plain)) if space.strategies(s)]
+        possible = every_strategy(group, self.tp_degrees, self.space.zero, self.space.hybrid)
+        return [strategy for strategy in possible if groups_alike(self.profile.network, strategy)]
 
     @cached_property
     def depths(self) -> list[int]:
@@ -84,30 +87,29 @@ class JointCosts:
 
     def _tables(self, group: int, samples: int, sliced: bool) -> Tables:
         """The tables of stages of `group` devices with so many samples a micro-batch."""
-        strategies = self.strategies(group, samples, 2 if sliced else 1)
-        states = list(dict.fromkeys(strategy.layout for strategy in strategies))
-        units = tuple(self._unit(parts, strategies, states, samples, sliced) for parts in self.kinds)
-        shown = {strategy.layout: strategy for strategy in strategies}
-        of_state = [shown[state] for state in states]
+        by_kind = self.strategies(group, samples, sliced)
+        shown = {state_of(strategy): strategy for strategies in by_kind for strategy in strategies}
+        states, of_state = list(shown), list(shown.values())
+        units = (self._unit(*kind, states, samples, sliced) for kind in zip(self.kinds, by_kind, strict=True))
         return Tables(
-            units=units,
-            boundaries=tuple(self._boundary(size, of_state, group, samples, sliced) for size in self.boundaries),
-            states=tuple("-".join(f"{degree}x{stride}" for stride, degree in state) or "whole" for state in states),
+            units=tuple(units),
+            boundaries=tuple(self.borders.boundary(size, of_state, group, samples, sliced) for size in self.boundaries),
+            states=tuple(map(state_name, states)),
         )
 
     def _unit(
         self,
         parts: Parts,
         strategies: Sequence[Strategy],
-        states: Sequence[Any],
+        states: Sequence[State],
         samples: int,
         sliced: bool,
         once: bool = False,
     ) -> OptionTable:
-        more = self._gathered_more(tuple(strategies))
+        more = self._gathered_more(tuple({strategy.layout: strategy for strategy in strategies}.values()))
         rows = [[self._part(part, strategy, samples, once, sliced, more) for part in parts] for strategy in strategies]
         columns = {name: [joined[name] for joined in map(_joined, rows)] for name in _NAMES}
-        interface = [states.index(strategy.layout) for strategy in strategies]
+        interface = [states.index(state_of(strategy)) for strategy in strategies]
         options = [Option(str(strategy), strategy) for strategy in strategies]
         halved = None
         if sliced:
@@ -146,49 +148,6 @@ class JointCosts:
         )
         return max(most) - 1
 
-    def _boundary(self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool) -> Boundary:
-        """One kind of boundary, of so many bytes a sample. strategies: one of each interface state."""
-        shape = (len(self.pairs(group)), len(strategies), len(strategies))
-        there, sent = self._relayouts(size, strategies, samples), self._messages(size, strategies, group, samples)
-        halves: dict[str, Any] = {}
-        if sliced:
-            half, half_sent = (
-                self._relayouts(size, strategies, samples // 2),
-                self._messages(size, strategies, group, samples // 2),
-            )
-            halves["halved_relayout_forward_ns"], halves["halved_relayout_backward_ns"] = half, 2 * half.T
-            halves["halved_message_forward_ns"] = np.broadcast_to(half_sent[:, :, None], shape).copy()
-        sizes = np.array([samples // strategy.data_degree * size for strategy in strategies], np.int64)
-        return Boundary(
-            message_forward_bytes=np.broadcast_to(sizes[:, None], shape[1:]).copy(),
-            message_backward_bytes=np.broadcast_to(sizes[None, :], shape[1:]).copy(),
-            relayout_forward_ns=there,
-            relayout_backward_ns=there.T.copy(),
-            message_forward_ns=np.broadcast_to(sent[:, :, None], shape).copy(),
-            message_backward_ns=np.broadcast_to(sent[:, None, :], shape).copy(),
-            **halves,
-        )
-
-    def _relayouts(self, size: int, strategies: Sequence[Strategy], samples: int) -> Integers:
-        """(C, C): of so many samples, from the state of one strategy to that of another."""
-        times = np.zeros((len(strategies), len(strategies)), np.int64)
-        for a, before in enumerate(strategies):
-            for b, after in enumerate(strategies):
-                if not self._slices(before, after):
-                    times[a, b] = round(slice_gather_ns(self.profile, before, after, samples, size))
-        return times
-
-    def _only_slices(self, before: Strategy, after: Strategy) -> bool:
-        """Whether every rank holds all that it needs. Of powers of two, what holds for one rank holds for all."""
-        alike = before.group & (before.group - 1) == 0
-        return alike and len(gather_ranks(before, after, 0)) == 1
-
-    def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
-        """(K, C): of so many samples in the state of each strategy, by kind of link."""
-        messages = [samples // strategy.data_degree * size for strategy in strategies]
-        times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self.pairs(group)]
-        return np.array(times, np.int64).reshape(len(times), len(strategies))
-
     def _tied(self, group: int, samples: int) -> Tied | None:
         profile, depth = self.profile, self.profile.devices // group
         if not profile.tied_parameters:
@@ -196,11 +155,12 @@ class JointCosts:
         time = tied_ns(profile, group, depth)
         if depth > 1:
             return Tied(reduce_ns=time)
-        strategies = self.strategies(group, samples)
-        states = list(dict.fromkeys(strategy.layout for strategy in strategies))
-        equal = np.array([[(a.levels, a.zero_stage) == (b.levels, b.zero_stage) for b in strategies] for a in strategies], bool)
-        once = self._unit(self.kinds[self.units[-1].kind], strategies, states, samples, False, once=True)
-        return Tied(reduce_ns=time, equal=equal.reshape(len(strategies), len(strategies)), once=once)
+        by_kind = self.strategies(group, samples, False)
+        states = list({state_of(strategy): None for strategies in by_kind for strategy in strategies})
+        first, last = (by_kind[self.units[end].kind] for end in (0, -1))
+        equal = np.array([[(a.levels, a.zero_stage) == (b.levels, b.zero_stage) for b in last] for a in first], bool)
+        once = self._unit(self.kinds[self.units[-1].kind], last, states, samples, False, once=True)
+        return Tied(reduce_ns=time, equal=equal, once=once)
 
     # The instance
 
@@ -237,13 +197,13 @@ class JointCosts:
         for depth in depths:
             group = devices // depth
             for count in numbers:
-                if batch % count or not self.strategies(group, batch // count):
+                if batch % count or not self.strategies(group, batch // count, False):
                     continue
                 for schedule in space.schedules_of(depth, count, len(self.units)):
                     if self._sound(schedule, group, batch // count):
                         configurations.append(self._configuration(schedule, depth, count, batch // count))
         if not configurations:
-            if any(self.strategies(devices // depth, batch // m) for depth in depths for m in numbers if batch % m == 0):
+            if any(self.strategies(devices // depth, batch // m, False) for depth in depths for m in numbers if batch % m == 0):
                 problem, fix = f"is {' or '.join(space.schedules)}", "give 1f1b: these depths and micro-batches do not suit it"
                 raise InputError("command line", "--schedule", problem, fix)
             fix = f"give a multiple of {devices}"
@@ -253,7 +213,7 @@ class JointCosts:
     def _sound(self, schedule: Schedule, group: int, samples: int) -> bool:
         """Whether the fixed cuts suit the schedule, and some strategy halves of micro-batches, where it slices them."""
         cuts, stages = self.space.cuts, self.profile.devices // group * schedule.chunks
-        halves = not schedule.sliced or bool(self.strategies(group, samples, 2))
+        halves = not schedule.sliced or bool(self.strategies(group, samples, True))
         return halves and (cuts is None or len(cuts) == stages - 1)
 
     def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, samples: int) -> Configuration:
@@ -263,7 +223,7 @@ class JointCosts:
             schedule=schedule,
             micro_batches=micro_batches,
             sites=(Site((group,)),) * depth,
-            links=self.links(group, schedule.chunks),
+            links=self.borders.links(group, schedule.chunks),
             make_tables=lambda: (tables(),),
             make_tied=partial(self.tied, group, samples),
             cuts=self.space.cuts,

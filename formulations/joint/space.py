@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import permutations
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
 from typing import Literal, get_args
 
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
 from trainplan.formulations.step.schedules import most_sliced
-from trainplan.formulations.strategies import TREE, Paradigm, Strategy
+from trainplan.formulations.strategies import TREE, Module, Paradigm, Strategy
 from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.models.sublayers import Sublayer, modules_of, why_not_shared
 
 Filter = Callable[[Strategy], bool]
 ZeroStage = Literal[0, 1, 2, 3]
+Recompute = Literal["none", "modules", "full"]
 ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
@@ -24,9 +26,11 @@ class Space:
 
     depths: numbers of sites in a pipeline; micro_batches: their numbers; schedules: by name, and how many micro-batches may be
     sliced at most, and how many stages a site may have. zero: ZeRO stages of ranks that split the samples, 0 being copies (dp);
-    hybrid: whether they may hold copies of shards, too (HSDP). strategies: those of all these that may be options. cuts: the
-    first units of the stages after the first. by_unit: whether every sub-layer is cut and chosen by itself; else all of one
-    layer are one. between_layers: whether stages begin with a layer. step: how a step is judged.
+    hybrid: whether they may hold copies of shards, too (HSDP). sequence_parallel: whether ranks that split a unit may also
+    share its tokens (not where micro-batches are sliced). recompute: what of a unit may be computed again: nothing, all of it,
+    or any of its modules by themselves. strategies: those of all these that may be options. cuts: the first units of the stages
+    after the first. by_unit: whether every sub-layer is cut and chosen by itself; else all of one layer are one.
+    between_layers: whether stages begin with a layer. step: how a step is judged.
     """
 
     depths: Sequence[int] | None = None
@@ -36,6 +40,8 @@ class Space:
     most_chunks: int = 1
     zero: tuple[ZeroStage, ...] = ZERO_STAGES
     hybrid: bool = False
+    sequence_parallel: bool = True
+    recompute: tuple[Recompute, ...] = ("none", "full")
     strategies: Filter = lambda strategy: True
     cuts: tuple[int, ...] | None = None
     by_unit: bool = True
@@ -77,6 +83,31 @@ def every_strategy(
                 levels = tuple(zip(order, degrees, strict=True))
                 strategies += [Strategy(levels, zero=stage) for stage in (stages if "sdp" in order else (3,))]
     return [strategy for strategy in strategies if strategy.degree("tp") in tp_degrees]
+
+
+def ways(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]) -> list[Strategy]:
+    """The strategies of one unit in a space, from those of its layouts; those that recompute less come first.
+
+    parts: the sub-layers of the unit; none where no model is described: then neither tokens are shared, nor modules recomputed.
+    """
+    found = []
+    for ckpt, modules in _recomputed(space, parts):
+        for layout in layouts:
+            shared = space.sequence_parallel and bool(parts) and layout.degree("tp") > 1
+            shared = shared and not any(why_not_shared(part, layout.degree("tp")) for part in parts)
+            found += [
+                replace(layout, ckpt=ckpt, modules=modules, sequence_parallel=together)
+                for together in (False, True)[: 1 + shared]
+            ]
+    return [strategy for strategy in found if space.strategies(strategy)]
+
+
+def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:
+    """Whether all of a unit, and which of its modules, may be computed again."""
+    modules = sorted({module for part in parts for module in modules_of(part)})
+    some = [chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count)]
+    nothing, everything = [(False, ())] * ("none" in space.recompute), [(True, ())] * ("full" in space.recompute)
+    return [*nothing, *((False, chosen) for chosen in some if "modules" in space.recompute), *everything]
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -29,6 +29,7 @@ import trainplan as tp
 from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED
 
 CPU = load_cluster("cpu-4")
+EVERY: dict[str, Any] = {"hybrid": True, "recompute": ("none", "modules", "full")}  # what spaces have on request, on devices
 MODELS = (GPT2, UNTIED, BERT, LLAMA)
 NETWORKS = (
     Network(islands=[Island(devices=64, bandwidth_bytes_per_s=3.3e9, latency_ns=977)]),
@@ -103,35 +104,41 @@ def compare(rng: random.Random, world: int, space: Space, network: Network, solu
 
 @pytest.mark.parametrize("seed", range(40))
 def test_objectives_are_steps_of_the_time_walk(seed: int) -> None:
-    """To the nanosecond on one lane a rank: any strategies and ZeRO stages, cuts, depths and micro-batches, tables tied across
-    stages, links of several kinds. No rank's programs need more than the memory of its stage."""
+    """To the nanosecond on one lane a rank: any strategies, ZeRO stages, shared tokens and recomputed modules, cuts, depths and
+    micro-batches, tables tied across stages, kinds of link. No rank's programs need more than the memory of its stage."""
     rng = random.Random(seed)
     schedules: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
-    compare(rng, rng.choice([1, 2, 4, 8]), Space(schedules=schedules, hybrid=True), rng.choice(NETWORKS), 4)
+    compare(rng, rng.choice([1, 2, 4, 8]), Space(schedules=schedules, **EVERY), rng.choice(NETWORKS), 4)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_sliced_steps_are_those_of_the_time_walk(seed: int) -> None:
     rng = random.Random(seed)
-    compare(rng, rng.choice([2, 4, 8]), Space(schedules=("1f1b",), most_sliced=3), rng.choice(NETWORKS), 4)
+    compare(rng, rng.choice([2, 4, 8]), Space(schedules=("1f1b",), most_sliced=3, **EVERY), rng.choice(NETWORKS), 4)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_interleaved_steps_are_those_of_the_time_walk(seed: int) -> None:
     rng = random.Random(seed)
-    compare(rng, rng.choice([2, 4]), Space(schedules=("interleaved",), depths=[2, 4], most_chunks=4), rng.choice(NETWORKS), 4)
+    compare(
+        rng,
+        rng.choice([2, 4]),
+        Space(schedules=("interleaved",), depths=[2, 4], most_chunks=4, **EVERY),
+        rng.choice(NETWORKS),
+        4,
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_steps_on_any_number_of_devices_are_those_of_the_time_walk(seed: int) -> None:
     rng = random.Random(seed)
-    compare(rng, rng.choice([3, 6, 12]), Space(schedules=("1f1b", "gpipe")), rng.choice([NETWORKS[0], THREES]), 3)
+    compare(rng, rng.choice([3, 6, 12]), Space(schedules=("1f1b", "gpipe"), **EVERY), rng.choice([NETWORKS[0], THREES]), 3)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_units_of_whole_layers_are_their_sub_layers_together(seed: int) -> None:
     rng = random.Random(seed)
-    compare(rng, rng.choice([1, 2, 4]), Space(by_unit=False), rng.choice(NETWORKS), 4)
+    compare(rng, rng.choice([1, 2, 4]), Space(by_unit=False, **EVERY), rng.choice(NETWORKS), 4)
 
 
 @pytest.mark.parametrize("seed", range(60))
