@@ -8,6 +8,7 @@ from typing import Any
 
 from trainplan.formulations import parameters
 from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES, Space, ZeroStage
+from trainplan.formulations.joint.tables import HOST_PARTS, HostPart
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
@@ -19,7 +20,8 @@ ZERO = Parameter("zero", str, "ZeRO stages to choose from, 0 for copies (dp), su
 HYBRID = Parameter("hybrid", bool, "let ranks hold copies of shards, too: dp outside sdp (HSDP)", False)
 SEQUENCE_PARALLEL = Parameter("sequence_parallel", bool, "let tensor-parallel ranks share the tokens, too", True)
 MODULES = Parameter("modules", bool, "let modules be recomputed by themselves, too: attention, activation, norms, loss", False)
-PARAMETERS = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES)
+HOST = Parameter("host", str, "what units may keep on the host, of optimizer,parameters,hidden; all, or none", "none")
+PARAMETERS = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST)
 
 
 def space_of(options: Mapping[str, Any]) -> Space:
@@ -35,6 +37,7 @@ def space_of(options: Mapping[str, Any]) -> Space:
         hybrid=options["hybrid"],
         sequence_parallel=options["sequence_parallel"],
         recompute=("none", "modules", "full") if options["modules"] else ("none", "full"),
+        host=_host_parts(options["host"]),
     )
 
 
@@ -44,3 +47,14 @@ def _zero_stages(text: str) -> tuple[ZeroStage, ...]:
         fix = f"give some of {', '.join(map(str, ZERO_STAGES))}, such as 0,3"
         raise InputError(COMMAND_LINE, ZERO.flag, f"is {shown(text)}", fix)
     return tuple(stage for stage in ZERO_STAGES if str(stage) in words)
+
+
+def _host_parts(text: str) -> tuple[HostPart, ...]:
+    words = {word.strip() for word in text.split(",")}
+    words = {"all": set[str](HOST_PARTS), "none": set[str]()}.get(text.strip(), words)
+    if not words <= set(HOST_PARTS):
+        raise InputError(COMMAND_LINE, HOST.flag, f"is {shown(text)}", f"give some of {', '.join(HOST_PARTS)}; all, or none")
+    if "parameters" in words and "optimizer" not in words:
+        fix = "give optimizer,parameters: only parameters whose optimizer works on the host may be there"
+        raise InputError(COMMAND_LINE, HOST.flag, f"is {shown(text)}", fix)
+    return tuple(part for part in HOST_PARTS if part in words)

@@ -7,30 +7,43 @@ one stage's first device stands for all; the time walk over the plan's programs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from trainplan.formulations.joint.borders import Borders, State, state_name, state_of
 from trainplan.formulations.joint.halves import halved_passes
+from trainplan.formulations.joint.hosts import with_host
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
 from trainplan.formulations.joint.sites import groups_alike, stages_alike
-from trainplan.formulations.joint.space import Space, every_strategy, ways
+from trainplan.formulations.joint.space import Space, every_strategy, options
 from trainplan.formulations.joint.tables import Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy, gather_ranks
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.models import times_of
 from trainplan.formulations.work.moves import moved_bytes, tied_ns
-from trainplan.formulations.work.units import grouped_units, layer_name, table_part, unit_work
+from trainplan.formulations.work.units import grouped_units, layer_name
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.profiles import Profile
 
 Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
+
+
+class Setting(NamedTuple):
+    """What tables depend on. group: devices of a stage; samples: of a micro-batch; sliced: whether some go in halves.
+    in_flight: of micro-batches whose inputs may be on the host, the most on a stage; alone: whether one micro-batch in one
+    stage is the whole step."""
+
+    group: int
+    samples: int
+    sliced: bool = False
+    in_flight: int = 1
+    alone: bool = False
 
 
 class JointCosts:
@@ -55,21 +68,25 @@ class JointCosts:
         self.borders = Borders(profile)
         self.tables = cache(self._tables)
         self.tied = cache(self._tied)
-        self.strategies = cache(self._strategies)
+        self.options = cache(self._options)
         self._every = cache(self._every_strategy)
         self._gathered_more = cache(self._more)
 
     # What is possible
 
-    def _strategies(self, group: int, samples: int, sliced: bool) -> tuple[tuple[Strategy, ...], ...]:
-        """By kind of unit, the space's strategies on a stage of `group` devices that divide the samples of a micro-batch, or of
-        its halves where some are `sliced`; nothing where a kind has none."""
+    def _options(self, setting: Setting) -> tuple[tuple[Option, ...], ...]:
+        """By kind of unit, the space's options that divide the samples of a micro-batch, or of its halves where some are
+        sliced; nothing where a kind has none. With all states on the host, one stage and one micro-batch are H3T's step, which
+        has an order and a problem of its own (`memory-switches`): what that takes is no option."""
+        group, samples, sliced = setting.group, setting.samples, setting.sliced
         least = 2 if sliced else 1  # samples of a rank
         possible = [strategy for strategy in self._every(group) if samples % (least * strategy.data_degree) == 0]
-        space = replace(self.space, sequence_parallel=self.space.sequence_parallel and not sliced)
+        space = replace(self.space, sequence_parallel=False, host=()) if sliced else self.space
         model = self.profile.described_model
         sublayers = {} if model is None else model.sublayers
-        by_kind = [ways(space, possible, [sublayers[part] for part in parts if sublayers]) for parts in self.kinds]
+        by_kind = [options(space, possible, [sublayers[part] for part in parts if sublayers]) for parts in self.kinds]
+        if setting.alone:
+            by_kind = [[each for each in kind if not _of_h3t(each, group)] for kind in by_kind]
         return tuple(map(tuple, by_kind)) if all(by_kind) else ()
 
     def _every_strategy(self, group: int) -> list[Strategy]:
@@ -85,32 +102,41 @@ class JointCosts:
 
     # Tables
 
-    def _tables(self, group: int, samples: int, sliced: bool) -> Tables:
-        """The tables of stages of `group` devices with so many samples a micro-batch."""
-        by_kind = self.strategies(group, samples, sliced)
-        shown = {state_of(strategy): strategy for strategies in by_kind for strategy in strategies}
-        states, of_state = list(shown), list(shown.values())
-        units = (self._unit(*kind, states, samples, sliced) for kind in zip(self.kinds, by_kind, strict=True))
+    def _tables(self, setting: Setting) -> Tables:
+        by_kind = self.options(setting)
+        shown = _by_state(by_kind)
+        units = (self._unit(*kind, list(shown), setting) for kind in zip(self.kinds, by_kind, strict=True))
+        of_state = list(shown.values())
         return Tables(
             units=tuple(units),
-            boundaries=tuple(self.borders.boundary(size, of_state, group, samples, sliced) for size in self.boundaries),
-            states=tuple(map(state_name, states)),
+            boundaries=tuple(self.borders.boundary(size, of_state, *setting[:3]) for size in self.boundaries),
+            states=tuple(map(state_name, shown)),
         )
 
     def _unit(
         self,
         parts: Parts,
-        strategies: Sequence[Strategy],
+        options: Sequence[Option],
         states: Sequence[State],
-        samples: int,
-        sliced: bool,
+        setting: Setting,
         once: bool = False,
     ) -> OptionTable:
+        samples, sliced = setting.samples, setting.sliced
+        strategies = [_strategy(option) for option in options]
         more = self._gathered_more(tuple({strategy.layout: strategy for strategy in strategies}.values()))
-        rows = [[self._part(part, strategy, samples, once, sliced, more) for part in parts] for strategy in strategies]
+        plain = {
+            strategy: [self._part(part, strategy, samples, once, sliced, more) for part in parts]
+            for strategy in set(strategies)
+        }
+        rows = [
+            [
+                with_host(self.profile, part, option, samples, numbers, setting.in_flight) if option.host else numbers
+                for part, numbers in zip(parts, plain[strategy], strict=True)
+            ]
+            for option, strategy in zip(options, strategies, strict=True)
+        ]
         columns = {name: [joined[name] for joined in map(_joined, rows)] for name in _NAMES}
         interface = [states.index(state_of(strategy)) for strategy in strategies]
-        options = [Option(str(strategy), strategy) for strategy in strategies]
         halved = None
         if sliced:
             passes = [[halved_passes(self.profile, part, strategy, samples) for part in parts] for strategy in strategies]
@@ -121,20 +147,16 @@ class JointCosts:
         return OptionTable.of(options, halved, enter=interface, leave=interface, **columns)
 
     def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool, sliced: bool, more: int) -> dict[str, int]:
-        """The numbers of one sub-layer. once: as of `times_of`; more: as of `_more`."""
+        """The numbers of one sub-layer, all on the device. once: as of `times_of`; more: as of `_more`."""
         profile = self.profile
         times = times_of(profile, sublayer, strategy, samples, once)
-        head = once and profile.shapes[sublayer].kind == "head"
-        left_out = table_part(profile, strategy.degree("tp")) if head else 0
-        work_ns = unit_work(profile, sublayer, strategy, samples, left_out=left_out)
-        optimizer = work_ns.optimizer_ns + work_ns.update_ns  # new parameters are gathered behind the optimizer
         kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once)
         if sliced:  # both halves have a graph
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
         # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
         exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
         work = max(exchanged, work + more * samples * max(moved_bytes(profile, sublayer)))
-        numbers = (times.forward_ns, times.backward_ns, times.sync_ns - optimizer, optimizer, kept, work, state)
+        numbers = (times.forward_ns, times.backward_ns, times.reduce_ns, times.step_ns, kept, work, state, 0)
         return dict(zip(_NAMES, numbers, strict=True))
 
     def _more(self, strategies: tuple[Strategy, ...]) -> int:
@@ -148,29 +170,37 @@ class JointCosts:
         )
         return max(most) - 1
 
-    def _tied(self, group: int, samples: int) -> Tied | None:
-        profile, depth = self.profile, self.profile.devices // group
+    def _tied(self, setting: Setting) -> Tied | None:
+        profile, depth = self.profile, self.profile.devices // setting.group
         if not profile.tied_parameters:
             return None
-        time = tied_ns(profile, group, depth)
+        time = tied_ns(profile, setting.group, depth)
         if depth > 1:
             return Tied(reduce_ns=time)
-        by_kind = self.strategies(group, samples, False)
-        states = list({state_of(strategy): None for strategies in by_kind for strategy in strategies})
+        by_kind = self.options(setting)
         first, last = (by_kind[self.units[end].kind] for end in (0, -1))
-        equal = np.array([[(a.levels, a.zero_stage) == (b.levels, b.zero_stage) for b in last] for a in first], bool)
-        once = self._unit(self.kinds[self.units[-1].kind], last, states, samples, False, once=True)
+        equal = np.array([[_as_one(a, b) for b in last] for a in first], bool)
+        once = self._unit(self.kinds[self.units[-1].kind], last, list(_by_state(by_kind)), setting, once=True)
         return Tied(reduce_ns=time, equal=equal, once=once)
 
     # The instance
 
     def instance(
-        self, batch: int, memory_bytes: int, *, name: str | None = None, provenance: dict[str, Any] | None = None
+        self,
+        batch: int,
+        memory_bytes: int,
+        *,
+        host_bytes: int | None = None,
+        name: str | None = None,
+        provenance: dict[str, Any] | None = None,
     ) -> Instance:
-        """The instance of one batch, in samples of a step. memory_bytes: of one device. Raises InputError."""
+        """The instance of one batch, in samples of a step. memory_bytes: of one device; host_bytes: of its part of its host's
+        memory, None where that is not known to have a limit. Raises InputError."""
         profile, space = self.profile, self.space
         return Instance(
-            classes=(DeviceClass(" and ".join(profile.kinds), profile.devices, memory_bytes),),
+            classes=(
+                DeviceClass(" and ".join(profile.kinds), profile.devices, memory_bytes, host_bytes if space.host else None),
+            ),
             batch=batch,
             units=self.units,
             boundary_kinds=self.boundary_kinds,
@@ -197,13 +227,13 @@ class JointCosts:
         for depth in depths:
             group = devices // depth
             for count in numbers:
-                if batch % count or not self.strategies(group, batch // count, False):
+                if batch % count or not self.options(Setting(group, batch // count)):
                     continue
                 for schedule in space.schedules_of(depth, count, len(self.units)):
                     if self._sound(schedule, group, batch // count):
                         configurations.append(self._configuration(schedule, depth, count, batch // count))
         if not configurations:
-            if any(self.strategies(devices // depth, batch // m, False) for depth in depths for m in numbers if batch % m == 0):
+            if any(self.options(Setting(devices // depth, batch // m)) for depth in depths for m in numbers if batch % m == 0):
                 problem, fix = f"is {' or '.join(space.schedules)}", "give 1f1b: these depths and micro-batches do not suit it"
                 raise InputError("command line", "--schedule", problem, fix)
             fix = f"give a multiple of {devices}"
@@ -213,24 +243,52 @@ class JointCosts:
     def _sound(self, schedule: Schedule, group: int, samples: int) -> bool:
         """Whether the fixed cuts suit the schedule, and some strategy halves of micro-batches, where it slices them."""
         cuts, stages = self.space.cuts, self.profile.devices // group * schedule.chunks
-        halves = not schedule.sliced or bool(self.strategies(group, samples, True))
+        halves = not schedule.sliced or bool(self.options(Setting(group, samples, True)))
         return halves and (cuts is None or len(cuts) == stages - 1)
 
     def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, samples: int) -> Configuration:
-        group = self.profile.devices // depth
-        tables: Callable[[], Tables] = partial(self.tables, group, samples, bool(schedule.sliced))
+        group, in_flight = self.profile.devices // depth, 1
+        if "hidden" in self.space.host:  # of a site's several stages each may have all
+            in_flight = min(micro_batches, depth) if schedule.name == "1f1b" else micro_batches
+        alone = bool(self.space.host) and depth == micro_batches == 1
+        setting = Setting(group, samples, bool(schedule.sliced), in_flight, alone)
         return Configuration(
             schedule=schedule,
             micro_batches=micro_batches,
             sites=(Site((group,)),) * depth,
             links=self.borders.links(group, schedule.chunks),
-            make_tables=lambda: (tables(),),
-            make_tied=partial(self.tied, group, samples),
+            make_tables=lambda: (self.tables(setting),),
+            make_tied=partial(self.tied, setting),
             cuts=self.space.cuts,
         )
 
 
 _NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", "kept_bytes", "work_backward_bytes", "state_bytes")
+_NAMES += ("host_bytes",)
+
+
+def _strategy(option: Option) -> Strategy:
+    assert option.strategy is not None
+    return option.strategy
+
+
+def _of_h3t(option: Option, group: int) -> bool:
+    """Whether units of a stage that is all devices are H3T's if all have such options (see `Plan.switches`)."""
+    strategy = _strategy(option)
+    return "optimizer" in option.host and strategy.levels == Strategy.of(("sdp", group)).levels and strategy.zero == 3
+
+
+def _by_state(by_kind: Sequence[Sequence[Option]]) -> dict[State, Strategy]:
+    """The interface states of some options, and one strategy of each."""
+    strategies = (_strategy(option) for options in by_kind for option in options)
+    return {state_of(strategy): strategy for strategy in strategies}
+
+
+def _as_one(first: Option, last: Option) -> bool:
+    """Whether a table that embedding and head share is one parameter where both are in one stage (see `moves.table_once`)."""
+    a, b = _strategy(first), _strategy(last)
+    on_host = {"optimizer"} & {*first.host, *last.host}
+    return not on_host and (a.levels, a.zero_stage) == (b.levels, b.zero_stage)
 
 
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:

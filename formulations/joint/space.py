@@ -8,6 +8,7 @@ from itertools import combinations, permutations
 from typing import Literal, get_args
 
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
+from trainplan.formulations.joint.tables import HostPart, Option
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.formulations.strategies import TREE, Module, Paradigm, Strategy
 from trainplan.profiling.base.quantities import divisors
@@ -28,9 +29,10 @@ class Space:
     sliced at most, and how many stages a site may have. zero: ZeRO stages of ranks that split the samples, 0 being copies (dp);
     hybrid: whether they may hold copies of shards, too (HSDP). sequence_parallel: whether ranks that split a unit may also
     share its tokens (not where micro-batches are sliced). recompute: what of a unit may be computed again: nothing, all of it,
-    or any of its modules by themselves. strategies: those of all these that may be options. cuts: the first units of the stages
-    after the first. by_unit: whether every sub-layer is cut and chosen by itself; else all of one layer are one.
-    between_layers: whether stages begin with a layer. step: how a step is judged.
+    or any of its modules by themselves. host: what units may keep on the host (not where micro-batches are sliced). strategies:
+    those of all these that may be options. cuts: the first units of the stages after the first. by_unit: whether every
+    sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin with a layer.
+    step: how a step is judged.
     """
 
     depths: Sequence[int] | None = None
@@ -42,6 +44,7 @@ class Space:
     hybrid: bool = False
     sequence_parallel: bool = True
     recompute: tuple[Recompute, ...] = ("none", "full")
+    host: tuple[HostPart, ...] = ()
     strategies: Filter = lambda strategy: True
     cuts: tuple[int, ...] | None = None
     by_unit: bool = True
@@ -85,21 +88,30 @@ def every_strategy(
     return [strategy for strategy in strategies if strategy.degree("tp") in tp_degrees]
 
 
-def ways(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]) -> list[Strategy]:
-    """The strategies of one unit in a space, from those of its layouts; those that recompute less come first.
+def options(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]) -> list[Option]:
+    """The options of one unit in a space, from those of its layouts; those that recompute less come first.
 
-    parts: the sub-layers of the unit; none where no model is described: then neither tokens are shared, nor modules recomputed.
+    parts: the sub-layers of the unit; none where no model is described: then neither tokens are shared, nor modules recomputed,
+    nor is anything on the host.
     """
     found = []
     for ckpt, modules in _recomputed(space, parts):
         for layout in layouts:
             shared = space.sequence_parallel and bool(parts) and layout.degree("tp") > 1
             shared = shared and not any(why_not_shared(part, layout.degree("tp")) for part in parts)
-            found += [
-                replace(layout, ckpt=ckpt, modules=modules, sequence_parallel=together)
-                for together in (False, True)[: 1 + shared]
-            ]
-    return [strategy for strategy in found if space.strategies(strategy)]
+            plain = replace(layout, ckpt=ckpt, modules=modules)
+            found += [plain, replace(plain, sequence_parallel=True)] if shared else [plain]
+    return [Option.of(each, host) for each in found if space.strategies(each) for host in _on_host(space, each, parts)]
+
+
+def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> list[tuple[HostPart, ...]]:
+    """What of a unit may be on the host: parameters only where the optimizer works there, which takes shards of all states or
+    of none; inputs only where all is recomputed, of one sub-layer that no other stream passes by."""
+    states: list[tuple[HostPart, ...]] = [()]
+    if "optimizer" in space.host and parts and strategy.zero_stage in (0, 3):
+        states += [("optimizer",), *([("optimizer", "parameters")] if "parameters" in space.host else [])]  # type: ignore[list-item]
+    away = "hidden" in space.host and strategy.ckpt and len(parts) == 1 and not parts[0].carried_tokens
+    return [(*each, *hidden) for hidden in ((), ("hidden",))[: 1 + away] for each in states]
 
 
 def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:
