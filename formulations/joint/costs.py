@@ -179,7 +179,14 @@ class JointCosts:
             return Tied(reduce_ns=time)
         by_kind = self.options(setting)
         first, last = (by_kind[self.units[end].kind] for end in (0, -1))
-        equal = np.array([[_as_one(a, b) for b in last] for a in first], bool)
+        numbers = dict[tuple[Any, ...], int]()
+        ahead, behind = (
+            np.array(
+                [-1 - end if (key := _shared_by(each)) is None else numbers.setdefault(key, len(numbers)) for each in kind]
+            )
+            for end, kind in enumerate((first, last))
+        )
+        equal = ahead[:, None] == behind
         once = self._unit(self.kinds[self.units[-1].kind], last, list(_by_state(by_kind)), setting, once=True)
         return Tied(reduce_ns=time, equal=equal, once=once)
 
@@ -284,11 +291,11 @@ def _by_state(by_kind: Sequence[Sequence[Option]]) -> dict[State, Strategy]:
     return {state_of(strategy): strategy for strategy in strategies}
 
 
-def _as_one(first: Option, last: Option) -> bool:
-    """Whether a table that embedding and head share is one parameter where both are in one stage (see `moves.table_once`)."""
-    a, b = _strategy(first), _strategy(last)
-    on_host = {"optimizer"} & {*first.host, *last.host}
-    return not on_host and (a.levels, a.zero_stage) == (b.levels, b.zero_stage)
+def _shared_by(option: Option) -> tuple[Any, ...] | None:
+    """What options of embedding and head have in common if a table of both is one parameter where they are in one stage (see
+    `moves.table_once`); None where it is none."""
+    strategy = _strategy(option)
+    return None if "optimizer" in option.host else (strategy.levels, strategy.zero_stage)
 
 
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
