@@ -2,7 +2,8 @@
 
 Every case runs in a process of its own, after imports and a solve of a small instance of another model, so that nothing of the
 case is known before: neither tables nor bounds. Wall and processor seconds are from the request to the answer: estimating the
-profile, tables, and search. `reached` is the gap proven when the search ends, at the gap asked for or at the limit; `first` is
+profile, tables, and search; `tables` are the processor's seconds for the tables of all configurations, once more, with up to
+so many `options` a unit. `reached` is the gap proven when the search ends, at the gap asked for or at the limit; `first` is
 when the first plan was there. Part 2 (--growth): seconds by layers, devices and micro-batches.
 
     python benchmarks/joint.py --json results.json
@@ -25,12 +26,18 @@ from rich.table import Table
 GIB = 2**30
 # Request, gap asked for, seconds.
 CASES: dict[str, tuple[dict[str, Any], float, float]] = {
+    "gpt2": ({"model": "gpt2", "cluster": "cpu-4", "batch": 8, "sequence": 256}, 1e-5, 0.5),
     "bert-huge-48": ({"model": "bert-huge-48", "cluster": "rtx-titan-8", "batch": 64, "memory": 8 * GIB}, 1e-5, 0.5),
     "bert-xhuge": ({"model": "bert-xhuge", "cluster": "a100-64", "batch": 256, "memory": 12 * GIB}, 1e-4, 5.0),
     "gpt3-175b": (
         {"model": "gpt3-175b", "cluster": "a100-64", "batch": 512, "memory": 80 * GIB, "dtype": "float16"},
         1e-4,
         5.0,
+    ),
+    "gpt3-175b-40gb": (
+        {"model": "gpt3-175b", "cluster": "h3t-a100-64", "batch": 512, "dtype": "float16", "host": "all"},
+        3e-3,
+        20.0,
     ),
     "distinct-96": (
         {"model": "gpt3-175b", "cluster": "a100-64", "batch": 512, "memory": 80 * GIB, "dtype": "float16"},
@@ -100,11 +107,16 @@ def solved(request: dict[str, Any], gap: float, seconds: float, noisy: bool = Fa
     built = time.perf_counter() - wall
     result = tp.solve(instance, gap=gap, time_limit=max(0.1, seconds))
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    anew, tables = tp.build("joint", **request), time.process_time()
+    options = max(len(table.options) for each in anew.configurations for table in each.tables[0].units)
+    tables = time.process_time() - tables
     first = next((point.seconds for point in result.history if point.objective is not None), None)
     configuration = None if result.solution is None else str(instance.configurations[result.solution["configuration"]])
     return {
         "units": instance.length,
         "configurations": len(instance.configurations),
+        "options": options,
+        "tables_s": tables,
         "status": result.status,
         "step_s": None if result.objective is None else result.objective / 1e9,
         "bound_s": None if result.bound is None else result.bound / 1e9,
@@ -129,6 +141,8 @@ def shown(rows: list[dict[str, Any]]) -> None:
         "case",
         "units",
         "configurations",
+        "options",
+        "tables_s",
         "asked",
         "reached",
         "limit_s",

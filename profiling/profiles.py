@@ -216,6 +216,11 @@ class Profile(Record):
         return table
 
     @cached_property
+    def derived(self) -> dict[tuple[Any, ...], Any]:
+        """What has been worked out of the profile so far and may be asked for again, by a name and arguments."""
+        return {}
+
+    @cached_property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of device that the profile has costs for."""
         return tuple(dict.fromkeys(entry.device for entry in self.costs))

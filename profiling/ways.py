@@ -27,6 +27,16 @@ def cost_of_pieces(
     """Costs of one shape, as of `Profile.cost`. shared: whether ranks share the tokens; kept bytes are then beside the input on
     the rank's own tokens, and workspaces, of all pieces and what is gathered between them, beyond input, kept and output of
     these. modules: those that are recomputed. Raises InputError where the profile lacks the shape, or describes no model."""
+    key = "cost of pieces", sublayer, tp, rows, device, shared, modules
+    if key not in profile.derived:
+        profile.derived[key] = _cost_of_pieces(profile, *key[1:])
+    cost: UnitCost = profile.derived[key]
+    return cost
+
+
+def _cost_of_pieces(
+    profile: Profile, sublayer: str, tp: int, rows: int, device: str | None, shared: bool, modules: tuple[str, ...]
+) -> UnitCost:
     model = profile.described_model
     if model is None:
         fix = "give a profile of a model, or a plan without sequence parallelism and recomputation of modules"

@@ -88,8 +88,8 @@ class _Compiler(Residences):
                 self.step_on_host(unit)
             if not self.steps_on_host(unit):
                 self.step(unit)
-        self.reduce(Op.REDUCE_LOSS, None, None, "loss", tuple(range(self.world)))
         self.copy_back()
+        self.reduce(Op.REDUCE_LOSS, None, None, "loss", tuple(range(self.world)))
         return self.finished()
 
     def _interleave(self, items: Sequence[Item]) -> None:

@@ -145,8 +145,8 @@ class Residences(UnitPasses):
         self._stepped.append(unit)
 
     def copy_back(self) -> None:
-        """Bring new parameters to the device, in the order of their steps. This goes last: who issues to a device waits here
-        for the host."""
+        """Bring new parameters to the device, in the order of their steps. Only the sum of the loss comes later, which would
+        hold up ranks that have new parameters to bring: who issues to a device waits here for the host."""
         for unit in self._stepped:
             if not self.lazily(unit):
                 self.prefetch_shard(unit, Part(self.micro_batches - 1))

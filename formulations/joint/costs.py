@@ -7,29 +7,43 @@ one stage's first device stands for all; the time walk over the plan's programs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.borders import Borders, State, state_name, state_of
 from trainplan.formulations.joint.halves import halved_passes
+from trainplan.formulations.joint.hosts import with_host
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
-from trainplan.formulations.joint.sites import groups_alike, stage_links, stage_pairs, stages_alike
-from trainplan.formulations.joint.space import Space, every_strategy
-from trainplan.formulations.joint.tables import Boundary, Halved, Option, OptionTable, Tables, Tied
+from trainplan.formulations.joint.sites import groups_alike, stages_alike
+from trainplan.formulations.joint.space import Space, every_strategy, options
+from trainplan.formulations.joint.tables import Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy, gather_ranks
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.models import times_of
-from trainplan.formulations.work.moves import moved_bytes, slice_gather_ns, slowest_message_ns, tied_ns
-from trainplan.formulations.work.units import grouped_units, layer_name, table_part, unit_work
+from trainplan.formulations.work.moves import moved_bytes, tied_ns
+from trainplan.formulations.work.units import grouped_units, layer_name
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.profiles import Profile
 
 Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
+
+
+class Setting(NamedTuple):
+    """What tables depend on. group: devices of a stage; samples: of a micro-batch; sliced: whether some go in halves.
+    in_flight: of micro-batches whose inputs may be on the host, the most on a stage; alone: whether one micro-batch in one
+    stage is the whole step."""
+
+    group: int
+    samples: int
+    sliced: bool = False
+    in_flight: int = 1
+    alone: bool = False
 
 
 class JointCosts:
@@ -51,25 +65,33 @@ class JointCosts:
         self.boundary_kinds = tuple(self.boundaries.index(size) for size in between)
         layers = [group[0].layer for group in grouped]
         self.cuttable = tuple(not space.between_layers or a != b for a, b in pairwise(layers))
+        self.borders = Borders(profile)
         self.tables = cache(self._tables)
         self.tied = cache(self._tied)
-        self.strategies = cache(self._strategies)
-        self.links = cache(partial(stage_links, profile))
-        self.pairs = cache(partial(stage_pairs, profile))
+        self.options = cache(self._options)
         self._every = cache(self._every_strategy)
-        self._slices = cache(self._only_slices)
         self._gathered_more = cache(self._more)
 
     # What is possible
 
-    def _strategies(self, group: int, samples: int, parts: int = 1) -> list[Strategy]:
-        """The space's strategies of a stage of `group` devices that divide the samples of a micro-batch, or of its `parts`."""
-        return [strategy for strategy in self._every(group) if samples % (parts * strategy.data_degree) == 0]
+    def _options(self, setting: Setting) -> tuple[tuple[Option, ...], ...]:
+        """By kind of unit, the space's options that divide the samples of a micro-batch, or of its halves where some are
+        sliced; nothing where a kind has none. With all states on the host, one stage and one micro-batch are H3T's step, which
+        has an order and a problem of its own (`memory-switches`): what that takes is no option."""
+        group, samples, sliced = setting.group, setting.samples, setting.sliced
+        least = 2 if sliced else 1  # samples of a rank
+        possible = [strategy for strategy in self._every(group) if samples % (least * strategy.data_degree) == 0]
+        space = replace(self.space, sequence_parallel=False, host=()) if sliced else self.space
+        model = self.profile.described_model
+        sublayers = {} if model is None else model.sublayers
+        by_kind = [options(space, possible, [sublayers[part] for part in parts if sublayers]) for parts in self.kinds]
+        if setting.alone:
+            by_kind = [[each for each in kind if not _of_h3t(each, group)] for kind in by_kind]
+        return tuple(map(tuple, by_kind)) if all(by_kind) else ()
 
     def _every_strategy(self, group: int) -> list[Strategy]:
-        network = self.profile.network
-        strategies = filter(self.space.strategies, every_strategy(group, self.tp_degrees))
-        return [strategy for strategy in strategies if groups_alike(network, strategy)]
+        possible = every_strategy(group, self.tp_degrees, self.space.zero, self.space.hybrid)
+        return [strategy for strategy in possible if groups_alike(self.profile.network, strategy)]
 
     @cached_property
     def depths(self) -> list[int]:
@@ -80,33 +102,41 @@ class JointCosts:
 
     # Tables
 
-    def _tables(self, group: int, samples: int, sliced: bool) -> Tables:
-        """The tables of stages of `group` devices with so many samples a micro-batch."""
-        strategies = self.strategies(group, samples, 2 if sliced else 1)
-        states = list(dict.fromkeys(strategy.layout for strategy in strategies))
-        units = tuple(self._unit(parts, strategies, states, samples, sliced) for parts in self.kinds)
-        shown = {strategy.layout: strategy for strategy in strategies}
-        of_state = [shown[state] for state in states]
+    def _tables(self, setting: Setting) -> Tables:
+        by_kind = self.options(setting)
+        shown = _by_state(by_kind)
+        units = (self._unit(*kind, list(shown), setting) for kind in zip(self.kinds, by_kind, strict=True))
+        of_state = list(shown.values())
         return Tables(
-            units=units,
-            boundaries=tuple(self._boundary(size, of_state, group, samples, sliced) for size in self.boundaries),
-            states=tuple("-".join(f"{degree}x{stride}" for stride, degree in state) or "whole" for state in states),
+            units=tuple(units),
+            boundaries=tuple(self.borders.boundary(size, of_state, *setting[:3]) for size in self.boundaries),
+            states=tuple(map(state_name, shown)),
         )
 
     def _unit(
         self,
         parts: Parts,
-        strategies: Sequence[Strategy],
-        states: Sequence[Any],
-        samples: int,
-        sliced: bool,
+        options: Sequence[Option],
+        states: Sequence[State],
+        setting: Setting,
         once: bool = False,
     ) -> OptionTable:
-        more = self._gathered_more(tuple(strategies))
-        rows = [[self._part(part, strategy, samples, once, sliced, more) for part in parts] for strategy in strategies]
+        samples, sliced = setting.samples, setting.sliced
+        strategies = [_strategy(option) for option in options]
+        more = self._gathered_more(tuple({strategy.layout: strategy for strategy in strategies}.values()))
+        plain = {
+            strategy: [self._part(part, strategy, samples, once, sliced, more) for part in parts]
+            for strategy in set(strategies)
+        }
+        rows = [
+            [
+                with_host(self.profile, part, option, samples, numbers, setting.in_flight) if option.host else numbers
+                for part, numbers in zip(parts, plain[strategy], strict=True)
+            ]
+            for option, strategy in zip(options, strategies, strict=True)
+        ]
         columns = {name: [joined[name] for joined in map(_joined, rows)] for name in _NAMES}
-        interface = [states.index(strategy.layout) for strategy in strategies]
-        options = [Option(str(strategy), strategy) for strategy in strategies]
+        interface = [states.index(state_of(strategy)) for strategy in strategies]
         halved = None
         if sliced:
             passes = [[halved_passes(self.profile, part, strategy, samples) for part in parts] for strategy in strategies]
@@ -117,19 +147,16 @@ class JointCosts:
         return OptionTable.of(options, halved, enter=interface, leave=interface, **columns)
 
     def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool, sliced: bool, more: int) -> dict[str, int]:
-        """The numbers of one sub-layer. once: as of `times_of`; more: as of `_more`."""
+        """The numbers of one sub-layer, all on the device. once: as of `times_of`; more: as of `_more`."""
         profile = self.profile
         times = times_of(profile, sublayer, strategy, samples, once)
-        head = once and profile.shapes[sublayer].kind == "head"
-        left_out = table_part(profile, strategy.degree("tp")) if head else 0
-        optimizer = unit_work(profile, sublayer, strategy, samples, left_out=left_out).optimizer_ns
         kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once)
         if sliced:  # both halves have a graph
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
         # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
         exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
         work = max(exchanged, work + more * samples * max(moved_bytes(profile, sublayer)))
-        numbers = (times.forward_ns, times.backward_ns, times.sync_ns - optimizer, optimizer, kept, work, state)
+        numbers = (times.forward_ns, times.backward_ns, times.reduce_ns, times.step_ns, kept, work, state, 0)
         return dict(zip(_NAMES, numbers, strict=True))
 
     def _more(self, strategies: tuple[Strategy, ...]) -> int:
@@ -143,71 +170,44 @@ class JointCosts:
         )
         return max(most) - 1
 
-    def _boundary(self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool) -> Boundary:
-        """One kind of boundary, of so many bytes a sample. strategies: one of each interface state."""
-        shape = (len(self.pairs(group)), len(strategies), len(strategies))
-        there, sent = self._relayouts(size, strategies, samples), self._messages(size, strategies, group, samples)
-        halves: dict[str, Any] = {}
-        if sliced:
-            half, half_sent = (
-                self._relayouts(size, strategies, samples // 2),
-                self._messages(size, strategies, group, samples // 2),
-            )
-            halves["halved_relayout_forward_ns"], halves["halved_relayout_backward_ns"] = half, 2 * half.T
-            halves["halved_message_forward_ns"] = np.broadcast_to(half_sent[:, :, None], shape).copy()
-        sizes = np.array([samples // strategy.data_degree * size for strategy in strategies], np.int64)
-        return Boundary(
-            message_forward_bytes=np.broadcast_to(sizes[:, None], shape[1:]).copy(),
-            message_backward_bytes=np.broadcast_to(sizes[None, :], shape[1:]).copy(),
-            relayout_forward_ns=there,
-            relayout_backward_ns=there.T.copy(),
-            message_forward_ns=np.broadcast_to(sent[:, :, None], shape).copy(),
-            message_backward_ns=np.broadcast_to(sent[:, None, :], shape).copy(),
-            **halves,
-        )
-
-    def _relayouts(self, size: int, strategies: Sequence[Strategy], samples: int) -> Integers:
-        """(C, C): of so many samples, from the state of one strategy to that of another."""
-        times = np.zeros((len(strategies), len(strategies)), np.int64)
-        for a, before in enumerate(strategies):
-            for b, after in enumerate(strategies):
-                if not self._slices(before, after):
-                    times[a, b] = round(slice_gather_ns(self.profile, before, after, samples, size))
-        return times
-
-    def _only_slices(self, before: Strategy, after: Strategy) -> bool:
-        """Whether every rank holds all that it needs. Of powers of two, what holds for one rank holds for all."""
-        alike = before.group & (before.group - 1) == 0
-        return alike and len(gather_ranks(before, after, 0)) == 1
-
-    def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
-        """(K, C): of so many samples in the state of each strategy, by kind of link."""
-        messages = [samples // strategy.data_degree * size for strategy in strategies]
-        times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self.pairs(group)]
-        return np.array(times, np.int64).reshape(len(times), len(strategies))
-
-    def _tied(self, group: int, samples: int) -> Tied | None:
-        profile, depth = self.profile, self.profile.devices // group
+    def _tied(self, setting: Setting) -> Tied | None:
+        profile, depth = self.profile, self.profile.devices // setting.group
         if not profile.tied_parameters:
             return None
-        time = tied_ns(profile, group, depth)
+        time = tied_ns(profile, setting.group, depth)
         if depth > 1:
             return Tied(reduce_ns=time)
-        strategies = self.strategies(group, samples)
-        states = list(dict.fromkeys(strategy.layout for strategy in strategies))
-        equal = np.array([[a.levels == b.levels for b in strategies] for a in strategies], bool)
-        once = self._unit(self.kinds[self.units[-1].kind], strategies, states, samples, False, once=True)
-        return Tied(reduce_ns=time, equal=equal.reshape(len(strategies), len(strategies)), once=once)
+        by_kind = self.options(setting)
+        first, last = (by_kind[self.units[end].kind] for end in (0, -1))
+        numbers = dict[tuple[Any, ...], int]()
+        ahead, behind = (
+            np.array(
+                [-1 - end if (key := _shared_by(each)) is None else numbers.setdefault(key, len(numbers)) for each in kind]
+            )
+            for end, kind in enumerate((first, last))
+        )
+        equal = ahead[:, None] == behind
+        once = self._unit(self.kinds[self.units[-1].kind], last, list(_by_state(by_kind)), setting, once=True)
+        return Tied(reduce_ns=time, equal=equal, once=once)
 
     # The instance
 
     def instance(
-        self, batch: int, memory_bytes: int, *, name: str | None = None, provenance: dict[str, Any] | None = None
+        self,
+        batch: int,
+        memory_bytes: int,
+        *,
+        host_bytes: int | None = None,
+        name: str | None = None,
+        provenance: dict[str, Any] | None = None,
     ) -> Instance:
-        """The instance of one batch, in samples of a step. memory_bytes: of one device. Raises InputError."""
+        """The instance of one batch, in samples of a step. memory_bytes: of one device; host_bytes: of its part of its host's
+        memory, None where that is not known to have a limit. Raises InputError."""
         profile, space = self.profile, self.space
         return Instance(
-            classes=(DeviceClass(" and ".join(profile.kinds), profile.devices, memory_bytes),),
+            classes=(
+                DeviceClass(" and ".join(profile.kinds), profile.devices, memory_bytes, host_bytes if space.host else None),
+            ),
             batch=batch,
             units=self.units,
             boundary_kinds=self.boundary_kinds,
@@ -234,13 +234,13 @@ class JointCosts:
         for depth in depths:
             group = devices // depth
             for count in numbers:
-                if batch % count or not self.strategies(group, batch // count):
+                if batch % count or not self.options(Setting(group, batch // count)):
                     continue
                 for schedule in space.schedules_of(depth, count, len(self.units)):
                     if self._sound(schedule, group, batch // count):
                         configurations.append(self._configuration(schedule, depth, count, batch // count))
         if not configurations:
-            if any(self.strategies(devices // depth, batch // m) for depth in depths for m in numbers if batch % m == 0):
+            if any(self.options(Setting(devices // depth, batch // m)) for depth in depths for m in numbers if batch % m == 0):
                 problem, fix = f"is {' or '.join(space.schedules)}", "give 1f1b: these depths and micro-batches do not suit it"
                 raise InputError("command line", "--schedule", problem, fix)
             fix = f"give a multiple of {devices}"
@@ -250,24 +250,52 @@ class JointCosts:
     def _sound(self, schedule: Schedule, group: int, samples: int) -> bool:
         """Whether the fixed cuts suit the schedule, and some strategy halves of micro-batches, where it slices them."""
         cuts, stages = self.space.cuts, self.profile.devices // group * schedule.chunks
-        halves = not schedule.sliced or bool(self.strategies(group, samples, 2))
+        halves = not schedule.sliced or bool(self.options(Setting(group, samples, True)))
         return halves and (cuts is None or len(cuts) == stages - 1)
 
     def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, samples: int) -> Configuration:
-        group = self.profile.devices // depth
-        tables: Callable[[], Tables] = partial(self.tables, group, samples, bool(schedule.sliced))
+        group, in_flight = self.profile.devices // depth, 1
+        if "hidden" in self.space.host:  # of a site's several stages each may have all
+            in_flight = min(micro_batches, depth) if schedule.name == "1f1b" else micro_batches
+        alone = bool(self.space.host) and depth == micro_batches == 1
+        setting = Setting(group, samples, bool(schedule.sliced), in_flight, alone)
         return Configuration(
             schedule=schedule,
             micro_batches=micro_batches,
             sites=(Site((group,)),) * depth,
-            links=self.links(group, schedule.chunks),
-            make_tables=lambda: (tables(),),
-            make_tied=partial(self.tied, group, samples),
+            links=self.borders.links(group, schedule.chunks),
+            make_tables=lambda: (self.tables(setting),),
+            make_tied=partial(self.tied, setting),
             cuts=self.space.cuts,
         )
 
 
 _NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", "kept_bytes", "work_backward_bytes", "state_bytes")
+_NAMES += ("host_bytes",)
+
+
+def _strategy(option: Option) -> Strategy:
+    assert option.strategy is not None
+    return option.strategy
+
+
+def _of_h3t(option: Option, group: int) -> bool:
+    """Whether units of a stage that is all devices are H3T's if all have such options (see `Plan.switches`)."""
+    strategy = _strategy(option)
+    return "optimizer" in option.host and strategy.levels == Strategy.of(("sdp", group)).levels and strategy.zero == 3
+
+
+def _by_state(by_kind: Sequence[Sequence[Option]]) -> dict[State, Strategy]:
+    """The interface states of some options, and one strategy of each."""
+    strategies = (_strategy(option) for options in by_kind for option in options)
+    return {state_of(strategy): strategy for strategy in strategies}
+
+
+def _shared_by(option: Option) -> tuple[Any, ...] | None:
+    """What options of embedding and head have in common if a table of both is one parameter where they are in one stage (see
+    `moves.table_once`); None where it is none."""
+    strategy = _strategy(option)
+    return None if "optimizer" in option.host else (strategy.levels, strategy.zero_stage)
 
 
 def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -5,30 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
-from trainplan.formulations import parameters
 from trainplan.formulations.joint import home
+from trainplan.formulations.joint.asked import PARAMETERS, space_of
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
-from trainplan.formulations.joint.space import SCHEDULES, Space
-from trainplan.formulations.joint.tables import OptionTable
-from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
+from trainplan.formulations.joint.space import Space
+from trainplan.formulations.joint.tables import Option, OptionTable
 from trainplan.formulations.plan import Batch, Plan, Stage
-from trainplan.formulations.plan_units import planned_unit
+from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
-from trainplan.formulations.strategies import parse_strategy
+from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
-
-SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
-SLICED = Parameter("sliced", int, "micro-batches that 1F1B may begin in two halves, at most", 0, least=0)
-CHUNKS = Parameter("chunks", int, "stages that the interleaved schedule may have on each group of devices, at most", 2, least=2)
-BY_UNIT = replace(parameters.BY_UNIT, about="choose for every sub-layer, not for every layer", default=True)
+from trainplan.profiling.clusters.cluster import Cluster
 
 
 class Joint(Problem):
@@ -38,7 +34,7 @@ class Joint(Problem):
     name = NAME
     record, solution_record = InstanceRecord, SolutionRecord
     solved_by = "trainplan.solvers.joint"
-    parameters = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT)
+    parameters = PARAMETERS
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and how a step is judged."""
@@ -65,17 +61,7 @@ class Joint(Problem):
 
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for. Raises InputError."""
-        options = request.options
-        schedules = SCHEDULES if options["schedule"] == "all" else (options["schedule"],)
-        space = Space(
-            depths=None if options["pipeline"] is None else [options["pipeline"]],
-            micro_batches=None if options["micro_batches"] is None else [options["micro_batches"]],
-            schedules=schedules,
-            most_sliced=options["sliced"],
-            most_chunks=options["chunks"],
-            by_unit=options["by_unit"],
-        )
-        return build(request, space)
+        return build(request, space_of(request.options))
 
     def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
         """One, with a configuration for each option of each of the instance's that all units have."""
@@ -91,14 +77,17 @@ class Joint(Problem):
         configuration = instance.configurations[solution.configuration]
         schedule, sites = configuration.schedule, configuration.sites
         begins = [sum(site.size for site in sites[:place]) for place in range(len(sites))]
-        stages, names = [], []
+        stages, chosen = [], list[Option]()
         for x, (first, last) in enumerate(solution.spans()):
             begin, units = begins[x % len(sites)], instance.units
             ranks = list(range(begin, begin + configuration.site(x).size))
             stages.append(Stage(ranks=ranks, first_unit=units[first].first, last_unit=units[last].last))
             for l in range(first, last + 1):
                 option = instance.table(configuration, x, l).options[solution.choice[l]]
-                names += [option.name] * (units[l].last - units[l].first + 1)
+                chosen += [option] * (units[l].last - units[l].first + 1)
+        on_host: dict[str, Any] = {}
+        if any(option.host for option in chosen):  # one thing after the other, as tables price it
+            on_host = {"nvlink": not _shares_bus(request), "backend": "serial"}
         return Plan(
             model=model.shape(),
             model_digest=model.digest,
@@ -108,7 +97,8 @@ class Joint(Problem):
             schedule=schedule.planned,
             sliced=schedule.sliced,
             stages=stages,
-            units=[planned_unit(unit.name, parse_strategy(name)) for unit, name in zip(model.units, names, strict=True)],
+            units=[_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)],
+            **on_host,
         )
 
     # Brute force
@@ -182,6 +172,30 @@ class Joint(Problem):
 STEP_NAMES = {"simulated": "simulated step", "eq8": "Eq. 8", "eq5": "Eq. 5", "eq4": "Eq. 4"}
 
 
+def _planned(name: str, option: Option) -> PlannedUnit:
+    """A unit of a plan under an option."""
+    assert option.strategy is not None
+    unit, states = planned_unit(name, option.strategy), dict[str, Any]()
+    if not option.host:
+        return unit
+    if "optimizer" in option.host:
+        states = {"gradients": "host", "optimizer": "host", "parameters": "host" if "parameters" in option.host else "device"}
+    hidden = unit.activations.changed(hidden="host" if "hidden" in option.host else "device")
+    return unit.changed(states=unit.states.changed(**states), activations=hidden, order=Order())
+
+
+def _shares_bus(request: Request) -> bool:
+    """Whether copies to the host and collectives go through one bus, as far as that is known."""
+    profile = request.profile or next(iter(request.obtained), None)
+    return profile is not None and profile.host is not None and profile.host.shares_bus
+
+
+def host_part_bytes(cluster: Cluster | None) -> int | None:
+    """What one device has of its host's memory, on the smallest host for its devices; None where that is not described."""
+    hosts = [] if cluster is None else [node.host and node.host.memory_bytes // node.devices for node in cluster.nodes]
+    return min((part for part in hosts if part is not None), default=None)
+
+
 def build(request: Request, space: Space) -> Instance:
     """The instance of a request in a space. Raises InputError."""
     devices, samples = request.origin.devices, request.samples
@@ -202,7 +216,10 @@ def build(request: Request, space: Space) -> Instance:
     profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
     costs = JointCosts(profile, space, degrees)
     name = f"{profile.name} on {request.cluster_name}"
-    return costs.instance(samples, request.limit_bytes, name=name, provenance={"cluster": request.cluster_name})
+    if space.host and profile.described_model is not None:
+        host_costs(profile)  # which says what is missing
+    host_bytes, provenance = host_part_bytes(request.cluster), {"cluster": request.cluster_name}
+    return costs.instance(samples, request.limit_bytes, host_bytes=host_bytes, name=name, provenance=provenance)
 
 
 def uniform(configuration: Configuration) -> list[Configuration]:

@@ -67,7 +67,10 @@ def _present(value: Made) -> Made:
 
 
 def _table(record: TableRecord) -> OptionTable:
-    options = [Option(each.name, None if each.strategy is None else parse_strategy(each.strategy)) for each in record.options]
+    options = [
+        Option(each.name, None if each.strategy is None else parse_strategy(each.strategy), tuple(each.host))
+        for each in record.options
+    ]
     halved = None
     if record.halved is not None:
         arrays = np.array(record.halved.forward_ns, np.int64), np.array(record.halved.backward_ns, np.int64)
@@ -163,6 +166,7 @@ def _table_dict(table: OptionTable) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "options": [
             {"name": option.name, "strategy": None if option.strategy is None else str(option.strategy)}
+            | ({"host": list(option.host)} if option.host else {})
             for option in table.options
         ],
         "columns": {name: column.tolist() for name, column in columns.items() if column.any()},

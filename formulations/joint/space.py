@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import permutations
-from typing import get_args
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
+from typing import Literal, get_args
 
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
+from trainplan.formulations.joint.tables import HostPart, Option
 from trainplan.formulations.step.schedules import most_sliced
-from trainplan.formulations.strategies import TREE, Paradigm, Strategy
+from trainplan.formulations.strategies import TREE, Module, Paradigm, Strategy
 from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.models.sublayers import Sublayer, modules_of, why_not_shared
 
 Filter = Callable[[Strategy], bool]
+ZeroStage = Literal[0, 1, 2, 3]
+Recompute = Literal["none", "modules", "full"]
+ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
@@ -21,9 +26,13 @@ class Space:
     """What may be chosen. Where a field is None, all that is possible.
 
     depths: numbers of sites in a pipeline; micro_batches: their numbers; schedules: by name, and how many micro-batches may be
-    sliced at most, and how many stages a site may have. strategies: those that may be options. cuts: the first units of the
-    stages after the first. by_unit: whether every sub-layer is cut and chosen by itself; else all of one layer are one.
-    between_layers: whether stages begin with a layer. step: how a step is judged.
+    sliced at most, and how many stages a site may have. zero: ZeRO stages of ranks that split the samples, 0 being copies (dp);
+    hybrid: whether they may hold copies of shards, too (HSDP). sequence_parallel: whether ranks that split a unit may also
+    share its tokens (not where micro-batches are sliced). recompute: what of a unit may be computed again: nothing, all of it,
+    or any of its modules by themselves. host: what units may keep on the host (not where micro-batches are sliced). strategies:
+    those of all these that may be options. cuts: the first units of the stages after the first. by_unit: whether every
+    sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin with a layer.
+    step: how a step is judged.
     """
 
     depths: Sequence[int] | None = None
@@ -31,6 +40,11 @@ class Space:
     schedules: tuple[ScheduleName, ...] = ("1f1b",)
     most_sliced: int = 0
     most_chunks: int = 1
+    zero: tuple[ZeroStage, ...] = ZERO_STAGES
+    hybrid: bool = False
+    sequence_parallel: bool = True
+    recompute: tuple[Recompute, ...] = ("none", "full")
+    host: tuple[HostPart, ...] = ()
     strategies: Filter = lambda strategy: True
     cuts: tuple[int, ...] | None = None
     by_unit: bool = True
@@ -51,20 +65,61 @@ class Space:
                     yield Schedule("interleaved", chunks=chunks)
 
 
-def every_strategy(group: int, tp_degrees: Sequence[int]) -> list[Strategy]:
-    """All strategies of one unit on `group` devices with these tensor-parallel degrees, those with recomputation last.
+def every_strategy(
+    group: int, tp_degrees: Sequence[int], zero: Sequence[ZeroStage] = (0, 3), hybrid: bool = False
+) -> list[Strategy]:
+    """All ways to lay a unit out on `group` devices with these tensor-parallel degrees, without recomputation.
 
-    Degrees are any divisors of the group, of 2 or more. DP and SDP are not mixed, as SDP alone is never worse (Takeaway 3 of
-    Galvatron-BMW). For a power of two these are those of the paper's decision trees, in their order.
+    Degrees are any divisors of the group, of 2 or more. zero: stages of ZeRO; 0 stands for dp, the others for sdp. hybrid: dp
+    beside sdp, too, one level right outside the other, so that shards are gathered over the faster links. For a power of two,
+    without hybrids and of stages 0 and 3 alone, these are those of Galvatron-BMW's decision trees, in their order.
     """
-    strategies = []
+    stages, strategies = [stage for stage in (3, 2, 1) if stage in zero], list[Strategy]()
     for count in range(len(TREE) + 1):
         for order in permutations(TREE, count):
-            if {"dp", "sdp"} <= set(order):
+            mixed = {"dp", "sdp"} <= set(order)
+            if mixed and not (hybrid and order.index("sdp") == order.index("dp") + 1):
                 continue
-            strategies += [Strategy(tuple(zip(order, degrees, strict=True))) for degrees in _factors(group, count)]
-    kept = [strategy for strategy in strategies if strategy.degree("tp") in tp_degrees]
-    return kept + [Strategy(strategy.levels, True) for strategy in kept]
+            if "dp" in order and not mixed and 0 not in zero:
+                continue
+            for degrees in _factors(group, count):
+                levels = tuple(zip(order, degrees, strict=True))
+                strategies += [Strategy(levels, zero=stage) for stage in (stages if "sdp" in order else (3,))]
+    return [strategy for strategy in strategies if strategy.degree("tp") in tp_degrees]
+
+
+def options(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]) -> list[Option]:
+    """The options of one unit in a space, from those of its layouts; those that recompute less come first.
+
+    parts: the sub-layers of the unit; none where no model is described: then neither tokens are shared, nor modules recomputed,
+    nor is anything on the host.
+    """
+    found = []
+    for ckpt, modules in _recomputed(space, parts):
+        for layout in layouts:
+            shared = space.sequence_parallel and bool(parts) and layout.degree("tp") > 1
+            shared = shared and not any(why_not_shared(part, layout.degree("tp")) for part in parts)
+            plain = replace(layout, ckpt=ckpt, modules=modules)
+            found += [plain, replace(plain, sequence_parallel=True)] if shared else [plain]
+    return [Option.of(each, host) for each in found if space.strategies(each) for host in _on_host(space, each, parts)]
+
+
+def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> list[tuple[HostPart, ...]]:
+    """What of a unit may be on the host: parameters only where the optimizer works there, which takes shards of all states or
+    of none; inputs only where all is recomputed, of one sub-layer that no other stream passes by."""
+    states: list[tuple[HostPart, ...]] = [()]
+    if "optimizer" in space.host and parts and strategy.zero_stage in (0, 3):
+        states += [("optimizer",), *([("optimizer", "parameters")] if "parameters" in space.host else [])]  # type: ignore[list-item]
+    away = "hidden" in space.host and strategy.ckpt and len(parts) == 1 and not parts[0].carried_tokens
+    return [(*each, *hidden) for hidden in ((), ("hidden",))[: 1 + away] for each in states]
+
+
+def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:
+    """Whether all of a unit, and which of its modules, may be computed again."""
+    modules = sorted({module for part in parts for module in modules_of(part)})
+    some = [chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count)]
+    nothing, everything = [(False, ())] * ("none" in space.recompute), [(True, ())] * ("full" in space.recompute)
+    return [*nothing, *((False, chosen) for chosen in some if "modules" in space.recompute), *everything]
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 from trainplan.formulations.instances import check_length
-from trainplan.formulations.joint.tables import COLUMNS, FORBIDDEN
+from trainplan.formulations.joint.tables import COLUMNS, FORBIDDEN, HostPart
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record
@@ -17,10 +17,11 @@ Matrix = list[list[Whole]]
 
 
 class OptionRecord(Record):
-    """An option. strategy: as plans have it, where it is one of theirs."""
+    """An option. strategy: as plans have it, where it is one of theirs; host: what of it is there."""
 
     name: Annotated[str, Field(min_length=1)]
     strategy: str | None = None
+    host: list[HostPart] = Field(default_factory=list)
 
 
 class HalvedRecord(Record):

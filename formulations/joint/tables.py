@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from trainplan.formulations.instances import Integers
@@ -26,12 +26,24 @@ TIMES = ("forward_ns", "backward_ns", "last_ns", "reduce_ns", "optimizer_ns", "h
 BYTES = ("kept_bytes", "held_bytes", "work_forward_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
 
 
+HostPart = Literal["optimizer", "parameters", "hidden"]
+HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
+
+
 @dataclass(frozen=True)
 class Option:
-    """One way to run a unit. name: unique in its table; strategy: what a plan says of it, None where it is no plan's."""
+    """One way to run a unit. name: unique in its table; strategy: what a plan says of it, None where it is no plan's. host:
+    what of it is on the host, in the order of HOST_PARTS: the optimizer, with gradients and its states; parameters; inputs."""
 
     name: str
     strategy: Strategy | None = None
+    host: tuple[HostPart, ...] = ()
+
+    @classmethod
+    def of(cls, strategy: Strategy, host: tuple[HostPart, ...] = ()) -> Option:
+        """The option of a plan, under the name that people read."""
+        words = " and ".join(host).replace("hidden", "input")
+        return cls(f"{strategy}, {words} on the host" if host else str(strategy), strategy, host)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -56,14 +56,21 @@ class UnitCosts:
 class PassTimes:
     """One micro-batch through one sub-layer, in whole ns.
 
-    sync_ns: what is added behind the last micro-batch, once it has been sent on: reductions over replicas, and the optimizer.
+    reduce_ns, step_ns: what is added behind the last micro-batch, once it has been sent on: reductions over replicas; and,
+    behind the sum of a shared table's gradients, the optimizer and the gather of what it has changed.
     tied_ns: what an embedding adds beside, in a pipeline of one stage, for a table that it shares with the head.
     """
 
     forward_ns: int
     backward_ns: int
-    sync_ns: int
+    reduce_ns: int
+    step_ns: int
     tied_ns: int
+
+    @property
+    def sync_ns(self) -> int:
+        """All that is added behind the last micro-batch."""
+        return self.reduce_ns + self.step_ns
 
 
 def unit_costs(
@@ -110,7 +117,8 @@ def times_of(
     return PassTimes(
         forward_ns=work.forward_ns + work.partial_ns + work.forward_tokens_ns + gather,
         backward_ns=computed + work.backward_tokens_ns + sharing + work.replicated_ns * sharded,
-        sync_ns=last + work.optimizer_ns + work.update_ns,
+        reduce_ns=last,
+        step_ns=work.optimizer_ns + work.update_ns,
         tied_ns=0 if table_once else work.tied_ns,
     )
 

@@ -30,7 +30,7 @@ Collectives are those of the first device's groups.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Generic, TypeVar
@@ -137,7 +137,7 @@ def unit_work(
     where the profile lacks the shape.
     """
     exact = exact_work(profile, sublayer, strategy, samples, kind, padded=True, left_out=left_out, precision=precision)
-    return UnitWork(*(round(getattr(exact, piece.name)) for piece in fields(UnitWork)))
+    return UnitWork(**{name: round(value) for name, value in vars(exact).items()})
 
 
 def exact_work(
@@ -156,8 +156,25 @@ def exact_work(
     padded: whether sharded parameters are moved as the equal shards that programs cut them into, the last one padded.
     left_out, precision: as in `unit_work`.
     """
+    entry = computed_cost(profile, sublayer, strategy, samples // strategy.data_degree, kind)
+    layout = strategy.levels, strategy.zero, strategy.sequence_parallel
+    key = "moves", sublayer, *layout, samples, padded, left_out, precision
+    if key not in profile.derived:  # they do not depend on what is recomputed
+        profile.derived[key] = _moves_ns(profile, sublayer, strategy, samples, padded, left_out, precision)
+    return UnitWork(
+        forward_ns=(entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value,
+        recompute_ns=entry.forward_ns.value if strategy.ckpt else 0,
+        backward_ns=entry.backward_ns.value,
+        **profile.derived[key],
+    )
+
+
+def _moves_ns(
+    profile: Profile, sublayer: str, strategy: Strategy, samples: int, padded: bool, left_out: int, precision: Precision
+) -> dict[str, float]:
+    """The pieces of a sub-layer that are no computations of a micro-batch, with their fractions."""
     tp, rows, element = strategy.degree("tp"), samples // strategy.data_degree, profile.parameter_bytes
-    entry, shape = computed_cost(profile, sublayer, strategy, rows, kind), profile.shapes[sublayer]
+    shape = profile.shapes[sublayer]
     shard, sdp = shape.shard(tp), strategy.degree("sdp")
     parameters = shard.parameters - left_out
     part = -(-parameters // sdp)
@@ -172,25 +189,22 @@ def exact_work(
     gather, scatter = (among("tp", way, hidden) for way in _WAYS)
     spread = strategy.sequence_parallel
     replicated = shard.replicated_parameters * gradient
-    return UnitWork(
-        forward_ns=(entry.forward_without_graph_ns if strategy.ckpt else entry.forward_ns).value,
-        partial_ns=partial,
-        gather_ns=among("sdp", "all-gather", whole * element) if strategy.shares_parameters else 0.0,
-        recompute_ns=entry.forward_ns.value if strategy.ckpt else 0,
-        backward_ns=entry.backward_ns.value,
-        partial_back_ns=partial_back,
-        tokens_in_ns=back * gather * spread,
-        tokens_out_ns=forward * scatter * spread,
-        tokens_again_ns=back * gather * spread,
-        gradient_in_ns=forward * gather * spread,
-        gradient_out_ns=back * scatter * spread,
-        replicated_ns=among("tp", "all-reduce", replicated) if replicated else 0.0,
-        scatter_ns=among("sdp", "reduce-scatter", whole * gradient),
-        reduce_ns=among("dp", "all-reduce", part * gradient),
-        tied_ns=tied_ns(profile, strategy.group, precision=precision) if shape.kind == "embedding" else 0.0,
-        optimizer_ns=part * profile.optimizer_ns_per_parameter.value,
-        update_ns=among("sdp", "all-gather", whole * element) if strategy.gathers_updates else 0.0,
-    )
+    return {
+        "partial_ns": partial,
+        "gather_ns": among("sdp", "all-gather", whole * element) if strategy.shares_parameters else 0.0,
+        "partial_back_ns": partial_back,
+        "tokens_in_ns": back * gather * spread,
+        "tokens_out_ns": forward * scatter * spread,
+        "tokens_again_ns": back * gather * spread,
+        "gradient_in_ns": forward * gather * spread,
+        "gradient_out_ns": back * scatter * spread,
+        "replicated_ns": among("tp", "all-reduce", replicated) if replicated else 0.0,
+        "scatter_ns": among("sdp", "reduce-scatter", whole * gradient),
+        "reduce_ns": among("dp", "all-reduce", part * gradient),
+        "tied_ns": tied_ns(profile, strategy.group, precision=precision) if shape.kind == "embedding" else 0.0,
+        "optimizer_ns": part * profile.optimizer_ns_per_parameter.value,
+        "update_ns": among("sdp", "all-gather", whole * element) if strategy.gathers_updates else 0.0,
+    }
 
 
 def partial_sums_ns(profile: Profile, shape: SublayerShape, strategy: Strategy, rows: int) -> tuple[float, float]:

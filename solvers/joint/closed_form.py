@@ -36,3 +36,14 @@ def quick_bound_ns(instance: Instance, configuration: Configuration) -> float:
         bound = max(bound, total + (m - 1 - w / 2) * largest)
     first = configuration.tables[configuration.sites[0].kind].units[instance.units[0].kind]
     return float(np.ceil(bound * (1 - 1e-12))) + int((first.last_ns + first.end_ns).min())
+
+
+def holds_states(instance: Instance, configuration: Configuration) -> bool:
+    """Whether all sites together have room for the least states of all units, each of which is on one of them: else no plan
+    of the configuration fits."""
+    tables, tied = configuration.tables, configuration.tied
+    by_kind = [min(int(each.units[kind].state_bytes.min()) for each in tables) for kind in range(len(tables[0].units))]
+    least = [by_kind[unit.kind] for unit in instance.units]
+    if tied is not None and tied.once is not None:
+        least[-1] = min(least[-1], int(tied.once.state_bytes.min()))
+    return sum(least) <= sum(instance.limit_bytes(site) for site in configuration.sites)

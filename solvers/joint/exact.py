@@ -24,7 +24,7 @@ from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
-from trainplan.solvers.joint.closed_form import quick_bound_ns
+from trainplan.solvers.joint.closed_form import holds_states, quick_bound_ns
 from trainplan.solvers.joint.fronts import TooMany
 from trainplan.solvers.joint.gaps import gap_parts
 from trainplan.solvers.joint.interleaved import interleaved
@@ -82,10 +82,13 @@ class _Run:
         try:
             if self.search.objective is None:
                 self.search.report(first_plan(self.instance), source=FIRST_PLAN)
-            for place, configuration in enumerate(self.instance.configurations):
-                waiting.append((quick_bound_ns(self.instance, configuration), place, _Entry(place)))
+            bounds = []
+            for configuration in self.instance.configurations:
+                possible = holds_states(self.instance, configuration)
+                bounds.append(quick_bound_ns(self.instance, configuration) if possible else inf)
                 self.search.check_time()
-            plan = best_quick_plan(self.instance, [each[0] for each in waiting], self.target())
+            waiting = [(bound, place, _Entry(place)) for place, bound in enumerate(bounds) if bound < inf]
+            plan = best_quick_plan(self.instance, bounds, self.target())
             self.search.report(plan, source=FIRST_PLAN)
         except TimeoutError:
             return Outcome(bound_source=self.source, message="time ran out before all configurations were bounded")

@@ -13,6 +13,7 @@ its interface states. Interleaved chunks share their devices' memory: tiny insta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -174,6 +175,7 @@ class _Way:
     lasts: tuple[int, ...] | None = None
     once: bool = False
     rows: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict, repr=False, compare=False)
+    short: list[int] = field(default_factory=lambda: [LARGEST], repr=False, compare=False)
 
     def better(self, best: tuple[int, Solution] | None) -> tuple[int, Solution] | None:
         """The solution of the least excess over the limits, this one's or the best so far."""
@@ -185,26 +187,29 @@ class _Way:
             while found is None and low <= high:
                 middle = (low + high) // 2
                 found = self.within(middle)
-                low = low if found is not None else middle + 1
+                low = low if found is not None else max(middle + 1, self.short[0])
         return best
 
     @cached_property
     def least_excess(self) -> int:
         """No solution is over its limits by less: every unit with what it needs least alone, and the states of all units shared
         out evenly."""
-        count = self.configuration.stages
+        count, length = self.configuration.stages, self.instance.length
         limit = max(self.instance.limit_bytes(site) for site in self.configuration.sites)
         alone = states = 0
-        for unit in range(self.instance.length):
-            tables = [self._table(unit, x) for x in {min(unit, count - 1), max(0, count - (self.instance.length - unit))}]
-            tables += [self._table(unit, x) for x in range(count)] if len(self.configuration.tables) > 1 else []
+        alike = Counter((unit.kind, l == 0, l == length - 1) for l, unit in enumerate(self.instance.units))
+        places = {(unit.kind, l == 0, l == length - 1): l for l, unit in enumerate(self.instance.units)}
+        for key, units in alike.items():
+            tables = [self._table(places[key], x) for x in range(count if len(self.configuration.tables) > 1 else 1)]
             columns = [(t.state_bytes[list(p)], (t.held_bytes + t.kept_bytes + t.work_bytes)[list(p)]) for t, p in tables]
             alone = max(alone, min(int((state + rest).min()) for state, rest in columns))
-            states += min(int(state.min()) for state, _ in columns)
+            states += units * min(int(state.min()) for state, _ in columns)
         return max(alone, -(-states // count)) - limit
 
     def within(self, excess: int) -> Solution | None:
-        """A solution whose stages are over their limits by no more than this; None where there is none."""
+        """A solution whose stages are over their limits by no more than this; None where there is none. Then none is within
+        less than `short` either, the least excess of all ends of stages that were over this one."""
+        self.short[0] = LARGEST
         reached: dict[Start, Suffix] = {(self.instance.length, ANY): Suffix((), None)}
         for x in reversed(range(self.configuration.stages)):
             begun: dict[Start, Suffix] = {}
@@ -239,8 +244,12 @@ class _Way:
                     for label in rest:
                         peak = kept + max(work, label.peak)
                         grown = Label(base + label.base, peak, host + label.host, (s, label.chosen))
-                        if grown.base + peak <= limit and (room is None or grown.host <= room):
+                        if room is not None and grown.host > room:
+                            continue
+                        if grown.base + peak <= limit:
                             made.setdefault(key, []).append(grown)
+                        else:
+                            self.short[0] = min(self.short[0], excess + grown.base + peak - limit)
             if not made:
                 return
             labels = {key: _undominated(each) for key, each in made.items()}

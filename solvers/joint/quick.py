@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
-from trainplan.solvers.joint.closed_form import least_u_ns, quick_bound_ns
+from trainplan.solvers.joint.closed_form import holds_states, least_u_ns, quick_bound_ns
 from trainplan.solvers.joint.pipelines import Passes, steps_ns
 from trainplan.solvers.joint.stage_tables import Floats, KindOptions, StageTables, stage_tables
 
@@ -79,6 +79,8 @@ def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[in
     cuts even in the time that units took in the plan before."""
     configuration = instance.configurations[place]
     if configuration.schedule.chunks > 1 or len({site.kind for site in configuration.sites}) > 1:
+        return None
+    if not holds_states(instance, configuration):
         return None
     planner = _Planner(instance, configuration)
     if not len(planner.choices):

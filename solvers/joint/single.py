@@ -70,6 +70,16 @@ class Single:
         }
         return sum(least[kind] for kind in part.kinds) + part.shared_ns
 
+    def _least_bytes(self, part: Part) -> int:
+        """No choice of a chain needs less memory: the least states of every unit, and the least pass of some unit."""
+        tables, n = part.tables.units, self.depth
+        states, passes = dict[int, int](), dict[int, int]()
+        for kind in set(part.kinds):
+            table = tables[kind]
+            states[kind] = int((table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes).min())
+            passes[kind] = int((table.kept_bytes + table.work_bytes).min())
+        return sum(states[kind] for kind in part.kinds) + max(passes.values())
+
     def run(self, target: Callable[[], float], tolerance: float) -> float:
         """Solve all chains, reporting plans: the least bound of those that are not above the target. Raises TimeoutError."""
         bounds = [np.inf]
@@ -77,6 +87,8 @@ class Single:
             if least > target():
                 bounds.append(least)
                 break
+            if self._least_bytes(part) > self.memory_bytes:
+                continue
             tables, kinds = stage_tables(part.tables, self.sliced), part.kinds
             cuts = cut_classes(tables, 1)
             stages = Stages(tables, kinds, self.instance.boundary_kinds, self.memory_bytes, self.host_bytes, cuts)

@@ -57,7 +57,7 @@ def test_nothing_changes_where_nothing_is_on_the_host() -> None:
 @pytest.mark.parametrize("strategy", ["dp2", "sdp2", "tp2"])
 def test_states_of_one_unit_are_on_the_host(strategy: str) -> None:
     """The gradient is summed over micro-batches on the device, and copied out once; the host steps once it is there, and what
-    the device keeps of the parameters comes back last."""
+    the device keeps of the parameters comes back last, before the loss is summed."""
     plain = plan_of(UNTIED, [strategy] * UNITS, 2, 12, 3)
     of_unit = compile_plan(plain)[0].buffers["parameter.2"]
     for parameters, kept in (("device", 1), ("host", 0)):
@@ -67,7 +67,7 @@ def test_states_of_one_unit_are_on_the_host(strategy: str) -> None:
         assert copied == _count(program, Op.HOST_OPTIMIZER_STEP) == 1
         assert _count(program, Op.OPTIMIZER_STEP) == UNITS - 1
         assert len(fetched) == (1 if kept else 6), "behind the step; or before every pass"
-        assert (fetched[-1] == len(program.instructions) - 1) is bool(kept)
+        assert (fetched[-1] == len(program.instructions) - 2) is bool(kept)
         assert compile_plan(plain)[0].persistent_bytes - program.persistent_bytes == (4 - kept) * of_unit
         assert memory_walk(program).host_bytes == 4 * of_unit
         assert check(compile_plan(plan)) == []
@@ -209,8 +209,8 @@ def test_what_is_brought_in_ahead_is_there_before_its_unit_computes() -> None:
 
 
 def test_nothing_but_what_is_copied_back_waits_for_the_host() -> None:
-    """Directly or through others: so whoever issues to a device has issued all else before it waits. And the host steps on the
-    unit whose gradient is there first while others are still to come."""
+    """Directly or through others: so whoever issues to a device has issued all but the sum of the loss before it waits. And
+    the host steps on the unit whose gradient is there first while others are still to come."""
     rng, early = random.Random(6), 0
     for _ in range(30):
         for program in compile_plan(random_residence_plan(rng, 2)):
@@ -221,7 +221,8 @@ def test_nothing_but_what_is_copied_back_waits_for_the_host() -> None:
                     behind.add(place)
             others = [place for place in behind if issued[place].op is not Op.HOST_OPTIMIZER_STEP]
             assert all(issued[place].op is Op.PREFETCH_SHARD for place in others)
-            assert others == [] or sorted(others)[0] == len(issued) - len(others)
+            assert others == [] or sorted(others)[0] == len(issued) - len(others) - 1
+            assert issued[-1].op is Op.REDUCE_LOSS
             steps = [place for place, i in enumerate(issued) if i.op is Op.HOST_OPTIMIZER_STEP]
             early += any(i.op is Op.BACKWARD for i in issued[steps[0] :]) if steps else 0
     assert early > 10

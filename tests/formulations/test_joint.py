@@ -17,6 +17,7 @@ from trainplan.formulations.joint.evaluation import evaluate, malformed
 from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
 from trainplan.formulations.joint.simulation import StageTimes, Symbol, ends, ends_ns
 from trainplan.formulations.joint.space import Space
+from trainplan.formulations.joint.tables import HostPart
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.clusters.cluster import load_cluster
@@ -29,6 +30,7 @@ import trainplan as tp
 from tests.execution.plans import BERT, GPT2, LLAMA, UNTIED
 
 CPU = load_cluster("cpu-4")
+EVERY: dict[str, Any] = {"hybrid": True, "recompute": ("none", "modules", "full")}  # what spaces have on request, on devices
 MODELS = (GPT2, UNTIED, BERT, LLAMA)
 NETWORKS = (
     Network(islands=[Island(devices=64, bandwidth_bytes_per_s=3.3e9, latency_ns=977)]),
@@ -93,45 +95,83 @@ def compare(rng: random.Random, world: int, space: Space, network: Network, solu
     for _ in range(solutions):
         solution = random_solution(rng, instance)
         evaluation, plan = evaluate(instance, solution), PROBLEM.plan(instance, solution, request)
-        judged = judge(plan, profile)
+        judged = judge(plan, profile, backend="serial")
         assert judged.step_ns == evaluation.time_ns
         site_of = {rank: x for x, stage in enumerate(plan.stages[: plan.depth]) for rank in stage.ranks}
         for rank, peak in enumerate(judged.peak_bytes):
             chunks = range(site_of[rank], len(plan.stages), plan.depth)
             assert peak <= max(evaluation.stages[x].peak_bytes for x in chunks)
+            assert judged.host_bytes[rank] <= sum(evaluation.stages[x].host_bytes for x in chunks)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_objectives_are_steps_of_the_time_walk(seed: int) -> None:
-    """To the nanosecond on one lane a rank: any strategies, cuts, depths and micro-batches, tables tied across stages, links
-    of several kinds. No rank's programs need more than the memory of its stage."""
+    """To the nanosecond on one lane a rank: any strategies, ZeRO stages, shared tokens and recomputed modules, cuts, depths and
+    micro-batches, tables tied across stages, kinds of link. No rank's programs need more than the memory of its stage."""
     rng = random.Random(seed)
     schedules: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
-    compare(rng, rng.choice([1, 2, 4, 8]), Space(schedules=schedules), rng.choice(NETWORKS), 4)
+    compare(rng, rng.choice([1, 2, 4, 8]), Space(schedules=schedules, **EVERY), rng.choice(NETWORKS), 4)
+
+
+HOSTS: tuple[HostPart, ...] = ("optimizer", "parameters", "hidden")
+CHUNKED: dict[str, Any] = {"schedules": ("interleaved",), "depths": [2, 4], "most_chunks": 4}
+ON_HOST: tuple[dict[str, Any], ...] = (
+    {"host": HOSTS, "hybrid": True},
+    {"host": HOSTS, "schedules": ("gpipe",)},
+    {"host": HOSTS, **CHUNKED},
+    {"host": HOSTS[:1], "recompute": ("none",), "zero": (0, 3)},
+    {"host": HOSTS[2:], "recompute": ("full",), "by_unit": False},
+    {"host": HOSTS, "recompute": ("full",), "micro_batches": [1], "depths": [1], "zero": (3,)},
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("space", ON_HOST, ids=str)
+def test_steps_with_states_on_the_host_are_those_of_the_time_walk(space: dict[str, Any], seed: int) -> None:
+    """Copies and the host's optimizer, one after the other; and no host needs more than is said."""
+    rng = random.Random(seed)
+    worlds = [2, 4] if "interleaved" in space.get("schedules", ()) else [1, 2, 4]
+    compare(rng, rng.choice(worlds), Space(**space), rng.choice(NETWORKS), 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_all_options_are_those_of_the_walks(seed: int) -> None:
+    rng = random.Random(seed)
+    any_space: dict[str, Any] = {**EVERY, **rng.choice([*ON_HOST, {"most_sliced": 2}, CHUNKED, {}])}
+    threes = rng.random() < 0.2 and "interleaved" not in any_space.get("schedules", ())
+    world = rng.choice([3, 6]) if threes else rng.choice([2, 4] if "depths" in any_space else [1, 2, 4, 8])
+    compare(rng, world, Space(**any_space), rng.choice([NETWORKS[0], THREES] if threes else NETWORKS), 4)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_sliced_steps_are_those_of_the_time_walk(seed: int) -> None:
     rng = random.Random(seed)
-    compare(rng, rng.choice([2, 4, 8]), Space(schedules=("1f1b",), most_sliced=3), rng.choice(NETWORKS), 4)
+    compare(rng, rng.choice([2, 4, 8]), Space(schedules=("1f1b",), most_sliced=3, **EVERY), rng.choice(NETWORKS), 4)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_interleaved_steps_are_those_of_the_time_walk(seed: int) -> None:
     rng = random.Random(seed)
-    compare(rng, rng.choice([2, 4]), Space(schedules=("interleaved",), depths=[2, 4], most_chunks=4), rng.choice(NETWORKS), 4)
+    compare(
+        rng,
+        rng.choice([2, 4]),
+        Space(schedules=("interleaved",), depths=[2, 4], most_chunks=4, **EVERY),
+        rng.choice(NETWORKS),
+        4,
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_steps_on_any_number_of_devices_are_those_of_the_time_walk(seed: int) -> None:
     rng = random.Random(seed)
-    compare(rng, rng.choice([3, 6, 12]), Space(schedules=("1f1b", "gpipe")), rng.choice([NETWORKS[0], THREES]), 3)
+    compare(rng, rng.choice([3, 6, 12]), Space(schedules=("1f1b", "gpipe"), **EVERY), rng.choice([NETWORKS[0], THREES]), 3)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_units_of_whole_layers_are_their_sub_layers_together(seed: int) -> None:
     rng = random.Random(seed)
-    compare(rng, rng.choice([1, 2, 4]), Space(by_unit=False), rng.choice(NETWORKS), 4)
+    compare(rng, rng.choice([1, 2, 4]), Space(by_unit=False, **EVERY), rng.choice(NETWORKS), 4)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -1,0 +1,91 @@
+"""What passes between units, from a profile: re-layouts and messages, by the interface states on both sides.
+
+The interface state of a strategy is how its ranks share the hidden states: which samples each has, and, with sequence
+parallelism, which tokens. Programs move what differs, forward and backward alike: all tokens of the rank's own samples are
+gathered, samples gathered from those that have them, and the rank's tokens cut out. A message has the sender's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.sites import Pairs, stage_links, stage_pairs
+from trainplan.formulations.joint.tables import Boundary
+from trainplan.formulations.strategies import Digit, Strategy, gather_ranks
+from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns, slowest_message_ns
+from trainplan.profiling.profiles import Profile
+
+State = tuple[tuple[Digit, ...], Digit | None]
+
+
+def state_of(strategy: Strategy) -> State:
+    """The interface state of a strategy: strategies of equal ones need no re-layout between them."""
+    return strategy.layout, strategy.token_digit
+
+
+def state_name(state: State) -> str:
+    """A state for people: digits of a rank that number its samples, and its tokens, each as values x distance."""
+    samples, tokens = state
+    words = ["-".join(f"{degree}x{stride}" for stride, degree in samples) or "whole"]
+    return ", tokens ".join([*words, *(f"{degree}x{stride}" for stride, degree in ([] if tokens is None else [tokens]))])
+
+
+class Borders:
+    """Boundaries of one profile's units between equal stages."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.links = cache(partial(stage_links, profile))
+        self.pairs: Callable[[int], list[Pairs]] = cache(partial(stage_pairs, profile))
+        self._only_slices = cache(only_slices)
+
+    def boundary(self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool) -> Boundary:
+        """One kind of boundary, of `size` bytes a sample. strategies: one of each interface state; samples: a micro-batch."""
+        shape = (len(self.pairs(group)), len(strategies), len(strategies))
+        there, sent = self._relayouts(size, strategies, samples), self._messages(size, strategies, group, samples)
+        halves: dict[str, Any] = {}
+        if sliced:
+            half = self._relayouts(size, strategies, samples // 2)
+            half_sent = self._messages(size, strategies, group, samples // 2)
+            halves["halved_relayout_forward_ns"], halves["halved_relayout_backward_ns"] = half, 2 * half.T
+            halves["halved_message_forward_ns"] = np.broadcast_to(half_sent[:, :, None], shape).copy()
+        sizes = np.array([_message_bytes(strategy, samples, size) for strategy in strategies], np.int64)
+        return Boundary(
+            message_forward_bytes=np.broadcast_to(sizes[:, None], shape[1:]).copy(),
+            message_backward_bytes=np.broadcast_to(sizes[None, :], shape[1:]).copy(),
+            relayout_forward_ns=there,
+            relayout_backward_ns=there.T.copy(),
+            message_forward_ns=np.broadcast_to(sent[:, :, None], shape).copy(),
+            message_backward_ns=np.broadcast_to(sent[:, None, :], shape).copy(),
+            **halves,
+        )
+
+    def _relayouts(self, size: int, strategies: Sequence[Strategy], samples: int) -> Integers:
+        """(C, C): of so many samples, from the state of one strategy to that of another."""
+        times = np.zeros((len(strategies), len(strategies)), np.int64)
+        for a, before in enumerate(strategies):
+            for b, after in enumerate(strategies):
+                moved = 0.0 if self._only_slices(before, after) else slice_gather_ns(self.profile, before, after, samples, size)
+                times[a, b] = round(moved) + round(gather_tokens_ns(self.profile, before, after, samples, size))
+        return times
+
+    def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
+        """(K, C): of so many samples in the state of each strategy, by kind of link."""
+        messages = [_message_bytes(strategy, samples, size) for strategy in strategies]
+        times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self.pairs(group)]
+        return np.array(times, np.int64).reshape(len(times), len(strategies))
+
+
+def only_slices(before: Strategy, after: Strategy) -> bool:
+    """Whether every rank has the samples that it needs. Of powers of two, what holds for one rank holds for all."""
+    alike = before.group & (before.group - 1) == 0
+    return alike and len(gather_ranks(before, after, 0)) == 1
+
+
+def _message_bytes(strategy: Strategy, samples: int, size: int) -> int:
+    """What one rank sends of a micro-batch."""
+    return samples // strategy.data_degree * size // strategy.share(0)[1]
