@@ -73,6 +73,7 @@ class Joint(Problem):
             schedules=schedules,
             most_sliced=options["sliced"],
             most_chunks=options["chunks"],
+            even_chunks=True,
             by_unit=options["by_unit"],
         )
         return build(request, space)

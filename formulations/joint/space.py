@@ -22,8 +22,9 @@ class Space:
 
     depths: numbers of sites in a pipeline; micro_batches: their numbers; schedules: by name, and how many micro-batches may be
     sliced at most, and how many stages a site may have. strategies: those that may be options. cuts: the first units of the
-    stages after the first. by_unit: whether every sub-layer is cut and chosen by itself; else all of one layer are one.
-    between_layers: whether stages begin with a layer. step: how a step is judged.
+    stages after the first. even_chunks: whether interleaved stages have as many layers each (see `step.chunks`). by_unit:
+    whether every sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin
+    with a layer. step: how a step is judged.
     """
 
     depths: Sequence[int] | None = None
@@ -33,6 +34,7 @@ class Space:
     most_chunks: int = 1
     strategies: Filter = lambda strategy: True
     cuts: tuple[int, ...] | None = None
+    even_chunks: bool = False
     by_unit: bool = True
     between_layers: bool = False
     step: Step = "simulated"
