@@ -83,10 +83,16 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
 CHECKED = word("source", Path, "A plan file, or an instance file.")
 
 
-@takes([CHECKED, word("solution", Path | None, "Of an instance: a solution file.", None)])
+@takes(
+    [
+        CHECKED,
+        word("solution", Path | None, "Of an instance: a solution file.", None),
+        flag("profile", Path | None, "Of a plan: the profile that it was made from, if it was, to check its claim with."),
+    ]
+)
 def check(**values: Any) -> Outcome:
-    """Check the programs of a plan, and the memory that they need; or a solution against an instance: its time, its peak
-    memory, and what it violates.
+    """Check the programs of a plan, the memory that they need, and what its claim's evidence proves; or a solution against an
+    instance: its time, its peak memory, and what it violates.
     """
     checked = api.check(**values)
     code = options.INFEASIBLE if checked.violations else options.FINE

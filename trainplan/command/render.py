@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from trainplan.checking import Checked, CheckedPlan
+from trainplan.checking import Checked, CheckedClaim, CheckedPlan
 from trainplan.command.printing import err, line, pairs, table
 from trainplan.execution.walk.time import LANE_OF
 from trainplan.formulations.plan import Plan
@@ -115,7 +115,23 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
         rows.append(("peak memory", f"{format_bytes(check.peak_bytes)} ({check.peak_bytes} bytes) on rank {check.peak_rank}"))
     if check.host_bytes:
         rows.append(("on the host", f"{format_bytes(check.host_bytes)} ({check.host_bytes} bytes)"))
-    return [*rows, ("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)")]
+    rows.append(("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)"))
+    return [*rows, *([] if check.claim is None else _claim(check.claim))]
+
+
+def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
+    """What a claim says, and what of it was checked."""
+    said = "none" if claim.claimed_bound_ns is None else f"{format_time(claim.claimed_bound_ns)}, by {claim.claimed_source}"
+    rows = [("bound of claim", f"{said} (said by the solver, not checked)")]
+    if claim.objective_ns is not None:
+        rows.append(("claimed step", f"{format_time(claim.objective_ns)} of {claim.problem}, evaluated again"))
+    if claim.bound_ns is not None and claim.objective_ns:
+        how = "by prices of memory, followed in whole numbers" if claim.evidence else "in closed form, without evidence"
+        gap = 1 - claim.bound_ns / claim.objective_ns
+        rows.append(("checked bound", f"{format_time(claim.bound_ns)}, {how}: gap {gap:.4%}"))
+        if claim.evidence and claim.weak_bound_ns is not None:
+            rows.append(("weaker bound", f"{format_time(claim.weak_bound_ns)}, in closed form, without evidence"))
+    return [*rows, ("verdict", claim.verdict)]
 
 
 def plan_table(plan: Plan) -> None:
@@ -143,7 +159,8 @@ def plan_table(plan: Plan) -> None:
 def planned(answer: Planned) -> None:
     """A planned request: what was asked for, the alternatives, the plan, what the walks predict, and what is claimed."""
     plan = answer.plan
-    rows = [("like", answer.preset.name), *_asked(answer.request)]
+    why = "" if answer.instead is None else f", since {answer.instead}"
+    rows = [("like", f"{answer.preset.name}{why}"), *_asked(answer.request)]
     for profile in answer.request.obtained[:1]:
         rows += [("profile", profile.origin), *(("reached", text) for text in reached(profile))]
     pairs(rows)
