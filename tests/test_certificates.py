@@ -14,7 +14,7 @@ from tests.command.calls import call
 from trainplan.checking import CheckedPlan
 from trainplan.planned import Planned
 
-REQUEST: dict[str, Any] = {"model": "bert-huge-32", "cluster": "rtx-titan-8", "batch": 32, "memory": "8GiB"}
+REQUEST: dict[str, Any] = {"model": "bert-huge-32", "cluster": "rtx-titan-8", "batch": 32, "memory": "8GiB", "micro_batches": 8}
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_tensor_parallelism_stays_inside_nodes() -> None:
         ({"cuts": ["block2.ffn", "block1.ffn"]}, "cuts are block2.ffn, block1.ffn; give them in order"),
         ({"cuts": ["block1.ffn", "block2.ffn"]}, "cuts begin 3 stages"),
         ({"cuts": ["block1.ffn"], "pipeline": 4}, "cuts begin 2 stages"),
-        ({"cuts": ["block1.ffn"], "by_unit": False}, "leave no.by.unit out"),
+        ({"cuts": ["block1.ffn"], "by_unit": False}, "leave by_unit=False out"),
     ],
 )
 def test_constraints_that_cannot_be_are_told(constraints: dict[str, Any], told: str) -> None:
@@ -98,7 +98,7 @@ def test_constraints_that_cannot_be_are_told(constraints: dict[str, Any], told: 
 
 
 def test_constraints_that_leave_nothing_say_what_each_takes() -> None:
-    answer = tp.plan(**REQUEST, memory="8MB", forbid=["sdp"], tp=1)
+    answer = tp.plan(**REQUEST, memory="2MB", forbid=["sdp"], tp=1)
     assert answer.plan is None and answer.result.status == "infeasible"
     steps = {price.constraint: price.step_ns(None) for price in answer.prices}
     assert set(steps) == {"--tp 1", "--forbid sdp"}
