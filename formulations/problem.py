@@ -134,6 +134,10 @@ class Problem(ABC):
         """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, or where that is not certain."""
         return attribute(self.explained_by)(instance)
 
+    def fits(self, instance: Any) -> bool | None:
+        """Whether some solution fits, proven either way; None where that is not known. By default nothing is."""
+        return None
+
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
         return str(instance.provenance.get("cost_model", self.name))

@@ -106,6 +106,28 @@ def test_constraints_that_leave_nothing_say_what_each_takes() -> None:
     assert all("without it" in rows[f"price of {name}"] for name in steps)
 
 
+def test_where_nothing_fits_the_fewest_devices_are_named() -> None:
+    """In whole nodes: with as many there is a plan, with one node less there is none."""
+    cluster = load_cluster("cpu-4")
+    node = cluster.nodes[0]
+    island = node.islands[0]
+    nodes = [node.changed(count=2, devices=2, islands=[island.changed(devices=2)])]
+    two = cluster.changed(name="two", nodes=nodes, islands=[island.changed(devices=4)])
+    request: dict[str, Any] = {"model": MODEL, "batch": 24, "pipeline": None, "by_unit": False}
+    needed = tp.plan(cluster=two, **request, memory=1000).needed_bytes
+    assert needed is not None
+    short = tp.plan(cluster=two, **request, memory=needed * 3 // 4)
+    assert short.plan is None and short.needed_devices is not None and short.needed_devices % 2 == 0
+    enough = tp.plan(cluster=two.with_nodes(short.needed_devices // 2), **request, memory=needed * 3 // 4)
+    assert enough.result.status == "optimal"
+    if short.needed_devices > 6:
+        less = two.with_nodes(short.needed_devices // 2 - 1)
+        assert tp.plan(cluster=less, **request, memory=needed * 3 // 4).result.status == "infeasible"
+    assert f"{short.needed_devices}, in whole nodes" in dict(short.summary())["devices needed"]
+    alone = tp.plan(cluster="cpu-4", **request, memory=1000)
+    assert alone.needed_devices is None and "has one node" in dict(alone.summary())["devices needed"]
+
+
 def test_the_command_says_what_constraints_cost() -> None:
     words = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
     done = call("plan", *words, "--tp", "2", "--forbid", "ckpt", "--forbid", "sdp4")

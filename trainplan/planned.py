@@ -38,10 +38,11 @@ class Planned:
 
     answer: of the solver, whose `instance` and `result` belong to the plan. judged: what the walks say of the plan's programs;
     None where plans of the model do not become programs. margin_bytes: how much less memory than asked for the solver got.
-    needed_bytes: where the memory is too little, one with which there is a plan, if that is known. uniform: the best plan with
-    one strategy for all units, likewise; None where this plan has one itself, and where none was looked for (the problem does
-    not say how, or the time was up). instead: where no preset was named, why the default one did not plan it. prices:
-    what constraints of the request cost, one by one.
+    needed_bytes: where the memory is too little, one with which there is a plan, if that is known. needed_devices: the
+    fewest, in whole nodes, with which the problem has a solution; needed_devices_unknown: why that is not known. uniform: the
+    best plan with one strategy for all units, likewise; None where this plan has one itself, and where none was looked for (the
+    problem does not say how, or the time was up). instead: where no preset was named, why the default one did not plan it.
+    prices: what constraints of the request cost, one by one.
     """
 
     request: Request
@@ -51,6 +52,8 @@ class Planned:
     judged: Judged | None = None
     margin_bytes: int = 0
     needed_bytes: int | None = None
+    needed_devices: int | None = None
+    needed_devices_unknown: str | None = None
     uniform: Planned | None = None
     instead: str | None = None
     prices: tuple[Price, ...] = ()
@@ -149,6 +152,7 @@ class Planned:
             "walk_bytes": list(self.walk_bytes),
             "margin_bytes": self.margin_bytes,
             "needed_bytes": self.needed_bytes,
+            "needed_devices": self.needed_devices,
             "performance": None if self.performance is None else self.performance.to_dict(),
             "uniform": None if self.uniform is None or self.uniform.plan is None else self.uniform.plan.model_dump(),
             "uniform_excess": self.uniform_excess,
@@ -161,6 +165,10 @@ class Planned:
         result = self.result
         if self.plan is None:
             needed = [] if self.needed_bytes is None else [("memory needed", f"{self.needed_bytes} bytes")]
+            if (devices := self.needed_devices) is not None:
+                needed.append(("devices needed", f"{devices}, in whole nodes: with fewer nothing fits, proven"))
+            elif self.needed_devices_unknown is not None:
+                needed.append(("devices needed", self.needed_devices_unknown))
             return [row for row in result.summary(flags=flags) if row[0] != "problem"] + needed + self._prices()
         rows = [*self._prediction(), *self._uniform(), *self._prices(), *self._claim()]
         rows += result.run_rows()

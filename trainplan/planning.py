@@ -33,6 +33,7 @@ from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
+MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
 WALKS = 3  # of the longest so far: the time that has to be left to look for a plan with one strategy, which is walked, too
 
 
@@ -248,7 +249,32 @@ class _Way:
             advice=(*advice, *reason.advice[1:]),
         )
         answer = replace(first.answer, result=replace(first.result, reason=reason))
-        return replace(first, answer=answer, needed_bytes=needed)
+        devices, unknown = self.devices()
+        return replace(first, answer=answer, needed_bytes=needed, needed_devices=devices, needed_devices_unknown=unknown)
+
+    def devices(self) -> tuple[int | None, str | None]:
+        """Where nothing fits: the fewest devices, in whole nodes more than there are, with which something does, each smaller
+        number proven too small; and where that is not known, why."""
+        cluster = self.request.cluster
+        if cluster is None or self.preset.problem.fits(self.preset.problem.instance(self.request)) is not False:
+            return None, None
+        count = cluster.nodes[0].count
+        self.begin("looking for the fewest devices")
+        for more in range(count + 1, MOST_NODES * count + 1):
+            if self.late:
+                return None, f"more than {(more - 1) * cluster.nodes[0].devices}; the time was up"
+            try:
+                larger = cluster.with_nodes(more)
+                instance = self.preset.problem.instance(replace(self.request, cluster=larger, obtained=[]))
+            except InputError as error:
+                if error.where == "cluster":
+                    return None, f"not known: the cluster {error.problem}"
+                continue  # numbers of devices that the batch, the depth or the islands do not suit
+            if (fits := self.preset.problem.fits(instance)) is None:
+                return None, "not known"
+            if fits:
+                return larger.devices, None
+        return None, f"more than {MOST_NODES} times as many"
 
     def tightest(self, rounds: Sequence[Planned]) -> Planned:
         """Where solutions fit, but no programs of the rounds do: the least plan; or, by how much all of them are short."""

@@ -27,6 +27,7 @@ from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import parse_strategy
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 
 SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
@@ -49,6 +50,11 @@ class Joint(Problem):
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and how a step is judged."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
+
+    def fits(self, instance: Instance) -> bool | None:
+        """Whether some solution fits; None where only interleaved chunks might."""
+        known: bool | None = attribute("trainplan.solvers.joint.least_memory:fits")(instance)
+        return known
 
     # Certificates
 
