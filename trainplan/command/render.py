@@ -18,6 +18,7 @@ from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.frontiers import FrontierPoint
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import printable
@@ -67,6 +68,17 @@ def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None
     reasons = [r.reason.command_text for r in results if r.reason]
     for text in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
         line(text)
+
+
+def frontier(points: Sequence[FrontierPoint]) -> None:
+    """What methods found under each memory limit."""
+    rows = []
+    for point in points:
+        r = point.result
+        cells = [_cell(name, value) for name, value in {"time_ns": r.objective, "bound_ns": r.bound, "gap": r.gap}.items()]
+        seconds = f"{r.build_seconds + r.solve_seconds:.3f}"
+        rows.append([r.method, format_bytes(point.memory_bytes), r.status, *cells, seconds])
+    table(("method", "memory", "status", "time", "lower bound", "gap", "seconds"), rows)
 
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
@@ -414,6 +426,11 @@ def trials(text: str) -> AbstractContextManager[Any]:
         return {"total": steps, "completed": step, "description": f"{subject}: step {step}"}
 
     return _live(text, shown)
+
+
+def sweeping(text: str) -> AbstractContextManager[Any]:
+    """Progress of a frontier: a callback for each method and its point."""
+    return _live(text, lambda name, point: {"description": f"{text}: {name}, {format_bytes(point.memory_bytes)}"})
 
 
 def working(text: str) -> AbstractContextManager[Any]:
