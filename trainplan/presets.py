@@ -151,6 +151,24 @@ def preset(name: str) -> Preset:
 
 
 @dataclass(frozen=True)
+class Published:
+    """A planner that `compare` holds against the joint optimum: a preset and a method. label: the paper's name for it."""
+
+    label: str
+    preset: str
+    method: str
+
+
+PAPERS = (
+    Published("joint optimum", DEFAULT, "exact"),
+    Published("Galvatron-BMW", "galvatron-bmw", "galvatron-bmw"),
+    Published("AMP", "amp", "amp"),
+    Published("AutoPipe", "autopipe", "autopipe"),
+    Published("H3T", "h3t", "h3t-dp"),
+)
+
+
+@dataclass(frozen=True)
 class Planner:
     """One of the planners that `throughput` compares: a space of the pipeline problem, a schedule, and a method.
 

@@ -33,6 +33,7 @@ _MODULES = {
         *(
             "certify",
             "chrome_trace",
+            "compare_planners",
             "compare_plans",
             "export",
             "partition",

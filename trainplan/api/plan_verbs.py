@@ -42,6 +42,7 @@ from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
+from trainplan.rivals import Rival, rivals
 from trainplan.simulating import Simulation, simulate_source
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.registry import method as method_named
@@ -52,6 +53,7 @@ from trainplan.trials import Trials, best_plans, runnable, try_plans
 __all__ = [
     "certify",
     "chrome_trace",
+    "compare_planners",
     "compare_plans",
     "export",
     "partition",
@@ -225,6 +227,23 @@ def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
         the_plan, where = _loaded(source)
         rows.append(plan_row(f"plan {number}" if isinstance(source, Plan | Mapping) else where, the_plan))
     return sorted(rows, key=row_rank)
+
+
+def compare_planners(
+    *,
+    gap: float = 1e-4,
+    time_limit: float | None = None,
+    progress: Callable[[str], None] | None = None,
+    **request: Any,
+) -> list[Rival]:
+    """What each paper's planner loses on a model and a cluster against the joint optimum, which stands first: all plans judged
+    by the walks on the serial back-end, whose step the joint problem minimises.
+
+    request: as of `plan`: model, cluster, batch, memory, reserve, sequence, dtype, profile. gap: of the joint problem.
+    time_limit: seconds for each planner. progress: called with the name of each. Raises InputError.
+    """
+    check_arguments(plan, request)
+    return rivals(plan, request, gap=gap, time_limit=time_limit, progress=progress)[0]
 
 
 def simulate(

@@ -28,6 +28,7 @@ EXAMPLES = {
     "methods": "trainplan methods layer-strategies",
     "schema": "trainplan schema layer-strategies > schema.json",
 }
+LEAST_GAP = 1e-4  # of the joint optimum that planners are compared with, unless another is asked for
 MOST_LIMITS = 1000  # of a frontier
 METHODS = flag("method", list[str] | None, "Of an instance: a method; may be repeated. [default: all]")
 INSTANCE = word("instance", Path, "An instance file.")
@@ -146,15 +147,34 @@ def check(**values: Any) -> Outcome:
     return Outcome(checked.to_dict(), partial(render.checked, checked), code=code)
 
 
-SOURCES = word("sources", list[Path], "An instance file; or plan files, which are held side by side as they are predicted.")
+SOURCES = word(
+    "sources",
+    list[Path] | None,
+    "An instance file; or plan files, which are held side by side as they are predicted. [default: the papers' planners on "
+    "--model and --cluster]",
+    None,
+)
 EACH = flag("time_limit", float, "Seconds for each method.", 30)
 COLD = flag("cold", bool, "Whether MILP and CP-SAT begin without the plan of a fast method.", True, names=("--cold/--warm",))
 
 
-@takes([SOURCES], [METHODS, EACH, options.SOLVER_MEMORY, options.SEED, COLD])
+@takes([SOURCES], options.REQUEST[:-1], [METHODS, EACH, options.GAP, options.SOLVER_MEMORY, options.SEED, COLD])
 def compare(**values: Any) -> Outcome:
-    """Solve an instance with several methods and let each check the others; or hold plans side by side."""
+    """Solve an instance with several methods and let each check the others; or hold plans side by side; or, of a model and a
+    cluster, what each paper's planner loses against the joint optimum, all plans judged by the walks on the serial back-end.
+    """
     sources = values.pop("sources")
+    request = {argument.name: values.pop(argument.name) for argument in options.REQUEST[:-1]}
+    gap = values.pop("gap")
+    if not sources:
+        limits = {"gap": gap or LEAST_GAP, "time_limit": values["time_limit"]}
+        with render.planning() as progress:
+            rivals = api.compare_planners(**request, **limits, progress=progress)
+        code = options.FINE if any(each.step_ns is not None for each in rivals) else options.INFEASIBLE
+        return Outcome([each.to_dict() for each in rivals], partial(render.rivals, rivals), {}, code)
+    if asked := [name for name, value in request.items() if value is not None]:
+        flag = "--" + asked[0].replace("_", "-")
+        raise InputError("command line", flag, "is given beside a file", "give it without files, or leave it out")
     if len(sources) > 1 or "format" in _fields(sources[0]):
         rows = api.compare_plans(sources)
         return Outcome(rows, partial(render.plan_rows, rows))

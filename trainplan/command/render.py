@@ -25,6 +25,7 @@ from trainplan.profiling.base.errors import printable
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural, span
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
+from trainplan.rivals import Rival
 from trainplan.simulating import Simulation
 from trainplan.solvers.core.registry import Entry
 from trainplan.solvers.core.result import Point, Result, peak_text
@@ -255,6 +256,20 @@ def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
     columns = ("plan", *times, "memory", "stages", "micro-batches", "claim", "bound", "gap")
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
     table((*columns, "problem"), [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
+
+
+def rivals(found: Sequence[Rival]) -> None:
+    """The papers' planners beside the joint optimum."""
+    rows = []
+    for each in found:
+        numbers = {"step_ns": each.step_ns, "peak_bytes": each.peak_bytes, "stages": each.stages, "count": each.micro_batches}
+        cells = [_cell(name, value) for name, value in numbers.items()]
+        cells += ["-" if share is None else f"{share:+.3%}" for share in (each.above,)]
+        cells += ["-" if each.gap is None else f"{each.gap:.3%}", f"{each.seconds:.2f}"]
+        rows.append([each.planner, *cells])
+    columns = ("planner", "step", "memory", "stages", "micro-batches", "above", "gap to bound", "seconds")
+    table(columns, rows, "steps by the walks, one lane a device; above the joint optimum, and above its bound")
+    pairs([(each.planner, text) for each in found if (text := each.why or each.outside)])
 
 
 def simulated(simulation: Simulation) -> None:
