@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -10,12 +10,15 @@ from typing import Any
 from trainplan.formulations.joint import home
 from trainplan.formulations.joint.asked import PARAMETERS, space_of
 from trainplan.formulations.joint.bounds import least_ns
+from trainplan.formulations.joint.certificate import Evidence, any_schedule_ns, checked_bound_ns, closed_form_ns
+from trainplan.formulations.joint.constraints import CONSTRAINTS, narrowed
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.space import Space
+from trainplan.formulations.joint.suits import unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
 from trainplan.formulations.plan import Batch, Plan, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
@@ -34,11 +37,27 @@ class Joint(Problem):
     name = NAME
     record, solution_record = InstanceRecord, SolutionRecord
     solved_by = "trainplan.solvers.joint"
-    parameters = PARAMETERS
+    parameters = (*PARAMETERS, *CONSTRAINTS)
+    constraints = CONSTRAINTS
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and how a step is judged."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
+
+    # Certificates
+
+    def any_schedule_ns(self, instance: Instance, solution: Solution) -> int | None:
+        """A bound on the step with a solution's stages and strategies under every order of passes; None of another step than
+        the simulated one."""
+        if instance.step != "simulated":
+            return None
+        return any_schedule_ns(instance.configurations[solution.configuration], home.evaluate(instance, solution))
+
+    def checked_bound_ns(self, instance: Instance, proof: Mapping[str, Any] | None) -> int:
+        """The bound in ns that evidence proves; without any, the least of the configurations' bounds in closed form."""
+        if proof is None:
+            return min(closed_form_ns(instance, each) for each in instance.configurations)
+        return checked_bound_ns(instance, Evidence.from_dict(dict(proof)))
 
     # Memory
 
@@ -59,9 +78,14 @@ class Joint(Problem):
 
     # From a request to a plan
 
+    def unsuited(self, request: Request) -> str | None:
+        """What the devices of a request have that is not alike; None where all are equal."""
+        return unsuited(request)
+
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for. Raises InputError."""
-        return build(request, space_of(request.options))
+        instance = build(request, narrowed(space_of(request.options), request))
+        return self.uniform(instance)[0][0] if request.options["one_strategy"] else instance
 
     def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
         """One, with a configuration for each option of each of the instance's that all units have."""

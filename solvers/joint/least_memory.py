@@ -56,15 +56,22 @@ Start = tuple[int, int]  # the first unit of a stage, and the state that it is e
 
 def explain(instance: Instance) -> Infeasibility | None:
     """Why no solution fits, in the user's terms; None where one does, or where that is not certain."""
-    plain = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks == 1]
-    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
-    if any(way.least_excess <= 0 and way.within(0) is not None for way in ways):
+    if fits(instance):
         return None
     solution = least(instance)
     if solution is None:
-        return None if len(plain) < len(instance.configurations) else host_reason(instance)
+        return None if any(each.schedule.chunks > 1 for each in instance.configurations) else host_reason(instance)
     evaluation = evaluate(instance, solution)
     return reason(instance, solution, evaluation) if over_memory(instance, solution, evaluation) else None
+
+
+def fits(instance: Instance) -> bool | None:
+    """Whether some solution fits; None where interleaved chunks might, which are not looked at."""
+    plain = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks == 1]
+    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
+    if any(way.least_excess <= 0 and way.within(0) is not None for way in ways):
+        return True
+    return False if len(plain) == len(instance.configurations) else None
 
 
 def host_reason(instance: Instance) -> Infeasibility | None:

@@ -16,4 +16,6 @@ METHODS = Methods(
     explain="trainplan.solvers.joint.least_memory:explain",
     cheap_bound="trainplan.solvers.joint.quick:cheap_bound",
     first_plan="trainplan.solvers.joint.quick:first_plan",
+    fits="trainplan.solvers.joint.least_memory:fits",
+    evidence="trainplan.solvers.joint.evidence:evidence",
 )

@@ -41,6 +41,7 @@ TASKS = {
     "Problems by themselves": {
         "build": ("problems", "Make an instance of a problem from a model and a cluster, or from a profile."),
         "solve": ("problems", "Solve an instance with one method; the answer is checked and its bound named."),
+        "frontier": ("problems", "Solve an instance under a row of memory limits: time against memory."),
         "check": ("problems", "Check the programs of a plan, or a solution against an instance."),
         "methods": ("problems", "List the methods for a problem."),
         "schema": ("problems", "Print the JSON Schema of a file format."),
