@@ -25,7 +25,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.run import processes
 from trainplan.execution.walk.checks import check
@@ -90,7 +89,7 @@ def _compared(mutant: Mutant, difference: float) -> tuple[str, str]:
     if difference > LARGEST_DIFFERENCE:
         return "wrong", f"{difference:.2g} apart"
     try:
-        same = predictions(mutant.programs) == predictions(compile_plan(mutant.plan))
+        same = predictions(mutant.programs) == predictions(mutant.sound)
     except Exception as error:  # of one that the checks refuse: the walks rely on them
         return OUTCOMES[1], f"cannot be walked: {error!r}"
     return OUTCOMES[0 if same else 1], ""
