@@ -135,6 +135,8 @@ def main() -> int:
         for backend in BACKENDS if plans else ():
             for (name, plan), wrong in zip(plans, ran([plan for _, plan in plans], backend), strict=True):
                 failed += [f"{name}, {plan!r}, {backend}: {fault}" for fault in wrong]
+            took = time.perf_counter() - started
+            console.print(f"{took:5.0f} s  {len(plans)} plans of world {world} ran on {backend}; {len(failed)} faults so far")
     if drawn:
         console.print(f"{len(drawn)} plans ran on {len(BACKENDS)} back-ends, {time.perf_counter() - started:.0f} s")
     numbers = range(options.checked)
