@@ -38,7 +38,6 @@ from trainplan.profiling.models.model import Model, load_model
 from tests.execution.plans import plan_of
 
 ROOT = Path(__file__).parent.parent
-START_UP_S = 40.0  # of a case
 WARM_UP, RESAMPLES, AIM, LARGEST_DIFFERENCE = 3, 10_000, 1.05, 1e-4
 MICRO_BATCHES = 4
 BACKENDS: tuple[Backend, ...] = ("serial", "fused")
@@ -59,11 +58,11 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> dict
         sides[name] = partial(executor.step, name.partition(",")[0])
     sides["torch"] = _by_hand(job["case"], executor.program.model, executor.tokens, rank)
     rounds: list[dict[str, tuple[float, float]]] = []
-    order, began, ends = random.Random(1), time.perf_counter(), torch.zeros(1)
+    order, late = random.Random(1), torch.zeros(1)
     for number in range(WARM_UP + job["rounds"]):
-        ends.fill_(rank == 0 and number > WARM_UP and time.perf_counter() - began > job["seconds"])
-        dist.all_reduce(ends, group=everyone)
-        if ends:
+        late.fill_(rank == 0 and number > WARM_UP and time.time() > job["ends"])
+        dist.all_reduce(late, group=everyone)
+        if late:
             break
         seconds = {}
         for name in order.sample([*sides], len(sides)):
@@ -198,13 +197,13 @@ def programs_by_side(plan: Plan) -> dict[str, list[Program]]:
 
 
 def measured(
-    case: str, model: Model, samples: int, rounds: int, longest_s: float, progress: Report
+    case: str, model: Model, samples: int, rounds: int, ends: float, progress: Report
 ) -> list[dict[str, tuple[float, float]]]:
-    """Of each round and side: seconds, and the loss. longest_s: after which no round begins."""
+    """Of each round and side: seconds, and the loss. ends: when, by the clock, no more round begins."""
     programs = programs_by_side(case_plan(case, model, samples))
     jobs = [{"programs": each} for each in programs.values()]
     job: dict[str, Any] = {"jobs": jobs, "sides": [*programs], "gpus": None, "case": case, "rounds": rounds}
-    job |= {"seconds": longest_s}
+    job |= {"ends": ends}
     ranks = run_workers("benchmarks.against_torch:run_rank", 2, job, timeout=1800.0, progress=progress)
     return [
         {name: (max(rank[name][0] for rank in both), max(rank[name][1] for rank in both)) for name in both[0]}
@@ -226,8 +225,8 @@ def main() -> int:
     model = load_model("gpt2", options.sequence, "float32").with_fields(n_layer=options.layers, **still)
     rng, console, right, started = random.Random(0), Console(width=120), True, time.perf_counter()
     cases = options.case or [*CASES]
-    longest_s = options.minutes * 60 / len(cases) - START_UP_S
-    for case in cases:
+    begins, share_s = time.time(), options.minutes * 60 / len(cases)
+    for place, case in enumerate(cases, 1):
         chain = model.with_fields(tie_word_embeddings=False) if case == "pipelining" else model
 
         def progress(event: dict[str, Any], case: str = case) -> None:
@@ -236,7 +235,7 @@ def main() -> int:
             which = f"round {number}" if number > 0 else "warm-up"
             console.print(f"{time.perf_counter() - started:4.0f} s  {case}, {which}: {times}")
 
-        rounds = measured(case, chain, options.samples, options.rounds, longest_s, progress)[WARM_UP:]
+        rounds = measured(case, chain, options.samples, options.rounds, begins + place * share_s, progress)[WARM_UP:]
         table = Table("against", "plan", "back-end", "own", "torch", "ratio", "95 %", "losses apart")
         for side in (name for name in rounds[0] if name != "torch"):
             ratios = [each[side][0] / each["torch"][0] for each in rounds]

@@ -127,6 +127,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=[*KINDS], action="append", help="may be repeated (default: all)")
     parser.add_argument("--refused", type=int, default=0, metavar="COUNT", help="run so many of the refused, too")
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # models are small, ranks many
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     console, rng, started = Console(width=160), random.Random(options.seed), time.perf_counter()
     made = mutants(rng, options.count, options.kind or ())
