@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark study random-plans against-torch fuzz mutations faults clean
+.PHONY: demo test test-long lint benchmark study random-plans predictions against-torch fuzz mutations faults clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +57,9 @@ study: $(INSTALLED)
 
 random-plans: $(INSTALLED)
 	$(BIN)/python -m benchmarks.random_plans
+
+predictions: $(INSTALLED)
+	$(BIN)/python -m benchmarks.predictions
 
 against-torch: $(INSTALLED)
 	$(BIN)/python -m benchmarks.against_torch
