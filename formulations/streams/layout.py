@@ -29,12 +29,15 @@ class Framework:
 
     gradients_behind: gradients are reduced beside the backward passes; parameters_ahead: gathered beside the forward passes.
     messages_behind: messages of interleaved stages travel beside passes. tensor_beside: the share of the tensor-parallel
-    collectives of forward passes that runs beside the products that need them, piece by piece. tensor_backward: whether those
-    of backward passes run beside the weights' gradients, as in Megatron-LM. memory_passes: how often kernels that are not fused
-    touch memory, over those that are. fused_attention: whether scores never are in memory. pads: vocabularies are padded to a
-    multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of the gradients that are summed. logit_bytes: of
-    each logit at the peak of the loss. drops: whether the configuration's dropout is on. fixed_bytes: of libraries' workspaces
-    and of buffers for reductions. ends_ns: what a step takes beside: data, logs, the norm of gradients on the host.
+    collectives that runs beside the products that need them, piece by piece. tensor_backward: whether those of backward passes
+    run beside the weights' gradients, as in Megatron-LM. broadcast_ns: where each rank in turn sends its updated shard of the
+    parameters to all, what that takes beside the bytes.
+
+    memory_passes: how often kernels that are not fused touch memory, over those that are; loss_passes: the same of the loss's.
+    fused_attention: whether scores never are in memory. drops: whether the configuration's dropout is on. pads: vocabularies
+    are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed.
+    logit_bytes: of a logit at the peak of the loss. fixed_bytes: of libraries' workspaces and of buffers for reductions.
+    ends_ns: what a step takes beside: data, logs, the norm of gradients on the host.
     """
 
     name: str
@@ -44,10 +47,12 @@ class Framework:
     tensor_beside: float = 0.0
     tensor_backward: bool = False
     memory_passes: float = 1.0
+    loss_passes: float = 2.5
     fused_attention: bool = True
     pads: int = 1
+    broadcast_ns: int = 0
     gradient_bytes: int = 4
-    logit_bytes: int = 12
+    logit_bytes: int = 8
     drops: bool = False
     fixed_bytes: int = 80 * 2**20
     ends_ns: int = 5_000_000

@@ -21,7 +21,7 @@ from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model, Unit
 
 OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
-JITTER = 0.01  # of the step, for each doubling of the devices beyond one node, assumed
+JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _data_ns(
     if layout.zero:
         reduce = links.collective_ns(1, size, sharing, stride)
         reduce += links.collective_ns(2, size / sharing, layout.copies, stride * sharing)
-        gather = links.collective_ns(1, numbers, sharing, stride)
+        gather = links.collective_ns(1, numbers, sharing, stride) + sharing * layout.framework.broadcast_ns
     else:
         reduce, gather = links.collective_ns(2, size, ranks, stride), 0.0
     mine = passes[rank :: layout.pp]

@@ -87,7 +87,7 @@ def _on_share(operator: Operator, layout: RunLayout) -> Operator:
 def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
     base, few = layout.base, FEW_BITS.get(layout.precision)
     if not operator.m:
-        passes = layout.framework.memory_passes if layered else 1.0
+        passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
         return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
     if operator.core or not layered or few is None:
         precision: Precision = base if operator.core or not layered else layout.precision

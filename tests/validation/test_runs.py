@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainplan.profiling.base.errors import InputError, InputWarning
 
 from tests.command.calls import call
-from trainplan.profiling.base.errors import InputError, InputWarning
 from trainplan.validation.layouts import laid_run
 from trainplan.validation.predict import predict_runs
 from trainplan.validation.rows import UNMOVED, Run, load_runs

@@ -17,14 +17,16 @@ from dataclasses import replace
 from trainplan.formulations.streams.layout import Framework
 from trainplan.validation.rows import Run
 
-MEGATRON = Framework("Megatron-Core", messages_behind=True, tensor_backward=True, pads=128, logit_bytes=6)
+MEGATRON = Framework("Megatron-Core", messages_behind=True, tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0)
 MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
 NEMO = replace(MEGATRON, name="NeMo", gradients_behind=True, parameters_ahead=True, tensor_beside=0.7)
-FSDP = Framework("PyTorch FSDP", gradients_behind=True, parameters_ahead=True)
-EAGER = replace(FSDP, name="PyTorch FSDP, eager", memory_passes=2.0)
-INTERNEVO = replace(FSDP, name="InternEvo", memory_passes=1.3, gradient_bytes=2)
-DEEPSPEED = replace(FSDP, name="DeepSpeed", memory_passes=1.3)
+FSDP = Framework("PyTorch FSDP", gradients_behind=True, parameters_ahead=True, memory_passes=2.0)
+COMPOSER = replace(FSDP, name="Composer", loss_passes=1.5, logit_bytes=4)  # with its fused cross-entropy
+COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_passes=1.5)
+# Updated shards are broadcast by each rank in turn.
+INTERNEVO = replace(FSDP, name="InternEvo", memory_passes=1.5, gradient_bytes=2, parameters_ahead=False, broadcast_ns=3_000_000)
+DEEPSPEED = replace(FSDP, name="DeepSpeed", memory_passes=1.5)
 
 
 def framework_of(run: Run) -> Framework:
@@ -43,8 +45,10 @@ def framework_of(run: Run) -> Framework:
     elif "deepspeed" in name:
         chosen = DEEPSPEED
     elif "torchtitan" in name:
-        chosen = FSDP if "compile" in note and "eager" not in note else EAGER
-    elif "fsdp" in name or "composer" in name or "automodel" in name or name or (run.tp or 1) * (run.pp or 1) == 1:
+        chosen = COMPILED if "compile" in note and "eager" not in note else FSDP
+    elif "composer" in name:
+        chosen = COMPOSER
+    elif name or (run.tp or 1) * (run.pp or 1) == 1:
         chosen = FSDP
     else:
         chosen = replace(MEGATRON, gradients_behind=True, parameters_ahead=True)
@@ -53,7 +57,7 @@ def framework_of(run: Run) -> Framework:
     if "overlap-param-gather" in note:
         chosen = replace(chosen, parameters_ahead=True)
     if "cross-entropy" in note and "fusion" in note:  # a copy in fp32, exponentials and their gradient in one compiled kernel
-        chosen = replace(chosen, logit_bytes=14)
+        chosen = replace(chosen, logit_bytes=14, loss_passes=1.5)
     if run.source.startswith("megatron-lm-ci"):
         # Functional tests train GPT with its dropout. Which attention they ask for their boolean flags do not list: fused where
         # they resume, but in one older container.
