@@ -83,9 +83,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     jitter = 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
     passes = [_chunk_ns(model, chunk, layout, times) for chunk in chunks]
     devices = [sum(parameters_of(model, chunk, layout) for chunk in chunks[rank :: layout.pp]) for rank in range(layout.pp)]
-    reached = kind.reached("memory", layout.base)
-    optimizer = max(devices) / layout.sharing * OPTIMIZER_BYTES
-    optimizer *= layout.framework.memory_passes / kind.memory_bytes_per_s / (reached.value if reached else 1.0) * 1e9
+    optimizer = optimizer_ns(max(devices) / layout.sharing, layout, kind)
     micro, ends = layout.micro_batches, float(layout.framework.ends_ns)
     computing = max(
         sum(passes[stage][0] + passes[stage][1] for stage in range(rank, len(chunks), layout.pp)) * micro
@@ -106,6 +104,13 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     )
     behind = max(end + each for end, each in zip(ended, reduce, strict=True)) - max(ended)
     return StreamsStep(late, computing, behind, optimizer, max(gather), ends, jitter)
+
+
+def optimizer_ns(parameters: float, layout: RunLayout, kind: DeviceKind) -> float:
+    """The optimizer's step on so many parameters of a device."""
+    reached = kind.reached("memory", layout.base)
+    bytes_per_s = kind.memory_bytes_per_s * (reached.value if reached else 1.0)
+    return parameters * OPTIMIZER_BYTES * layout.framework.memory_passes / bytes_per_s * 1e9
 
 
 def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
