@@ -66,7 +66,7 @@ class RunLayout:
     shard: data-parallel ranks that share model states; further ones hold copies. sequence_parallel: tensor-parallel ranks share
     the tokens between matrices. chunks: stages on each device. micro: samples of a micro-batch on one rank; batch: of a step.
     precision: of the products of transformer layers; all else is in `base`. reserved: layers' places in the pipeline that
-    embedding and head take, one each.
+    embedding and head take, one each. frozen: adapters alone are trained: no gradients of the weights, no states of theirs.
     """
 
     dp: int
@@ -84,6 +84,7 @@ class RunLayout:
     batch: int
     framework: Framework
     reserved: bool = False
+    frozen: bool = False
 
     @property
     def devices(self) -> int:

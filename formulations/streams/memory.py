@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trainplan.formulations.streams.layout import RunLayout
 from trainplan.formulations.streams.step import Chunk, chunks_of, parameters_of
-from trainplan.formulations.streams.units import splittable
+from trainplan.formulations.streams.units import FEW_BITS, splittable
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.models.model import Model, Unit
 from trainplan.profiling.models.sublayers import Attention, FeedForward
@@ -43,6 +43,8 @@ def run_memory(model: Model, layout: RunLayout) -> list[RunMemory]:
 def states_bytes(parameters: float, layout: RunLayout, largest: float = 0.0) -> float:
     """Model states of so many parameters of a rank. largest: of its blocks, which ZeRO-3 gathers one ahead."""
     element, gradient, sharing = DTYPE_BYTES[layout.base], layout.framework.gradient_bytes, layout.sharing
+    if layout.frozen:
+        return parameters * element / (sharing if layout.zero == 3 else 1) + 2 * largest * element * (layout.zero == 3)
     if layout.zero == 3 and sharing > 1:
         gathered = 2 * largest * element + largest * gradient
         return parameters * (MOMENTS_BYTES + gradient) / sharing + gathered
@@ -57,14 +59,21 @@ def kept_bytes(unit: Unit, layout: RunLayout) -> float:
     tokens = layout.micro * part.tokens / layout.cp
     own = tokens / layout.tp if layout.sequence_parallel else tokens
     hidden = own * part.hidden * element
+    entered = hidden + own * part.hidden * operand_bytes(layout)  # a norm's input, and its result
     if isinstance(part, ParallelBlock):
         inner = _attention_bytes(part.attention, tokens, layout) + _network_bytes(part.feed_forward, tokens, layout)
-        return 2 * hidden + inner
+        return entered + inner
     if isinstance(part, Attention):
-        return 2 * hidden + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return entered + _attention_bytes(part, tokens, layout) + _masks_bytes(part, own)
     if isinstance(part, FeedForward):
-        return 2 * hidden + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
+        return entered + _network_bytes(part, tokens, layout) + _masks_bytes(part, own)
     return hidden + (_masks_bytes(part, own) if part.kind == "embedding" else hidden)
+
+
+def operand_bytes(layout: RunLayout) -> float:
+    """Of a number that is kept as the operand of a product, for the gradient of its weights: of few bits as it was multiplied;
+    none where the weights are frozen."""
+    return 0.0 if layout.frozen else FEW_BITS.get(layout.precision, DTYPE_BYTES[layout.base])
 
 
 def _masks_bytes(part: object, own: float) -> float:
@@ -84,10 +93,8 @@ def _attention_bytes(part: Attention, tokens: float, layout: RunLayout) -> float
 
 def _network_bytes(part: FeedForward, tokens: float, layout: RunLayout) -> float:
     """What the activation and the gate work on, and what the second product does."""
-    copies = 3 if part.gated else 2
-    if layout.recompute.activations:
-        copies -= 1
-    return tokens * (part.inner // layout.tp) * copies * DTYPE_BYTES[layout.base]
+    copies = (2 if part.gated else 1) * DTYPE_BYTES[layout.base] + operand_bytes(layout) * (not layout.recompute.activations)
+    return tokens * (part.inner // layout.tp) * copies
 
 
 def _layer_bytes(chunk: Chunk, layout: RunLayout) -> tuple[float, float]:

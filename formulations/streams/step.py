@@ -83,7 +83,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     jitter = 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
     passes = [_chunk_ns(model, chunk, layout, times) for chunk in chunks]
     devices = [sum(parameters_of(model, chunk, layout) for chunk in chunks[rank :: layout.pp]) for rank in range(layout.pp)]
-    optimizer = optimizer_ns(max(devices) / layout.sharing, layout, kind)
+    optimizer = 0.0 if layout.frozen else optimizer_ns(max(devices) / layout.sharing, layout, kind)
     micro, ends = layout.micro_batches, float(layout.framework.ends_ns)
     computing = max(
         sum(passes[stage][0] + passes[stage][1] for stage in range(rank, len(chunks), layout.pp)) * micro
@@ -141,6 +141,8 @@ def _data_ns(
     parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
 ) -> tuple[float, float]:
     """What of the gradients' reduction no backward pass hides, and of the gathering of parameters no forward pass."""
+    if layout.frozen:
+        return 0.0, 0.0
     stride, ranks = layout.tp, layout.dp * layout.cp
     sharing = layout.sharing
     size, numbers = parameters * layout.framework.gradient_bytes, parameters * element
@@ -172,7 +174,7 @@ def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, Unit
         forward, backward = _chunk_ns(model, chunk, layout, times)
         parameters = parameters_of(model, chunk, layout)
         gather = links.collective_ns(1, parameters * element, layout.sharing, layout.tp)
-        size = parameters * layout.framework.gradient_bytes
+        size = 0 if layout.frozen else parameters * layout.framework.gradient_bytes
         reduce = links.collective_ns(1, size, layout.sharing, layout.tp)
         copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
         blocks.append(Block(forward, backward, gather, reduce, copies))

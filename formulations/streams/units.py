@@ -21,6 +21,7 @@ from trainplan.profiling.models.sublayers.parallel import ParallelBlock
 from trainplan.profiling.ways import shared_operators
 
 FEW_BITS: dict[str, float] = {"float8": 1.0, "float4": 0.5}  # bytes of a number
+CONTENTION = 0.25  # of a collective's time by which the kernels beside it take longer, assumed; 0.13 to 0.3 by Galvatron-BMW
 LAYERED = ("attention", "ffn", "block")
 
 
@@ -69,7 +70,7 @@ def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links
     gathered -= min(gathered, products) * layout.framework.tensor_beside
     back, beside = behind
     if layout.framework.tensor_backward:
-        beside = max(0.0, beside - gradients)
+        beside = max(0.0, beside - gradients) + CONTENTION * min(beside, gradients)
     back -= min(back, gradients) * layout.framework.tensor_beside
     around = _around_ns(part, layout, links)
     return UnitTimes(
@@ -89,6 +90,8 @@ def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered:
     if not operator.m:
         passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
         return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
+    if backward and layout.frozen and not operator.core:
+        operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
     if operator.core or not layered or few is None:
         precision: Precision = base if operator.core or not layered else layout.precision
         return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward)

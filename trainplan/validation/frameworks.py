@@ -4,9 +4,10 @@
   gradients of weights.
 - Megatron-Core, by the defaults of its arguments: vocabularies padded to 128 for each tensor-parallel rank, gradients in fp32,
   messages of interleaved stages beside passes; reductions and gathering overlap by flags.
-- NeMo, by its recipes: distributed optimizer with both overlaps; tensor-parallel overlap with sequence parallelism.
-- PyTorch FSDP (torchtitan, Composer): gathers one block ahead, and reduces gradients behind the backward pass, in fp32 or
-  in the parameters' dtype.
+- NeMo, by its recipes: distributed optimizer with both overlaps; tensor-parallel overlap with sequence parallelism; gradients
+  in bf16.
+- PyTorch FSDP (torchtitan, Composer): gathers one block ahead, and reduces gradients behind the backward pass, in fp32 or in
+  the parameters' dtype.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trainplan.validation.rows import Run
 MEGATRON = Framework("Megatron-Core", messages_behind=True, tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0)
 MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
-NEMO = replace(MEGATRON, name="NeMo", gradients_behind=True, parameters_ahead=True, tensor_beside=0.7)
+NEMO = replace(MEGATRON, name="NeMo", gradients_behind=True, parameters_ahead=True, tensor_beside=0.7, gradient_bytes=2)
 FSDP = Framework("PyTorch FSDP", gradients_behind=True, parameters_ahead=True, memory_passes=2.0)
 COMPOSER = replace(FSDP, name="Composer", loss_passes=1.5, logit_bytes=4)  # with its fused cross-entropy
 COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_passes=1.5)
@@ -42,6 +43,8 @@ def framework_of(run: Run) -> Framework:
         chosen = MEGATRON_2022 if year and int(year[0]) <= 2022 else MEGATRON
     elif "internevo" in name or "internlm" in name:
         chosen = INTERNEVO
+    elif "neox" in name:
+        chosen = replace(MEGATRON, messages_behind=False)
     elif "deepspeed" in name:
         chosen = DEEPSPEED
     elif "torchtitan" in name:

@@ -81,8 +81,6 @@ def laid_run(run: Run) -> LaidRun:
     """The row, laid out. Raises InputError where it cannot be, with what it cannot in its problem."""
     if run.experts or (run.ep or 1) > 1:
         raise InputError(run.id, "experts", "is a mixture of experts", "leave the row out: dense models are predicted")
-    if LORA.search(run.task or ""):
-        raise InputError(run.id, "task", f"is {run.task!r}, of adapters", "leave the row out: whole models are predicted")
     assumed: dict[str, str] = {}
 
     def taken(name: str, value: Any, default: Any) -> Any:
@@ -120,6 +118,7 @@ def laid_run(run: Run) -> LaidRun:
     layout = RunLayout(
         dp, tp, pp, cp, chunks, zero, shard, shared, recompute, base, precision, micro, batch, framework,
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
+        frozen=LORA.search(run.task or "") is not None,
     )  # fmt: skip
     if model.layers < count:
         raise InputError(run.id, "vpp", f"is {chunks}, with pp {pp}", f"give at most {model.layers} stages, one for each layer")
@@ -128,17 +127,17 @@ def laid_run(run: Run) -> LaidRun:
 
 def _model(run: Run, tp: int, framework: Framework, assumed: dict[str, str]) -> Model:
     """The shipped configuration that the row names, with its sizes, in the run's dtype."""
-    name = re.sub(r"[^a-z0-9.]+", "-", run.model.lower())
-    names = shipped("models")
-    base = name if name in names else None
+    folded = _folded(run.model.split("/")[-1])
+    base = next((each for each in shipped("models") if _folded(each) == folded), None)
     if base is None:
-        folded = name.replace("-", "")
-        base = next((each for start, each in FAMILIES.items() if folded.startswith(start.replace("-", ""))), "llama2-7b")
+        base = next((each for start, each in FAMILIES.items() if folded.startswith(_folded(start))), "llama2-7b")
         assumed["model"] = f"of the architecture of {base}"
     if base == "gpt3-175b" and run.kv_heads not in (None, run.heads):
         base = "nemotron4-15b"
         assumed["model"] = f"of the architecture of {base}"
     config: dict[str, Any] = dict(read_data(locate("models", base, "model", "a shipped model")))
+    if "word_embed_proj_dim" in config and run.hidden:
+        config["word_embed_proj_dim"] = run.hidden
     sizes = {name: getattr(run, name) for name in FIELDS}
     vocabulary = run.vocab
     if vocabulary is None and framework.pads > 1:
@@ -156,6 +155,8 @@ def _model(run: Run, tp: int, framework: Framework, assumed: dict[str, str]) -> 
             if size in ("layers", "hidden", "heads") and "model" in assumed:
                 raise InputError(run.id, size, "is missing", f"give it: no shipped model is named {run.model!r}")
             assumed.setdefault(size, f"of {base}")
+        elif size == "seq" and "image_size" in config:
+            continue
         elif size == "seq":
             field = field or "max_position_embeddings"
             config[field] = max(int(config.get(field, value)), value)
@@ -169,12 +170,20 @@ def _model(run: Run, tp: int, framework: Framework, assumed: dict[str, str]) -> 
         config["head_dim"] = run.hidden // run.heads
     if framework.pads > 1 and config.get("tie_word_embeddings") and "untie-embeddings" in (run.note or ""):
         config["tie_word_embeddings"] = False
+    if run.layers and "num_decoder_layers" in config:
+        config["num_decoder_layers"] = run.layers
+    if (config.get("pad_token_id") or 0) >= padded:
+        config["pad_token_id"] = None
     for field in [name for name in config if "drop" in name and isinstance(config[name], float)]:
         config[field] = config[field] if framework.drops else 0.0
     if not framework.fused_attention:
         config["attn_implementation"] = "eager"
     dtype = _precisions(run.precision or "bf16")[0]
-    return model_from_config(config, base, run.seq, dtype, run.model)
+    return model_from_config(config, base, None if "image_size" in config else run.seq, dtype, run.model)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "", name.lower())
 
 
 def _precisions(words: str) -> tuple[Precision, Precision]:

@@ -16,7 +16,7 @@ from trainplan.validation.layouts import LaidRun, laid_run
 from trainplan.validation.rows import Run
 
 GIB = 2**30
-LEAST_RESERVE_BYTES = GIB // 2  # of a driver's context, beside what runs have in torch's own count
+MEMORY_ERROR = 0.05  # of peaks: what is larger than the memory by no more than that is not called infeasible
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def predict_run(run: Run, table: EfficiencyTable) -> Prediction:
         step_low_s=seconds * low,
         step_high_s=seconds * high,
         peak_gib=peak / GIB,
-        fits=most <= visible - LEAST_RESERVE_BYTES,
+        fits=most <= visible * (1 + MEMORY_ERROR),
         laid=laid,
         step=step,
         borrowed=borrowed,
