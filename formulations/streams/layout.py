@@ -35,7 +35,8 @@ class Framework:
 
     memory_passes: how often kernels that are not fused touch memory, over those that are; loss_passes: the same of the loss's.
     fused_attention: whether scores never are in memory. drops: whether the configuration's dropout is on. pads: vocabularies
-    are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed.
+    are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed;
+    copied_bytes: of the optimizer's own copy of it.
     logit_bytes: of a logit at the peak of the loss. fixed_bytes: of libraries' workspaces and of buffers for reductions.
     ends_ns: what a step takes beside: data, logs, the norm of gradients on the host.
     """
@@ -52,6 +53,7 @@ class Framework:
     pads: int = 1
     broadcast_ns: int = 0
     gradient_bytes: int = 4
+    copied_bytes: int = 0
     logit_bytes: int = 8
     drops: bool = False
     fixed_bytes: int = 80 * 2**20

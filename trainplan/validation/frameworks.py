@@ -59,6 +59,8 @@ def framework_of(run: Run) -> Framework:
         chosen = replace(chosen, gradients_behind=True)
     if "overlap-param-gather" in note:
         chosen = replace(chosen, parameters_ahead=True)
+    if chosen.pads > 1 and re.search(r"fp16|float16", (run.precision or "").lower()) and "bf16" not in (run.precision or ""):
+        chosen = replace(chosen, gradient_bytes=2, copied_bytes=4)  # gradients as the model's, copied for the optimizer
     if "cross-entropy" in note and "fusion" in note:  # a copy in fp32, exponentials and their gradient in one compiled kernel
         chosen = replace(chosen, logit_bytes=14, loss_passes=1.5)
     if run.source.startswith("megatron-lm-ci"):

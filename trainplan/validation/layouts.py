@@ -104,13 +104,14 @@ def laid_run(run: Run) -> LaidRun:
     described = sheet(kind_named(run.gpu))
     name = kind_named(run.gpu)
     model = _model(run, tp, framework, assumed)
-    zero, shard = _zero(run, dp, described, assumed)
+    zero, shard = _zero(run, dp, framework, assumed)
     base, precision = _precisions(str(taken("precision", run.precision, "bf16")))
     for each in (base, precision):
         if each not in described.flops_per_s:
             fix = f"give one of {', '.join(described.flops_per_s)}"
             raise InputError(run.id, "precision", f"is {run.precision!r}, which {described.name} has no rate for", fix)
-    words = f"{taken('recompute', run.recompute, 'none')}".lower()
+    usual = "selective-op" if "torchtitan" in (run.framework or "").lower() else "none"
+    words = f"{taken('recompute', run.recompute, usual)}".lower()
     recompute, shared = _recompute(words, run, model), _shares_tokens(words, run, tp, framework)
     if tp > 1 and "sequence" not in f"{words} {run.note or ''}".lower():
         assumed["sequence parallelism"] = "on" if shared else "off"
@@ -197,7 +198,7 @@ def _precisions(words: str) -> tuple[Precision, Precision]:
     return base, "float8" if re.search(r"fp8|float8", text) else base
 
 
-def _zero(run: Run, dp: int, described: DeviceSheet, assumed: dict[str, str]) -> tuple[int, int]:
+def _zero(run: Run, dp: int, framework: Framework, assumed: dict[str, str]) -> tuple[int, int]:
     """The ZeRO stage, and the data-parallel ranks that share states."""
     words, note = (run.fsdp or "no").lower(), (run.note or "").lower()
     stage = run.zero
@@ -205,8 +206,8 @@ def _zero(run: Run, dp: int, described: DeviceSheet, assumed: dict[str, str]) ->
         sharded = 2 if "grad_op" in words or "zero-2" in words else 3
         stage = sharded if stage is None or "optim_grads_params" in words else max(stage, sharded)
     if stage is None:
-        stage = 0
-        assumed["zero"] = "0"
+        stage = 3 if framework.name.startswith("PyTorch FSDP") and run.framework else int(framework.name == "NeMo")
+        assumed["zero"] = str(stage)
     node = min(dp, 8)
     shard = dp
     if re.search(r"hsdp|hybrid", words):
