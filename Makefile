@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark study random-plans predictions against-torch fuzz mutations faults clean
+.PHONY: demo test test-long lint benchmark calibrate study random-plans predictions against-torch fuzz mutations faults clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,10 @@ benchmark: $(INSTALLED)
 	$(BIN)/python -m benchmarks.h3t_planners
 	$(BIN)/python -m benchmarks.free_switches
 	$(BIN)/python benchmarks/limits.py
+
+RUNS ?= ../shared/data/measured/runs.json
+calibrate: $(INSTALLED)
+	$(BIN)/python -m trainplan.validation.calibrate $(RUNS) -o trainplan/data/efficiencies.yaml
 
 study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.study

@@ -37,6 +37,7 @@ TASKS = {
         "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
         "export": ("running", "Write a plan's pipeline for another runtime."),
         "compare": ("problems", "Hold plans side by side, or solve an instance with several methods."),
+        "validate": ("validating", "Hold predictions of runs against what they measured."),
     },
     "Problems by themselves": {
         "build": ("problems", "Make an instance of a problem from a model and a cluster, or from a profile."),
