@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from trainplan.formulations.joint import home
@@ -24,9 +23,10 @@ from trainplan.formulations.plan import Batch, Plan, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
+from trainplan.formulations.runs import runs
 from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
+from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural
 from trainplan.profiling.clusters.cluster import Cluster
 
 
@@ -181,11 +181,9 @@ class Joint(Problem):
             )
             cells += (format_bytes(stage.peak_bytes),)
             places = range(stage.first, stage.last + 1)
-            names = {l: instance.table(configuration, x, l).options[solution.choice[l]].name for l in places}
-            for name, run in groupby(places, key=names.__getitem__):
-                ends = list(run)
-                units = span(instance.units[ends[0]].name, instance.units[ends[-1]].name)
-                rows.append((cells[0], units, str(len(ends)), name, *cells[1:]))
+            chosen = [instance.table(configuration, x, l).options[solution.choice[l]].name for l in places]
+            for _, units, count, name in runs([instance.units[l].name for l in places], chosen):
+                rows.append((cells[0], units, str(count), name, *cells[1:]))
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
         title += f", {configuration.schedule}" if configuration.stages > 1 else ""

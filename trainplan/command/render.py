@@ -17,12 +17,13 @@ from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
+from trainplan.formulations.runs import runs
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.frontiers import FrontierPoint
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import printable
-from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural, span
+from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
 from trainplan.rivals import Rival
@@ -151,12 +152,16 @@ def plan_table(plan: Plan) -> None:
     """The strategy of every unit, and the switches that are on, stage by stage, runs of equal ones as one row."""
     rows = []
     for number, stage in enumerate(plan.stages):
-        for place, (strategy, group) in enumerate(groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=str)):
-            names = [unit.name for unit in group]
-            ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
-            head = ["", ""] if place else [str(number), ranks]
-            rows.append([*head, span(names[0], names[-1]), str(len(names)), strategy])
+        units = plan.units[stage.first_unit : stage.last_unit + 1]
+        ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
+        for first, names, count, strategy in runs([unit.name for unit in units], list(map(str, units))):
+            rows.append([*(["", ""] if first else [str(number), ranks]), names, str(count), strategy])
     table(("stage", "ranks", "units", "count", "strategy"), rows)
+    plan_facts(plan)
+
+
+def plan_facts(plan: Plan) -> None:
+    """What a plan has beside units and stages: micro-batches, schedule, placement."""
     batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
     halves = f", {plan.sliced} sliced" if plan.sliced else ""
     stages = f"{len(plan.stages)} stages, {schedule}{halves}" if len(plan.stages) > 1 else "1 stage"
@@ -181,8 +186,10 @@ def planned(answer: Planned) -> None:
     if plan is None:
         pairs(answer.summary(flags=True))
         return
-    tables(answer.problem.tables(answer.instance, answer.answer.solution))
-    plan_table(plan)
+    shown = answer.problem.tables(answer.instance, answer.answer.solution)
+    tables(shown)
+    says_all = any({"strategy", "devices"} <= set(each.columns) for each in shown)  # what the plan's own table would repeat
+    (plan_facts if says_all else plan_table)(plan)
     if answer.performance is not None:
         stage_memory(answer.performance)
     pairs(answer.summary(flags=True))
