@@ -76,8 +76,8 @@ def _falling(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     for point in sorted(points, key=lambda each: each.memory_bytes):
         result = point.result
         if best is not None and best.objective is not None and (result.objective is None or result.objective > best.objective):
-            taken = {"objective": best.objective, "solution": best.solution, "evaluation": best.evaluation}
-            result = replace(result, **taken, status="feasible", reason=None, message=None)
+            taken = replace(result, objective=best.objective, solution=best.solution, evaluation=best.evaluation)
+            result = replace(taken, status="feasible", reason=None, message=None)
         best = result
         results[point.memory_bytes] = result
     for limit in sorted(results, reverse=True):

@@ -279,8 +279,8 @@ class JointCosts:
         )
 
 
-_NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", "kept_bytes", "work_backward_bytes", "state_bytes")
-_NAMES += ("host_bytes",)
+_BYTES = ("kept_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
+_NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", *_BYTES)
 
 
 def _strategy(option: Option) -> Strategy:

@@ -214,8 +214,10 @@ def _shares_bus(request: Request) -> bool:
 
 def host_part_bytes(cluster: Cluster | None) -> int | None:
     """What one device has of its host's memory, on the smallest host for its devices; None where that is not described."""
-    hosts = [] if cluster is None else [node.host and node.host.memory_bytes // node.devices for node in cluster.nodes]
-    return min((part for part in hosts if part is not None), default=None)
+    nodes = [] if cluster is None else cluster.nodes
+    if any(node.host is None for node in nodes) and not any(node.host for node in nodes):
+        return None
+    return min((node.host.memory_bytes // node.devices for node in nodes if node.host), default=None)
 
 
 def build(request: Request, space: Space) -> Instance:

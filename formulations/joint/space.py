@@ -18,6 +18,7 @@ Filter = Callable[[Strategy], bool]
 ZeroStage = Literal[0, 1, 2, 3]
 Recompute = Literal["none", "modules", "full"]
 ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
+MODULES: tuple[Module, ...] = tuple(sorted(get_args(Module)))
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
@@ -75,7 +76,8 @@ def every_strategy(
     beside sdp, too, one level right outside the other, so that shards are gathered over the faster links. For a power of two,
     without hybrids and of stages 0 and 3 alone, these are those of Galvatron-BMW's decision trees, in their order.
     """
-    stages, strategies = [stage for stage in (3, 2, 1) if stage in zero], list[Strategy]()
+    sharing: tuple[Literal[1, 2, 3], ...] = (3, 2, 1)
+    stages, strategies = [stage for stage in sharing if stage in zero], list[Strategy]()
     for count in range(len(TREE) + 1):
         for order in permutations(TREE, count):
             mixed = {"dp", "sdp"} <= set(order)
@@ -85,7 +87,7 @@ def every_strategy(
                 continue
             for degrees in _factors(group, count):
                 levels = tuple(zip(order, degrees, strict=True))
-                strategies += [Strategy(levels, zero=stage) for stage in (stages if "sdp" in order else (3,))]
+                strategies += [Strategy(levels, zero=stage) for stage in (stages if "sdp" in order else sharing[:1])]
     return [strategy for strategy in strategies if strategy.degree("tp") in tp_degrees]
 
 
@@ -117,10 +119,12 @@ def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> lis
 
 def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:
     """Whether all of a unit, and which of its modules, may be computed again."""
-    modules = sorted({module for part in parts for module in modules_of(part)})
+    named = {module for part in parts for module in modules_of(part)}
+    modules = [module for module in MODULES if module in named]
     some = [chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count)]
-    nothing, everything = [(False, ())] * ("none" in space.recompute), [(True, ())] * ("full" in space.recompute)
-    return [*nothing, *((False, chosen) for chosen in some if "modules" in space.recompute), *everything]
+    ways: list[tuple[bool, tuple[Module, ...]]] = [(False, ())] * ("none" in space.recompute)
+    ways += [(False, chosen) for chosen in some if "modules" in space.recompute]
+    return ways + [(True, ())] * ("full" in space.recompute)
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:

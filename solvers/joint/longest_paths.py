@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration
 from trainplan.formulations.joint.simulation import Symbol, ends
 from trainplan.solvers.joint.priced_chain import NAMES, OPTIMIZER, REDUCE
 from trainplan.solvers.joint.stage_tables import Floats
+
+Times = Mapping[str, Floats] | Mapping[str, Integers]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +27,7 @@ class Path:
     counts: Mapping[str, Floats]
     constant_ns: int
 
-    def length_ns(self, times: Mapping[str, Floats]) -> float:
+    def length_ns(self, times: Times) -> float:
         """Its length at times of the stages, (p,) by name."""
         return float(sum(self.counts[name] @ times[name] for name in NAMES)) + self.constant_ns
 
@@ -34,7 +37,7 @@ class Path:
         return b"".join(self.counts[name].tobytes() for name in NAMES) + str(self.constant_ns).encode()
 
 
-def longest_path(configuration: Configuration, times: Mapping[str, Floats], tied_ns: int) -> Path:
+def longest_path(configuration: Configuration, times: Times, tied_ns: int) -> Path:
     """The longest path of the simulated step at times of the stages, (p,) by name. tied_ns: of a table that both ends share."""
     nodes: list[tuple[int, tuple[Symbol, ...]]] = []  # by number of an end: the end before it, -1 without one, and the times
     moments: list[float] = []

@@ -78,7 +78,8 @@ class Chain:
     @cached_property
     def crossings(self) -> dict[str, list[Integers | None]]:
         """By name of a time, the matrix of each boundary that it counts, for the stage after it or before it (see `times`)."""
-        forward, backward, into, back = ([None] * (self.units - 1) for _ in range(4))
+        nothing: list[Integers | None] = [None] * (self.units - 1)
+        forward, backward, into, back = (list(nothing) for _ in range(4))
         cut = set(self.starts.tolist())
         for l, boundary in enumerate(self.boundaries, 1):
             if l not in cut or boundary.relayout_at_cut:
@@ -105,7 +106,7 @@ class Chain:
     def least(self, prices: Prices) -> tuple[float, Choice]:
         """The least sum of all numbers at these prices over all choices, and a choice that has it."""
         costs, crossed = self._unit_costs(prices), self._boundary_costs(prices)
-        values, trail = costs[0], list[tuple[Places, Places]]()
+        values, trail = costs[0], list[tuple[Places, Floats]]()
         for l in range(1, self.units):
             # The cheapest option that leaves in each state, then the best of these for each state that is entered.
             order, starts, states = self._by_leave[l - 1]

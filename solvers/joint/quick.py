@@ -104,9 +104,10 @@ def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[in
             if len(tried) <= rounds:
                 loads.append(load)
     if best is None and rounds and configuration.cuts is None:
-        planned = next((each for cuts in planner.even_in_memory() if (each := (cuts, planner.planned(cuts)))[1]), None)
-        if planned is not None and planned[1] is not None:
-            best = planned[1][0], Solution(place, planned[0], planned[1][1])
+        for cuts in planner.even_in_memory():
+            if (planned := planner.planned(cuts)) is not None:
+                best = planned[0], Solution(place, cuts, planned[1])
+                break
     return best
 
 

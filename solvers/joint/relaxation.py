@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.solvers.joint.longest_paths import Path, longest_path
+from trainplan.solvers.joint.longest_paths import Path, Times, longest_path
 from trainplan.solvers.joint.priced_chain import NAMES, Chain, Choice, Prices
 from trainplan.solvers.joint.site_memory import COLUMNS, HOST, Row, host_row, site_memories
 from trainplan.solvers.joint.stage_tables import Floats
@@ -106,7 +106,7 @@ class Relaxation:
         shared = {name: (shares * np.stack([seen.times[name] for seen in self.seen])).sum(axis=0) for name in NAMES}
         return self._take_path(shared)[1]
 
-    def _take_path(self, times: Mapping[str, Floats] | Mapping[str, Integers]) -> tuple[float, bool]:
+    def _take_path(self, times: Times) -> tuple[float, bool]:
         path = longest_path(self.configuration, times, self.tied_ns)
         new = path.key not in self.paths
         self.paths.setdefault(path.key, path)

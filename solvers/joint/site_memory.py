@@ -66,7 +66,8 @@ class SiteMemory:
                     work[unit] = 1
                     kept -= (stage_of == moment.stage) & (np.arange(len(mine)) > unit)
                 rows.append((in_flight, kept, work, *messages))
-        return cls(mine, *(np.stack(column) for column in zip(*rows, strict=True)), most_bytes)
+        in_flights, kepts, works, entering, returning = (np.stack(column) for column in zip(*rows, strict=True))
+        return cls(mine, in_flights, kepts, works, entering, returning, most_bytes)
 
     def excess(self, columns: Mapping[str, Integers], entering: Integers, returning: Integers) -> Integers:
         """(R,): by how much each row is over the memory, below 0 where it is not. columns: (L,) by name."""
