@@ -25,6 +25,7 @@ from trainplan.formulations.joint.enumeration import solution_count, solutions
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
+from trainplan.solvers.chain.dominance import undominated
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 
 MOST_ENUMERATED = 20_000
@@ -242,7 +243,8 @@ class _Way:
         """The stages that end before a unit, entered in a state, and fit, from the shortest on: by their first units, and by
         the state in which those are entered, the labels that no other dominates."""
         site = self.configuration.site(stage)
-        limit, room = self.instance.limit_bytes(site) + excess, self.instance.host_limit_bytes(site)
+        limit = self.instance.limit_bytes(site) + excess
+        room = self.instance.host_limit_bytes(site) if self._host_counts else None
         labels = {state: [Label(0, 0, 0, suffix.chosen)]}
         for unit in reversed(range(stage, end)):
             made: dict[int, list[Label]] = {}
@@ -274,7 +276,8 @@ class _Way:
         if key not in self.rows:
             bases = table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes
             enters = table.enter if self._apart else np.full(len(table.options), ANY)
-            columns = (enters, bases, table.kept_bytes, table.work_bytes, table.host_bytes)
+            hosts = table.host_bytes if self._host_counts else np.zeros_like(bases)
+            columns = (enters, bases, table.kept_bytes, table.work_bytes, hosts)
             rows = sorted((*(int(column[s]) for column in columns), s) for s in places)
             lean: list[tuple[int, ...]] = []
             for row in rows:
@@ -308,6 +311,15 @@ class _Way:
         return cuttable[first - 1] and sum(cuttable[: first - 1]) >= stage - 1
 
     @cached_property
+    def _host_counts(self) -> bool:
+        """Whether some stage could need more of its host than that has: all units on one, with what they need most there."""
+        rooms = [self.instance.host_limit_bytes(site) for site in self.configuration.sites]
+        least = min((room for room in rooms if room is not None), default=None)
+        tables = self.configuration.tables
+        most = (max(int(each.units[unit.kind].host_bytes.max()) for each in tables) for unit in self.instance.units)
+        return least is not None and sum(most) > least
+
+    @cached_property
     def _apart(self) -> bool:
         """Whether interface states must be told apart, since some do not agree."""
         boundaries = [boundary for tables in self.configuration.tables for boundary in tables.boundaries]
@@ -327,8 +339,5 @@ def _relayouts(boundary: Boundary) -> tuple[Integers, Integers]:
 
 def _undominated(labels: list[Label]) -> list[Label]:
     """Those that need more in nothing than any other one, whatever comes before them."""
-    kept: list[Label] = []
-    for label in sorted(labels, key=lambda each: each[:3]):
-        if not any(other.peak <= label.peak and other.host <= label.host for other in kept):
-            kept.append(label)
-    return kept
+    base, peak, host = np.array([label[:3] for label in labels], np.int64).T
+    return [labels[place] for place in undominated(np.zeros(len(labels), np.intp), base, [peak, host])]
