@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark study random-plans against-torch fuzz mutations faults clean
+.PHONY: demo test test-long lint benchmark against-papers study random-plans against-torch fuzz mutations faults clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,9 @@ benchmark: $(INSTALLED)
 	$(BIN)/python -m benchmarks.h3t_planners
 	$(BIN)/python -m benchmarks.free_switches
 	$(BIN)/python benchmarks/limits.py
+
+against-papers: $(INSTALLED)
+	$(BIN)/python benchmarks/joint_against_papers.py
 
 study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.study
