@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark calibrate study random-plans predictions against-torch fuzz mutations faults clean
+.PHONY: demo test test-long lint benchmark calibrate study random-plans predictions against-torch fuzz mutations faults clean against-papers
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,8 @@ benchmark: $(INSTALLED)
 RUNS ?= ../shared/data/measured/runs.json
 calibrate: $(INSTALLED)
 	$(BIN)/python -m trainplan.validation.calibrate $(RUNS) -o trainplan/data/efficiencies.yaml
+against-papers: $(INSTALLED)
+	$(BIN)/python benchmarks/joint_against_papers.py
 
 study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.study

@@ -51,7 +51,7 @@ def rivals(
     """The joint optimum and every planner's plan for one request, the optimum first; and the answer of the joint problem.
 
     plan: `plan` of the public verbs, given the request and a preset. gap: of the joint problem; the planners run to their end.
-    time_limit: seconds for each.
+    time_limit: seconds for each. Raises InputError where the request does not suit the first of them.
     """
     rows: list[Rival] = []
     optimum: Planned | None = None
@@ -63,6 +63,8 @@ def rivals(
         try:
             answer = plan(**request, **options, like=each.preset, backend=JUDGED_ON, time_limit=time_limit)
         except InputError as error:
+            if optimum is None:
+                raise
             rows.append(Rival(each.label, None, None, None, None, None, None, time.perf_counter() - began, why=str(error)))
             continue
         optimum = answer if optimum is None else optimum
