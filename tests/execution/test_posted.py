@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from trainplan.execution.ahead import programs_of
+from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Instruction, Op, Program, grouped, with_waits
 from trainplan.execution.run.processes import TransportName, run_plans
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Plan, load_plan
 from trainplan.profiling.base.processes import run_workers
 
 from tests.execution.plans import (
@@ -142,3 +143,20 @@ def test_gradients_are_those_of_one_process(backend: Backend, transport: Transpo
     for plan, report in zip(plans, run_plans(plans, backend=backend, transport=transport), strict=True):
         differences = report.gradient_difference, report.parameter_difference, report.loss_difference
         assert all(difference is not None and difference < 1e-12 for difference in differences), plan
+
+
+def test_long_pipelines_repeat_in_rounds_with_posts_too() -> None:
+    """The program of few micro-batches tells that of many, and has its peak."""
+    units = len(GPT2.units)
+    plans = [pipeline(GPT2, 4, 24), pipeline(GPT2, 4, 24, sliced=2)]
+    content = plan_of(GPT2, ["single"] * units, 1, 24, 24).model_dump() | {"world": 2, "schedule": "interleaved-1f1b"}
+    bounds = [stage * units // 4 for stage in range(5)]
+    content["stages"] = [
+        {"ranks": [stage % 2], "first_unit": bounds[stage], "last_unit": bounds[stage + 1] - 1} for stage in range(4)
+    ]
+    for plan in [*plans, load_plan(content)]:
+        for each, program in zip(compile_classes(plan, ahead=True), compile_plan(plan, ahead=True), strict=True):
+            assert each.rounds.count > 0
+            assert posts_of(each.program)
+            assert each.program == program
+            assert memory_walk(each.walked, "streams").peak_bytes == memory_walk(program, "streams").peak_bytes
