@@ -49,9 +49,9 @@ benchmark: $(INSTALLED)
 	$(BIN)/python -m benchmarks.free_switches
 	$(BIN)/python benchmarks/limits.py
 
-RUNS ?= ../shared/data/measured/runs.json
-calibrate: $(INSTALLED)
+calibrate: $(INSTALLED)  # make calibrate RUNS=runs.json
 	$(BIN)/python -m trainplan.validation.calibrate $(RUNS) -o trainplan/data/efficiencies.yaml
+
 against-papers: $(INSTALLED)
 	$(BIN)/python benchmarks/joint_against_papers.py
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from trainplan.execution.ahead import programs_of
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
 from trainplan.execution.walk.stream_costs import StreamsCosts
@@ -73,6 +74,31 @@ def test_interleaved_steps_are_those_of_the_time_walk(pp: int, chunks: int, micr
     layout = layout_of(pp=pp, chunks=chunks, batch=2 * micro_batches)
     expected = max(pipeline_ns(*passes_of(layout), 0, micro_batches, chunks))
     assert walked_ns(layout, "streams", messages=False) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("slower", [1, 10])
+@pytest.mark.parametrize("batch", [16, 64])
+@pytest.mark.parametrize(("word", "zero"), [("sdp8", 3), ("sdp8-zero1", 1), ("dp8", 0)])
+def test_overlap_is_that_of_the_lanes(word: str, zero: Any, batch: int, slower: int) -> None:
+    """Gathering ahead, and gradients reduced behind the backward pass, by blocks in place of programs' units: within 5 % of the
+    walk over their programs on lanes, with quick links and with slow ones. Updated parameters are gathered ahead of the next
+    step, where programs gather them at the end: they are left out."""
+    overlaps = Framework("both", ends_ns=0, gradients_behind=True, parameters_ahead=True, gradient_bytes=2)
+    layout = layout_of(dp=8, zero=zero, shard=8 if zero else 1, batch=batch, framework=overlaps)
+    links = Links(8, 360e9 / slower, 50e9 / slower)
+    costs, step = StreamsCosts(MODEL, layout, KIND, links), streams_step(MODEL, layout, KIND, links)
+    about = {"world": 8, "batch": {"global_samples": batch, "micro_batches": layout.micro_batches}}
+    about |= {"stages": [{"ranks": list(range(8)), "first_unit": 0, "last_unit": len(MODEL.units) - 1}]}
+    units = [{"name": unit.name, "strategy": word} for unit in MODEL.units]
+    model = {"model": MODEL.shape(), "model_digest": MODEL.digest, "memory_bytes": 2**50}
+    left_out = (Op.OPTIMIZER_STEP, Op.GATHER_UPDATED)
+    walk = time_walk(
+        programs_of(load_plan({**model, **about, "units": units}), "streams"),
+        lambda program, instruction: 0 if instruction.op in left_out else costs(program, instruction),
+        "streams",
+    )
+    assert walk.step_ns == pytest.approx(step.passes_ns + step.reduce_ns, rel=0.05)
+    assert walk.step_ns > step.computing_ns
 
 
 def walked_ns(layout: RunLayout, backend: Any = "serial", messages: bool = True) -> int:

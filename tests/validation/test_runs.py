@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.shipped import shipped
 
 from tests.command.calls import call
 from trainplan.validation.layouts import laid_run
@@ -153,6 +156,45 @@ def test_a_layout_that_its_batch_does_not_fill_counts_whole_micro_batches() -> N
     laid = laid_run(Run(**{**ROW, "gbs": 100}))
     assert laid.layout.micro_batches == 13
     assert replace(laid.layout, batch=128).micro_batches == 16
+
+
+WORDS = {
+    "model": st.sampled_from([*shipped("models"), "Qwen/Qwen3-14B", "gpt-x", "MPT-30B", "weird"]),
+    "gpu": st.sampled_from(["A100-80GB-SXM", "H100-80GB-SXM", "GB200-192GB-NVL72", "MI300X-192GB", "V100-32GB", "T4", "H800"]),
+    "gpus": st.sampled_from([1, 3, 8, 24, 64, 1000]),
+}
+OPEN = {
+    **dict.fromkeys(("tp", "pp", "vpp", "cp", "mbs"), st.integers(1, 8)),
+    **dict.fromkeys(("layers", "gbs"), st.integers(1, 100)),
+    "seq": st.integers(1, 2**17),
+    "zero": st.integers(0, 3),
+    "vocab": st.sampled_from([50257, 128256, 1]),
+    "precision": st.sampled_from(["bf16", "FP8", "fp16", "NVFP4", "tf32", "BF16-mixed", "?"]),
+    "fsdp": st.sampled_from(["no", "fsdp8", "hsdp8", "full_shard(ZeRO-3)", "shard_grad_op(ZeRO-2)"]),
+    "recompute": st.sampled_from(["none", "full", "selective", "selective-op", "every 2nd", "full(5 layers)", "block"]),
+    "framework": st.sampled_from(["NeMo 2/Megatron-Core", "Megatron-LM", "torchtitan", "DeepSpeed", "InternEvo", "MaxText"]),
+    "date": st.sampled_from(["2021-04", "25.02"]),
+    "task": st.sampled_from(["pretrain", "sft", "lora"]),
+}
+
+
+@settings(max_examples=200)
+@given(st.fixed_dictionaries(WORDS, optional=OPEN))
+def test_any_row_is_predicted_or_says_why_not(row: dict[str, Any]) -> None:
+    (each,) = predict_runs(load_runs([{"id": "any", **row}]))
+    if each.cannot:
+        assert len(each.cannot.splitlines()) == 1 and each.step_s is None
+    else:
+        assert each.step_low_s and each.step_s and each.step_high_s and each.peak_gib
+        assert 0 < each.step_low_s < each.step_s < each.step_high_s < float("inf") and each.peak_gib > 0
+
+
+def test_context_parallel_ranks_may_be_counted_among_the_data_parallel_ones() -> None:
+    assert laid_run(Run(**{**ROW, "dp": 16})).layout == laid_run(Run(**ROW)).layout
+
+
+def test_a_kind_without_a_sheet_is_named() -> None:
+    assert laid_run(Run(id="one", model="llama3-8b", gpu="H800-80GB", gpus=8)).assumed["gpu"] == "as h100"
 
 
 def test_a_run_needs_degrees_that_divide_its_devices() -> None:

@@ -86,8 +86,15 @@ class Fit:
         kernels, links = list(self.table.kernels), list(self.table.links)
         for key, log in zip(self.keys, logs, strict=True):
             value = round(float(min(1.0, np.exp(log))), 4)
-            made = {"value": value, "origin": "fitted", "date": "2000-01-01", "rows": ["-"], "residuals": [0.0], "error": 0.2}
-            fitted: dict[str, Any] = made | about.get(str(key), {})
+            fitted: dict[str, Any] = {
+                "value": value,
+                "origin": "fitted",
+                "date": "2000-01-01",
+                "rows": ["-"],
+                "residuals": [0.0],
+                "error": 0.2,
+            }
+            fitted |= about.get(str(key), {})
             if key.level is not None:
                 links.append(LinkFit(level=key.level, **fitted))
                 continue

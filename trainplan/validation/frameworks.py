@@ -49,6 +49,8 @@ def framework_of(run: Run) -> Framework:
         chosen = DEEPSPEED
     elif "torchtitan" in name:
         chosen = COMPILED if "compile" in note and "eager" not in note else FSDP
+    elif re.search(r"jax|xla|maxtext|axlearn|paxml", name):
+        chosen = COMPILED
     elif "composer" in name:
         chosen = COMPOSER
     elif name or (run.tp or 1) * (run.pp or 1) == 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainplan.formulations.streams.layout import Framework, Recompute, RunLayout
+from trainplan.formulations.streams.units import splittable
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.clusters.efficiencies import Precision
@@ -59,6 +60,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "vocab": ("vocab_size", "padded_vocab_size"),
     "seq": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
 }
+RELATED = {"h800": "h100", "a800": "a100", "gh200": "h100-96gb"}  # kinds without a sheet that differ in links or memory alone
 MEGATRON_VOCABULARY = 50257  # GPT-2's, of Megatron-LM's own data
 LORA = re.compile(r"lora|peft", re.IGNORECASE)
 
@@ -93,19 +95,23 @@ def laid_run(run: Run) -> LaidRun:
     if not run.framework:
         assumed["framework"] = framework.name
     tp, pp, cp, chunks = (int(taken(name, getattr(run, name), 1)) for name in ("tp", "pp", "cp", "vpp"))
+    chunks = chunks if pp > 1 else 1  # stages are interleaved over several devices
     if run.gpus % (tp * pp * cp):
         fix = "give degrees whose product divides gpus"
         raise InputError(run.id, "gpus", f"is {run.gpus}, of tp {tp}, pp {pp} and cp {cp}", fix)
     dp = run.gpus // (tp * pp * cp)
-    if run.dp not in (None, dp):
+    if run.dp not in (None, dp, dp * cp):  # some count context-parallel ranks among the data-parallel ones
         raise InputError(run.id, "dp", f"is {run.dp}", f"give {dp}: {run.gpus} devices, tp {tp}, pp {pp}, cp {cp}")
     micro = int(taken("mbs", run.mbs, 1))
     batch = int(taken("gbs", run.gbs, micro * dp))
-    described = sheet(kind_named(run.gpu))
-    name = kind_named(run.gpu)
-    model = _model(run, tp, framework, assumed)
+    name = _kind(run.gpu, assumed)
+    described = sheet(name)
+    usual = "bf16" if "bfloat16" in described.flops_per_s else "fp16"
+    base, precision = _precisions(str(taken("precision", run.precision, usual)))
+    model = _model(run, tp, framework, base, assumed)
+    if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
+        raise InputError(run.id, "tp", f"is {tp}", f"give one that all parts of a {model.family} can be split into")
     zero, shard = _zero(run, dp, framework, assumed)
-    base, precision = _precisions(str(taken("precision", run.precision, "bf16")))
     for each in (base, precision):
         if each not in described.flops_per_s:
             fix = f"give one of {', '.join(described.flops_per_s)}"
@@ -121,12 +127,21 @@ def laid_run(run: Run) -> LaidRun:
         reserved=model.layers % count > 0 and (model.layers + 2) % count == 0,
         frozen=LORA.search(run.task or "") is not None,
     )  # fmt: skip
-    if model.layers < count:
+    if model.layers + 2 * layout.reserved < count:
         raise InputError(run.id, "vpp", f"is {chunks}, with pp {pp}", f"give at most {model.layers} stages, one for each layer")
     return LaidRun(run, model, name, described, layout, _network(run), assumed)
 
 
-def _model(run: Run, tp: int, framework: Framework, assumed: dict[str, str]) -> Model:
+def _kind(gpu: str, assumed: dict[str, str]) -> str:
+    """The data sheet of a device, or of one that differs from it in links or memory alone."""
+    word = next((each for each in RELATED if re.search(rf"\b{each}\b", gpu.lower())), None)
+    if word is not None:
+        assumed["gpu"] = f"as {RELATED[word]}"
+        return RELATED[word]
+    return kind_named(gpu)
+
+
+def _model(run: Run, tp: int, framework: Framework, dtype: str, assumed: dict[str, str]) -> Model:
     """The shipped configuration that the row names, with its sizes, in the run's dtype."""
     folded = _folded(run.model.split("/")[-1])
     base = next((each for each in shipped("models") if _folded(each) == folded), None)
@@ -144,10 +159,10 @@ def _model(run: Run, tp: int, framework: Framework, assumed: dict[str, str]) -> 
     if vocabulary is None and framework.pads > 1:
         vocabulary = MEGATRON_VOCABULARY
     elif vocabulary is None:
-        vocabulary = next(int(config[field]) for field in FIELDS["vocab"] if field in config)
+        vocabulary = next((int(config[field]) for field in FIELDS["vocab"] if field in config), 0)
     multiple = framework.pads * tp
     padded = -(-vocabulary // multiple) * multiple
-    if padded != run.vocab:
+    if padded not in (0, run.vocab):
         assumed["vocab"] = f"{padded}, padded"
     sizes["vocab"] = padded
     for size, value in sizes.items():
@@ -156,7 +171,7 @@ def _model(run: Run, tp: int, framework: Framework, assumed: dict[str, str]) -> 
             if size in ("layers", "hidden", "heads") and "model" in assumed:
                 raise InputError(run.id, size, "is missing", f"give it: no shipped model is named {run.model!r}")
             assumed.setdefault(size, f"of {base}")
-        elif size == "seq" and "image_size" in config:
+        elif size == "seq" and "vocab_size" not in config:  # an image gives the tokens
             continue
         elif size == "seq":
             field = field or "max_position_embeddings"
@@ -179,8 +194,7 @@ def _model(run: Run, tp: int, framework: Framework, assumed: dict[str, str]) -> 
         config[field] = config[field] if framework.drops else 0.0
     if not framework.fused_attention:
         config["attn_implementation"] = "eager"
-    dtype = _precisions(run.precision or "bf16")[0]
-    return model_from_config(config, base, None if "image_size" in config else run.seq, dtype, run.model)
+    return model_from_config(config, base, run.seq if "vocab_size" in config else None, dtype, run.model)
 
 
 def _folded(name: str) -> str:
