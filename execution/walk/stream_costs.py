@@ -50,17 +50,16 @@ class StreamsCosts:
             return round(optimizer_ns(stepped_parameters(program, instruction), self._layout, self._kind))
         if unit is None:
             return 0
-        return round(self._of_unit(op, unit, instruction))
+        return round(self._of_unit(program, op, unit, instruction))
 
-    def _of_unit(self, op: Op, unit: int, instruction: Instruction) -> float:
-        part, times = self._model.units[unit], self._times[self._model.key_of(self._model.units[unit])]
-        whole = self._layout.recompute.layers == 1 and part.kind not in ("embedding", "head")
+    def _of_unit(self, program: Program, op: Op, unit: int, instruction: Instruction) -> float:
+        times = self._times[self._model.key_of(self._model.units[unit])]
         if op in (Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH):
             return times.forward_ns
         if op is Op.RECOMPUTE:
-            return times.ahead_ns if whole else 0.0
+            return times.ahead_ns
         if op is Op.BACKWARD:
-            return times.backward_ns + (0.0 if whole else times.again_ns)
+            return times.backward_ns + (times.again_ns if program.strategies[unit].modules else 0.0)
         return self._summed(times, unit, instruction) if op in SUMS else 0.0
 
     def _summed(self, times: UnitTimes, unit: int, instruction: Instruction) -> float:

@@ -171,10 +171,11 @@ class Joint(Problem):
         configuration, rows = instance.configurations[solution.configuration], []
         evaluation = home.evaluate(instance, solution)
         for x, stage in enumerate(evaluation.stages):
-            times, size = stage.times, configuration.site(x).size
+            times, site = stage.times, x % len(configuration.sites)
+            first = sum(each.size for each in configuration.sites[:site])
             cells: tuple[str, ...] = (
                 str(x),
-                str(size),
+                span(str(first), str(first + configuration.sites[site].size - 1)),
                 str(stage.in_flight),
                 format_time(times.forward_ns),
                 format_time(times.backward_ns),
@@ -187,7 +188,7 @@ class Joint(Problem):
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
         title += f", {configuration.schedule}" if configuration.stages > 1 else ""
-        columns = ("stage", "units", "count", "strategy", "devices", "in flight", "forward", "backward", "memory")
+        columns = ("stage", "units", "count", "strategy", "ranks", "in flight", "forward", "backward", "memory")
         return [Table(title, columns, tuple(rows))]
 
 

@@ -10,6 +10,8 @@ import pytest
 from trainplan.execution.ahead import programs_of
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.streams import judge_streams, links_of
+from trainplan.execution.streams import layout_of as layout_of_plan
 from trainplan.execution.walk.stream_costs import StreamsCosts
 from trainplan.execution.walk.time import time_walk
 from trainplan.formulations.plan import Plan, load_plan
@@ -18,8 +20,11 @@ from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.pipeline import pipeline_ns
 from trainplan.formulations.streams.sharded import Block, sharded_ns
 from trainplan.formulations.streams.step import chunks_of, streams_step
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.models.model import Model, load_model
+
+from trainplan.simulating import simulate_source
 
 KIND: DeviceKind = load_cluster("h100:8").kinds[0]
 LINKS = Links(8, 360e9, 50e9)
@@ -198,3 +203,44 @@ def test_layers_are_cut_evenly_and_embedding_and_head_may_take_places() -> None:
     for pp in (1, 2, 3, 6):
         units = [unit for chunk in chunks_of(model, layout_of(pp=pp)) for unit in chunk.units]
         assert units == list(model.units)
+
+
+def uniform(word: str, **fields: Any) -> Plan:
+    """A plan of eight devices with one strategy."""
+    model = MODEL.with_fields(num_hidden_layers=2)
+    about = {"world": 8, "batch": {"global_samples": 32, "micro_batches": 2}, "memory_bytes": 2**40}
+    about |= {"stages": [{"ranks": list(range(8)), "first_unit": 0, "last_unit": len(model.units) - 1}]}
+    units = [{"name": unit.name, "strategy": fields.get(unit.name, word)} for unit in model.units]
+    return load_plan({"model": model.shape(), "model_digest": model.digest, **about, "units": units})
+
+
+@pytest.mark.parametrize("word", ["sdp8", "dp8", "sdp4-tp2", "dp2-sdp2-tp2-zero1-sp", "sdp8-ckpt", "sdp8-ckpt:attention+norms"])
+def test_plans_are_simulated_under_streams(word: str) -> None:
+    """With the same layout as the step without programs has; recomputation takes longer."""
+    plan, cluster = uniform(word), load_cluster("h100:8")
+    judged = judge_streams(plan, cluster)
+    simulation = simulate_source(plan, cluster=cluster, cost_model="streams")
+    assert simulation.step_ns == judged.step_ns > 0 and simulation.performance is not None
+    layout, plain = layout_of_plan(plan), word.partition("-ckpt")[0]
+    assert (layout.devices, layout.micro_batches) == (8, 2)
+    alike = replace(layout, recompute=replace(layout.recompute, layers=float(word.endswith("-ckpt"))))
+    step = streams_step(plan.planned_model(), alike, cluster.used_kinds[0], links_of(cluster))
+    assert judged.step_ns == pytest.approx(step.step_ns, rel=0.1)
+    if plain != word:
+        assert judged.step_ns > judge_streams(uniform(plain), cluster).step_ns
+
+
+@pytest.mark.parametrize(
+    ("plan", "cluster", "said"),
+    [
+        (uniform("sdp8", head="dp8"), "h100:8", "units[5]"),
+        (uniform("tp2-dp4"), "h100:8", "tp as the last level"),
+        (uniform("sdp8"), "h100:4", "has 4 devices"),
+        (uniform("sdp8"), "v100:8", "bfloat16"),
+        (uniform("sdp8"), "amp-heterogeneous-16", "give devices of one kind"),
+    ],
+)
+def test_what_streams_does_not_take_is_refused_in_words(plan: Plan, cluster: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        simulate_source(plan, cluster=cluster, cost_model="streams")
+    assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1

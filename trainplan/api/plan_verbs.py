@@ -108,8 +108,8 @@ def plan(
         progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns) for each
         better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
-        joint: pipeline, micro_batches, schedule, sliced, chunks, by_unit; and constraints, whose costs are in `prices`, as that
-        of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts. galvatron-bmw: pipeline, micro_batches, schedule,
+        joint: pipeline, micro_batches, schedule, sliced, chunks, by_unit, zero, hybrid, sequence_parallel, modules, host; and
+        constraints, whose costs are in `prices`, as that of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts. galvatron-bmw: pipeline, micro_batches, schedule,
         space, by_unit, takeaway3. amp: see `place`. autopipe: see `partition`. h3t: see `switch`.
 
     The best plan with one strategy for all units is in `uniform`; tokens/s, MFU, bubble and memory are in `performance`.
@@ -258,6 +258,7 @@ def simulate(
     solution: Any = None,
     chunks: int = 1,
     method: str | None = None,
+    cost_model: str | None = None,
     **options: Any,
 ) -> Simulation:
     """A step of any plan, or of a partition of a pipeline-partition instance, with its timeline and critical path.
@@ -267,11 +268,12 @@ def simulate(
     gain, or 'algorithm-2', AutoPipe's count (default: the plan's, or none). cluster, profile, measure: where a plan's times
     come from (default: the plan carries them). An instance: solution: its cuts (default: those that `method` finds, with
     options as of `solve`); chunks: stages on each of its devices, for interleaved-1f1b. measuring: called with the reports of
-    measuring. Raises InputError.
+    measuring. cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on
+    lanes, and links and kernels by what measured runs reach. Raises InputError.
     """
     times: dict[str, Any] = {"cluster": cluster, "profile": profile, "measure": measure, "measuring": measuring}
     cuts: dict[str, Any] = {"solution": solution, "chunks": chunks, "method": method}
-    return simulate_source(source, schedule=schedule, sliced=sliced, **times, **cuts, **options)
+    return simulate_source(source, schedule=schedule, sliced=sliced, cost_model=cost_model, **times, **cuts, **options)
 
 
 def trial(

@@ -188,7 +188,7 @@ def planned(answer: Planned) -> None:
         return
     shown = answer.problem.tables(answer.instance, answer.answer.solution)
     tables(shown)
-    says_all = any({"strategy", "devices"} <= set(each.columns) for each in shown)  # what the plan's own table would repeat
+    says_all = any({"strategy", "ranks"} <= set(each.columns) for each in shown)  # what the plan's own table would repeat
     (plan_facts if says_all else plan_table)(plan)
     if answer.performance is not None:
         stage_memory(answer.performance)
