@@ -111,7 +111,8 @@ def least(instance: Instance) -> Solution | None:
     ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
     for parts in COARSE:  # so that few are followed to the byte
         for way in ways:
-            best = way.much_better(best, max(instance.limit_bytes(site) for site in way.configuration.sites) // parts)
+            limit = max(instance.limit_bytes(site) for site in way.configuration.sites)
+            best = way.much_better(best, max(1, limit // parts))
     for way in ways:
         if best is None or way.least_excess < best[0]:
             best = way.better(best)
