@@ -209,6 +209,10 @@ class Problem(ABC):
         """
         return (), "exact"
 
+    def of_uniform(self, instance: Any, solution: Any) -> Any | None:
+        """A solution of the first instance of `uniform` as one of the instance; None where the problem does not say."""
+        return None
+
     # Brute force
 
     @abstractmethod

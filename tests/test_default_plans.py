@@ -15,6 +15,7 @@ from trainplan.profiling.models.model import Model, load_model
 import trainplan as tp
 from tests.command.calls import call
 from trainplan.planned import Planned
+from trainplan.planning import ONE_STRATEGY
 from trainplan.presets import OTHERWISE, PRESETS
 
 GPT2 = {"n_embd": 128, "n_head": 4, "n_inner": 512, "n_positions": 64, "vocab_size": 1009}
@@ -111,3 +112,22 @@ def test_a_published_model_gains() -> None:
     request: dict[str, Any] = {"model": "gpt2-345m", "cluster": "autopipe-3090-16", "batch": 128}
     before, now = tp.plan(like=OTHERWISE, **request), tp.plan(**request, gap=1e-4)
     assert step_ns(now) < 0.95 * step_ns(before)
+
+
+def test_the_best_plan_with_one_strategy_counts_where_the_search_ends_with_less() -> None:
+    """With a wide gap the search of all plans ends early, that of plans with one strategy does not."""
+    taken = 0
+    for batch in (8, 16, 32):
+        for layers in (2, 4):
+            answer = tp.plan(model=small(layers), cluster="rtx-titan-8", batch=batch, gap=0.9)
+            assert answer.plan is not None and answer.plan.claim is not None
+            assert answer.uniform_excess is not None and answer.uniform_excess >= 0
+            if answer.result.solution_source != ONE_STRATEGY:
+                continue
+            taken += 1
+            assert answer.plan.one_strategy is not None
+            assert answer.plan.claim.objective_ns == step_ns(answer) == answer.result.objective
+            assert answer.plan.claim.bound_ns is not None and answer.plan.claim.bound_ns <= step_ns(answer)
+            checked = tp.check(tp.certify(answer).plan)
+            assert checked.violations == () and checked.claim is not None  # type: ignore[union-attr]
+    assert taken > 0

@@ -28,10 +28,11 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
 from trainplan.solvers.core.answer import Answer, best_answer
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.result import Point
+from trainplan.solvers.core.result import Point, relative_gap
 from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
+ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
 MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
 WALKS = 3  # of the longest so far: the time that has to be left to look for a plan with one strategy, which is walked, too
@@ -65,7 +66,8 @@ def planned(
     if best.plan is None or best.plan.one_strategy is not None or best.interrupted:
         return best
     try:
-        return replace(best, uniform=way.uniform(best))
+        uniform = way.uniform(best)
+        return way.bettered(best, uniform) or replace(best, uniform=uniform)
     except KeyboardInterrupt:
         return best
 
@@ -206,6 +208,24 @@ class _Way:
                 return made
             margin += over
         return replace(made, plan=None, judged=None)
+
+    def bettered(self, best: Planned, uniform: Planned | None) -> Planned | None:
+        """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good; None where
+        it did not."""
+        if uniform is None or uniform.plan is None or uniform.margin_bytes > best.margin_bytes:
+            return None
+        problem, instance, result = self.preset.problem, best.instance, best.result
+        solution = problem.of_uniform(instance, uniform.answer.solution)
+        if solution is None or problem.violations(instance, solution):
+            return None
+        objective = problem.evaluate(instance, solution).objective
+        if result.objective is None or objective >= result.objective:
+            return None
+        gap = relative_gap(objective, result.bound)
+        taken = {"objective": objective, "solution": problem.solution_dict(solution), "gap": gap}
+        taken |= {"evaluation": problem.describe(instance, solution), "solution_source": ONE_STRATEGY}
+        answer = replace(best.answer, result=replace(result, **taken), solution=solution, objective_ns=objective)
+        return self.plan(answer, best.margin_bytes)
 
     def least(self, bound_ns: int | None = None) -> Planned | None:
         """The exact method's plan with no more memory than some solution needs; None where no such memory is known in time.

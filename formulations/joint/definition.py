@@ -92,6 +92,18 @@ class Joint(Problem):
         configurations = [each for configuration in instance.configurations for each in uniform(configuration)]
         return [replace(instance, configurations=tuple(configurations))], "exact"
 
+    def of_uniform(self, instance: Instance, solution: Solution) -> Solution | None:
+        """The same cuts with the option of that name for every unit."""
+        names = [(place, name) for place, each in enumerate(instance.configurations) for name in _common(each)]
+        place, name = names[solution.configuration]
+        configuration = instance.configurations[place]
+        choice = []
+        for x, (first, last) in enumerate(solution.spans()):
+            for l in range(first, last + 1):
+                options = instance.table(configuration, x, l).options
+                choice.append(next(s for s, option in enumerate(options) if option.name == name))
+        return Solution(place, solution.cuts, tuple(choice))
+
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """The plan of a solution. Raises InputError where no model is described."""
         model = request.described_model
