@@ -109,8 +109,8 @@ def plan(
         better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
         joint: pipeline, micro_batches, schedule, sliced, chunks, by_unit, zero, hybrid, sequence_parallel, modules, host; and
-        constraints, whose costs are in `prices`, as that of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts. galvatron-bmw: pipeline, micro_batches, schedule,
-        space, by_unit, takeaway3. amp: see `place`. autopipe: see `partition`. h3t: see `switch`.
+        constraints, whose costs are in `prices`, as that of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts.
+        galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see `partition`. h3t: see `switch`.
 
     The best plan with one strategy for all units is in `uniform`; tokens/s, MFU, bubble and memory are in `performance`.
     """
