@@ -222,7 +222,7 @@ class _Way:
         if result.objective is None or objective >= result.objective:
             return None
         gap = relative_gap(objective, result.bound)
-        taken = {"objective": objective, "solution": problem.solution_dict(solution), "gap": gap}
+        taken: dict[str, Any] = {"objective": objective, "solution": problem.solution_dict(solution), "gap": gap}
         taken |= {"evaluation": problem.describe(instance, solution), "solution_source": ONE_STRATEGY}
         answer = replace(best.answer, result=replace(result, **taken), solution=solution, objective_ns=objective)
         return self.plan(answer, best.margin_bytes)

@@ -110,7 +110,8 @@ def plan(
     choices: what is fixed, of what the preset chooses, and options of the method:
         joint: pipeline, micro_batches, schedule, sliced, chunks, by_unit, zero, hybrid, sequence_parallel, modules, host; and
         constraints, whose costs are in `prices`, as that of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts.
-        galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see `partition`. h3t: see `switch`.
+        galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
+        `partition`. h3t: see `switch`.
 
     The best plan with one strategy for all units is in `uniform`; tokens/s, MFU, bubble and memory are in `performance`.
     """
