@@ -270,8 +270,8 @@ class JointCosts:
         )
 
 
-_NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", "kept_bytes", "work_backward_bytes", "state_bytes")
-_NAMES += ("host_bytes",)
+_TIMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns")
+_NAMES = (*_TIMES, "kept_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
 
 
 def _strategy(option: Option) -> Strategy:

@@ -192,8 +192,8 @@ def _shares_bus(request: Request) -> bool:
 
 def host_part_bytes(cluster: Cluster | None) -> int | None:
     """What one device has of its host's memory, on the smallest host for its devices; None where that is not described."""
-    hosts = [] if cluster is None else [node.host and node.host.memory_bytes // node.devices for node in cluster.nodes]
-    return min((part for part in hosts if part is not None), default=None)
+    nodes = [] if cluster is None else cluster.nodes
+    return min((node.host.memory_bytes // node.devices for node in nodes if node.host is not None), default=None)
 
 
 def build(request: Request, space: Space) -> Instance:

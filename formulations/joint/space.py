@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
 from trainplan.formulations.joint.tables import HostPart, Option
 from trainplan.formulations.step.schedules import most_sliced
-from trainplan.formulations.strategies import TREE, Module, Paradigm, Strategy
+from trainplan.formulations.strategies import MODULES, TREE, Module, Paradigm, Strategy
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.sublayers import Sublayer, modules_of, why_not_shared
 
@@ -74,7 +74,8 @@ def every_strategy(
     beside sdp, too, one level right outside the other, so that shards are gathered over the faster links. For a power of two,
     without hybrids and of stages 0 and 3 alone, these are those of Galvatron-BMW's decision trees, in their order.
     """
-    stages, strategies = [stage for stage in (3, 2, 1) if stage in zero], list[Strategy]()
+    sharing: tuple[Literal[1, 2, 3], ...] = (3, 2, 1)
+    stages, strategies = [stage for stage in sharing if stage in zero], list[Strategy]()
     for count in range(len(TREE) + 1):
         for order in permutations(TREE, count):
             mixed = {"dp", "sdp"} <= set(order)
@@ -84,7 +85,7 @@ def every_strategy(
                 continue
             for degrees in _factors(group, count):
                 levels = tuple(zip(order, degrees, strict=True))
-                strategies += [Strategy(levels, zero=stage) for stage in (stages if "sdp" in order else (3,))]
+                strategies += [Strategy(levels, zero=stage) for stage in (stages if "sdp" in order else sharing[:1])]
     return [strategy for strategy in strategies if strategy.degree("tp") in tp_degrees]
 
 
@@ -116,10 +117,11 @@ def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> lis
 
 def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:
     """Whether all of a unit, and which of its modules, may be computed again."""
-    modules = sorted({module for part in parts for module in modules_of(part)})
-    some = [chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count)]
-    nothing, everything = [(False, ())] * ("none" in space.recompute), [(True, ())] * ("full" in space.recompute)
-    return [*nothing, *((False, chosen) for chosen in some if "modules" in space.recompute), *everything]
+    ways: list[tuple[bool, tuple[Module, ...]]] = [(False, ())] if "none" in space.recompute else []
+    modules = [module for module in MODULES if any(module in modules_of(part) for part in parts)]
+    for count in range(1, len(modules) + 1) if "modules" in space.recompute else ():
+        ways += [(False, chosen) for chosen in combinations(modules, count)]
+    return [*ways, (True, ())] if "full" in space.recompute else ways
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
