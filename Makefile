@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark study random-plans against-torch fuzz mutations faults clean
+.PHONY: demo test test-long lint benchmark calibrate study random-plans predictions against-torch fuzz mutations faults clean against-papers
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,12 @@ benchmark: $(INSTALLED)
 	$(BIN)/python -m benchmarks.free_switches
 	$(BIN)/python benchmarks/limits.py
 
+calibrate: $(INSTALLED)  # make calibrate RUNS=runs.json
+	$(BIN)/python -m trainplan.validation.calibrate $(RUNS) -o trainplan/data/efficiencies.yaml
+
+against-papers: $(INSTALLED)
+	$(BIN)/python benchmarks/joint_against_papers.py
+
 study: $(INSTALLED)
 	$(BIN)/python -m tests.papers.study
 	$(BIN)/python -m tests.papers.amp_study
@@ -57,6 +63,9 @@ study: $(INSTALLED)
 
 random-plans: $(INSTALLED)
 	$(BIN)/python -m benchmarks.random_plans
+
+predictions: $(INSTALLED)
+	$(BIN)/python -m benchmarks.predictions
 
 against-torch: $(INSTALLED)
 	$(BIN)/python -m benchmarks.against_torch

@@ -1,11 +1,14 @@
 """Steps of trainplan's executor against the same training written by hand with torch: DDP, FSDP2, pipelining.
 
-Two ranks, a thread each, GPT-2's layers from `transformers`, fused AdamW on all sides. A round is one step of each, in an order
-that changes, on the same batch; what counts is the ratio of a round, the slower rank's step on both sides. Printed are the
-median of the ratios and its 95 % bootstrap interval; the aim is at most 1.05. Both sides begin with equal parameters, and their
-losses have to agree.
+Two ranks, a thread each, GPT-2's layers from `transformers`, fused AdamW on all sides. A round is one step of each side, in an
+order that changes, on the same batch; what counts is the ratio of a round, the slower rank's step on both sides. Printed are
+the median of the ratios and its 95 % bootstrap interval; the aim is at most 1.05. All sides begin with equal parameters, and
+their losses have to agree.
 
-    python -m benchmarks.against_torch --rounds 20 --layers 4 --sequence 128
+The executor's sides are its back-ends, and `fused, late`: the same without what lanes do ahead (parameters gathered one unit
+ahead, receives posted one pass ahead), where there is anything of that.
+
+    python -m benchmarks.against_torch --rounds 20 --layers 4 --sequence 64
 """
 
 from __future__ import annotations
@@ -15,14 +18,17 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from trainplan.execution.ahead import programs_of
+from trainplan.execution.ahead import may_go_ahead, programs_of
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import Program
 from trainplan.execution.run import processes
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan import Plan
@@ -34,6 +40,7 @@ from tests.execution.plans import plan_of
 ROOT = Path(__file__).parent.parent
 WARM_UP, RESAMPLES, AIM, LARGEST_DIFFERENCE = 3, 10_000, 1.05, 1e-4
 MICRO_BATCHES = 4
+BACKENDS: tuple[Backend, ...] = ("serial", "fused")
 CASES = {"DDP": "dp2", "FSDP2": "sdp2", "pipelining": "single"}
 Step = Callable[[], float]
 
@@ -45,14 +52,18 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> dict
 
     torch.set_num_threads(1)
     device, groups, everyone = processes.start_rank(rank, world, job)
-    executor = processes.make_executor(job["jobs"][0]["programs"][rank], groups, 0, device)
-    sides: dict[str, Step] = {
-        "own": lambda: executor.step(job["backend"]),
-        "torch": _by_hand(job["case"], executor.program.model, executor.tokens, rank),
-    }
+    sides = dict[str, Step]()
+    for name, programs in zip(job["sides"], job["jobs"], strict=True):
+        executor = processes.make_executor(programs["programs"][rank], groups, 0, device)
+        sides[name] = partial(executor.step, name.partition(",")[0])
+    sides["torch"] = _by_hand(job["case"], executor.program.model, executor.tokens, rank)
     rounds: list[dict[str, tuple[float, float]]] = []
-    order = random.Random(1)
+    order, late = random.Random(1), torch.zeros(1)
     for number in range(WARM_UP + job["rounds"]):
+        late.fill_(rank == 0 and number > WARM_UP and time.time() > job["ends"])
+        dist.all_reduce(late, group=everyone)
+        if late:
+            break
         seconds = {}
         for name in order.sample([*sides], len(sides)):
             dist.barrier(everyone)
@@ -60,7 +71,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> dict
             loss = sides[name]()
             seconds[name] = time.perf_counter() - started, loss
         rounds.append(seconds)
-        report({"round": number})
+        report({"round": number, "seconds": {name: took for name, (took, _) in seconds.items()}})
     return {"rounds": rounds}
 
 
@@ -179,45 +190,65 @@ def interval(ratios: list[float], rng: random.Random) -> tuple[float, float]:
     return medians[RESAMPLES * 25 // 1000], medians[RESAMPLES * 975 // 1000]
 
 
-def measured(case: str, backend: Backend, model: Model, samples: int, rounds: int) -> Iterator[tuple[float, float, float]]:
-    """Of each round: own seconds, torch's seconds, and how far their losses are apart."""
-    plan = case_plan(case, model, samples)
-    job: dict[str, Any] = {"jobs": [{"programs": programs_of(plan, backend)}], "backend": backend, "gpus": None}
-    ranks = run_workers("benchmarks.against_torch:run_rank", 2, job | {"case": case, "rounds": rounds}, timeout=1800.0)
-    for own in zip(*(rank["rounds"] for rank in ranks), strict=True):
-        seconds = {name: max(rank[name][0] for rank in own) for name in ("own", "torch")}
-        losses = {name: max(rank[name][1] for rank in own) for name in ("own", "torch")}
-        yield seconds["own"], seconds["torch"], abs(losses["own"] - losses["torch"]) / losses["torch"]
+def programs_by_side(plan: Plan) -> dict[str, list[Program]]:
+    """The programs of the executor's sides."""
+    sides = {backend: programs_of(plan, backend) for backend in BACKENDS}
+    return sides | ({"fused, late": compile_plan(plan)} if may_go_ahead(plan, "fused") else {})
+
+
+def measured(
+    case: str, model: Model, samples: int, rounds: int, ends: float, progress: Report
+) -> list[dict[str, tuple[float, float]]]:
+    """Of each round and side: seconds, and the loss. ends: when, by the clock, no more round begins."""
+    programs = programs_by_side(case_plan(case, model, samples))
+    jobs = [{"programs": each} for each in programs.values()]
+    job: dict[str, Any] = {"jobs": jobs, "sides": [*programs], "gpus": None, "case": case, "rounds": rounds}
+    job |= {"ends": ends}
+    ranks = run_workers("benchmarks.against_torch:run_rank", 2, job, timeout=1800.0, progress=progress)
+    return [
+        {name: (max(rank[name][0] for rank in both), max(rank[name][1] for rank in both)) for name in both[0]}
+        for both in zip(*(rank["rounds"] for rank in ranks), strict=True)
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--sequence", type=int, default=128)
+    parser.add_argument("--sequence", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=10.0, help="end with fewer rounds after about so long (default 10)")
     parser.add_argument("--case", choices=[*CASES], action="append", help="may be repeated (default: all)")
-    parser.add_argument("--backend", choices=["serial", "fused"], action="append", help="may be repeated (default: both)")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     still = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
     model = load_model("gpt2", options.sequence, "float32").with_fields(n_layer=options.layers, **still)
-    rng, console, right = random.Random(0), Console(width=120), True
-    table = Table("against", "plan", "back-end", "own", "torch", "ratio", "95 %", "losses apart")
-    for case in options.case or CASES:
+    rng, console, right, started = random.Random(0), Console(width=120), True, time.perf_counter()
+    cases = options.case or [*CASES]
+    begins, share_s = time.time(), options.minutes * 60 / len(cases)
+    for place, case in enumerate(cases, 1):
         chain = model.with_fields(tie_word_embeddings=False) if case == "pipelining" else model
-        for backend in options.backend or ("serial", "fused"):
-            rounds = [*measured(case, backend, chain, options.samples, options.rounds)][WARM_UP:]
-            ratios = [own / other for own, other, _ in rounds]
+
+        def progress(event: dict[str, Any], case: str = case) -> None:
+            times = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in event["seconds"].items())
+            number = event["round"] - WARM_UP + 1
+            which = f"round {number}" if number > 0 else "warm-up"
+            console.print(f"{time.perf_counter() - started:4.0f} s  {case}, {which}: {times}")
+
+        rounds = measured(case, chain, options.samples, options.rounds, begins + place * share_s, progress)[WARM_UP:]
+        table = Table("against", "plan", "back-end", "own", "torch", "ratio", "95 %", "losses apart")
+        for side in (name for name in rounds[0] if name != "torch"):
+            ratios = [each[side][0] / each["torch"][0] for each in rounds]
             low, high = interval(ratios, rng)
-            apart = max(apart for _, _, apart in rounds)
+            apart = max(abs(each[side][1] - each["torch"][1]) / each["torch"][1] for each in rounds)
             right &= apart <= LARGEST_DIFFERENCE
-            times = [f"{median(side):.3f} s" for side in ([own for own, _, _ in rounds], [other for _, other, _ in rounds])]
-            table.add_row(
-                case, CASES[case], backend, *times, f"{median(ratios):.3f}", f"{low:.3f} .. {high:.3f}", f"{apart:.1e}"
-            )
-    console.print(table)
-    console.print(f"{options.rounds} rounds each; the aim is a ratio of at most {AIM}")
+            times = [f"{median(each[name][0] for each in rounds):.3f} s" for name in (side, "torch")]
+            shown = f"{median(ratios):.3f}", f"{low:.3f} .. {high:.3f}", f"{apart:.1e}"
+            table.add_row(case, CASES[case], side, *times, *shown)
+        table.caption = f"{len(rounds)} rounds"
+        console.print(table)
+    took = time.perf_counter() - started
+    console.print(f"the aim is a ratio of at most {AIM}; {took:.0f} s")
     return int(not right)
 
 

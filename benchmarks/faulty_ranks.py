@@ -68,6 +68,6 @@ if __name__ == "__main__":
 
     processes.run_workers = run_workers
     sys.argv[0] = "trainplan"
-    from trainplan.command.app import main
+    from trainplan.command import main
 
     main()

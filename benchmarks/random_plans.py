@@ -125,6 +125,7 @@ def main() -> int:
     parser.add_argument("--checked", type=int, default=1000, help="plans that are checked and walked (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # models are small, ranks many
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     console, rng, started = Console(width=160, soft_wrap=True), random.Random(options.seed), time.perf_counter()
     failed = reference_faults() if options.count else []
@@ -135,6 +136,8 @@ def main() -> int:
         for backend in BACKENDS if plans else ():
             for (name, plan), wrong in zip(plans, ran([plan for _, plan in plans], backend), strict=True):
                 failed += [f"{name}, {plan!r}, {backend}: {fault}" for fault in wrong]
+            took = time.perf_counter() - started
+            console.print(f"{took:5.0f} s  {len(plans)} plans of world {world} ran on {backend}; {len(failed)} faults so far")
     if drawn:
         console.print(f"{len(drawn)} plans ran on {len(BACKENDS)} back-ends, {time.perf_counter() - started:.0f} s")
     numbers = range(options.checked)

@@ -1,8 +1,10 @@
-"""Which programs of a plan a back-end runs: with parameters gathered (or copied in) one unit ahead, or when they are needed.
+"""Which programs of a plan a back-end runs: with parameters gathered (or copied in) one unit ahead and receives posted one pass
+ahead, or each when it is needed.
 
-Where lanes run beside each other, what is gathered ahead travels while the unit before computes. One more unit is whole then.
-So programs gather ahead on such back-ends alone, and only if every rank keeps to the plan's memory: on the serial back-end it
-would take memory and save no time, and planners, whose plans are for that one, count one whole unit.
+Where lanes run beside each other, what is gathered ahead travels while the unit before computes, and what a receive was posted
+for while the pass before it does. One more unit is whole then, and one more message held. So programs do both on such
+back-ends alone, and only if every rank keeps to the plan's memory: planners, whose plans are for the serial back-end, count one
+whole unit and no message that is not needed yet.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from trainplan.profiling.models.model import Model
 
 def programs_of(plan: Plan, backend: Backend, model: Model | None = None) -> list[Program]:
     """The programs of all ranks of a plan on a back-end. model: as of `compile_plan`."""
-    if may_gather_ahead(plan, backend):
+    if may_go_ahead(plan, backend):
         programs = compile_plan(plan, model, ahead=True)
         if _fits(plan, backend, programs):
             return programs
@@ -26,17 +28,18 @@ def programs_of(plan: Plan, backend: Backend, model: Model | None = None) -> lis
 
 def classes_of(plan: Plan, backend: Backend) -> list[RankClass]:
     """The classes of a plan's ranks, with their programs on a back-end."""
-    if may_gather_ahead(plan, backend):
+    if may_go_ahead(plan, backend):
         classes = compile_classes(plan, ahead=True)
         if _fits(plan, backend, [each.walked for each in classes]):
             return classes
     return compile_classes(plan)
 
 
-def may_gather_ahead(plan: Plan, backend: Backend) -> bool:
-    """Whether some parameters of a plan could be gathered one unit ahead on a back-end, or copied in from the host."""
+def may_go_ahead(plan: Plan, backend: Backend) -> bool:
+    """Whether some parameters of a plan could be gathered one unit ahead on a back-end, or copied in from the host, or some
+    receives posted one pass ahead."""
     sharded = any(strategy.shares_parameters for strategy in plan.strategies())
-    return backend != "serial" and plan.switches() is None and (sharded or plan.uses_host)
+    return backend != "serial" and plan.switches() is None and (sharded or plan.uses_host or len(plan.stages) > 1)
 
 
 def _fits(plan: Plan, backend: Backend, programs: list[Program]) -> bool:

@@ -21,7 +21,9 @@ Buffers whose names begin in `host-` lie in the host's memory, all others in the
 
 A send and its receive name their buffer alike (but for the sender's rank, see `sent_as`). Sends to the ranks of another stage
 are one operation, as are receives; sends that are followed by receives from the same stage are grouped with them, so that two
-neighbours that both have something to send do not wait for each other for ever.
+neighbours that both have something to send do not wait for each other for ever. A receive may be posted before: its buffer is
+there from then on, and its sender need not wait until the receiver comes to it. Whether a transport makes use of that is its
+own matter: programs end without.
 """
 
 from __future__ import annotations
@@ -92,6 +94,7 @@ class Op(StrEnum):
     REDUCE_LOSS = "reduce-loss"
     SEND = "send"  # hidden states to the next stage, or their gradients to the one before
     RECEIVE = "receive"  # in the sender's layout; re-laid here
+    POST_RECEIVE = "post-receive"  # from here on a message may come, to the buffer that its receive then waits for
     SEND_RECEIVE = "send-receive"  # both at once, with one neighbour
     PREFETCH_SHARD = "prefetch-shard"  # of the parameters, from the host
     RESHARD = "reshard"  # let go of gathered parameters
@@ -128,7 +131,7 @@ ENTERING = frozenset({Op.ENTER, Op.ENTER_WITHOUT_GRAPH})
 DRAWING = FORWARDS | ENTERING | {Op.LEAVE, Op.LEAVE_BACKWARD}  # masks of dropout follow from the samples
 LANES: dict[Op, Stream] = {
     **dict.fromkeys(Op, "compute"),
-    **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT, Op.RESHARD), "communication"),
+    **dict.fromkeys((*COLLECTIVES, *POINT_TO_POINT, Op.POST_RECEIVE, Op.RESHARD), "communication"),
     **dict.fromkeys(COPIES, "copy"),
     Op.HOST_OPTIMIZER_STEP: "host",
 }
@@ -264,9 +267,13 @@ class Program:
         return self.precision.stepped_bytes(self.model.element_bytes)
 
     def within(self, message: Instruction) -> tuple[int, ...]:
-        """The ranks in whose process group a message travels: its two ends; where a rank may have several messages at once,
-        since stages of unlike sizes meet or stages are interleaved, all ranks."""
-        return message.group if self.one_by_one(message) else tuple(range(self.world))
+        """The ranks in whose process group a message travels: its sender and its receiver, so that each way has a group of its
+        own; where a rank may have several messages at once, since stages of unlike sizes meet or stages are interleaved, all
+        ranks."""
+        if not self.one_by_one(message):
+            return tuple(range(self.world))
+        (peer,) = set(message.group) - {self.rank}
+        return (self.rank, peer) if message.op is Op.SEND else (peer, self.rank)
 
     def one_by_one(self, message: Instruction) -> bool:
         """Whether a rank has one message at a time with the stage that this one is from or for, and one the other way."""

@@ -76,11 +76,28 @@ class Predicted(Record):
         return max(self.peak_bytes)
 
 
+class PlanEvidence(Record):
+    """What `check` follows a claim by, without any solver.
+
+    cluster, options, memory_bytes: of the request, from which the problem's instance is made again (with the plan's own model
+    and batch); cluster is None where a profile stood for it, which the check then needs. solution: the plan in the problem's
+    form. proof: what shows a bound, in the problem's form; None where only what needs no evidence is shown. bound_ns: it.
+    """
+
+    cluster: dict[str, Any] | None
+    options: dict[str, Any]
+    memory_bytes: Annotated[int, Field(gt=0)]
+    solution: dict[str, Any]
+    proof: dict[str, Any] | None
+    bound_ns: TimeNs
+
+
 class Claim(Record):
     """What a solver claims of the plan, in the terms of the problem that it solved: no prediction.
 
     cost_model: whose costs and objective. bound_ns: no solution of the problem is below it; gap: (objective - bound) /
-    objective. versions: of what may have had a part in the answer.
+    objective. bound_source: how it was obtained. versions: of what may have had a part in the answer. evidence: by which the
+    claim can be checked without trusting the solver.
     """
 
     problem: str
@@ -90,7 +107,9 @@ class Claim(Record):
     gap: float | None
     status: str
     method: str
+    bound_source: str | None = None
     versions: Annotated[dict[str, str], Field(default_factory=dict)]
+    evidence: PlanEvidence | None = None
 
 
 class Version1Prediction(Record):

@@ -10,7 +10,7 @@ A problem is one folder with one object of a subclass of `Problem`, and one line
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -76,15 +76,17 @@ class Problem(ABC):
     (but `simulating`, which also takes pipeline-partition instances, and `papers.FILES`).
 
     home: the module whose functions `load`, `load_solution`, `solution_dict`, `evaluate`, `violations` and `describe` the
-    methods of these names call. explained_by: the function that `explain` calls, as `module:name`. name: as users write it.
+    methods of these names call. solved_by: the package of its solvers, whose module `methods` lists them; by default
+    none: brute force solves it, and methods of other packages. name: as users write it.
     record, solution_record: the file formats. parameters: what `instance` reads from `request.options`. needs: what a request
     has to name where it has no profile. largest: the most solutions that brute force takes. solution_field: of the solution's
     file format, the list that a bare sequence of numbers stands for. picture: the function that draws a solution,
-    given the instance and it, written likewise.
+    given the instance and it, as `module:name`. constraints: parameters that users set though the problem would choose them;
+    planning says what each costs.
     """
 
     home: ModuleType  # no ClassVar, which mypy takes no assigned module for
-    explained_by: ClassVar[str]
+    solved_by: ClassVar[str] = "trainplan.solvers.core"
     name: ClassVar[str]
     record: ClassVar[type[Record]]
     solution_record: ClassVar[type[Record]]
@@ -93,6 +95,7 @@ class Problem(ABC):
     largest: ClassVar[int] = 2_000_000
     solution_field: ClassVar[str] = "choice"
     picture: ClassVar[str | None] = None
+    constraints: ClassVar[tuple[Parameter, ...]] = ()
 
     # Files
 
@@ -128,11 +131,35 @@ class Problem(ABC):
 
     def explain(self, instance: Any) -> Any:
         """Why no solution fits, as a `solvers.core.result.Infeasibility`; None where one does, or where that is not certain."""
-        return attribute(self.explained_by)(instance)
+        return self.solvers().call("explain", instance)
+
+    def fits(self, instance: Any) -> bool | None:
+        """Whether some solution fits, proven either way; None where that is not known."""
+        fits: bool | None = self.solvers().call("fits", instance)
+        return fits
 
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
         return str(instance.provenance.get("cost_model", self.name))
+
+    def solvers(self) -> Any:
+        """What its package of solvers offers, as `solvers.core.entries.Methods`; brute force comes in addition."""
+        return attribute(f"{self.solved_by}.methods:METHODS")
+
+    # Certificates
+
+    def any_schedule_ns(self, instance: Any, solution: Any) -> int | None:
+        """A bound on the step with the stages and strategies of a solution under every order of passes, whatever memory that
+        needs; None where the problem has none."""
+        return None
+
+    def checked_bound_ns(self, instance: Any, proof: Mapping[str, Any] | None) -> int:
+        """The bound in ns on the objective of every solution that a proof shows, followed without any solver.
+
+        proof: the evidence that its solvers make, in its file format; None for what can be shown without any. Raises ValueError
+        where the proof is of another instance, or shows less than it claims.
+        """
+        raise ValueError(f"bounds of {self.name} have no evidence")
 
     # Memory
 
@@ -150,6 +177,10 @@ class Problem(ABC):
         return None if reason is None else self.with_memory(instance, reason.least_memory_bytes)
 
     # From a request to a plan
+
+    def unsuited(self, request: Request) -> str | None:
+        """What the instance of a request leaves out of the request, which another problem may state; None where nothing."""
+        return None
 
     @abstractmethod
     def instance(self, request: Request) -> Any:
@@ -177,6 +208,10 @@ class Problem(ABC):
         Their solutions become plans as those of the instance do.
         """
         return (), "exact"
+
+    def of_uniform(self, instance: Any, solution: Any) -> Any | None:
+        """A solution of the first instance of `uniform` as one of the instance; None where the problem does not say."""
+        return None
 
     # Brute force
 

@@ -18,7 +18,7 @@ from tests.command.calls import call
 from tests.profiling.made import SMALL
 from trainplan.asking import LONG
 from trainplan.planning import limits_bytes
-from trainplan.presets import PRESETS
+from trainplan.presets import OTHERWISE, PRESETS
 
 GIB = 2**30
 LLAMA = {"model_type": "llama", **SMALL["llama"], "num_hidden_layers": 2, "torch_dtype": "bfloat16"}
@@ -178,11 +178,14 @@ def test_devices_need_not_be_a_power_of_two(devices: int, depths: set[int]) -> N
     model, batch = small(n_layer=6), 8
     instance = tp.build("pipeline", model=model, cluster=cpus(devices), batch=batch)
     assert {configuration.stages for configuration in instance.configurations} == depths
-    planned = tp.plan(model=model, cluster=cpus(devices), batch=batch)
+    planned = tp.plan(like=OTHERWISE, model=model, cluster=cpus(devices), batch=batch)
     assert planned.plan is not None and planned.plan.predicted is not None and planned.result.status == "optimal"
     assert planned.plan.world == devices and len(planned.plan.stages) in depths
     with pytest.raises(InputError, match=rf"pipeline is 7; give one of: {', '.join(map(str, sorted(depths)))}"):
-        tp.plan(model=model, cluster=cpus(devices), batch=batch, pipeline=7)
+        tp.plan(like=OTHERWISE, model=model, cluster=cpus(devices), batch=batch, pipeline=7)
+    jointly = tp.plan(model=model, cluster=cpus(devices), batch=batch).plan  # in stages of any size
+    assert jointly is not None and jointly.predicted is not None and jointly.world == devices
+    assert jointly.predicted.step_ns <= planned.plan.predicted.step_ns
 
 
 def test_what_takes_powers_of_two_alone_says_so() -> None:

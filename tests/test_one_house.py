@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
+from tests.sizes import some_and_all
 from trainplan.planned import Planned
 from trainplan.planning import limits_bytes
 from trainplan.presets import PRESETS
@@ -24,7 +26,7 @@ from trainplan.presets import PRESETS
 ROOT = Path(__file__).parent.parent
 GPT2 = {"n_embd": 128, "n_head": 4, "n_inner": 512, "n_positions": 64, "vocab_size": 1009}
 LLAMA = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 352}
-REQUESTS = 50
+REQUESTS, EVERY = 50, 3  # of which `make test` takes one in so many
 
 
 def models(rng: random.Random) -> Model:
@@ -48,24 +50,28 @@ def requests() -> Iterator[dict[str, Any]]:
 
 
 @cache
-def answers() -> list[tuple[dict[str, Any], list[Planned]]]:
-    """All presets' answers to each request."""
-    found = []
-    for request in requests():
-        made = tp.plans(time_limit=5, **request)
-        found.append((request, [answer for answer in made if not isinstance(answer, InputError)]))
-    return found
+def answer(number: int) -> tuple[dict[str, Any], list[Planned]]:
+    """All presets' answers to one request."""
+    request = next(islice(requests(), number, None))
+    made = tp.plans(time_limit=5, **request)
+    return request, [each for each in made if not isinstance(each, InputError)]
 
 
-def planned() -> list[tuple[Planned, Plan]]:
-    """Every answer with a plan."""
-    return [(answer, answer.plan) for _, each in answers() for answer in each if answer.plan is not None]
+def answers(every: int) -> list[tuple[dict[str, Any], list[Planned]]]:
+    """All presets' answers to one in so many requests."""
+    return [answer(number) for number in range(0, REQUESTS, every)]
 
 
-def test_equal_plans_have_equal_predictions_whoever_made_them() -> None:
+def planned(every: int) -> list[tuple[Planned, Plan]]:
+    """Every answer to these with a plan."""
+    return [(answer, answer.plan) for _, each in answers(every) for answer in each if answer.plan is not None]
+
+
+@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
+def test_equal_plans_have_equal_predictions_whoever_made_them(every: int) -> None:
     seen: dict[str, tuple[str, Any]] = {}
     twice = 0
-    for place, (_, each) in enumerate(answers()):
+    for place, (_, each) in enumerate(answers(every)):
         for answer in each:
             if answer.plan is None:
                 continue
@@ -73,19 +79,21 @@ def test_equal_plans_have_equal_predictions_whoever_made_them() -> None:
             first = seen.setdefault(key, (answer.preset.name, answer.plan.predicted))
             assert answer.plan.predicted == first[1], (answer.preset.name, first[0])
             twice += first[0] != answer.preset.name
-    assert len(seen) > REQUESTS and twice > 0, "some plans are found by several presets"
+    assert len(seen) > REQUESTS // every and twice > 0, "some plans are found by several presets"
 
 
-def test_a_prediction_is_what_simulate_says() -> None:
-    for answer, plan in planned():
+@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
+def test_a_prediction_is_what_simulate_says(every: int) -> None:
+    for answer, plan in planned(every):
         assert plan.predicted is not None
         assert tp.simulate(plan).step_ns == plan.predicted.step_ns, answer.preset.name
         again = tp.simulate(plan, cluster=answer.request.cluster)
         assert again.step_ns == plan.predicted.step_ns, answer.preset.name
 
 
-def test_every_plan_fits_its_own_limit() -> None:
-    for answer, plan in planned():
+@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
+def test_every_plan_fits_its_own_limit(every: int) -> None:
+    for answer, plan in planned(every):
         assert plan.predicted is not None and len(answer.walk_bytes) == plan.world
         assert list(answer.walk_bytes) == plan.predicted.peak_bytes
         limits = limits_bytes(plan, answer.request)
@@ -93,16 +101,20 @@ def test_every_plan_fits_its_own_limit() -> None:
         assert plan.memory_bytes == answer.request.memory_bytes
 
 
-def test_what_does_not_fit_names_a_memory_that_does() -> None:
-    short = [(request, answer) for request, each in answers() for answer in each if answer.plan is None and answer.needed_bytes]
+@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
+def test_what_does_not_fit_names_a_memory_that_does(every: int) -> None:
+    short = [
+        (request, answer) for request, each in answers(every) for answer in each if answer.plan is None and answer.needed_bytes
+    ]
     assert short
     for request, answer in short[:8]:
         again = tp.plan(like=answer.preset.name, time_limit=20, **{**request, "memory": answer.needed_bytes})
         assert again.plan is not None, (answer.preset.name, answer.needed_bytes)
 
 
-def test_claims_name_problem_and_costs() -> None:
-    for answer, plan in planned():
+@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
+def test_claims_name_problem_and_costs(every: int) -> None:
+    for answer, plan in planned(every):
         claim = plan.claim
         assert claim is not None
         assert claim.problem == answer.preset.problem_name and claim.cost_model
@@ -120,7 +132,7 @@ def test_presets_are_named_in_their_table_alone() -> None:
 
 
 def test_plans_of_version_1_load_and_are_not_trusted(tmp_path: Path) -> None:
-    plan = next(plan for _, plan in planned())
+    plan = next(plan for _, plan in planned(EVERY))
     old = plan.content | {"version": 1}
     old["predicted"] = {
         "step_ns": 5,

@@ -187,9 +187,9 @@ def test_an_interrupted_search_for_one_strategy_leaves_the_plan(monkeypatch: pyt
 
 def test_reprs_are_short_and_displays_are_tables() -> None:
     found = planned(micro_batches=4, pipeline=2)
-    assert repr(found).startswith("<Planned gpt2 on rtx-titan-8, like galvatron-bmw: ") and len(repr(found)) < 120
+    assert repr(found).startswith("<Planned gpt2 on rtx-titan-8, like joint: ") and len(repr(found)) < 120
     assert (
-        repr(found.instance).startswith("<pipeline 'gpt2 on rtx-titan-8': layers 6, options ")
+        repr(found.instance).startswith("<joint 'gpt2 on rtx-titan-8': units 10, configurations ")
         and len(repr(found.instance)) < 120
     )
     assert repr(found.plan) == "<Plan of 'gpt2': 8 devices, 2 stages, 4 micro-batches>"

@@ -17,7 +17,9 @@ from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
 from tests.execution.plans import BERT, GPT2, LLAMA, SCHEDULES, UNTIED
+from tests.sizes import first_and_others
 from trainplan.planned import Planned
+from trainplan.presets import OTHERWISE
 
 GPT2_SIZES = {"n_embd": 256, "n_head": 4, "n_inner": 1024, "n_positions": 128, "n_layer": 5, "vocab_size": 3001}
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 3001}
@@ -32,8 +34,8 @@ CPU = load_cluster("cpu-4")
 
 
 def make_plan(model: Model, cluster: Cluster, batch: int, memory: int | None = None, **options: Any) -> Planned:
-    """The answer of `plan`."""
-    return tp.plan(model=model, cluster=cluster, batch=batch, memory=memory, **options)
+    """The answer of `plan` in the problem `pipeline`, whose memory by stage these tests hold programs to."""
+    return tp.plan(like=OTHERWISE, model=model, cluster=cluster, batch=batch, memory=memory, **options)
 
 
 def holds(found: Planned, ranks: int) -> None:
@@ -140,7 +142,7 @@ def test_a_plan_of_several_stages_survives_its_file() -> None:
     assert [stage.ranks for stage in again.stages] == [[0, 1], [2, 3]]
 
 
-@pytest.mark.parametrize(("cluster", "devices"), [("a100-64", 64), ("h200-1024", 128)])
+@pytest.mark.parametrize(("cluster", "devices"), first_and_others([("a100-64", 64), ("h200-1024", 128)]))
 def test_large_clusters(cluster: str, devices: int) -> None:
     """BERT-xHuge in four stages or more: the first rank of every stage keeps the memory that its plan says."""
     given = part(load_cluster(cluster), devices)

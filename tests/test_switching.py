@@ -30,6 +30,7 @@ from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core import answer
 
 import trainplan as tp
+from tests.sizes import first_and_others
 from tests.switch_instances import random_instance
 from trainplan import pictures, planning
 from trainplan.frontiers import frontier as switch_frontier
@@ -339,7 +340,9 @@ def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instan
 
 
 @pytest.mark.parametrize("backend", ["serial", "streams"])
-@pytest.mark.parametrize(("fields", "batch"), [({}, 16), ({"vocab_size": 1000}, 4), ({"n_embd": 64, "n_layer": 2}, 16)])
+@pytest.mark.parametrize(
+    ("fields", "batch"), first_and_others([({"vocab_size": 1000}, 4), ({"n_embd": 64, "n_layer": 2}, 16), ({}, 16)], 2)
+)
 def test_the_memory_that_is_named_does(tmp_path: Path, fields: Any, batch: int, backend: str) -> None:
     model = small(tmp_path, **fields)
     none = switch(model, CLUSTER, batch, memory_bytes=1000, backend=backend)

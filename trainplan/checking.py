@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainplan.asking import compiles
+from trainplan.asking import FilePath, compiles, profile_of
 from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.run.processes import EXECUTED_FAMILIES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
+from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.files import Source, read_data
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.profiles import Profile
 from trainplan.solvers.core.result import Result
 
 
@@ -38,8 +41,39 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class CheckedClaim:
+    """What `check` says of a plan's claim, without any solver.
+
+    claimed_bound_ns, claimed_source: what the solver says, which nothing here has checked. objective_ns: the plan's, evaluated
+    again. bound_ns: what the claim's evidence proves in whole numbers; weak_bound_ns: what needs no evidence;
+    evidence: whether there is some beyond that. faults: what is claimed and does not hold. unchecked: why nothing was checked.
+    """
+
+    problem: str
+    claimed_bound_ns: int | None
+    claimed_source: str | None
+    objective_ns: int | None = None
+    bound_ns: int | None = None
+    weak_bound_ns: int | None = None
+    evidence: bool = False
+    faults: tuple[str, ...] = ()
+    unchecked: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """What is proven, in a sentence."""
+        if self.unchecked is not None:
+            return f"not checked: {self.unchecked}"
+        if self.faults or self.objective_ns is None or self.bound_ns is None:
+            return "refuted"
+        gap = 1 - self.bound_ns / self.objective_ns
+        return f"no plan of the problem is more than {gap:.4%} faster, checked without any solver"
+
+
+@dataclass(frozen=True)
 class CheckedPlan:
-    """What `check` says of a plan: what is wrong with its programs, and what its fullest device needs.
+    """What `check` says of a plan: what is wrong with its programs, and what its fullest device needs; and of its claim, where
+    that has evidence.
 
     programs: those that were checked, of every rank, or of one of each class of equal ranks where there are many;
     instructions: of these. peak_bytes, host_bytes: of rank `peak_rank`, by the memory walk (None where there are faults).
@@ -54,14 +88,16 @@ class CheckedPlan:
     host_bytes: int | None
     memory_bytes: int
     faults: tuple[str, ...]
+    claim: CheckedClaim | None = None
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What is wrong, in words: faults of the programs, or more memory than the plan was made for."""
+        """What is wrong, in words: faults of the programs or the claim, or more memory than the plan was made for."""
+        faults = self.faults + (() if self.claim is None else self.claim.faults)
         if self.peak_bytes is None or self.peak_bytes <= self.memory_bytes:
-            return self.faults
+            return faults
         over = f"rank {self.peak_rank} needs {self.peak_bytes} bytes, more than memory_bytes = {self.memory_bytes}"
-        return (*self.faults, over)
+        return (*faults, over)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -97,12 +133,16 @@ def plan_or_instance(source: Plan | Any | Source) -> Plan | Any:
 
 
 def check(
-    source: Plan | InstanceLike | Source, solution: Result | Source | Sequence[int] | None = None
+    source: Plan | InstanceLike | Source,
+    solution: Result | Source | Sequence[int] | None = None,
+    *,
+    profile: FilePath | Profile | None = None,
 ) -> Checked | CheckedPlan:
-    """Check a plan's programs, or a solution against an instance. Raises InputError for malformed files.
+    """Check a plan's programs and its claim, or a solution against an instance. Raises InputError for malformed files.
 
     source: a plan or an instance (a file, a dict or the object). A plan's programs are compiled, checked, and walked for
-    memory. solution: of an instance, a file, a dict, or a Result's.
+    memory; the evidence of its claim is followed in whole numbers, without any solver. solution: of an instance, a file, a
+    dict, or a Result's. profile: that the plan was made from, which a claim is checked with.
     """
     if solution is not None and not isinstance(source, Plan) and not _is_plan(source):
         return check_solution(source, solution)
@@ -111,7 +151,7 @@ def check(
         raise InputError("command line", "solution", "is missing", "give one: only a plan is checked by itself")
     if solution is not None:
         raise InputError("command line", "solution", "is given", "leave it out: a plan is checked by itself")
-    return check_plan(subject, os.fspath(source) if isinstance(source, str | os.PathLike) else "plan")
+    return check_plan(subject, os.fspath(source) if isinstance(source, str | os.PathLike) else "plan", profile_of(profile))
 
 
 def _is_plan(source: Any) -> bool:
@@ -119,8 +159,9 @@ def _is_plan(source: Any) -> bool:
     return isinstance(content, Mapping) and "format" in content and "problem" not in content
 
 
-def check_plan(plan: Plan, where: str = "plan") -> CheckedPlan:
-    """Compile a plan's programs, check them, and walk them for memory. where: what errors call it. Raises InputError."""
+def check_plan(plan: Plan, where: str = "plan", profile: Profile | None = None) -> CheckedPlan:
+    """Compile a plan's programs, check them, and walk them for memory; and check its claim. where: what errors call it. Raises
+    InputError."""
     model = plan.planned_model()
     if not compiles(model):
         fix = f"give a plan of a model that becomes programs: {', '.join(EXECUTED_FAMILIES)}"
@@ -140,7 +181,54 @@ def check_plan(plan: Plan, where: str = "plan") -> CheckedPlan:
         host_bytes=None if fullest is None else fullest[1].host_bytes,
         memory_bytes=plan.memory_bytes,
         faults=tuple(made.faults),
+        claim=check_claim(plan, profile),
     )
+
+
+def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | None:
+    """Make the instance that a plan's claim speaks of again, evaluate the plan in it, and follow the evidence of the bound.
+
+    profile: that the plan was made from. None where the claim has no evidence. Raises InputError where no instance can be made.
+    """
+    claim = plan.claim
+    if claim is None or claim.evidence is None:
+        return None
+    said, evidence, stated = (claim.problem, claim.bound_ns, claim.bound_source), claim.evidence, problem(claim.problem)
+    if evidence.cluster is None and profile is None:
+        return CheckedClaim(*said, unchecked="the plan was made from a profile; give it as --profile")
+    request = Request(
+        plan.planned_model() if profile is None or profile.described_model is not None else None,
+        None if evidence.cluster is None else Cluster.model_validate(evidence.cluster),
+        plan.batch.global_samples,
+        evidence.memory_bytes,
+        profile=profile,
+        options=evidence.options,
+    )
+    instance = stated.instance(request)
+    weak = stated.checked_bound_ns(instance, None)
+    faults, objective, bound = list[str](), None, weak
+    try:
+        solution = stated.load_solution(evidence.solution)
+        faults += stated.violations(instance, solution)
+        objective = stated.evaluate(instance, solution).objective
+        if objective != claim.objective_ns:
+            faults.append(f"the plan's objective is {objective} ns, not {claim.objective_ns}")
+        if not _same(stated.plan(instance, solution, request), plan):
+            faults.append("the evidence is of another plan")
+        if evidence.proof is not None:
+            bound = stated.checked_bound_ns(instance, evidence.proof)
+        if bound < evidence.bound_ns:
+            faults.append(f"the evidence shows {bound} ns, not {evidence.bound_ns}")
+    except (ValueError, LookupError, TypeError) as error:
+        faults.append(f"{type(error).__name__}: {error}" if isinstance(error, LookupError | TypeError) else str(error))
+    return CheckedClaim(*said, objective, bound, weak, evidence.proof is not None, tuple(faults))
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    """Whether two plans do the same, whatever memory and back-end they are for."""
+    apart = {"memory_bytes", "backend"}
+    contents = [{name: value for name, value in plan.content.items() if name not in apart} for plan in (one, other)]
+    return contents[0] == contents[1]
 
 
 def check_solution(instance: InstanceLike | Source, solution: Result | Source | Sequence[int]) -> Checked:

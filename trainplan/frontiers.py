@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.asking import LARGEST_MEMORY
 from trainplan.formulations.problem import InstanceLike, problem_of
 from trainplan.profiling.base.errors import InputError
+from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
-from trainplan.solvers.core.result import Result
+from trainplan.solvers.core.result import Result, relative_gap
 from trainplan.solvers.core.solve import solve
 
 LIMITS = 12  # of a frontier
@@ -35,14 +36,18 @@ def frontier(
     methods: Sequence[str] | None = None,
     *,
     time_limit: float | None = 30,
+    gap: float = 0.0,
     seed: int = 0,
     progress: Callable[[str, FrontierPoint], None] | None = None,
 ) -> list[FrontierPoint]:
     """Every method under every memory limit, method by method; the instance's own limit does not count.
 
     limits: bytes of one device, rising (default: twelve, from the least that anything fits into to what the shortest step
-    needs). methods: names (default: all but the MILP, CP-SAT and brute force). time_limit: seconds for each. progress: called
-    with the method and what it found. Raises InputError.
+    needs). methods: names (default: all but the MILP, CP-SAT and brute force). time_limit: seconds for each; gap: relative gap
+    at which each may stop. progress: called with the method and what it found. Raises InputError.
+
+    A solution under one limit is one under every larger limit, too, and a bound under one a bound under every smaller one. So
+    the points of a method that proves take the better of their neighbours': they fall, and so do their bounds.
     """
     entries = [entry.name for entry in methods_of(instance.problem) if entry.name not in SLOW]
     limits = memory_limits(instance) if limits is None else limits
@@ -51,14 +56,40 @@ def frontier(
             raise InputError("limits", "", f"hold {limit}", "give bytes of one device, above 0")
     problem, points = problem_of(instance), list[FrontierPoint]()
     for name in entries if methods is None else methods:
+        row: list[FrontierPoint] = []
         for limit in limits:
-            result = solve(problem.with_memory(instance, limit), name, time_limit=time_limit, seed=seed)
-            points.append(FrontierPoint(limit, result))
+            result = solve(problem.with_memory(instance, limit), name, time_limit=time_limit, gap=gap, seed=seed)
+            row.append(FrontierPoint(limit, result))
             if progress:
-                progress(name, points[-1])
+                progress(name, row[-1])
             if result.stopped == "interrupt":
-                return points
+                break
+        points += _falling(row) if method_named(instance.problem, name).proves else row
+        if row[-1].result.stopped == "interrupt":
+            break
     return points
+
+
+def _falling(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+    """The points of one method with the best solution of all smaller limits, and the best bound of all larger ones."""
+    results, best, bound = dict[int, Result](), None, None
+    for point in sorted(points, key=lambda each: each.memory_bytes):
+        result = point.result
+        if best is not None and best.objective is not None and (result.objective is None or result.objective > best.objective):
+            taken = replace(result, objective=best.objective, solution=best.solution, evaluation=best.evaluation)
+            result = replace(taken, status="feasible", reason=None, message=None)
+        best = result
+        results[point.memory_bytes] = result
+    for limit in sorted(results, reverse=True):
+        result = results[limit]
+        if bound is not None and result.bound is not None and bound[0] > result.bound:
+            result = replace(result, bound=bound[0], bound_source=bound[1])
+        bound = (result.bound, result.bound_source) if result.bound is not None else bound
+        gap = relative_gap(result.objective, result.bound)
+        if gap is not None:
+            result = replace(result, gap=gap, status="optimal" if gap <= result.tolerance else "feasible")
+        results[limit] = result
+    return [FrontierPoint(point.memory_bytes, results[point.memory_bytes]) for point in points]
 
 
 def memory_limits(instance: Any, count: int = LIMITS) -> list[int]:

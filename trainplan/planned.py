@@ -19,14 +19,30 @@ from trainplan.solvers.core.result import Result
 
 
 @dataclass(frozen=True)
+class Price:
+    """What a constraint of a request costs. constraint: as the command's options say it. without: the answer to the request
+    without it; None where the time was up."""
+
+    constraint: str
+    without: Planned | None
+
+    def step_ns(self, own_ns: int | None) -> int | None:
+        """The step without the constraint, by the walks where plans have programs; own_ns: with it, which needs no more."""
+        step = None if self.without is None else self.without.step_ns
+        return step if step is None or own_ns is None else min(step, own_ns)
+
+
+@dataclass(frozen=True)
 class Planned:
     """A plan with its prediction and its claim; plan is None where nothing fits, or nothing was found (`result` says why).
 
     answer: of the solver, whose `instance` and `result` belong to the plan. judged: what the walks say of the plan's programs;
     None where plans of the model do not become programs. margin_bytes: how much less memory than asked for the solver got.
-    needed_bytes: where the memory is too little, one with which there is a plan, if that is known. uniform: the best plan with
-    one strategy for all units, likewise; None where this plan has one itself, and where none was looked for (the problem does
-    not say how, or the time was up).
+    needed_bytes: where the memory is too little, one with which there is a plan, if that is known. needed_devices: the
+    fewest, in whole nodes, with which the problem has a solution; needed_devices_unknown: why that is not known. uniform: the
+    best plan with one strategy for all units, likewise; None where this plan has one itself, and where none was looked for (the
+    problem does not say how, or the time was up). instead: where no preset was named, why the default one did not plan it.
+    prices: what constraints of the request cost, one by one.
     """
 
     request: Request
@@ -36,7 +52,11 @@ class Planned:
     judged: Judged | None = None
     margin_bytes: int = 0
     needed_bytes: int | None = None
+    needed_devices: int | None = None
+    needed_devices_unknown: str | None = None
     uniform: Planned | None = None
+    instead: str | None = None
+    prices: tuple[Price, ...] = ()
 
     def __repr__(self) -> str:
         step = "no plan" if self.performance is None else f"{format_time(self.performance.step_ns)} a step"
@@ -107,19 +127,37 @@ class Planned:
             return None
         return self.plan.predicted.step_ns / self.plan.claim.objective_ns - 1
 
+    @cached_property
+    def any_schedule_ns(self) -> int | None:
+        """No order of passes with the plan's stages and strategies has a shorter step by the problem's costs; None where the
+        problem has no such bound."""
+        solution = self.answer.solution
+        return None if solution is None else self.problem.any_schedule_ns(self.instance, solution)
+
+    @property
+    def step_ns(self) -> int | None:
+        """The predicted step; of a plan without programs, the claimed one; None without a plan."""
+        if self.plan is None or self.plan.claim is None:
+            return None
+        return self.plan.claim.objective_ns if self.plan.predicted is None else self.plan.predicted.step_ns
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         return {
             "like": self.preset.name,
+            "instead": self.instead,
             "plan": None if self.plan is None else self.plan.model_dump(),
             "result": self.result.to_dict(),
             "alternatives": list(self.answer.alternatives),
             "walk_bytes": list(self.walk_bytes),
             "margin_bytes": self.margin_bytes,
             "needed_bytes": self.needed_bytes,
+            "needed_devices": self.needed_devices,
             "performance": None if self.performance is None else self.performance.to_dict(),
             "uniform": None if self.uniform is None or self.uniform.plan is None else self.uniform.plan.model_dump(),
             "uniform_excess": self.uniform_excess,
+            "any_schedule_ns": self.any_schedule_ns,
+            "prices": [{"constraint": each.constraint, "step_ns": each.step_ns(self.step_ns)} for each in self.prices],
         }
 
     def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
@@ -127,8 +165,12 @@ class Planned:
         result = self.result
         if self.plan is None:
             needed = [] if self.needed_bytes is None else [("memory needed", f"{self.needed_bytes} bytes")]
-            return [row for row in result.summary(flags=flags) if row[0] != "problem"] + needed
-        rows = [*self._prediction(), *self._uniform(), *self._claim()]
+            if (devices := self.needed_devices) is not None:
+                needed.append(("devices needed", f"{devices}, in whole nodes: with fewer nothing fits, proven"))
+            elif self.needed_devices_unknown is not None:
+                needed.append(("devices needed", self.needed_devices_unknown))
+            return [row for row in result.summary(flags=flags) if row[0] != "problem"] + needed + self._prices()
+        rows = [*self._prediction(), *self._uniform(), *self._prices(), *self._claim()]
         rows += result.run_rows()
         return rows + ([("message", result.message)] if result.message else [])
 
@@ -168,6 +210,22 @@ class Planned:
             text += f": {format_time(other.claim.objective_ns)} claimed, {ratio:+.2%}"
         return [(label, text)]
 
+    def _prices(self) -> list[tuple[str, str]]:
+        """What each constraint costs."""
+        rows = []
+        for price in self.prices:
+            step = price.step_ns(self.step_ns)
+            if step is None:
+                text = (
+                    "the time was up" if price.without is None else f"no plan without it, either: {price.without.result.status}"
+                )
+            elif self.step_ns is None:
+                text = f"{format_time(step)} a step without it"
+            else:
+                text = f"{format_time(step)} a step without it, {self.step_ns / step - 1:+.3%} with it"
+            rows.append((f"price of {price.constraint}", text))
+        return rows
+
     def _claim(self) -> list[tuple[str, str]]:
         claim = None if self.plan is None else self.plan.claim
         assert claim is not None
@@ -179,11 +237,19 @@ class Planned:
             ("status", claim.status),
             ("bound of claim", bound),
             ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
+            *self._any_schedule(claim.objective_ns),
             ("method", claim.method),
         ]
         if self.excess is not None and self.excess != 0:
             rows.append(("walk and claim", f"the predicted step is {self.excess:+.3%} from the claimed objective"))
         return rows
+
+    def _any_schedule(self, objective_ns: int) -> list[tuple[str, str]]:
+        """How much another order of passes could gain."""
+        if (bound := self.any_schedule_ns) is None or not objective_ns:
+            return []
+        text = f"no schedule with these stages and strategies could be more than {1 - bound / objective_ns:.3%} faster"
+        return [("any schedule", f"{text}: none takes less than {format_time(bound)}")]
 
 
 def row_rank(row: dict[str, Any]) -> tuple[bool, int]:

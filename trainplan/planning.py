@@ -9,7 +9,7 @@ for. If no plan fits even so, the answer names a memory with which there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -20,7 +20,7 @@ from trainplan.execution.judge import Judged, judge
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.request import Request
-from trainplan.planned import Planned
+from trainplan.planned import Planned, Price
 from trainplan.predicting import plan_profile, predicted
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
@@ -28,11 +28,13 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
 from trainplan.solvers.core.answer import Answer, best_answer
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
-from trainplan.solvers.core.result import Point
+from trainplan.solvers.core.result import Point, relative_gap
 from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
+ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
+MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
 WALKS = 3  # of the longest so far: the time that has to be left to look for a plan with one strategy, which is walked, too
 
 
@@ -64,9 +66,35 @@ def planned(
     if best.plan is None or best.plan.one_strategy is not None or best.interrupted:
         return best
     try:
-        return replace(best, uniform=way.uniform(best))
+        uniform = way.uniform(best)
+        return way.bettered(best, uniform) or replace(best, uniform=uniform)
     except KeyboardInterrupt:
         return best
+
+
+def priced(
+    best: Planned,
+    without: Mapping[str, Callable[[], Request]],
+    method: str,
+    seconds: float | None,
+    *,
+    backend: str | None = None,
+    **arguments: Any,
+) -> Planned:
+    """The answer with what each constraint costs. without: by constraint, what makes the request without it; seconds: for all
+    of them; backend, arguments: as of `planned`, but for its limit."""
+    clock, prices, stopped = Clock(), list[Price](), best.interrupted
+    began = clock()
+    for place, (name, relaxed) in enumerate(without.items()):
+        left = None if seconds is None else seconds - (clock() - began)
+        if stopped or (left is not None and left <= 0):
+            prices.append(Price(name, None))
+            continue
+        share = None if left is None else left / (len(without) - place)
+        answer = _best(_Way(relaxed(), best.preset, method, backend, arguments, share))
+        stopped = answer.interrupted
+        prices.append(Price(name, answer))
+    return replace(best, prices=tuple(prices))
 
 
 def _best(way: _Way) -> Planned:
@@ -149,6 +177,7 @@ class _Way:
             gap=answer.gap,
             status=answer.status,
             method=answer.result.method,
+            bound_source=answer.result.bound_source,
             versions=versions(),
         )
         return Planned(self.request, self.preset, answer, plan.changed(claim=claim), judged, margin)
@@ -179,6 +208,24 @@ class _Way:
                 return made
             margin += over
         return replace(made, plan=None, judged=None)
+
+    def bettered(self, best: Planned, uniform: Planned | None) -> Planned | None:
+        """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good; None where
+        it did not."""
+        if uniform is None or uniform.plan is None or uniform.margin_bytes > best.margin_bytes:
+            return None
+        problem, instance, result = self.preset.problem, best.instance, best.result
+        solution = problem.of_uniform(instance, uniform.answer.solution)
+        if solution is None or problem.violations(instance, solution):
+            return None
+        objective = problem.evaluate(instance, solution).objective
+        if result.objective is None or objective >= result.objective:
+            return None
+        gap = relative_gap(objective, result.bound)
+        taken = {"objective": objective, "solution": problem.solution_dict(solution), "gap": gap}
+        taken |= {"evaluation": problem.describe(instance, solution), "solution_source": ONE_STRATEGY}
+        answer = replace(best.answer, result=replace(result, **taken), solution=solution, objective_ns=objective)
+        return self.plan(answer, best.margin_bytes)
 
     def least(self, bound_ns: int | None = None) -> Planned | None:
         """The exact method's plan with no more memory than some solution needs; None where no such memory is known in time.
@@ -222,7 +269,32 @@ class _Way:
             advice=(*advice, *reason.advice[1:]),
         )
         answer = replace(first.answer, result=replace(first.result, reason=reason))
-        return replace(first, answer=answer, needed_bytes=needed)
+        devices, unknown = self.devices()
+        return replace(first, answer=answer, needed_bytes=needed, needed_devices=devices, needed_devices_unknown=unknown)
+
+    def devices(self) -> tuple[int | None, str | None]:
+        """Where nothing fits: the fewest devices, in whole nodes more than there are, with which something does, each smaller
+        number proven too small; and where that is not known, why."""
+        cluster = self.request.cluster
+        if cluster is None or self.preset.problem.fits(self.preset.problem.instance(self.request)) is not False:
+            return None, None
+        count = cluster.nodes[0].count
+        self.begin("looking for the fewest devices")
+        for more in range(count + 1, MOST_NODES * count + 1):
+            if self.late:
+                return None, f"more than {(more - 1) * cluster.nodes[0].devices}; the time was up"
+            try:
+                larger = cluster.with_nodes(more)
+                instance = self.preset.problem.instance(replace(self.request, cluster=larger, obtained=[]))
+            except InputError as error:
+                if error.where == "cluster":
+                    return None, f"not known: the cluster {error.problem}"
+                continue  # numbers of devices that the batch, the depth or the islands do not suit
+            if (fits := self.preset.problem.fits(instance)) is None:
+                return None, "not known"
+            if fits:
+                return larger.devices, None
+        return None, f"more than {MOST_NODES} times as many"
 
     def tightest(self, rounds: Sequence[Planned]) -> Planned:
         """Where solutions fit, but no programs of the rounds do: the least plan; or, by how much all of them are short."""

@@ -1,7 +1,8 @@
 """Presets: each a problem, the parameters that it fixes, and how its instances are searched; and, apart from them, the planners
 that `throughput` compares.
 
-`plan --like NAME` plans as one of them. A problem's name will do as well: it is then planned with nothing fixed.
+`plan --like NAME` plans as one of them. A problem's name will do as well: it is then planned with nothing fixed. Where none is
+named, `plan` plans as DEFAULT, or, where that does not take what is asked for, as OTHERWISE.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.problem import Problem, problem, problem_names
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
-from trainplan.profiling.base.errors import InputError, named, one_of
+from trainplan.profiling.base.errors import InputError, named, one_of, shown
+from trainplan.solvers.core.registry import methods
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,15 @@ PRESETS = {
     preset.name: preset
     for preset in (
         Preset(
+            "joint",
+            "joint",
+            "Stages cut at any sub-layer, micro-batches and every sub-layer's strategy together, for the least simulated step.",
+            verb="plan",
+        ),
+        Preset(
             "galvatron-bmw",
             "pipeline",
             "Stages, micro-batches and every layer's strategy together, on equal devices (Galvatron-BMW).",
-            verb="plan",
             fixed={"cost_model": "executed"},
         ),
         Preset(
@@ -91,7 +98,44 @@ PRESETS = {
         ),
     )
 }
-DEFAULT = next(iter(PRESETS))
+DEFAULT, OTHERWISE = list(PRESETS)[:2]
+
+
+def default_parameters() -> tuple[Parameter, ...]:
+    """What is up to the user where no preset is named: of DEFAULT, and what OTHERWISE has beside."""
+    first, other = PRESETS[DEFAULT].parameters, PRESETS[OTHERWISE].parameters
+    names = {parameter.name for parameter in first}
+    return (*first, *(parameter for parameter in other if parameter.name not in names))
+
+
+def choices_of(chosen: Preset, choices: Mapping[str, Any], instead: str | None) -> dict[str, Any]:
+    """What is asked of DEFAULT or OTHERWISE where no preset is named, without what only the other one has and is left at its
+    default. instead: why it is not DEFAULT. Raises InputError for what is not left so."""
+    names, kept = {parameter.name for parameter in chosen.parameters}, dict(choices)
+    for parameter in default_parameters():
+        if parameter.name in names or parameter.name not in kept:
+            continue
+        if (value := kept.pop(parameter.name)) != parameter.default:
+            fix = f"leave it out: this is planned like {chosen.name}, since {instead}"
+            raise InputError("command line", parameter.flag, f"is {shown(value)}", fix)
+    return kept
+
+
+def refused_by_default(choices: Mapping[str, Any], method: str) -> str | None:
+    """Why DEFAULT does not take what is asked for, though OTHERWISE may; None where it does.
+
+    A method of both (a MILP) is OTHERWISE's: it takes larger instances of that.
+    """
+    first, other = PRESETS[DEFAULT], PRESETS[OTHERWISE]
+    names = {parameter.name for parameter in first.parameters}
+    for parameter in other.parameters:
+        asked = choices.get(parameter.name)
+        if parameter.name not in names and asked not in (None, parameter.default):
+            return f"{parameter.flag} is no option of {first.name}"
+    apart = {each.name for each in methods(first.problem_name)} - {each.name for each in methods(other.problem_name)}
+    if method != "exact" and method not in apart:
+        return f"--method {method} is one of {other.name}"
+    return None
 
 
 def preset(name: str) -> Preset:
@@ -99,11 +143,29 @@ def preset(name: str) -> Preset:
     names = [*PRESETS, *(each.verb for each in PRESETS.values() if each.verb), *problem_names()]
     chosen = named(name, names)
     for each in PRESETS.values():
-        if chosen in (each.name, each.verb):
+        if chosen is not None and chosen in (each.name, each.verb):
             return each
     if chosen in problem_names():
         return Preset(chosen, chosen, f"The problem {chosen}.")
     raise InputError("command line", "--like", f"is {name!r}", one_of(name, names))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A planner that `compare` holds against the joint optimum: a preset and a method. label: the paper's name for it."""
+
+    label: str
+    preset: str
+    method: str
+
+
+PAPERS = (
+    Published("joint optimum", DEFAULT, "exact"),
+    Published("Galvatron-BMW", "galvatron-bmw", "galvatron-bmw"),
+    Published("AMP", "amp", "amp"),
+    Published("AutoPipe", "autopipe", "autopipe"),
+    Published("H3T", "h3t", "h3t-dp"),
+)
 
 
 @dataclass(frozen=True)

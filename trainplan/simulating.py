@@ -16,6 +16,7 @@ from trainplan.asking import FilePath, cluster_of, compiles, profile_of
 from trainplan.checking import plan_or_instance, solution_source
 from trainplan.execution.judge import Judged, judge, judge_carried
 from trainplan.execution.run.room import check_peaks
+from trainplan.execution.streams import judge_streams
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.plan import Plan, StageTimes
 from trainplan.formulations.problem import problem_of
@@ -37,6 +38,7 @@ from trainplan.solvers.partition.slicer import algorithm_2, least_sliced
 from trainplan.trace import chrome_trace
 
 SLICERS = {"least": least_sliced, "algorithm-2": algorithm_2}
+COST_MODELS = ("executed", "streams")
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b")
 
 
@@ -139,11 +141,18 @@ def simulate_source(
     measure: bool = False,
     method: str | None = None,
     measuring: Report | None = None,
+    cost_model: str | None = None,
     **arguments: Any,
 ) -> Simulation:
     """A step of a plan, or of a partition of a pipeline-partition instance; see `trainplan.api.simulate`. Raises InputError."""
     _check_schedule(schedule or "1f1b", chunks)
     subject = plan_or_instance(source)
+    if cost_model not in (None, *COST_MODELS):
+        raise InputError("command line", "--cost-model", f"is {cost_model!r}", one_of(cost_model, COST_MODELS))
+    if cost_model == "streams":
+        given = {"--profile": profile, "--measure": measure or None, "--schedule": schedule, "--sliced": sliced}
+        _leave_out(given, "the cost model streams has times of its own")
+        return _simulated_streams(subject, cluster)
     if isinstance(subject, Plan):
         _leave_out({"--solution": solution, "--chunks": None if chunks == 1 else chunks, "--method": method}, "a plan says it")
         request = Request(
@@ -166,6 +175,23 @@ def simulate_source(
     where = os.fspath(solution) if isinstance(solution, str | os.PathLike) else "solution"
     cuts = _cuts(instance, solution, method, chunks, arguments)
     return _simulated_instance(instance, cuts, where, schedule=schedule or "1f1b", sliced=sliced or 0, chunks=chunks)
+
+
+def _simulated_streams(subject: Any, cluster: FilePath | Cluster | None) -> Simulation:
+    """A plan whose programs are walked with the costs of `streams`. Raises InputError."""
+    if not isinstance(subject, Plan):
+        raise InputError("command line", "--cost-model", "is 'streams', of an instance", "give a plan, or leave it out")
+    if cluster is None:
+        raise InputError("command line", "--cluster", "is missing", "give the devices that --cost-model streams is for")
+    machine, model = cluster_of(cluster), subject.planned_model()
+    if not compiles(model):
+        fix = "give a plan of a model that becomes programs"
+        raise InputError("plan", "model.config.model_type", f"is {model.family!r}", fix)
+    judged = judge_streams(subject, machine)
+    names = tuple(span(model.units[stage.first_unit].name, model.units[stage.last_unit].name) for stage in subject.stages)
+    about = f"{model.name} on {machine.name}, cost model streams"
+    batch = subject.batch.micro_batches
+    return Simulation(about, subject.schedule, batch, 0, subject.chunks, names, None, (), subject, judged, machine)
 
 
 def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None, sliced: int | str | None = None) -> Simulation:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import takewhile, zip_longest
+from typing import Any, NamedTuple
 
 from trainplan.execution.compile.ranks import by_kind, planned_ranks
 from trainplan.execution.compile.residences import Residences
@@ -41,8 +42,8 @@ def compile_plan(
     """The programs of all ranks, or of some.
 
     model: run this one in the plan's place, scaled down, with the same units. most_micro_batches: leave out all micro-batches
-    of a rank but the first so many. ahead: gather parameters one unit ahead; in H3T's step the switches say when. Raises
-    InputError for what programs cannot do yet.
+    of a rank but the first so many. ahead: gather parameters one unit ahead, and post receives one pass ahead; in H3T's step
+    the switches say when. Raises InputError for what programs cannot do yet.
     """
     refuse_others(plan, COMPILED, "the compiler")
     model = model or plan.planned_model()
@@ -62,6 +63,16 @@ def compile_plan(
     return [programs[rank] for rank in (range(plan.world) if ranks is None else ranks)]
 
 
+class Arrival(NamedTuple):
+    """What a rank receives: the buffer's kind and unit, the unit behind the boundary, and whether it comes from the next (1) or
+    the previous (-1) stage."""
+
+    kind: str
+    unit: int
+    part: Part
+    step: int
+
+
 @dataclass
 class _Compiler(Residences):
     """orders: of the passes on all devices, by the number of micro-batches. interleaved: of passes and messages on all devices,
@@ -69,16 +80,13 @@ class _Compiler(Residences):
 
     orders: Mapping[int, Sequence[Sequence[Pass]]] = field(kw_only=True)
     interleaved: Sequence[Sequence[Item]] | None = field(kw_only=True, default=None)
+    _posted: set[str] = field(default_factory=set)
 
     def program(self) -> Program:
         for unit in self.units:
             self.place_states(unit)
         if self.interleaved is None:
-            for kind, micro_batch, _, half in self.orders[self.micro_batches][self.stage]:
-                if kind == "forward":
-                    self._forward_pass(Part(micro_batch, half))
-                else:
-                    self._backward_pass(Part(micro_batch))
+            self._in_turn(self.orders[self.micro_batches][self.stage])
         else:
             self._interleave(self.interleaved[self.stage])
         if self.model.tied and not self.table_once and {0, self.last} & set(self.units):
@@ -92,24 +100,57 @@ class _Compiler(Residences):
         self.reduce(Op.REDUCE_LOSS, None, None, "loss", tuple(range(self.world)))
         return self.finished()
 
+    def _in_turn(self, passes: Sequence[Pass]) -> None:
+        """The passes of a stage, each with its messages."""
+        for this, following in zip_longest(passes, passes[1:]):
+            if (arrival := self._arrival(this)) is not None:
+                self._receive(*arrival)
+            if following is not None and (arrival := self._arrival(following)) is not None:
+                self._post(*arrival)
+            if this.kind == "forward":
+                self._forward_pass(Part(this.micro_batch, this.half))
+            else:
+                self._backward_pass(Part(this.micro_batch))
+
+    def _arrival(self, task: Pass) -> Arrival | None:
+        """What a pass of this stage receives first, if anything."""
+        units = self.stages[self.stage]
+        if task.kind == "forward":
+            part = Part(task.micro_batch, task.half)
+            return Arrival(f"hidden.{units.start}", units.start, part, -1) if units.start > 0 else None
+        after = units.stop
+        return Arrival(f"input-gradient.{after}", after, Part(task.micro_batch), 1) if after <= self.last else None
+
     def _interleave(self, items: Sequence[Item]) -> None:
         """The rank's part of the order of passes and messages of all ranks. Messages without a pass between them are one."""
-        for what, (kind, micro_batch, stage, _) in items:
+        for place, (what, (kind, micro_batch, stage, _)) in enumerate(items):
             units, part = self.stages[stage], Part(micro_batch)
             after, first = units.stop, units.start
+            if what == "pass":
+                for item in takewhile(lambda item: item.what != "pass", items[place + 1 :]):
+                    if item.what == "receive":
+                        self._post(*self._arrival_of(item))
             if what == "pass" and kind == "forward":
                 self._forward(units, part)
             elif what == "pass":
                 for unit in reversed(units):
                     self.backward(unit, micro_batch)
+            elif what == "receive":
+                self._receive(*self._arrival_of(items[place]))
             elif kind == "forward":
-                message = self._send if what == "send" else self._receive
-                message(f"hidden.{after}", after, part, 1 if what == "send" else -1)
+                self._send(f"hidden.{after}", after, part, 1)
             else:
-                message = self._send if what == "send" else self._receive
-                message(f"input-gradient.{first}", first, part, -1 if what == "send" else 1)
+                self._send(f"input-gradient.{first}", first, part, -1)
         for unit in reversed(self.units):
             self.reduce_gradients(unit)
+
+    def _arrival_of(self, item: Item) -> Arrival:
+        """What comes of a pass of another rank."""
+        kind, micro_batch, stage, _ = item.task
+        units, part = self.stages[stage], Part(micro_batch)
+        if kind == "forward":
+            return Arrival(f"hidden.{units.stop}", units.stop, part, -1)
+        return Arrival(f"input-gradient.{units.start}", units.start, part, 1)
 
     def _forward(self, units: range, part: Part) -> None:
         for unit in units:
@@ -119,9 +160,7 @@ class _Compiler(Residences):
 
     def _forward_pass(self, part: Part) -> None:
         units = self.stages[self.stage]
-        first, after = units.start, units.stop
-        if first > 0:
-            self._receive(f"hidden.{first}", first, part, -1)
+        after = units.stop
         self._forward(units, part)
         if after > self.last:
             return
@@ -133,9 +172,7 @@ class _Compiler(Residences):
 
     def _backward_pass(self, part: Part) -> None:
         units = self.stages[self.stage]
-        first, after = units.start, units.stop
-        if after <= self.last:
-            self._receive(f"input-gradient.{after}", after, part, 1)
+        first = units.start
         last = part.micro_batch == self.micro_batches - 1
         for unit in reversed(units):
             self.backward(unit, part.micro_batch)
@@ -175,32 +212,48 @@ class _Compiler(Residences):
             last = max(place for place, i in enumerate(self.issued) if name in (*i.reads, *i.writes))
             self.issued[last] = self.issued[last].changed(frees=(*self.issued[last].frees, name))
 
+    def _post(self, kind: str, unit: int, part: Part, step: int) -> None:
+        """The buffers of what `_receive` is going to receive, of lanes that gain by it: from now on it may come."""
+        for _, name, rows in self._senders(kind, unit, part, step) if self.ahead else ():
+            self.buffer(name, self._received_bytes(unit, step, len(rows)))
+            self.issue(Op.POST_RECEIVE, unit, part, writes=(name,))
+            self._posted.add(name)
+
     def _receive(self, kind: str, unit: int, part: Part, step: int) -> None:
         """The rows of the boundary before a unit from the next (1) or previous (-1) stage: in the sender's layout; where stages
         are of unlike sizes, in this one's, joined from what comes."""
-        name = f"{kind}.{part}"
-        before, after = (unit, unit - 1) if step > 0 else (unit - 1, unit)
-        there = self.neighbours(before)
-        if self._alike(unit):
-            sources = [(there[self.place], name, self.rows(before, part))]
-        else:
-            pairs = self.transfers(before, after, part).items()
-            those = [(there[sender], rows) for (sender, place), rows in pairs if place == self.place]
-            names = [name if len(those) == 1 else name.replace(".", f"{FROM}{peer}.", 1) for peer, _ in those]
-            sources = [(peer, each, rows) for each, (peer, rows) in zip(names, those, strict=True)]
+        name, after = f"{kind}.{part}", unit - 1 if step > 0 else unit
+        sources = self._senders(kind, unit, part, step)
         receives = []
         for peer, place, rows in sources:
-            alike = self._alike(unit)
-            size = self.laid_bytes(unit - 1, before, len(rows)) if alike else self.boundary_bytes(unit - 1, len(rows))
-            args: dict[str, Any] = {} if alike else {"rows": rows}
+            size = self._received_bytes(unit, step, len(rows))
+            args: dict[str, Any] = {} if self._alike(unit) else {"rows": rows}
             fields: dict[str, Any] = {"writes": (self.buffer(place, size),), "group": self.lane(peer), "args": args}
+            fields["reads"] = (place,) if place in self._posted else ()
             receives.append(self.instruction(Op.RECEIVE, unit, part, **fields, message_bytes=size))
-        self._messages(receives, there)
+        self._messages(receives, self.neighbours(unit if step > 0 else unit - 1))
         if len(sources) > 1:
             wanted, parts = self.rows(after, part), tuple(place for _, place, _ in sources)
             self.buffer(name, self.boundary_bytes(unit - 1, len(wanted)))
             args = {"blocks": tuple(rows for _, _, rows in sources), "rows": wanted}
             self.issue(Op.JOIN, unit, part, reads=parts, writes=(name,), frees=parts, args=args)
+
+    def _senders(self, kind: str, unit: int, part: Part, step: int) -> list[tuple[int, str, tuple[int, ...]]]:
+        """Who sends the rows of a boundary, the buffer for what comes of each sender, and its rows."""
+        name = f"{kind}.{part}"
+        before, after = (unit, unit - 1) if step > 0 else (unit - 1, unit)
+        there = self.neighbours(before)
+        if self._alike(unit):
+            return [(there[self.place], name, self.rows(before, part))]
+        pairs = self.transfers(before, after, part).items()
+        those = [(there[sender], rows) for (sender, place), rows in pairs if place == self.place]
+        names = [name if len(those) == 1 else name.replace(".", f"{FROM}{peer}.", 1) for peer, _ in those]
+        return [(peer, each, rows) for each, (peer, rows) in zip(names, those, strict=True)]
+
+    def _received_bytes(self, unit: int, step: int, rows: int) -> int:
+        """Bytes of so many rows of the boundary before a unit, as they come from the next (1) or previous (-1) stage."""
+        before = unit if step > 0 else unit - 1
+        return self.laid_bytes(unit - 1, before, rows) if self._alike(unit) else self.boundary_bytes(unit - 1, rows)
 
     def _messages(self, messages: Sequence[Instruction], there: Sequence[int]) -> None:
         """Messages with the ranks of another stage, as one operation: with the sends to the same ranks that come before

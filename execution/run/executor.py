@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,9 @@ class Executor(Sharding, Copying, TokenSharing):
         self.places = {id(instruction): place for place, instruction in enumerate(self.program.instructions)}
         self.streams: CudaStreams | None = None
         self.lanes: dict[Backend, Lanes] = {}
+        messages = [message for instruction in self.program.instructions for message in instruction.messages]
+        self.receives = {message.writes[0]: message for message in messages if message.op is Op.RECEIVE}
+        self.posted: dict[str, list[Any]] = {}  # works of receives that have begun, by the buffer
 
     def step(self, backend: Backend = "serial", spans: list[Span] | None = None) -> float:
         """Run the program once; the loss of the whole batch. spans: of `serial`, gets when each instruction began and ended."""
@@ -112,23 +116,36 @@ class Executor(Sharding, Copying, TokenSharing):
 
     def _point_to_point(self, instruction: Instruction) -> None:
         """Everything at once, then wait for all of it: what is grouped never waits for its own other half."""
-        messages = []
+        messages, works = list[Message](), list[Any]()
         for message in instruction.messages:
-            group = self.groups[self.program.within(message)]
-            (peer,) = set(message.group) - {self.rank}
+            name = (*message.writes, *message.reads)[0]
             if message.op is Op.SEND:
-                sent = self.values[message.reads[0]]
-                if message.args:
-                    sent = self.rows.of(message, sent)
-                messages.append(Message(True, sent, peer, group))
+                sent = self.values[name]
+                messages.append(self._message(message, self.rows.of(message, sent) if message.args else sent))
+            elif name in self.posted:
+                works += self.posted.pop(name)
             else:
-                rows, tokens, hidden = self.sublayer(message).input_shape(len(message.args["rows"]))
-                first, end = message.args.get("tokens", (0, tokens))
-                shape = (rows, end - first, hidden)
-                received = torch.empty(shape, dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
-                self.values[message.writes[0]] = received
-                messages.append(Message(False, received, peer, group))
-        self.finish(self.transport.exchange(messages))
+                if not message.reads:
+                    self.values[name] = self._arriving(message)
+                messages.append(self._message(message, self.values[name]))
+        self.finish([*(self.transport.exchange(messages) if messages else ()), *works])
+
+    def _post_receive(self, instruction: Instruction) -> None:
+        (name,) = instruction.writes
+        message = self.receives[name]
+        self.values[name] = self._arriving(message)
+        if (works := self.transport.post(self._message(message, self.values[name]))) is not None:
+            self.posted[name] = works
+
+    def _message(self, message: Instruction, tensor: Tensor) -> Message:
+        (peer,) = set(message.group) - {self.rank}
+        return Message(message.op is Op.SEND, tensor, peer, self.groups[self.program.within(message)])
+
+    def _arriving(self, message: Instruction) -> Tensor:
+        """Memory for what a receive gets."""
+        rows, tokens, hidden = self.sublayer(message).input_shape(len(message.args["rows"]))
+        first, end = message.args.get("tokens", (0, tokens))
+        return torch.empty((rows, end - first, hidden), dtype=torch_units.DTYPES[self.model.dtype], device=self.device)
 
     _send = _receive = _send_receive = _point_to_point
 

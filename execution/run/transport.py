@@ -36,6 +36,10 @@ class Transport(Protocol):
         """Send and receive messages, all at once."""
         ...
 
+    def post(self, message: Message) -> list[Any] | None:
+        """Begin to receive a message, to whose arrival nothing else may have to wait; None where that is not possible."""
+        ...
+
 
 class Direct:
     """torch.distributed on the tensors themselves."""
@@ -46,8 +50,18 @@ class Direct:
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
         """As of `Transport`."""
-        functions = {True: dist.isend, False: dist.irecv}
-        return list(dist.batch_isend_irecv([dist.P2POp(functions[m.sends], m.tensor, m.peer, m.group) for m in messages]))
+        works, functions = list[Any](), {True: dist.isend, False: dist.irecv}
+        for group in dict.fromkeys(message.group for message in messages):  # NCCL makes one operation of each group's
+            those = [message for message in messages if message.group == group]
+            works += dist.batch_isend_irecv([dist.P2POp(functions[m.sends], m.tensor, m.peer, m.group) for m in those])
+        return works
+
+    def post(self, message: Message) -> list[Any] | None:
+        """As of `Transport`. NCCL has operations of one group wait for each other, so there only groups of one sender and one
+        receiver post: that they go on beside all other groups needs room on the device for both."""
+        if message.tensor.device.type == "cuda" and dist.get_world_size(message.group) > 2:
+            return None
+        return self.exchange([message])
 
 
 class Staged:
@@ -75,6 +89,25 @@ class Staged:
             if not message.sends:
                 message.tensor.copy_(copy.tensor)
         return []
+
+    def post(self, message: Message) -> list[Any] | None:
+        """As of `Transport`."""
+        staged = _staged(message.tensor, copied=False)
+        return [_Arriving(message.tensor, staged, Direct().exchange([message._replace(tensor=staged)]))]
+
+
+class _Arriving(NamedTuple):
+    """A message that is being received into a buffer of the host."""
+
+    tensor: Tensor
+    staged: Tensor
+    works: list[Any]
+
+    def wait(self) -> None:
+        """Until it is there, and where it belongs."""
+        for work in self.works:
+            work.wait()
+        self.tensor.copy_(self.staged)
 
 
 def _staged(tensor: Tensor, copied: bool) -> Tensor:

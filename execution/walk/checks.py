@@ -7,6 +7,7 @@
 - races: two accesses of one buffer, at least one a change, that no chain of lane order and waits puts in order, and a
   synchronisation that some lane does not wait for, or the other way round;
 - lifetimes: a buffer read before it is written, used after it is freed, or never freed;
+- posts: receives of one sender that are posted in another order than they come in, or are not posted and made;
 - meanings: all ranks are run together on what the values *mean*: which samples, which partial sums, which shards. On the way
   every collective must find the same operation, message and group at the head of every member's queue, and every send its
   receive, so that the order in which each rank issues its communication ends; and at each optimizer step every gradient must
@@ -43,7 +44,9 @@ def faults_of_each(programs: Sequence[Program]) -> list[str]:
         if wrong := [fault for program in kinds for fault in test(program)]:
             return wrong
     faults = [fault for program in programs for fault in (*states(program), *groups(program))]
-    return faults + [fault for program in kinds for fault in (*sizes(program), *races(program), *lifetimes(program))]
+    return faults + [
+        fault for program in kinds for fault in (*sizes(program), *races(program), *lifetimes(program), *posts(program))
+    ]
 
 
 def _kinds(programs: Sequence[Program]) -> list[Program]:
@@ -147,3 +150,24 @@ def lifetimes(program: Program) -> list[str]:
                 faults.append(f"rank {program.rank}: {instruction} frees {name}, which is not there to free")
             live.discard(name)
     return faults + [f"rank {program.rank}: {name} is never freed" for name in sorted(live - program.persistent)]
+
+
+def posts(program: Program) -> list[str]:
+    """Posted receives that are never made, and those of one sender that do not come in the order in which they were posted: a
+    message goes to whichever was posted first."""
+    senders = {m.writes[0]: m.group for i in program.instructions for m in i.messages if m.op is Op.RECEIVE}
+    waiting, faults = dict[tuple[int, ...], list[str]](), list[str]()
+    for instruction in program.instructions:
+        for i in instruction.messages:
+            if i.op is Op.POST_RECEIVE:
+                waiting.setdefault(senders.get(i.writes[0], ()), []).append(i.writes[0])
+            elif i.op is Op.RECEIVE:
+                posted = waiting.get(i.group, [])
+                if posted[:1] == [*i.reads]:
+                    del posted[:1]
+                else:
+                    faults.append(
+                        f"rank {program.rank}: {i} of {i.writes[0]} comes where {', '.join(posted) or 'none'} is posted"
+                    )
+    never = [name for names in waiting.values() for name in names]
+    return faults + [f"rank {program.rank}: {name} is posted, and never received" for name in never]

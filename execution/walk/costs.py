@@ -72,6 +72,7 @@ FREE = frozenset(
         Op.JOIN,
         Op.REDUCE_LOSS,
         Op.SEND,
+        Op.POST_RECEIVE,
         Op.RESHARD,
         Op.DROP_HIDDEN,
         Op.SYNCHRONISE,

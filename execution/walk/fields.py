@@ -96,7 +96,7 @@ TAKEN: dict[Op, tuple[str, ...]] = {  # names of arguments; none of the others
 # are of no micro-batch.
 OF_NO_UNIT = frozenset({Op.REDUCE_TIED, Op.REDUCE_LOSS, Op.SEND_RECEIVE})
 OF_LAST_UNIT = frozenset({Op.TARGETS, Op.LOSS_STATISTICS, Op.GATHER_STATISTICS, Op.LOSS})
-OF_BOUNDARY = frozenset({Op.SEND, Op.RECEIVE, Op.JOIN})  # the hidden states behind the last unit, and so on
+OF_BOUNDARY = frozenset({Op.SEND, Op.RECEIVE, Op.POST_RECEIVE, Op.JOIN})  # the hidden states behind the last unit, and so on
 OF_NO_PART = OF_NO_UNIT | {
     Op.OPTIMIZER_STEP,
     Op.HOST_OPTIMIZER_STEP,
@@ -250,7 +250,7 @@ def _wrong_label(i: Instruction, program: Program) -> str | None:
         units = (len(program.strategies) - 1,)
     elif i.op in OF_BOUNDARY and i.reads + i.writes:
         joined = i.op is Op.JOIN and "rows" in i.args  # what several ranks have sent
-        before = (i.op is Op.RECEIVE or joined) == (i.reads + i.writes)[0].startswith("hidden")
+        before = (i.op in (Op.RECEIVE, Op.POST_RECEIVE) or joined) == (i.reads + i.writes)[0].startswith("hidden")
         units = tuple(chunk.start if before else chunk.stop for chunk in program.chunks)
     else:
         units = program.units

@@ -22,6 +22,11 @@ def groups(program: Program) -> list[str]:
     """Instructions with ranks that are not those of their operation."""
     faults, by_role = [], dict[tuple[Op, int | None, bool], tuple[int, ...]]()
     for instruction in program.instructions:
+        ends = {rank for message in instruction.grouped for rank in message.group}
+        if ends and instruction.group != tuple(sorted(ends)):
+            faults.append(
+                f"rank {program.rank}: {instruction} is over {_ranks(instruction.group)}, not over those of its messages"
+            )
         for i in instruction.messages:
             if i.op in (Op.SEND, Op.RECEIVE) and (there := _elsewhere(program, i)):
                 if i.group not in {tuple(sorted((program.rank, rank))) for rank in there}:

@@ -114,6 +114,12 @@ def _input(run: Interpreter, rank: int, head: Instruction) -> None:
     run.values[rank][head.writes[0]] = Hidden(0, head.args["rows"], only(0), 1)
 
 
+def _post_receive(run: Interpreter, rank: int, head: Instruction) -> None:
+    """Nothing that can be used: what its receive makes of it is there once that is done."""
+    assert head.unit is not None
+    run.values[rank][head.writes[0]] = Hidden(head.unit, (), only(0), 1, "posted")
+
+
 def _targets(run: Interpreter, rank: int, head: Instruction) -> None:
     run.values[rank][head.writes[0]] = head.args["rows"]
 
@@ -381,6 +387,8 @@ def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -
     value = run.value(sender, name)
     if not value.whole():
         raise fault_at(sender, send, "passes on a partial sum")
+    if value.stage == "posted":
+        raise fault_at(sender, send, f"passes on {name}, which has not come")
     rows = send.args.get("rows", value.rows)
     if not set(rows) <= set(value.rows) or send.args.get("blocks", (value.rows,)) != (value.rows,):
         raise fault_at(sender, send, f"passes on samples {some(rows)} of {name}, which holds {some(value.rows)}")
@@ -394,6 +402,7 @@ def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -
 _RULES: dict[Op, Rule] = {
     Op.INPUT: _input,
     Op.TARGETS: _targets,
+    Op.POST_RECEIVE: _post_receive,
     Op.FORWARD: _forward,
     Op.FORWARD_WITHOUT_GRAPH: _forward,
     Op.RECOMPUTE: _recompute,

@@ -84,7 +84,8 @@ FORMS: dict[Op, tuple[str, ...]] = {
     Op.REDUCE_TIED: (),  # of no unit: see `tied_buffers`
     Op.REDUCE_LOSS: ("loss -> loss",),
     Op.SEND: ("hidden.u.p|hidden-whole.u.p ->", "input-gradient.u.p|input-gradient-whole.u.p ->"),
-    Op.RECEIVE: ("-> hidden.u.p", "-> input-gradient.u.p"),
+    Op.RECEIVE: ("hidden.u.p? -> hidden.u.p", "input-gradient.u.p? -> input-gradient.u.p"),
+    Op.POST_RECEIVE: ("-> hidden.u.p", "-> input-gradient.u.p"),
     Op.SEND_RECEIVE: (),  # what its send and its receive do
     Op.PREFETCH_SHARD: ("host-parameter.u -> parameter.u",),
     Op.RESHARD: ("->",),
@@ -317,8 +318,10 @@ def takes(
         if not set(frees) <= set(reads[:number]):
             return False
         reads, frees = reads[:number], ()
-    if op is Op.RECEIVE:
-        writes = tuple(map(sent_as, writes))
+    if op in (Op.RECEIVE, Op.POST_RECEIVE):
+        if reads not in ((), writes):
+            return False
+        reads, writes = tuple(map(sent_as, reads)), tuple(map(sent_as, writes))
     texts = [[_relative(name, unit, part) for name in names] for names in (reads, writes, frees)]
     if op in LETTING_GO:
         if len(texts[2]) != 1 or texts[2][0] not in LETTING_GO[op]:

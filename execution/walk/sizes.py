@@ -39,6 +39,7 @@ MOVING_NOTHING = COMPUTING | {
     Op.SLICE,
     Op.SLICE_TOKENS,
     Op.JOIN,
+    Op.POST_RECEIVE,
     Op.RESHARD,
     Op.DROP_HIDDEN,
     Op.SYNCHRONISE,
@@ -68,7 +69,7 @@ def sizes(program: Program) -> list[str]:
     for instruction in program.instructions:
         for i in instruction.messages:
             count = _rows(i, rows)
-            for name in i.writes:
+            for name in () if i.op is Op.POST_RECEIVE else i.writes:  # of so many samples as its receive says
                 rows[name] = count
                 faults += _another_size(program, expected, name, count)
             needed = (_moved(expected, i), _workspace(expected, i, rows))

@@ -54,6 +54,7 @@ ALONE = frozenset(
         Op.SLICE,
         Op.SLICE_TOKENS,
         Op.JOIN,
+        Op.POST_RECEIVE,
         Op.PREFETCH_SHARD,
         Op.RESHARD,
         Op.OFFLOAD_HIDDEN,
@@ -150,7 +151,7 @@ def _passes(program: Program, device: int, devices: int, starts: Sequence[int], 
             task = Pass("backward", number, stage) if passed else Pass("forward", number, stage, message.half)
             if message.op is Op.RECEIVE:
                 ready[task] = start
-            elif message.op not in (Op.SEND, Op.JOIN):
+            elif message.op not in (Op.SEND, Op.JOIN, Op.POST_RECEIVE):
                 spans[task] = (min(spans.get(task, (start, 0))[0], start), end)
             hidden = message.op is Op.SEND and message.reads[0].startswith("hidden")
             if (hidden or message.op is Op.LOSS) and message.half != 0:

@@ -30,7 +30,7 @@ class ClusterStrategy(Problem):
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord
-    explained_by = "trainplan.solvers.cluster.memory:explain"
+    solved_by = "trainplan.solvers.cluster"
     picture = "trainplan.pictures.placement:draw_placement"
     parameters = (UNEVEN_SHARES, RECOMPUTE, IGNORE_MEMORY, BY_UNIT, TIED)
 

@@ -32,6 +32,7 @@ def space_of(options: Mapping[str, Any]) -> Space:
         schedules=SCHEDULES if options["schedule"] == "all" else (options["schedule"],),
         most_sliced=options["sliced"],
         most_chunks=options["chunks"],
+        even_chunks=True,
         by_unit=options["by_unit"],
         zero=_zero_stages(options["zero"]),
         hybrid=options["hybrid"],

@@ -24,6 +24,7 @@ from trainplan.formulations.joint.sites import groups_alike, stages_alike
 from trainplan.formulations.joint.space import Space, every_strategy, options
 from trainplan.formulations.joint.tables import Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
+from trainplan.formulations.step.chunks import even_chunks
 from trainplan.formulations.strategies import Strategy, gather_ranks
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.models import times_of
@@ -65,8 +66,8 @@ class JointCosts:
         between = [moved_bytes(profile, group[-1].sublayer)[1] for group in grouped[:-1]]
         self.boundaries = list(dict.fromkeys(between))
         self.boundary_kinds = tuple(self.boundaries.index(size) for size in between)
-        layers = [group[0].layer for group in grouped]
-        self.cuttable = tuple(not space.between_layers or a != b for a, b in pairwise(layers))
+        self.layers = [group[0].layer for group in grouped]
+        self.cuttable = tuple(not space.between_layers or a != b for a, b in pairwise(self.layers))
         self.borders = Borders(profile)
         self.tables = cache(self._tables)
         self.tied = cache(self._tied)
@@ -251,9 +252,17 @@ class JointCosts:
 
     def _sound(self, schedule: Schedule, group: int, samples: int) -> bool:
         """Whether the fixed cuts suit the schedule, and some strategy halves of micro-batches, where it slices them."""
-        cuts, stages = self.space.cuts, self.profile.devices // group * schedule.chunks
+        stages = self.profile.devices // group * schedule.chunks
+        cuts = self._cuts(schedule, stages)
         halves = not schedule.sliced or bool(self.options(Setting(group, samples, True)))
-        return halves and (cuts is None or len(cuts) == stages - 1)
+        even = cuts is not None or schedule.chunks == 1 or not self.space.even_chunks
+        return halves and even and (cuts is None or len(cuts) == stages - 1)
+
+    def _cuts(self, schedule: Schedule, stages: int) -> tuple[int, ...] | None:
+        """The cuts of a schedule, where they are fixed."""
+        if self.space.cuts is None and self.space.even_chunks and schedule.chunks > 1:
+            return even_chunks(self.layers, stages)
+        return self.space.cuts
 
     def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, samples: int) -> Configuration:
         group, in_flight = self.profile.devices // depth, 1
@@ -268,12 +277,12 @@ class JointCosts:
             links=self.borders.links(group, schedule.chunks),
             make_tables=lambda: (self.tables(setting),),
             make_tied=partial(self.tied, setting),
-            cuts=self.space.cuts,
+            cuts=self._cuts(schedule, depth * schedule.chunks),
         )
 
 
-_TIMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns")
-_NAMES = (*_TIMES, "kept_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
+_BYTES = ("kept_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
+_NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", *_BYTES)
 
 
 def _strategy(option: Option) -> Strategy:

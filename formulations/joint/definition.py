@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from trainplan.formulations.joint import home
 from trainplan.formulations.joint.asked import PARAMETERS, space_of
 from trainplan.formulations.joint.bounds import least_ns
+from trainplan.formulations.joint.certificate import Evidence, any_schedule_ns, checked_bound_ns, closed_form_ns
+from trainplan.formulations.joint.constraints import CONSTRAINTS, narrowed
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.space import Space
+from trainplan.formulations.joint.suits import unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
 from trainplan.formulations.plan import Batch, Plan, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.problem import Part, Problem, Table
 from trainplan.formulations.request import Request
+from trainplan.formulations.runs import runs
 from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
+from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural
 from trainplan.profiling.clusters.cluster import Cluster
 
 
@@ -33,12 +36,28 @@ class Joint(Problem):
     home = home
     name = NAME
     record, solution_record = InstanceRecord, SolutionRecord
-    explained_by = "trainplan.solvers.joint.least_memory:explain"
-    parameters = PARAMETERS
+    solved_by = "trainplan.solvers.joint"
+    parameters = (*PARAMETERS, *CONSTRAINTS)
+    constraints = CONSTRAINTS
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and how a step is judged."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
+
+    # Certificates
+
+    def any_schedule_ns(self, instance: Instance, solution: Solution) -> int | None:
+        """A bound on the step with a solution's stages and strategies under every order of passes; None of another step than
+        the simulated one."""
+        if instance.step != "simulated":
+            return None
+        return any_schedule_ns(instance.configurations[solution.configuration], home.evaluate(instance, solution))
+
+    def checked_bound_ns(self, instance: Instance, proof: Mapping[str, Any] | None) -> int:
+        """The bound in ns that evidence proves; without any, the least of the configurations' bounds in closed form."""
+        if proof is None:
+            return min(closed_form_ns(instance, each) for each in instance.configurations)
+        return checked_bound_ns(instance, Evidence.from_dict(dict(proof)))
 
     # Memory
 
@@ -59,14 +78,31 @@ class Joint(Problem):
 
     # From a request to a plan
 
+    def unsuited(self, request: Request) -> str | None:
+        """What the devices of a request have that is not alike; None where all are equal."""
+        return unsuited(request)
+
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for. Raises InputError."""
-        return build(request, space_of(request.options))
+        instance = build(request, narrowed(space_of(request.options), request))
+        return self.uniform(instance)[0][0] if request.options["one_strategy"] else instance
 
     def uniform(self, instance: Instance) -> tuple[list[Instance], str]:
         """One, with a configuration for each option of each of the instance's that all units have."""
         configurations = [each for configuration in instance.configurations for each in uniform(configuration)]
         return [replace(instance, configurations=tuple(configurations))], "exact"
+
+    def of_uniform(self, instance: Instance, solution: Solution) -> Solution | None:
+        """The same cuts with the option of that name for every unit."""
+        names = [(place, name) for place, each in enumerate(instance.configurations) for name in _common(each)]
+        place, name = names[solution.configuration]
+        configuration = instance.configurations[place]
+        choice = []
+        for x, (first, last) in enumerate(solution.spans()):
+            for l in range(first, last + 1):
+                options = instance.table(configuration, x, l).options
+                choice.append(next(s for s, option in enumerate(options) if option.name == name))
+        return Solution(place, solution.cuts, tuple(choice))
 
     def plan(self, instance: Instance, solution: Solution, request: Request) -> Plan:
         """The plan of a solution. Raises InputError where no model is described."""
@@ -147,25 +183,24 @@ class Joint(Problem):
         configuration, rows = instance.configurations[solution.configuration], []
         evaluation = home.evaluate(instance, solution)
         for x, stage in enumerate(evaluation.stages):
-            times, size = stage.times, configuration.site(x).size
+            times, site = stage.times, x % len(configuration.sites)
+            first = sum(each.size for each in configuration.sites[:site])
             cells: tuple[str, ...] = (
                 str(x),
-                str(size),
+                span(str(first), str(first + configuration.sites[site].size - 1)),
                 str(stage.in_flight),
                 format_time(times.forward_ns),
                 format_time(times.backward_ns),
             )
             cells += (format_bytes(stage.peak_bytes),)
             places = range(stage.first, stage.last + 1)
-            names = {l: instance.table(configuration, x, l).options[solution.choice[l]].name for l in places}
-            for name, run in groupby(places, key=names.__getitem__):
-                ends = list(run)
-                units = span(instance.units[ends[0]].name, instance.units[ends[-1]].name)
-                rows.append((cells[0], units, str(len(ends)), name, *cells[1:]))
+            chosen = [instance.table(configuration, x, l).options[solution.choice[l]].name for l in places]
+            for _, units, count, name in runs([instance.units[l].name for l in places], chosen):
+                rows.append((cells[0], units, str(count), name, *cells[1:]))
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
         title += f", {configuration.schedule}" if configuration.stages > 1 else ""
-        columns = ("stage", "units", "count", "strategy", "devices", "in flight", "forward", "backward", "memory")
+        columns = ("stage", "units", "count", "strategy", "ranks", "in flight", "forward", "backward", "memory")
         return [Table(title, columns, tuple(rows))]
 
 
@@ -193,7 +228,9 @@ def _shares_bus(request: Request) -> bool:
 def host_part_bytes(cluster: Cluster | None) -> int | None:
     """What one device has of its host's memory, on the smallest host for its devices; None where that is not described."""
     nodes = [] if cluster is None else cluster.nodes
-    return min((node.host.memory_bytes // node.devices for node in nodes if node.host is not None), default=None)
+    if any(node.host is None for node in nodes) and not any(node.host for node in nodes):
+        return None
+    return min((node.host.memory_bytes // node.devices for node in nodes if node.host), default=None)
 
 
 def build(request: Request, space: Space) -> Instance:

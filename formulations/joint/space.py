@@ -18,6 +18,7 @@ Filter = Callable[[Strategy], bool]
 ZeroStage = Literal[0, 1, 2, 3]
 Recompute = Literal["none", "modules", "full"]
 ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
+MODULES: tuple[Module, ...] = tuple(sorted(get_args(Module)))
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
@@ -30,9 +31,9 @@ class Space:
     hybrid: whether they may hold copies of shards, too (HSDP). sequence_parallel: whether ranks that split a unit may also
     share its tokens (not where micro-batches are sliced). recompute: what of a unit may be computed again: nothing, all of it,
     or any of its modules by themselves. host: what units may keep on the host (not where micro-batches are sliced). strategies:
-    those of all these that may be options. cuts: the first units of the stages after the first. by_unit: whether every
-    sub-layer is cut and chosen by itself; else all of one layer are one. between_layers: whether stages begin with a layer.
-    step: how a step is judged.
+    those of all these that may be options. cuts: the first units of the stages after the first. even_chunks: whether
+    interleaved stages have as many layers each (see `step.chunks`). by_unit: whether every sub-layer is cut and chosen by
+    itself; else all of one layer are one. between_layers: whether stages begin with a layer. step: how a step is judged.
     """
 
     depths: Sequence[int] | None = None
@@ -47,6 +48,7 @@ class Space:
     host: tuple[HostPart, ...] = ()
     strategies: Filter = lambda strategy: True
     cuts: tuple[int, ...] | None = None
+    even_chunks: bool = False
     by_unit: bool = True
     between_layers: bool = False
     step: Step = "simulated"
@@ -117,11 +119,12 @@ def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> lis
 
 def _recomputed(space: Space, parts: Sequence[Sublayer]) -> list[tuple[bool, tuple[Module, ...]]]:
     """Whether all of a unit, and which of its modules, may be computed again."""
-    ways: list[tuple[bool, tuple[Module, ...]]] = [(False, ())] if "none" in space.recompute else []
-    modules = [module for module in MODULES if any(module in modules_of(part) for part in parts)]
-    for count in range(1, len(modules) + 1) if "modules" in space.recompute else ():
-        ways += [(False, chosen) for chosen in combinations(modules, count)]
-    return [*ways, (True, ())] if "full" in space.recompute else ways
+    named = {module for part in parts for module in modules_of(part)}
+    modules = [module for module in MODULES if module in named]
+    some = [chosen for count in range(1, len(modules) + 1) for chosen in combinations(modules, count)]
+    ways: list[tuple[bool, tuple[Module, ...]]] = [(False, ())] * ("none" in space.recompute)
+    ways += [(False, chosen) for chosen in some if "modules" in space.recompute]
+    return ways + [(True, ())] * ("full" in space.recompute)
 
 
 def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, product
+from itertools import product
 from math import prod
 
 from trainplan.formulations.layer_strategies import problem
@@ -14,9 +14,9 @@ from trainplan.formulations.pipeline.spaces import stage_counts
 from trainplan.formulations.plan import Batch, Plan, staged_plan
 from trainplan.formulations.problem import Problem, Table
 from trainplan.formulations.request import Request
+from trainplan.formulations.runs import runs
 from trainplan.formulations.work.models import COST_MODELS
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import span
 
 EVERY = 4096  # choices between two moments to look at the clock
 
@@ -34,7 +34,7 @@ class LayerStrategies(Problem):
     home = problem
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
-    explained_by = "trainplan.solvers.chain.least_memory:explain"
+    solved_by = "trainplan.solvers.chain"
     parameters = (
         COST_MODEL,
         PIPELINE,
@@ -114,12 +114,8 @@ class LayerStrategies(Problem):
 
 
 def strategy_runs(names: Sequence[str], strategies: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Rows of (layers, count, strategy): consecutive layers of one strategy as one row. names: of the layers."""
-    rows = []
-    for strategy, places in groupby(range(len(strategies)), key=strategies.__getitem__):
-        run = list(places)
-        rows.append((span(names[run[0]], names[run[-1]]), str(len(run)), strategy))
-    return rows
+    """Rows of (layers, count, strategy), as of `runs`. names: of the layers."""
+    return [(layers, str(count), strategy) for _, layers, count, strategy in runs(names, strategies)]
 
 
 PROBLEM = LayerStrategies()

@@ -33,7 +33,7 @@ class MemorySwitches(Problem):
     name = problem.NAME
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
-    explained_by = "trainplan.solvers.switches.exact:explain"
+    solved_by = "trainplan.solvers.switches"
     picture = "trainplan.pictures.lanes:draw_switches"
     parameters = (SYNCHRONISATION, PAPER_COMBINATIONS, BY_UNIT)
 

@@ -79,7 +79,7 @@ class Pipeline(StagedProblem):
 
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
-    explained_by = "trainplan.solvers.pipeline.memory:explain"
+    solved_by = "trainplan.solvers.pipeline"
     parameters = (COST_MODEL, PIPELINE, MICRO_BATCHES, SCHEDULE, SPACE, BY_UNIT, TAKEAWAY3)
 
     def cost_model(self, instance: Instance) -> str:

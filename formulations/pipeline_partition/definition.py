@@ -35,6 +35,7 @@ class PipelinePartition(Cutting):
 
     home = problem
     name = problem.NAME
+    solved_by = "trainplan.solvers.partition"
     record = problem.InstanceRecord
     solution_record = problem.SolutionRecord
     picture = "trainplan.pictures.timeline:draw_partition"

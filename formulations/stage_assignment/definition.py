@@ -23,6 +23,7 @@ class StageAssignment(Cutting):
     """Which consecutive layers form each stage of a pipeline (AMP, Sections 3.4 and 3.5)."""
 
     home = problem
+    solved_by = "trainplan.solvers.assignment"
     name = NAME
     record = InstanceRecord
     solution_record = SolutionRecord

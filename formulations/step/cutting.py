@@ -17,7 +17,6 @@ class Cutting(Problem):
     home: also has the class `Solution` of its cuts. sizes: the attributes of an instance that tell its size.
     """
 
-    explained_by = "trainplan.solvers.assignment.memory:explain"
     sizes: ClassVar[tuple[str, ...]]
     solution_field = "cuts"
 

@@ -163,6 +163,18 @@ class Cluster(Record):
         """The same cluster with this reserve on every kind of device. Raises InputError where one has no more memory."""
         return self.changed(kinds=[kind.changed(reserve_bytes=reserve_bytes) for kind in self.kinds])
 
+    def with_nodes(self, count: int) -> Cluster:
+        """The same cluster with so many of its nodes, joined by the links that join all of them now. Raises InputError where
+        nodes differ, where there is but one, whose links to others are not known, or where islands of several nodes do not
+        divide them."""
+        node = self.nodes[0]
+        if len(self.nodes) > 1 or self.matrix is not None or node.count == 1:
+            problem = "has one node, and no links to others" if node.count == 1 else "has unlike nodes or links"
+            raise InputError("cluster", "nodes", problem, "give a cluster of equal nodes that are joined")
+        whole = [island.changed(devices=count * node.devices) for island in self.islands if island.devices == self.devices]
+        parts = [island for island in self.islands if island.devices < min(self.devices, count * node.devices)]
+        return self.changed(name=f"{self.name} with {count} nodes", nodes=[node.changed(count=count)], islands=parts + whole)
+
     @cached_property
     def network(self) -> Network:
         """Links within and across nodes, smallest island first."""

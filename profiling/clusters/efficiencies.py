@@ -90,8 +90,8 @@ class LinkFit(Fit):
 
 
 class EfficiencyTable(Record):
-    """All efficiencies. Of each (device, precision, kernel) there is at most one that is fitted and one that is assumed; of
-    each level of links there is one."""
+    """All efficiencies. Of each (device, precision, kernel) there is at most one that is fitted and one that is assumed; so
+    of each level of links, of which the fitted one counts."""
 
     noun: ClassVar[str] = "table of efficiencies"
 
@@ -107,17 +107,17 @@ class EfficiencyTable(Record):
                 raise InputError("", f"kernels[{i}]", f"is the second {fit.origin} one of {fit.device}", "give each once")
             seen.add(key)
         for i, link in enumerate(self.links):
-            if link.level in seen:
-                raise InputError("", f"links[{i}].level", f"is {link.level!r} again", "give each level once")
-            seen.add(link.level)
+            if (link.level, link.origin) in seen:
+                raise InputError("", f"links[{i}].level", f"is {link.level!r} again", f"give each {link.origin} level once")
+            seen.add((link.level, link.origin))
         return self
 
     def link(self, level: Level) -> LinkFit:
         """The efficiency of a level of links. Raises KeyError where the table has none."""
-        for fit in self.links:
-            if fit.level == level:
-                return fit
-        raise KeyError(level)
+        fits = [fit for fit in self.links if fit.level == level]
+        if not fits:
+            raise KeyError(level)
+        return min(fits, key=lambda fit: fit.origin != "fitted")
 
 
 @cache

@@ -1,10 +1,10 @@
 """Kinds of devices made of data sheets: what plans may use of the memory, and what kernels reach of the peaks.
 
-An efficiency that is fitted to measured runs goes before one that is assumed. A kind without one at a precision takes that
-of the nearest kind that has one: of its own architecture if there is any, else of its vendor, then of about its year. Its
-error is then wider. Where it has r times the power of a sibling of its architecture for each FLOP/s, r below 1, it reaches
-r^(1/3) of what that one does, for a circuit's dynamic power grows with the cube of its clock (Mudge, 2001); and no more than
-its vendor says can be reached.
+A kind without an efficiency at a precision takes that of the nearest kind that has one: of its own architecture if there is
+any, else of its vendor, then of about its year. Its error is then wider. Of several kinds that are as near, or of one, what is
+fitted to measured runs goes before what is assumed. Where it has r times the power of a sibling of its architecture for each
+FLOP/s, r below 1, it reaches r^(1/3) of what that one does, for a circuit's dynamic power grows with the cube of its clock
+(Mudge, 2001); and no more than its vendor says can be reached.
 """
 
 from __future__ import annotations
@@ -56,12 +56,18 @@ def _efficiencies(name: str, kernel: Kernel, table: EfficiencyTable) -> list[Eff
 
 
 def _nearest(name: str, kernel: Kernel, precision: Precision | None, table: EfficiencyTable) -> KernelFit | None:
-    """The efficiency that stands for a device's: fitted ones go first, then the nearest kind's, then the precision's own."""
+    """The efficiency that stands for a device's: its own, else one of its architecture, else of its vendor, else the nearest
+    kind's; of several the fitted one, then the precision's own."""
     fits = [fit for fit in table.kernels if fit.kernel == kernel and fit.precision in (precision, None)]
     fits = [fit for fit in fits if precision is None or precision in sheet(fit.device).flops_per_s]
     return min(
         fits,
-        key=lambda fit: (fit.origin != "fitted", distance(name, fit.device, precision), fit.precision != precision),
+        key=lambda fit: (
+            distance(name, fit.device, precision)[:3],
+            fit.origin != "fitted",
+            distance(name, fit.device, precision),
+            fit.precision != precision,
+        ),
         default=None,
     )
 

@@ -65,13 +65,13 @@ class Climber:
 def climb(instance: Instance, search: Search, stop: Callable[[], bool]) -> None:
     """Report what is better than known, until every round is done or `stop` says so."""
     generator = np.random.default_rng(search.seed)
-    climbers = []
-    for degrees in instance.degrees():
+    climbers, possible = list[Climber](), list(instance.degrees())
+    for degrees in possible:
         if stop():
             return
         climbers.append(Climber(Case(instance, degrees, reduced=True), node_order(instance)))
         _report(climbers[-1], search)
-    if search.best is not None:
+    if search.best is not None and search.best.degrees in possible:  # with even shares alone, some are not
         climbers.append(Climber(Case(instance, search.best.degrees, reduced=True), search.best.placement))
         _report(climbers[-1], search)
     climbers, moves = _best(climbers, CLIMBERS), MOVES

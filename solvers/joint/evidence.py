@@ -25,24 +25,29 @@ from trainplan.solvers.joint.stage_tables import stage_tables
 
 FINENESS = 1e-4  # of a step, to which the largest claim that the check follows is sought
 TOLERANCE = 1e-5
+NOTHING = ConfigurationEvidence(-1)
 
 
 def evidence(instance: Instance, objective_ns: int, search: Search | None = None) -> Evidence:
     """Evidence of the largest bound that prices alone give, of a plan's step at most; each claim has been checked.
 
-    search: whose time limit counts. Raises TimeoutError.
+    search: whose time limit counts: configurations that it does not come to have their bound in closed form alone.
     """
-    search = search or Search(lambda _: None)
-    return Evidence(
-        instance.digest, tuple(_of(instance, place, objective_ns, search) for place in range(len(instance.configurations)))
-    )
+    search, claims = search or Search(lambda _: None), [NOTHING] * len(instance.configurations)
+    for place in range(len(claims)):
+        try:
+            claims[place] = _of(instance, place, objective_ns, search)
+        except TimeoutError:
+            break
+    return Evidence(instance.digest, tuple(claims))
 
 
 def _of(instance: Instance, place: int, objective_ns: int, search: Search) -> ConfigurationEvidence:
     configuration = instance.configurations[place]
     schedule, least = configuration.schedule, closed_form_ns(instance, configuration)
     if schedule.sliced or schedule.chunks > 1 or least >= objective_ns:
-        return ConfigurationEvidence(-1)
+        return NOTHING
+    search.check_time()
     depths = sorted({configuration.in_flight(x) for x in range(configuration.stages)})
     prices = prices_of(stage_tables(configuration.tables[configuration.sites[0].kind]), [depths[0], depths[-1]])
     scaled = tuple(sorted({round(float(price) * SCALE) for price in prices}))
@@ -63,4 +68,4 @@ def _of(instance: Instance, place: int, objective_ns: int, search: Search) -> Co
         search.check_time()
         middle = (low + high) // 2
         low, high = (low, middle) if check.possible(middle) else (middle, high)
-    return replace(largest, impossible_ns=low) if low > least else ConfigurationEvidence(-1)
+    return replace(largest, impossible_ns=low) if low > least else NOTHING

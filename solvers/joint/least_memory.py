@@ -29,6 +29,7 @@ from trainplan.solvers.chain.dominance import undominated
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
 
 MOST_ENUMERATED = 20_000
+COARSE = (4, 32)  # parts of a device's memory by which configurations beat each other at first
 HOST_PARTS = ("on the host", "on the device")
 LARGEST = 1 << 60
 
@@ -57,15 +58,22 @@ Start = tuple[int, int]  # the first unit of a stage, and the state that it is e
 
 def explain(instance: Instance) -> Infeasibility | None:
     """Why no solution fits, in the user's terms; None where one does, or where that is not certain."""
-    plain = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks == 1]
-    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
-    if any(way.least_excess <= 0 and way.within(0) is not None for way in ways):
+    if fits(instance):
         return None
     solution = least(instance)
     if solution is None:
-        return None if len(plain) < len(instance.configurations) else host_reason(instance)
+        return None if any(each.schedule.chunks > 1 for each in instance.configurations) else host_reason(instance)
     evaluation = evaluate(instance, solution)
     return reason(instance, solution, evaluation) if over_memory(instance, solution, evaluation) else None
+
+
+def fits(instance: Instance) -> bool | None:
+    """Whether some solution fits; None where interleaved chunks might, which are not looked at."""
+    plain = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks == 1]
+    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
+    if any(way.least_excess <= 0 and way.within(0) is not None for way in ways):
+        return True
+    return False if len(plain) == len(instance.configurations) else None
 
 
 def host_reason(instance: Instance) -> Infeasibility | None:
@@ -102,8 +110,12 @@ def least(instance: Instance) -> Solution | None:
     best: tuple[int, Solution] | None = None
     chunked = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks > 1]
     plain = [place for place in range(len(instance.configurations)) if place not in chunked]
-    ways = [way for place in plain for way in _ways(instance, place)]
-    for way in sorted(ways, key=lambda each: each.least_excess):
+    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
+    for parts in COARSE:  # so that few are followed to the byte
+        for way in ways:
+            limit = max(instance.limit_bytes(site) for site in way.configuration.sites)
+            best = way.much_better(best, max(1, limit // parts))
+    for way in ways:
         if best is None or way.least_excess < best[0]:
             best = way.better(best)
     if not chunked or (best is not None and best[0] <= 0):
@@ -189,6 +201,15 @@ class _Way:
                 middle = (low + high) // 2
                 found = self.within(middle)
                 low = low if found is not None else max(middle + 1, self.short[0])
+        return best
+
+    def much_better(self, best: tuple[int, Solution] | None, by: int) -> tuple[int, Solution] | None:
+        """The best so far, or one of this configuration that beats it by so many bytes, as often as there is one."""
+        while best is None or self.least_excess <= best[0] - by:
+            found = self.within(LARGEST if best is None else best[0] - by)
+            if found is None:
+                return best
+            best = _excess(self.instance, found), found
         return best
 
     @cached_property

@@ -19,6 +19,8 @@ SOURCE = "every unit at its cheapest, stages as even as they can be"
 PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # of memory, in proportion to what it costs in the mean
 ENOUGH = 3  # configurations with a plan that fits
 FINER = 3  # configurations of the best rough plans
+LEANEST = 3  # choices by which stages are made even in memory
+FINE = 64  # parts of the memory to which they are even
 ROUNDS = 4  # of cuts even in the time that the plan before took
 
 
@@ -101,6 +103,11 @@ def quick_plan(instance: Instance, place: int, rounds: int = ROUNDS) -> tuple[in
             best = step, Solution(place, cuts, choice)
             if len(tried) <= rounds:
                 loads.append(load)
+    if best is None and rounds and configuration.cuts is None:
+        for cuts in planner.even_in_memory():
+            if (planned := planner.planned(cuts)) is not None:
+                best = planned[0], Solution(place, cuts, planned[1])
+                break
     return best
 
 
@@ -159,6 +166,44 @@ class _Planner:
         places = np.minimum(places, len(possible) - (stages - 1) + order)
         cuts = possible[places]
         return tuple(cuts.tolist()) if len(np.unique(cuts)) == stages - 1 and (stages == 1 or cuts[-1] < units) else None
+
+    def even_in_memory(self) -> Iterator[tuple[int, ...]]:
+        """Cuts into stages that need about as much memory each, as far as they fit, by the choices that need the least."""
+        depth = self.configuration.in_flight(0)
+        state, held, kept, work = (self._column(name) for name in ("state", "held", "kept", "work"))
+        leanest = (state + depth * (held + kept)).sum(axis=1).argsort(kind="stable")[:LEANEST]
+        for row in leanest.tolist():
+            columns = [column[row].tolist() for column in (state, held, kept, work)]
+            low, high = 0, self.memory
+            best = self._filled(columns, high)
+            while best is not None and high - low > self.memory // FINE:
+                middle = (low + high) // 2
+                cuts = self._filled(columns, middle)
+                low, high, best = (middle, high, best) if cuts is None else (low, middle, cuts)
+            if best is not None:
+                yield best
+
+    def _filled(self, columns: list[list[int]], limit: int) -> tuple[int, ...] | None:
+        """Cuts with as many units in each stage as this much memory holds; None where units are left over. columns: state,
+        held, kept and work of every unit."""
+        state, held, kept, work = columns
+        stages, units, cuts, unit = self.configuration.stages, self.instance.length, list[int](), 0
+        for x in range(stages):
+            n, base, stacked, peak, last = self.configuration.in_flight(x), 0, 0, 0, -1
+            first = unit
+            while unit < units - (stages - 1 - x):
+                base += state[unit] + n * held[unit] + (n - 1) * kept[unit]
+                stacked += kept[unit]
+                peak = max(peak, stacked + work[unit])
+                if base + peak > limit:
+                    break
+                unit += 1
+                last = unit if unit == units or self.instance.cuttable[unit - 1] else last
+            unit = last
+            if unit <= first:
+                return None
+            cuts.append(unit)
+        return tuple(cuts[:-1]) if unit == units else None
 
     def planned(self, cuts: tuple[int, ...]) -> tuple[int, tuple[int, ...], Floats] | None:
         """The step, the choice, and the time that each unit takes; None where some stage has no choice that fits."""

@@ -104,13 +104,7 @@ class StageTables:
 
     def _kind(self, table: OptionTable) -> KindOptions:
         enter, leave = self.enter_state[table.enter], self.leave_state[table.leave]
-        columns = [
-            getattr(table, name) for name in (*TIMES, *BYTES) if name not in ("work_forward_bytes", "work_backward_bytes")
-        ]
-        columns.append(table.work_bytes)
-        if table.halved is not None:
-            columns += [*table.halved.forward_ns, table.halved.backward_ns]
-        places = _undominated(enter, leave, np.stack(columns))
+        places = _undominated(enter, leave, _costs(table))
         chosen = table.keep(places.tolist())
         u_ns = chosen.forward_ns + chosen.backward_ns
         if self.sliced and chosen.halved is not None:
@@ -276,6 +270,21 @@ def _ways(rows: Integers) -> Places:
     """The number of each row's kind, equal rows being of one kind; counted in the order of first rows."""
     numbers: dict[bytes, int] = {}
     return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in np.ascontiguousarray(rows)], np.intp)
+
+
+def undominated_options(table: OptionTable) -> Places:
+    """The options of a table that no other one beats, by its own interface states."""
+    return _undominated(table.enter, table.leave, _costs(table))
+
+
+def _costs(table: OptionTable) -> Integers:
+    """(columns, S): all that an option costs."""
+    works = ("work_forward_bytes", "work_backward_bytes")
+    columns = [getattr(table, name) for name in (*TIMES, *BYTES) if name not in works]
+    columns.append(table.work_bytes)
+    if table.halved is not None:
+        columns += [*table.halved.forward_ns, table.halved.backward_ns]
+    return np.stack(columns)
 
 
 def _undominated(enter: Places, leave: Places, columns: Integers) -> Places:

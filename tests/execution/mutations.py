@@ -13,9 +13,11 @@ from trainplan.formulations.plan import Plan
 
 from tests.execution.plans import (
     PRECISIONS,
+    random_interleaved_plan,
     random_plan,
     random_sliced_plan,
     random_uneven_plan,
+    random_unlike_plan,
     random_zero_plan,
     sharing_tokens,
 )
@@ -42,7 +44,8 @@ ALIKE = {  # operations whose buffers look alike, or that are each other's near 
     Op.SLICE: (Op.GATHER_SLICE,),
     Op.GATHER_SLICE: (Op.SLICE,),
     Op.SEND: (Op.RECEIVE,),
-    Op.RECEIVE: (Op.SEND,),
+    Op.RECEIVE: (Op.SEND, Op.POST_RECEIVE),
+    Op.POST_RECEIVE: (Op.RECEIVE, Op.MARK),
     Op.INPUT: (Op.TARGETS,),
     Op.TARGETS: (Op.INPUT,),
     Op.GATHER_PARAMETERS: (Op.GATHER_UPDATED,),
@@ -61,20 +64,22 @@ OF_ALL_PROGRAMS = ("world", "units", "model", "strategies", "samples", "micro_ba
 
 
 class Mutant(NamedTuple):
-    """Programs with one change. kind: of the change; what: it, in words."""
+    """Programs with one change. kind: of the change; what: it, in words; sound: the programs without it."""
 
     kind: str
     what: str
     plan: Plan
     programs: Programs
+    sound: Programs
 
 
 def random_programs(rng: random.Random) -> tuple[Plan, Programs]:
-    """Plain plans, sliced ones, any ZeRO stages, uneven shares, memory switches and other residences, of 2 ranks and of 4."""
-    plain = [random_plan, random_plan, random_sliced_plan, random_zero_plan]
+    """Plain plans, sliced ones, any ZeRO stages, stages of unlike sizes, interleaved ones, uneven shares, memory switches and
+    other residences, of 2 ranks and of 4; some gather parameters and post receives ahead."""
+    plain = [random_plan, random_plan, random_sliced_plan, random_zero_plan, random_unlike_plan, random_interleaved_plan]
     make = rng.choice([*plain, random_uneven_plan, random_switch_plan, *[random_residence_plan] * 2])
     plan = make(rng, rng.choice([2, 4]))
-    return plan, compile_plan(plan)
+    return plan, compile_plan(plan, ahead=rng.random() < 0.4)
 
 
 def sharing_programs(rng: random.Random) -> tuple[Plan, Programs]:
@@ -99,7 +104,7 @@ def mutants(
             if changed is None or changed[1] == programs:
                 missed += 1
             elif len(made) < count:
-                made.append(Mutant(kind, changed[0], plan, changed[1]))
+                made.append(Mutant(kind, changed[0], plan, changed[1], programs))
     return made
 
 

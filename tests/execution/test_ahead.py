@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from trainplan.execution.ahead import classes_of, may_gather_ahead, programs_of
+from trainplan.execution.ahead import classes_of, may_go_ahead, programs_of
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import judge
@@ -94,8 +94,8 @@ def test_back_ends_with_lanes_gather_ahead_where_the_plan_s_memory_holds_it() ->
         assert programs_of(tight, backend) == needed
         assert max(judge(tight, profile_of(plan), backend=backend).peak_bytes) < most
     assert judge(plan, profile_of(plan), backend="fused").step_ns < judge(plan, profile_of(plan)).step_ns
-    assert not may_gather_ahead(sharded_plan(strategy="dp4"), "fused")
-    assert not may_gather_ahead(random_switch_plan(random.Random(0), 4), "streams")
+    assert not may_go_ahead(sharded_plan(strategy="dp4"), "fused")
+    assert not may_go_ahead(random_switch_plan(random.Random(0), 4), "streams")
 
 
 def test_classes_of_equal_ranks_gather_ahead_too() -> None:

@@ -21,7 +21,7 @@ from tests.execution.plans import (
     plan_of,
     random_plan,
 )
-from tests.sizes import some_and_all
+from tests.sizes import first_and_others, some_and_all
 
 PLANS = 40
 
@@ -43,7 +43,7 @@ def _hold(reports: list[RunReport], plans: int) -> None:
 
 
 @pytest.mark.parametrize("count", some_and_all(8, PLANS))
-@pytest.mark.parametrize("backend", ["serial", "fused"])
+@pytest.mark.parametrize("backend", first_and_others(["fused", "serial"]))
 def test_gradients_of_random_plans_on_4_processes(backend: str, count: int) -> None:
     rng = random.Random(20)
     plans = [random_plan(rng) for _ in range(PLANS)]

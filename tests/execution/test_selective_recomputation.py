@@ -104,7 +104,7 @@ def test_measured_memory_follows_the_walk() -> None:
         assert peaks[place] > peaks[place + 1] > peaks[place + 2] > peaks[place + 3], "the more is recomputed"
 
 
-@pytest.mark.parametrize("text", ["single-ckpt:loss", "single-ckpt:loss+norms", "tp2-sp-ckpt:loss"])
+@pytest.mark.parametrize("text", first_and_others(["tp2-sp-ckpt:loss", "single-ckpt:loss", "single-ckpt:loss+norms"]))
 def test_logits_are_not_kept(text: str) -> None:
     """With a large vocabulary, of all micro-batches but the one in its backward pass."""
     model, world = large(GPT2).with_fields(vocab_size=6000, n_layer=1), 2 if "tp2" in text else 1

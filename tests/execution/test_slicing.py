@@ -29,7 +29,7 @@ from tests.execution.plans import (
     random_uneven_plan,
     uneven_plan,
 )
-from tests.sizes import some_and_all
+from tests.sizes import first_and_others, some_and_all
 
 UNITS = len(GPT2.units)
 MIXED = ["dp2", "tp2", "sdp2", "dp2-ckpt", "dp2", "sdp2-ckpt", "tp2", "dp2"]
@@ -286,7 +286,7 @@ def test_every_deleted_wait_and_free_is_seen() -> None:
     assert deleted > 100
 
 
-@pytest.mark.parametrize("backend", ["serial", "fused"])
+@pytest.mark.parametrize("backend", first_and_others(["serial", "fused"]))
 def test_halves_hold_no_more_than_the_whole(backend: Backend) -> None:
     """But for what every graph keeps once, however many rows it has, such as the numbers of the positions."""
     rng = random.Random(5)
@@ -330,7 +330,7 @@ def _hold(plans: list[Plan], backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("share", some_and_all(4, 1))
-@pytest.mark.parametrize(("backend", "plans"), [("serial", 14), ("fused", 12)])
+@pytest.mark.parametrize(("backend", "plans"), first_and_others([("fused", 12), ("serial", 14)]))
 def test_gradients_on_4_processes(backend: Backend, plans: int, share: int) -> None:
     rng = random.Random(30)
     some = [random_sliced_plan(rng) for _ in range(plans)]

@@ -46,6 +46,7 @@ from tests.execution.plans import (
     with_zero,
 )
 from tests.execution.switch_plans import random_switch_plan
+from tests.sizes import first_and_others
 
 CPU = load_cluster("cpu-4")
 # Vocabularies that can be split evenly, so that all ranks of a stage have equal shards; no tied matrix, and one.
@@ -211,7 +212,7 @@ def test_programs_that_wait_for_each_other_for_ever_are_said_to_be_stuck() -> No
         time_walk(programs, RandomCosts(0))
 
 
-@pytest.mark.parametrize("backend", ["serial", "streams"])
+@pytest.mark.parametrize("backend", first_and_others(["streams", "serial"]))
 def test_one_rank_of_each_stage_stands_for_all(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where links and shards are equal, the step and every peak are those of all ranks."""
     rng = random.Random(7)

@@ -37,7 +37,8 @@ BOTH_WAYS = {"nvlink-2": 300, "nvlink-3": 600, "nvlink-4": 900, "nvlink-5": 1800
 def assumed() -> EfficiencyTable:
     """The shipped table without what is fitted to runs."""
     table = shipped_efficiencies()
-    return table.changed(kernels=[fit for fit in table.kernels if fit.origin == "assumed"])
+    kernels, links = ([fit for fit in fits if fit.origin == "assumed"] for fits in (table.kernels, table.links))
+    return table.changed(kernels=kernels, links=links)
 
 
 def fitted(table: EfficiencyTable, device: str, value: float, precision: str | None, kernel: str = "matrix-product") -> Any:
@@ -103,7 +104,7 @@ def test_every_kind_makes_a_node_and_clusters(name: str) -> None:
         kind = cluster.kinds[0]
         assert 0.7 * kind.memory_bytes < kind.usable_bytes < kind.memory_bytes and kind.reserve_bytes % GIB == 0
         assert {each.precision for each in kind.efficiencies if each.kernel == "matrix-product"} == set(kind.flops_per_s)
-        assert all(0.3 < each.value <= 0.95 for each in kind.efficiencies)
+        assert all(0.2 < each.value <= 0.95 for each in kind.efficiencies)
         assert sheet(name).sources[0].source in cluster.source
         node = cluster.nodes[0]
         pairs_alone = name == "h100-nvl" and node.devices > 2
@@ -185,19 +186,19 @@ def test_ports_may_be_others() -> None:
 
 
 def test_domains_of_72() -> None:
-    rack = load_cluster("gb200:72x8")
+    rack = cluster_of_nodes("gb200:72x8", assumed())
     assert rack.devices == 576
     assert rack.network.link((0, 71)).bandwidth_bytes_per_s == rack.network.link(range(72)).bandwidth_bytes_per_s == 720e9
     assert rack.network.link((71, 72)).bandwidth_bytes_per_s == 50e9
     assert rack.network.link(range(576)).bandwidth_bytes_per_s == 720e9, "72 ports carry more than NVLink feeds them"
-    part = load_cluster("gb200:64")
+    part = cluster_of_nodes("gb200:64", assumed())
     assert part.network.link(range(64)).bandwidth_bytes_per_s == 720e9
     host, whole = part.nodes[0].host, rack.nodes[0].host
     assert host is not None and whole is not None and host.memory_bytes == whole.memory_bytes * 64 // 72
 
 
 def test_pairs_are_joined_by_bridges_and_others_by_pcie() -> None:
-    cluster = load_cluster("h100-nvl:8x2")
+    cluster = cluster_of_nodes("h100-nvl:8x2", assumed())
     rates = [cluster.network.link(group).bandwidth_bytes_per_s for group in ((0, 1), (1, 2), range(8))]
     assert rates[0] == 240e9 and rates[1] == rates[2] == pytest.approx(0.635 * 63e9, rel=0.01)
     assert load_cluster("h100-pcie:8").network.link((0, 1)).bandwidth_bytes_per_s == rates[1], "bridges are sold apart"
@@ -312,11 +313,14 @@ def test_fitted_efficiencies_go_to_the_nearest_kinds() -> None:
     assert (a100.value, a100.half_size, a100.error, a100.origin_for(sheet("a100").name)) == (0.6, 100, 0.07, "fitted")
     sibling, other = product("a100-40gb"), product("h100")
     assert (sibling.value, sibling.error) == (0.6, round(0.07 + SAME_ARCHITECTURE_ERROR, 4))
-    assert (other.value, other.error) == (0.6, round(0.07 + OTHER_ERROR, 4)), "fitted ones go before its own assumed one"
+    assert other.origin == "assumed", "its own assumed one goes before those of other architectures"
+    alone = EfficiencyTable(kernels=[each for each in table.kernels if each.device != "h100"], links=table.links)
+    other = device_kind("h100", alone).reached("matrix-product", "bfloat16")
+    assert other is not None and (other.value, other.error) == (0.6, round(0.07 + OTHER_ERROR, 4))
     assert other.origin_for(sheet("h100").name) == "fitted, of A100-SXM4 80 GB"
     assert product("a100", "float16").origin == "assumed", "a fit is of one precision"
     table = fitted(table, "h100", 0.5, "bfloat16")
-    assert [product(name).value for name in ("h100", "h200", "b200", "a100", "a100-40gb")] == [0.5, 0.5, 0.5, 0.6, 0.6]
+    assert [product(name).value for name in ("h100", "h200", "a100", "a100-40gb")] == [0.5, 0.5, 0.6, 0.6]
 
 
 def test_less_power_is_slower_by_the_cube_root() -> None:
@@ -329,8 +333,10 @@ def test_less_power_is_slower_by_the_cube_root() -> None:
 
 
 def test_no_kind_reaches_more_than_its_vendor_does() -> None:
+    table = assumed()
+    table = table.changed(kernels=[each for each in table.kernels if each.device != "mi300x"])  # as if nothing was said of it
     for name in ("mi300x", "mi325x"):
-        capped = device_kind(name, fitted(assumed(), "h100", 0.8, "bfloat16")).reached("matrix-product", "bfloat16")
+        capped = device_kind(name, fitted(table, "h100", 0.8, "bfloat16")).reached("matrix-product", "bfloat16")
         assert capped is not None and capped.value == pytest.approx(708 / 1307.4, abs=1e-4) and capped.limited_by == "vendor"
     freely = device_kind("mi300x", fitted(assumed(), "mi300x", 0.6, "bfloat16")).reached("matrix-product", "bfloat16")
     assert freely is not None and freely.value == 0.6, "what is measured of it counts"

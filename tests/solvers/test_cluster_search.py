@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, permutations, product
+from itertools import combinations, count, permutations, product
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,9 @@ from trainplan.solvers.cluster.climb import Climber, climb
 from trainplan.solvers.cluster.memory import explain
 from trainplan.solvers.cluster.one_pipeline import Box, PipelineSearch, box_bound_ns
 from trainplan.solvers.core.incumbents import FIRST_PLAN
-from trainplan.solvers.core.quick import cheap_bound
+from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.registry import method, methods
-from trainplan.solvers.core.search import Search, Unsuited
+from trainplan.solvers.core.search import Search, Unsuited, judge
 from trainplan.solvers.core.solve import solve
 
 from tests.clock import count_the_clock
@@ -258,15 +258,29 @@ def test_what_a_move_costs_is_what_the_full_evaluation_says() -> None:
                 assert climber.cost == (missing if instance.within_memory else 0, judged.time_ns), (seed, climber.solution)
 
 
-def test_many_kinds_of_groups_leave_the_limit_kept_and_an_answer() -> None:
+def twelve_kinds() -> Instance:
     """Twelve devices, each of its own class: too many groups to follow one pipeline through."""
     instance = random_cluster(2000, devices=12, layers=16)
     rng = random.Random(0)
     table = [[float(rng.randint(10**6, 10**7)) for _ in range(12)] for _ in range(12)]
-    instance = replace(instance, network=Network(matrix=Matrix(bandwidth_bytes_per_s=table)), within_memory=False)
+    return replace(instance, network=Network(matrix=Matrix(bandwidth_bytes_per_s=table)), within_memory=False)
+
+
+def test_many_kinds_of_groups_leave_the_limit_kept_and_an_answer() -> None:
+    instance = twelve_kinds()
     result, planned = solve(instance, time_limit=3), solve(instance, "amp")
     assert result.objective is not None and planned.objective is not None and result.bound is not None
     assert result.bound <= result.objective <= planned.objective
+
+
+def test_even_shares_do_not_climb_from_a_strategy_with_uneven_ones() -> None:
+    """The best strategy so far may have degrees whose pipelines cannot have equal shares."""
+    instance = twelve_kinds()
+    search, looks = Search(judge(instance)), count()
+    search.report(first_plan(instance))
+    assert search.best is not None and len(set(search.best.shares)) > 1
+    climb(replace(instance, uneven_shares=False), search, lambda: next(looks) > 200)
+    assert search.objective is not None and not violations(instance, search.best)
 
 
 def test_degrees_may_be_held_to_powers_of_two() -> None:

@@ -17,6 +17,7 @@ from trainplan.solvers.core.solve import solve
 from trainplan.solvers.switches import h3t_dp
 from trainplan.solvers.switches.quick import SOURCE
 
+from tests.sizes import first_and_others
 from tests.switch_instances import bert_instance, random_instance
 
 METHODS = ("h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3")
@@ -127,7 +128,7 @@ def algorithm_4(instance: Instance, m: int) -> tuple[float, tuple[int, ...] | No
     return best
 
 
-@pytest.mark.parametrize(("version", "layers"), [("pruned", (1, 2, 3, 4)), ("basic", (1, 2, 2, 2, 2, 3))])
+@pytest.mark.parametrize(("version", "layers"), first_and_others([("pruned", (1, 2, 3, 4)), ("basic", (1, 2, 2, 2, 2, 3))]))
 def test_the_dp_has_the_answer_of_the_printed_algorithm(version: str, layers: tuple[int, ...]) -> None:
     printed = {"pruned": algorithm_4, "basic": algorithm_3}[version]
     missing = 0

@@ -12,9 +12,10 @@ import pytest
 from trainplan.formulations.problem import problem
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.quick import first_plan
-from trainplan.solvers.core.registry import METHODS, ROOMS, Entry, methods
+from trainplan.solvers.core.registry import methods
 from trainplan.solvers.core.result import Result
 from trainplan.solvers.core.search import Outcome, Search, judge
 from trainplan.solvers.core.solve import solve
@@ -42,7 +43,7 @@ INSTANCES: dict[str, Callable[[int], Any]] = {
     "cluster-strategy": lambda seed: random_cluster(seed, 4, 5),
     "joint": lambda seed: random_joint(random.Random(seed)),
 }
-OWN = [(name, entry) for name in ROOMS for entry in METHODS[name] if entry.name not in MODELS]
+OWN = [(name, entry) for name in INSTANCES for entry in problem(name).solvers().entries if entry.name not in MODELS]
 
 
 def limited(instance: Any, entry: Entry, limit: float | None) -> tuple[Search, Outcome, float]:
@@ -106,7 +107,7 @@ def test_methods_that_are_stopped_have_the_first_plan_or_a_better_one(
 
 def test_a_first_plan_is_never_said_to_be_the_method_s() -> None:
     instance = INSTANCES["stage-assignment"](0)
-    [table] = [entry for entry in METHODS["stage-assignment"] if entry.name == "amp-dp"]
+    [table] = [entry for entry in methods("stage-assignment") if entry.name == "amp-dp"]
     result = limited_result(instance, table, 3)
     assert result.solution is not None and result.message == "time ran out before the table was filled"
     assert {result.solution_source, *(point.source for point in result.history)} == {FIRST_PLAN}
@@ -132,7 +133,7 @@ def interrupted_result(monkeypatch: pytest.MonkeyPatch, instance: Any, entry: En
         return solve(instance, entry.name)
 
 
-EVERY = [(name, entry) for name in ROOMS for entry in methods(name)]
+EVERY = [(name, entry) for name in INSTANCES for entry in methods(name)]
 
 
 @pytest.mark.parametrize("name, entry", EVERY, ids=[f"{name}-{entry.name}" for name, entry in EVERY])

@@ -3,7 +3,6 @@
 import pytest
 from trainplan.formulations.problem import problem
 from trainplan.solvers.core.quick import cheap_bound, first_plan
-from trainplan.solvers.core.registry import ROOMS
 
 import trainplan as tp
 from tests.formulations.test_conformance import TINY
@@ -12,7 +11,7 @@ from trainplan.testing import optimum
 SEEDS = {"memory-switches": 8, "cluster-strategy": 15}  # whose solutions are many
 
 
-@pytest.mark.parametrize("name", ROOMS)
+@pytest.mark.parametrize("name", [name for name in TINY if problem(name).solvers().first_plan])
 def test_no_solution_is_below_the_cheap_bound_and_first_plans_fit(name: str) -> None:
     checked, solvable, planned, tight = problem(name), 0, 0, 0
     for seed in range(SEEDS.get(name, 40)):
@@ -41,8 +40,6 @@ def test_clusters_of_more_groups_than_can_be_listed_have_both() -> None:
     assert 0 < bound[0] <= checked.evaluate(instance, plan).objective <= 2 * bound[0]
 
 
-def test_problems_of_plug_ins_have_neither() -> None:
-    class Unknown:
-        problem = "unknown"
-
-    assert cheap_bound(Unknown()) is None and first_plan(Unknown()) is None
+def test_a_problem_whose_solvers_have_neither_says_so() -> None:
+    instance = TINY["galvatron-engine"](0)
+    assert cheap_bound(instance) is None and first_plan(instance) is None

@@ -30,7 +30,20 @@ _MODULES = {
     "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),
     "number_verbs": ("detect", "import_profile", "profile"),
     "plan_verbs": (
-        *("chrome_trace", "compare_plans", "export", "partition", "place", "plan", "plans", "run", "simulate", "switch"),
+        *(
+            "certify",
+            "chrome_trace",
+            "compare_planners",
+            "compare_plans",
+            "export",
+            "partition",
+            "place",
+            "plan",
+            "plans",
+            "run",
+            "simulate",
+            "switch",
+        ),
         *("throughput", "trial"),
     ),
 }

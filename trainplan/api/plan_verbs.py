@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
 from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, model_of, profile_of, request_of
+from trainplan.certifying import certify
 from trainplan.execution.exports.common import Export
 from trainplan.execution.exports.registry import exporter
 from trainplan.execution.run.processes import RunReport, run_plans
@@ -18,9 +21,20 @@ from trainplan.formulations.problem import InstanceLike
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.planned import Planned, plan_row, row_rank
-from trainplan.planning import planned
+from trainplan.planning import planned, priced
 from trainplan.predicting import plan_profile
-from trainplan.presets import DEFAULT, OPTIMUM, PLANNERS, PRESETS, Preset, planner, preset
+from trainplan.presets import (
+    DEFAULT,
+    OPTIMUM,
+    OTHERWISE,
+    PLANNERS,
+    PRESETS,
+    Preset,
+    choices_of,
+    planner,
+    preset,
+    refused_by_default,
+)
 from trainplan.profiling.base.arguments import check_arguments, checked
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source
@@ -28,14 +42,18 @@ from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
+from trainplan.rivals import Rival, rivals
 from trainplan.simulating import Simulation, simulate_source
+from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.throughputs import Throughput, search_throughput
 from trainplan.trace import chrome_trace
 from trainplan.trials import Trials, best_plans, runnable, try_plans
 
 __all__ = [
+    "certify",
     "chrome_trace",
+    "compare_planners",
     "compare_plans",
     "export",
     "partition",
@@ -53,7 +71,7 @@ __all__ = [
 @checked
 def plan(
     *,
-    like: str = DEFAULT,
+    like: str | None = None,
     model: FilePath | Model | None = None,
     cluster: FilePath | Cluster | None = None,
     batch: int | None = None,
@@ -83,28 +101,69 @@ def plan(
         the model allows); dtype: of the model, such as "bf16" (default: the config's). profile: numbers made earlier, which may
         stand in for model and cluster. measure: the model, on this machine (default: estimate from shapes).
     How to search:
-        like: a preset (galvatron-bmw, amp, autopipe, h3t) or a problem. method: a name of `methods`. backend: of `run`, on
-        which the plan must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the
-        method. cold: MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such
-        as "8GiB". progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns)
-        for each better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
+        like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: joint; what that does not take is
+        planned as galvatron-bmw, and `instead` says why). method: a name of `methods`. backend: of `run`, on which the plan
+        must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the method. cold:
+        MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
+        progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns) for each
+        better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
-        galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
-        `partition`. h3t: see `switch`.
+        joint: pipeline, micro_batches, schedule, sliced, chunks, by_unit, zero, hybrid, sequence_parallel, modules, host; and
+        constraints, whose costs are in `prices`, as that of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts. galvatron-bmw: pipeline, micro_batches, schedule,
+        space, by_unit, takeaway3. amp: see `place`. autopipe: see `partition`. h3t: see `switch`.
 
     The best plan with one strategy for all units is in `uniform`; tokens/s, MFU, bubble and memory are in `performance`.
     """
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": batch, "memory": memory, "reserve": reserve}
     asked |= {"sequence": sequence, "dtype": dtype, "profile": profile, "measure": measure, "measuring": measuring}
-    chosen = preset(like)
+    choices = {name: value for name, value in choices.items() if value is not None}
+    instead = refused_by_default(choices, method) if like is None else None
+    chosen = preset(like or (OTHERWISE if instead else DEFAULT))
+    if like is None:
+        choices = choices_of(chosen, choices, instead)
+    made = _request(chosen, method, asked, choices)
+    if like is None and instead is None and (instead := chosen.problem.unsuited(made)) is not None:
+        chosen = preset(OTHERWISE)
+        choices = choices_of(chosen, choices, instead)
+        made = _request(chosen, method, asked, choices)
+    limits: dict[str, Any] = {"gap": gap, "seed": seed, "progress": progress, "cold": cold, "solver_memory": solver_memory}
+    settings = {name: value for name, value in choices.items() if name not in {each.name for each in chosen.parameters}}
+    clock = Clock()
+    began = clock()
+    best = planned(made, chosen, method, backend=backend, time_limit=time_limit, **limits, **settings)
+    best = replace(best, instead=instead)
+    if not (constraints := _constraints(chosen, asked, choices)):
+        return best
+    relaxed = {text: partial(_without, name, chosen, method, asked, choices) for name, text in constraints.items()}
+    left = None if time_limit is None else time_limit - (clock() - began)
+    return priced(best, relaxed, method, left, backend=backend, **limits, **settings)
+
+
+def _constraints(chosen: Preset, asked: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, str]:
+    """The constraints that a request sets, by argument, as the command's options say them."""
+    texts = {}
+    for parameter in chosen.problem.constraints:
+        if (value := choices.get(parameter.name)) not in (None, parameter.default):
+            many = [value] if isinstance(value, str) else value
+            words = ",".join(many) if parameter.many else value
+            texts[parameter.name] = parameter.flag if value is True else f"{parameter.flag} {words}"
+    if chosen.problem.constraints and asked["reserve"] is not None:
+        texts["reserve"] = f"--reserve {asked['reserve']}"
+    return texts
+
+
+def _without(name: str, chosen: Preset, method: str, asked: Mapping[str, Any], choices: Mapping[str, Any]) -> Request:
+    """What is asked of a preset, one argument left out. Raises InputError."""
+    kept = [{key: value for key, value in each.items() if key != name} for each in (asked, choices)]
+    return _request(chosen, method, *kept)
+
+
+def _request(chosen: Preset, method: str, asked: Mapping[str, Any], choices: Mapping[str, Any]) -> Request:
+    """What is asked of a preset. Raises InputError."""
     names, options = {parameter.name for parameter in chosen.parameters}, method_options(chosen, method)
     check_spelling(choices, [*signature(plan).parameters, *names], options, chosen.name)
     fixed = {name: value for name, value in choices.items() if name in names}
-    made = request_of(chosen.parameters, chosen.name, fixed=chosen.fixed, **asked, **fixed)
-    limits: dict[str, Any] = {"time_limit": time_limit, "gap": gap, "seed": seed, "progress": progress}
-    limits |= {"cold": cold, "solver_memory": solver_memory}
-    settings = {name: value for name, value in choices.items() if name not in names}
-    return planned(made, chosen, method, backend=backend, **limits, **settings)
+    return request_of(chosen.parameters, chosen.name, fixed=chosen.fixed, **asked, **fixed)
 
 
 def method_options(chosen: Preset, method: str) -> list[str]:
@@ -170,6 +229,23 @@ def compare_plans(sources: Iterable[Plan | Source]) -> list[dict[str, Any]]:
     return sorted(rows, key=row_rank)
 
 
+def compare_planners(
+    *,
+    gap: float = 1e-4,
+    time_limit: float | None = None,
+    progress: Callable[[str], None] | None = None,
+    **request: Any,
+) -> list[Rival]:
+    """What each paper's planner loses on a model and a cluster against the joint optimum, which stands first: all plans judged
+    by the walks on the serial back-end, whose step the joint problem minimises.
+
+    request: as of `plan`: model, cluster, batch, memory, reserve, sequence, dtype, profile. gap: of the joint problem.
+    time_limit: seconds for each planner. progress: called with the name of each. Raises InputError.
+    """
+    check_arguments(plan, request)
+    return rivals(plan, request, gap=gap, time_limit=time_limit, progress=progress)[0]
+
+
 def simulate(
     source: Plan | InstanceLike | Source,
     *,
@@ -182,6 +258,7 @@ def simulate(
     solution: Any = None,
     chunks: int = 1,
     method: str | None = None,
+    cost_model: str | None = None,
     **options: Any,
 ) -> Simulation:
     """A step of any plan, or of a partition of a pipeline-partition instance, with its timeline and critical path.
@@ -191,11 +268,12 @@ def simulate(
     gain, or 'algorithm-2', AutoPipe's count (default: the plan's, or none). cluster, profile, measure: where a plan's times
     come from (default: the plan carries them). An instance: solution: its cuts (default: those that `method` finds, with
     options as of `solve`); chunks: stages on each of its devices, for interleaved-1f1b. measuring: called with the reports of
-    measuring. Raises InputError.
+    measuring. cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on
+    lanes, and links and kernels by what measured runs reach. Raises InputError.
     """
     times: dict[str, Any] = {"cluster": cluster, "profile": profile, "measure": measure, "measuring": measuring}
     cuts: dict[str, Any] = {"solution": solution, "chunks": chunks, "method": method}
-    return simulate_source(source, schedule=schedule, sliced=sliced, **times, **cuts, **options)
+    return simulate_source(source, schedule=schedule, sliced=sliced, cost_model=cost_model, **times, **cuts, **options)
 
 
 def trial(

@@ -18,7 +18,7 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
-from trainplan.solvers.core.registry import Entry
+from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Point, Result

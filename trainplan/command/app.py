@@ -37,10 +37,12 @@ TASKS = {
         "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
         "export": ("running", "Write a plan's pipeline for another runtime."),
         "compare": ("problems", "Hold plans side by side, or solve an instance with several methods."),
+        "validate": ("validating", "Hold predictions of runs against what they measured."),
     },
     "Problems by themselves": {
         "build": ("problems", "Make an instance of a problem from a model and a cluster, or from a profile."),
         "solve": ("problems", "Solve an instance with one method; the answer is checked and its bound named."),
+        "frontier": ("problems", "Solve an instance under a row of memory limits: time against memory."),
         "check": ("problems", "Check the programs of a plan, or a solution against an instance."),
         "methods": ("problems", "List the methods for a problem."),
         "schema": ("problems", "Print the JSON Schema of a file format."),

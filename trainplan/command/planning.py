@@ -12,7 +12,7 @@ from trainplan.command import options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
 from trainplan.pictures import drawn
 from trainplan.planned import Planned
-from trainplan.presets import DEFAULT, PRESETS, Preset, preset
+from trainplan.presets import DEFAULT, OTHERWISE, PRESETS, Preset, default_parameters, preset
 from trainplan.profiling.base.errors import InputError
 
 EXAMPLES = {
@@ -24,7 +24,11 @@ EXAMPLES = {
     "switch": "trainplan switch --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --memory 700MB -o plan.json",
 }
 ALL = "all"
-LIKE_HELP = f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side."
+LEAST_SECONDS = 1.0  # for evidence of a claim
+LIKE_HELP = (
+    f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side. "
+    f"[default: {DEFAULT}; {OTHERWISE} where {DEFAULT} does not take what is asked for, and the answer says why]"
+)
 OUTPUTS = panel(
     options.OUTPUT,
     [
@@ -54,22 +58,23 @@ BACKEND = panel(
 
 def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
     """The command of that name with the options of its preset, and its example."""
-    like = value_of("--like", words, DEFAULT) if name == "plan" else name
-    return (_plans() if like == ALL else _plan(preset(like), name)), f"Example: {EXAMPLES[name]}"
+    like = value_of("--like", words, "") if name == "plan" else name
+    return (_plans() if like == ALL else _plan(preset(like) if like else None, name)), f"Example: {EXAMPLES[name]}"
 
 
-def _plan(chosen: Preset, verb: str) -> Command:
-    like = panel(options.SUBJECT, [flag("like", str, LIKE_HELP, DEFAULT)]) if verb == "plan" else []
+def _plan(chosen: Preset | None, verb: str) -> Command:
+    like = panel(options.SUBJECT, [flag("like", str | None, LIKE_HELP)]) if verb == "plan" else []
 
     def plan(**values: Any) -> Outcome:
-        values["like"] = chosen.name
+        values["like"] = None if chosen is None else chosen.name
         with render.planning() as progress:
             answer = api.plan(progress=progress, measuring=progress, **values)
         code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
         return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
 
-    plan.__doc__ = f"{chosen.about}\n\n{ABOUT}"
-    return takes(like, options.REQUEST, flags_of(chosen.parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
+    plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}"
+    parameters = default_parameters() if chosen is None else chosen.parameters
+    return takes(like, options.REQUEST, flags_of(parameters), options.SEARCH, BACKEND, OUTPUTS)(plan)
 
 
 def _plans() -> Command:
@@ -87,12 +92,19 @@ def _plans() -> Command:
     return plan
 
 
+def _text(answer: Planned) -> str:
+    """The plan's file, with evidence of its claim, which is not looked for longer than the plan was."""
+    seconds = max(LEAST_SECONDS, answer.result.build_seconds + answer.result.solve_seconds)
+    certified = answer if answer.interrupted else api.certify(answer, seconds)
+    assert certified.plan is not None
+    return certified.plan.model_dump_json(indent=2) + "\n"
+
+
 def _files(answer: Planned) -> dict[str, Callable[[], Any]]:
     """What there is to write of an answer: its plan, its profile, and its problem's picture of it, else the plan's."""
     files: dict[str, Callable[[], Any]] = {}
     if answer.plan is not None:
-        plan = answer.plan
-        files["output"] = lambda: plan.model_dump_json(indent=2) + "\n"
+        files["output"] = lambda: _text(answer)
     uniform = answer.plan if answer.uniform is None else answer.uniform.plan
     if uniform is not None and uniform.one_strategy is not None:
         files["uniform_output"] = lambda: uniform.model_dump_json(indent=2) + "\n"

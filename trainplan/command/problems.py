@@ -12,26 +12,32 @@ from trainplan import api
 from trainplan.command import options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, word
 from trainplan.formulations.problem import problem, problem_names, problem_of
+from trainplan.frontiers import LIMITS, memory_limits
 from trainplan.pictures import drawn
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_readable, json_text, read_data, write_whole
+from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.solvers.core.registry import methods as methods_of
 
 EXAMPLES = {
     "build": "trainplan build layer-strategies --model gpt2 --cluster cpu-4 --batch 8 --memory 2GiB -o instance.json",
     "solve": "trainplan solve instance.json --method milp --time-limit 10 -o solution.json",
+    "frontier": "trainplan frontier instance.json --from 4GiB --to 24GiB --points 11 --method exact --gap 1e-4 --picture f.png",
     "check": "trainplan check plan.json",
     "compare": "trainplan compare instance.json --method milp --method cpsat --time-limit 10",
     "methods": "trainplan methods layer-strategies",
     "schema": "trainplan schema layer-strategies > schema.json",
 }
+LEAST_GAP = 1e-4  # of the joint optimum that planners are compared with, unless another is asked for
+MOST_LIMITS = 1000  # of a frontier
+METHODS = flag("method", list[str] | None, "Of an instance: a method; may be repeated. [default: all]")
 INSTANCE = word("instance", Path, "An instance file.")
 PROBLEM_HELP = "The problem; its own options are listed by `trainplan build PROBLEM --help`."
 
 
 def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
     """The command of that name, and its example."""
-    functions = {"solve": solve, "check": check, "compare": compare, "methods": methods, "schema": schema}
+    functions = {"solve": solve, "frontier": frontier, "check": check, "compare": compare, "methods": methods, "schema": schema}
     function = _build(words) if name == "build" else functions[name]
     return function, f"Example: {EXAMPLES[name]}"
 
@@ -80,29 +86,95 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     return Outcome(result.to_dict(), partial(render.solved, loaded, result), files, exit_code(result))
 
 
+@takes(
+    [
+        INSTANCE,
+        flag(
+            "least",
+            str | None,
+            "The smallest limit, such as 4GiB. [default: the least that anything fits into]",
+            names=("--from",),
+        ),
+        flag("most", str | None, "The largest limit. [default: what the shortest step needs]", names=("--to",)),
+        flag("points", int, "Limits, evenly spaced.", LIMITS),
+        METHODS,
+        flag("time_limit", float, "Seconds for each method and limit.", 30),
+        options.GAP,
+        options.SEED,
+        options.PICTURE,
+    ]
+)
+def frontier(instance: Path, least: str | None, most: str | None, points: int, **values: Any) -> Outcome:
+    """Solve an instance under a row of memory limits, in place of its own: the time of a step against memory."""
+    if (least is None) != (most is None):
+        raise InputError("command line", "--from", "and --to are not both given", "give both, or neither")
+    if not 2 <= points <= MOST_LIMITS:
+        raise InputError("command line", "--points", f"is {points}", f"give 2 to {MOST_LIMITS}")
+    loaded = api.load(instance)
+    if least is None or most is None:
+        limits = memory_limits(loaded, points)
+    else:
+        ends = parse_bytes(least, "--from"), parse_bytes(most, "--to")
+        if ends[0] >= ends[1]:
+            raise InputError("command line", "--from", f"is {least}, and --to {most}", "give the smaller one first")
+        limits = [ends[0] + (ends[1] - ends[0]) * step // (points - 1) for step in range(points)]
+    with render.working("solving") as progress:
+        found = api.frontier(
+            loaded, limits, values.pop("method"), progress=lambda *event: progress({"done": len(event)}), **values
+        )
+    stopped = any(point.result.stopped == "interrupt" for point in found)
+    files = {"picture": partial(api.draw_frontier, found)}
+    show = partial(render.frontier, found)
+    return Outcome([point.to_dict() for point in found], show, files, options.STOPPED if stopped else options.FINE)
+
+
 CHECKED = word("source", Path, "A plan file, or an instance file.")
 
 
-@takes([CHECKED, word("solution", Path | None, "Of an instance: a solution file.", None)])
+@takes(
+    [
+        CHECKED,
+        word("solution", Path | None, "Of an instance: a solution file.", None),
+        flag("profile", Path | None, "Of a plan: the profile that it was made from, if it was, to check its claim with."),
+    ]
+)
 def check(**values: Any) -> Outcome:
-    """Check the programs of a plan, and the memory that they need; or a solution against an instance: its time, its peak
-    memory, and what it violates.
+    """Check the programs of a plan, the memory that they need, and what its claim's evidence proves; or a solution against an
+    instance: its time, its peak memory, and what it violates.
     """
     checked = api.check(**values)
     code = options.INFEASIBLE if checked.violations else options.FINE
     return Outcome(checked.to_dict(), partial(render.checked, checked), code=code)
 
 
-SOURCES = word("sources", list[Path], "An instance file; or plan files, which are held side by side as they are predicted.")
-METHODS = flag("method", list[str] | None, "Of an instance: a method; may be repeated. [default: all]")
+SOURCES = word(
+    "sources",
+    list[Path] | None,
+    "An instance file; or plan files, which are held side by side as they are predicted. [default: the papers' planners on "
+    "--model and --cluster]",
+    None,
+)
 EACH = flag("time_limit", float, "Seconds for each method.", 30)
 COLD = flag("cold", bool, "Whether MILP and CP-SAT begin without the plan of a fast method.", True, names=("--cold/--warm",))
 
 
-@takes([SOURCES], [METHODS, EACH, options.SOLVER_MEMORY, options.SEED, COLD])
+@takes([SOURCES], options.REQUEST[:-1], [METHODS, EACH, options.GAP, options.SOLVER_MEMORY, options.SEED, COLD])
 def compare(**values: Any) -> Outcome:
-    """Solve an instance with several methods and let each check the others; or hold plans side by side."""
+    """Solve an instance with several methods and let each check the others; or hold plans side by side; or, of a model and a
+    cluster, what each paper's planner loses against the joint optimum, all plans judged by the walks on the serial back-end.
+    """
     sources = values.pop("sources")
+    request = {argument.name: values.pop(argument.name) for argument in options.REQUEST[:-1]}
+    gap = values.pop("gap")
+    if not sources:
+        limits = {"gap": gap or LEAST_GAP, "time_limit": values["time_limit"]}
+        with render.planning() as progress:
+            rivals = api.compare_planners(**request, **limits, progress=progress)
+        code = options.FINE if any(each.step_ns is not None for each in rivals) else options.INFEASIBLE
+        return Outcome([each.to_dict() for each in rivals], partial(render.rivals, rivals), {}, code)
+    if asked := [name for name, value in request.items() if value is not None]:
+        flag = "--" + asked[0].replace("_", "-")
+        raise InputError("command line", flag, "is given beside a file", "give it without files, or leave it out")
     if len(sources) > 1 or "format" in _fields(sources[0]):
         rows = api.compare_plans(sources)
         return Outcome(rows, partial(render.plan_rows, rows))

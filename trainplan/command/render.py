@@ -10,22 +10,25 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from trainplan.checking import Checked, CheckedPlan
+from trainplan.checking import Checked, CheckedClaim, CheckedPlan
 from trainplan.command.printing import err, line, pairs, table
 from trainplan.execution.walk.time import LANE_OF
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
+from trainplan.formulations.runs import runs
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.frontiers import FrontierPoint
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
 from trainplan.profiling.base.errors import printable
-from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural, span
+from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
+from trainplan.rivals import Rival
 from trainplan.simulating import Simulation
-from trainplan.solvers.core.registry import Entry
+from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Point, Result, peak_text
 from trainplan.throughputs import Throughput
 from trainplan.trials import Trials
@@ -67,6 +70,17 @@ def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None
     reasons = [r.reason.command_text for r in results if r.reason]
     for text in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
         line(text)
+
+
+def frontier(points: Sequence[FrontierPoint]) -> None:
+    """What methods found under each memory limit."""
+    rows = []
+    for point in points:
+        r = point.result
+        cells = [_cell(name, value) for name, value in {"time_ns": r.objective, "bound_ns": r.bound, "gap": r.gap}.items()]
+        seconds = f"{r.build_seconds + r.solve_seconds:.3f}"
+        rows.append([r.method, format_bytes(point.memory_bytes), r.status, *cells, seconds])
+    table(("method", "memory", "status", "time", "lower bound", "gap", "seconds"), rows)
 
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
@@ -115,19 +129,39 @@ def _programs(check: CheckedPlan) -> list[tuple[str, str]]:
         rows.append(("peak memory", f"{format_bytes(check.peak_bytes)} ({check.peak_bytes} bytes) on rank {check.peak_rank}"))
     if check.host_bytes:
         rows.append(("on the host", f"{format_bytes(check.host_bytes)} ({check.host_bytes} bytes)"))
-    return [*rows, ("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)")]
+    rows.append(("memory limit", f"{format_bytes(check.memory_bytes)} ({check.memory_bytes} bytes)"))
+    return [*rows, *([] if check.claim is None else _claim(check.claim))]
+
+
+def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
+    """What a claim says, and what of it was checked."""
+    said = "none" if claim.claimed_bound_ns is None else f"{format_time(claim.claimed_bound_ns)}, by {claim.claimed_source}"
+    rows = [("bound of claim", f"{said} (said by the solver, not checked)")]
+    if claim.objective_ns is not None:
+        rows.append(("claimed step", f"{format_time(claim.objective_ns)} of {claim.problem}, evaluated again"))
+    if claim.bound_ns is not None and claim.objective_ns:
+        how = "by prices of memory, followed in whole numbers" if claim.evidence else "in closed form, without evidence"
+        gap = 1 - claim.bound_ns / claim.objective_ns
+        rows.append(("checked bound", f"{format_time(claim.bound_ns)}, {how}: gap {gap:.4%}"))
+        if claim.evidence and claim.weak_bound_ns is not None:
+            rows.append(("weaker bound", f"{format_time(claim.weak_bound_ns)}, in closed form, without evidence"))
+    return [*rows, ("verdict", claim.verdict)]
 
 
 def plan_table(plan: Plan) -> None:
     """The strategy of every unit, and the switches that are on, stage by stage, runs of equal ones as one row."""
     rows = []
     for number, stage in enumerate(plan.stages):
-        for place, (strategy, group) in enumerate(groupby(plan.units[stage.first_unit : stage.last_unit + 1], key=str)):
-            names = [unit.name for unit in group]
-            ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
-            head = ["", ""] if place else [str(number), ranks]
-            rows.append([*head, span(names[0], names[-1]), str(len(names)), strategy])
+        units = plan.units[stage.first_unit : stage.last_unit + 1]
+        ranks = f"{stage.ranks[0]} .. {stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
+        for first, names, count, strategy in runs([unit.name for unit in units], list(map(str, units))):
+            rows.append([*(["", ""] if first else [str(number), ranks]), names, str(count), strategy])
     table(("stage", "ranks", "units", "count", "strategy"), rows)
+    plan_facts(plan)
+
+
+def plan_facts(plan: Plan) -> None:
+    """What a plan has beside units and stages: micro-batches, schedule, placement."""
     batch, schedule = plan.batch, SCHEDULE_NAMES[plan.schedule]
     halves = f", {plan.sliced} sliced" if plan.sliced else ""
     stages = f"{len(plan.stages)} stages, {schedule}{halves}" if len(plan.stages) > 1 else "1 stage"
@@ -143,7 +177,8 @@ def plan_table(plan: Plan) -> None:
 def planned(answer: Planned) -> None:
     """A planned request: what was asked for, the alternatives, the plan, what the walks predict, and what is claimed."""
     plan = answer.plan
-    rows = [("like", answer.preset.name), *_asked(answer.request)]
+    why = "" if answer.instead is None else f", since {answer.instead}"
+    rows = [("like", f"{answer.preset.name}{why}"), *_asked(answer.request)]
     for profile in answer.request.obtained[:1]:
         rows += [("profile", profile.origin), *(("reached", text) for text in reached(profile))]
     pairs(rows)
@@ -151,8 +186,10 @@ def planned(answer: Planned) -> None:
     if plan is None:
         pairs(answer.summary(flags=True))
         return
-    tables(answer.problem.tables(answer.instance, answer.answer.solution))
-    plan_table(plan)
+    shown = answer.problem.tables(answer.instance, answer.answer.solution)
+    tables(shown)
+    says_all = any({"strategy", "ranks"} <= set(each.columns) for each in shown)  # what the plan's own table would repeat
+    (plan_facts if says_all else plan_table)(plan)
     if answer.performance is not None:
         stage_memory(answer.performance)
     pairs(answer.summary(flags=True))
@@ -226,6 +263,20 @@ def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
     columns = ("plan", *times, "memory", "stages", "micro-batches", "claim", "bound", "gap")
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
     table((*columns, "problem"), [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
+
+
+def rivals(found: Sequence[Rival]) -> None:
+    """The papers' planners beside the joint optimum."""
+    rows = []
+    for each in found:
+        numbers = {"step_ns": each.step_ns, "peak_bytes": each.peak_bytes, "stages": each.stages, "count": each.micro_batches}
+        cells = [_cell(name, value) for name, value in numbers.items()]
+        cells += ["-" if share is None else f"{share:+.3%}" for share in (each.above,)]
+        cells += ["-" if each.gap is None else f"{each.gap:.3%}", f"{each.seconds:.2f}"]
+        rows.append([each.planner, *cells])
+    columns = ("planner", "step", "memory", "stages", "micro-batches", "above", "gap to bound", "seconds")
+    table(columns, rows, "steps by the walks, one lane a device; above the joint optimum, and above its bound")
+    pairs([(each.planner, text) for each in found if (text := each.why or each.outside)])
 
 
 def simulated(simulation: Simulation) -> None:
@@ -397,6 +448,11 @@ def trials(text: str) -> AbstractContextManager[Any]:
         return {"total": steps, "completed": step, "description": f"{subject}: step {step}"}
 
     return _live(text, shown)
+
+
+def sweeping(text: str) -> AbstractContextManager[Any]:
+    """Progress of a frontier: a callback for each method and its point."""
+    return _live(text, lambda name, point: {"description": f"{text}: {name}, {format_bytes(point.memory_bytes)}"})
 
 
 def working(text: str) -> AbstractContextManager[Any]:

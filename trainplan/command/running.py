@@ -46,6 +46,9 @@ def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
         flag("chunks", int, "interleaved-1f1b: stages on each device of an instance.", 1),
         flag("sliced", str | None, "Micro-batches cut in two: a number, least, or algorithm-2. [default: the plan's; none]"),
         flag("cluster", str | None, "Of a plan: times estimated anew on this cluster. [default: the plan's own]"),
+        flag(
+            "cost_model", str | None, "Of a plan on a --cluster: executed, or streams (overlap on lanes). [default: executed]"
+        ),
         flag("profile", Path | None, "Of a plan: a profile with its times."),
         flag("measure", bool, "Of a plan: measure the model on this machine.", False),
         flag("method", str | None, "Without --solution. [default: exact; algorithm-1 for --chunks]"),

@@ -23,7 +23,6 @@ from trainplan.papers.galvatron_engine.problem import Instance, InstanceRecord
 from trainplan.papers.galvatron_engine.profile import read_engine_profile
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Source, read_data
-from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.imports.galvatron_blocks import MOST_MIB
 from trainplan.profiling.imports.source import SMALLEST
 
@@ -35,6 +34,7 @@ class GalvatronEngine(StagedProblem):
     """What Galvatron's published engine searches, under its own cost model."""
 
     home = problem
+    solved_by = "trainplan.papers.galvatron_engine"
     name = problem.NAME
     record, solution_record = InstanceRecord, SolutionRecord
     parameters = (
@@ -59,10 +59,6 @@ class GalvatronEngine(StagedProblem):
         content = source if isinstance(source, Mapping) else read_data(source)
         is_plan = isinstance(content, Mapping) and "pp_deg" in content
         return read_plan(source, instance) if is_plan else problem.load_solution(source)
-
-    def explain(self, instance: Instance) -> Any:
-        """Why no solution fits, as an `Infeasibility`; None where one does."""
-        return attribute("trainplan.papers.galvatron_engine.optimum:explain")(instance)
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs and of the objective."""

@@ -1,0 +1,137 @@
+"""What users may fix of a joint plan, beside depth, micro-batches and schedule: each a parameter that narrows the space."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import lcm
+from typing import Any
+
+from trainplan.formulations.joint.costs import tp_degrees
+from trainplan.formulations.joint.space import Filter, Space
+from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import Strategy, parse_strategy
+from trainplan.profiling.base.errors import InputError, shown
+from trainplan.profiling.base.quantities import divisors, plural
+
+TP = Parameter("tp", int, "tensor-parallel degree of every unit", least=1)
+DP = Parameter("dp", int, "copies of every unit's states in a stage (dp)", least=1)
+SDP = Parameter("sdp", int, "ranks in a stage that share every unit's states (sdp)", least=1)
+FORBID = Parameter(
+    "forbid", str, "strategies that no unit has, whole or by a word of them: ckpt, tp8, sdp; may be repeated", many=True
+)
+ONE_STRATEGY = Parameter("one_strategy", bool, "one strategy for all units", False)
+TP_IN_NODE = Parameter("tp_in_node", bool, "tensor parallelism inside a node only", False)
+CUTS = Parameter("cuts", str, "the units that begin the stages after the first, by name; may be repeated", many=True)
+CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS)
+
+WORD = re.compile(r"(dp|sdp|tp|cp|ep)(\d*)|single|sp|ckpt(:[a-z+]+)?|zero[12]")
+
+
+def narrowed(space: Space, request: Request) -> Space:
+    """The space under the constraints of a request; that of one strategy for all units aside. Raises InputError."""
+    options = request.options
+    filters = [space.strategies, *_filters(request, options)]
+    cuts = space.cuts
+    if options["cuts"]:
+        cuts = _first_units(request, options["cuts"], options["by_unit"])
+        space = replace(space, depths=_depths(space, len(cuts) + 1, request.origin.devices))
+    return replace(space, strategies=lambda strategy: all(each(strategy) for each in filters), cuts=cuts)
+
+
+def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
+    for paradigm in ("tp", "dp", "sdp"):
+        if (degree := options[paradigm]) is not None:
+            _check_degree(request, paradigm, degree)
+            yield _of_degree(paradigm, degree)
+    if words := [word for text in options["forbid"] or () for word in text.split(",")]:
+        yield _without(words)
+    if options["tp_in_node"]:
+        yield _inside(_node_devices(request), request.origin.devices)
+
+
+def _check_degree(request: Request, paradigm: str, degree: int) -> None:
+    """Raises InputError where no unit has the degree."""
+    devices = request.origin.devices
+    possible = list(tp_degrees(request, devices)) if paradigm == "tp" else divisors(devices)
+    if degree not in possible:
+        raise InputError("command line", f"--{paradigm}", f"is {degree}", f"give one of: {', '.join(map(str, possible))}")
+
+
+def _of_degree(paradigm: Any, degree: int) -> Filter:
+    return lambda strategy: strategy.degree(paradigm) == degree
+
+
+def _without(words: Sequence[str]) -> Filter:
+    """Strategies that are none of these, and have none of these words. Raises InputError for what is neither."""
+    for word in words:
+        if WORD.fullmatch(word) is None:
+            try:
+                parse_strategy(word)
+            except InputError:
+                fix = "give a strategy such as dp2-tp4-ckpt, or a word of one, such as ckpt, tp8 or sdp"
+                raise InputError("command line", "--forbid", f"is {shown(word)}", fix) from None
+    forbidden = set(words)
+
+    def allowed(strategy: Strategy) -> bool:
+        text = str(strategy)
+        parts = text.split("-")
+        return forbidden.isdisjoint({text, *parts, *(re.sub(r"\d+$|:.*$", "", part) for part in parts if part[:4] != "zero")})
+
+    return allowed
+
+
+def _inside(node: int, devices: int) -> Filter:
+    """Strategies whose tensor-parallel groups lie within nodes of so many devices, wherever the stage begins."""
+
+    def inside(strategy: Strategy) -> bool:
+        size = strategy.group
+        groups = {strategy.peers(rank, "tp") for rank in range(size)}
+        starts = range(0, min(devices, lcm(size, node)), size)
+        return all((start + group[0]) // node == (start + group[-1]) // node for start in starts for group in groups)
+
+    return inside
+
+
+def _node_devices(request: Request) -> int:
+    """Devices of a node. Raises InputError where none is described, or where nodes differ."""
+    sizes = {node.devices for node in request.cluster.nodes} if request.cluster else set()
+    if len(sizes) != 1:
+        problem = "is given without a cluster" if not sizes else "is given for nodes of unlike sizes"
+        raise InputError("command line", "--tp-in-node", problem, "give a --cluster of equal nodes, or --tp")
+    return sizes.pop()
+
+
+def _depths(space: Space, stages: int, devices: int) -> list[int]:
+    """Numbers of sites that may have so many stages. Raises InputError."""
+    chunks = range(1, space.most_chunks + 1) if "interleaved" in space.schedules else range(1, 2)
+    depths = [stages // each for each in chunks if stages % each == 0 and devices % (stages // each) == 0]
+    if space.depths is not None:
+        depths = [depth for depth in depths if depth in space.depths]
+    if not depths:
+        problem = f"begin {plural(stages, 'stage')}, which {plural(devices, 'device')} or --pipeline do not have"
+        raise InputError(
+            "command line", "--cuts", problem, "give a number of stages that divides the devices, as --pipeline does"
+        )
+    return depths
+
+
+def _first_units(request: Request, names: Sequence[str], by_unit: bool) -> tuple[int, ...]:
+    """The places of units, in order. Raises InputError where one is none, or they do not rise."""
+    units = [unit.name for unit in request.chain.units]
+    wanted = [name for text in names for name in text.split(",")]
+    if not by_unit:
+        raise InputError("command line", "--cuts", "are given with --no-by-unit", "leave --no-by-unit out")
+    places = [units.index(name) if name in units else -1 for name in wanted]
+    if -1 in places:
+        wrong = wanted[places.index(-1)]
+        raise InputError(
+            "command line", "--cuts", f"has {shown(wrong)}", f"give names of units, such as {units[len(units) // 2]}"
+        )
+    if places != sorted(set(places)) or places[0] == 0:
+        raise InputError(
+            "command line", "--cuts", f"are {', '.join(wanted)}", "give them in order, each once, none the first unit"
+        )
+    return tuple(places)

@@ -1,0 +1,109 @@
+"""What a run does beside its model and devices: degrees, recomputation, precision, and what its framework overlaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from trainplan.profiling.clusters.efficiencies import Precision
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What the backward pass computes again.
+
+    layers: the share of transformer layers that is computed again whole. attention: their core, from queries, keys and values.
+    operations: everything but the attention core and every second matrix product. activations: norms and the activation of the
+    feed-forward network.
+    """
+
+    layers: float = 0.0
+    attention: bool = False
+    operations: bool = False
+    activations: bool = False
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a training framework does by itself.
+
+    gradients_behind: gradients are reduced beside the backward passes; parameters_ahead: gathered beside the forward passes.
+    messages_behind: messages of interleaved stages travel beside passes. tensor_beside: the share of the tensor-parallel
+    collectives that runs beside the products that need them, piece by piece. tensor_backward: whether those of backward passes
+    run beside the weights' gradients, as in Megatron-LM. broadcast_ns: where each rank in turn sends its updated shard of the
+    parameters to all, what that takes beside the bytes.
+
+    memory_passes: how often kernels that are not fused touch memory, over those that are; loss_passes: the same of the loss's.
+    fused_attention: whether scores never are in memory. drops: whether the configuration's dropout is on. pads: vocabularies
+    are padded to a multiple of so many numbers on each tensor-parallel rank. gradient_bytes: of a gradient that is summed;
+    copied_bytes: of the optimizer's own copy of it.
+    logit_bytes: of a logit at the peak of the loss. fixed_bytes: of libraries' workspaces and of buffers for reductions.
+    ends_ns: what a step takes beside: data, logs, the norm of gradients on the host.
+    """
+
+    name: str
+    gradients_behind: bool = False
+    parameters_ahead: bool = False
+    messages_behind: bool = False
+    tensor_beside: float = 0.0
+    tensor_backward: bool = False
+    memory_passes: float = 1.0
+    loss_passes: float = 2.5
+    fused_attention: bool = True
+    pads: int = 1
+    broadcast_ns: int = 0
+    gradient_bytes: int = 4
+    copied_bytes: int = 0
+    logit_bytes: int = 8
+    drops: bool = False
+    fixed_bytes: int = 80 * 2**20
+    ends_ns: int = 5_000_000
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """How a run lies on its devices.
+
+    Ranks are numbered tensor-parallel first, then context-, data- and pipeline-parallel, as in Megatron-LM. zero: ZeRO's stage.
+    shard: data-parallel ranks that share model states; further ones hold copies. sequence_parallel: tensor-parallel ranks share
+    the tokens between matrices. chunks: stages on each device. micro: samples of a micro-batch on one rank; batch: of a step.
+    precision: of the products of transformer layers; all else is in `base`. reserved: layers' places in the pipeline that
+    embedding and head take, one each. frozen: adapters alone are trained: no gradients of the weights, no states of theirs.
+    """
+
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    chunks: int
+    zero: int
+    shard: int
+    sequence_parallel: bool
+    recompute: Recompute
+    base: Precision
+    precision: Precision
+    micro: int
+    batch: int
+    framework: Framework
+    reserved: bool = False
+    frozen: bool = False
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def micro_batches(self) -> int:
+        """Those of each data-parallel rank in a step."""
+        return max(1, ceil(self.batch / (self.dp * self.micro)))
+
+    @property
+    def sharing(self) -> int:
+        """The ranks that share states under ZeRO: context-parallel ones, too."""
+        return self.shard * self.cp if self.zero else 1
+
+    @property
+    def copies(self) -> int:
+        """The groups of ranks that share states, each with a copy of them."""
+        return self.dp * self.cp // self.sharing

@@ -1,0 +1,64 @@
+"""Links between the ranks of a run, and what collectives over them take: rings, with latency for each of their steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainplan.profiling.clusters.efficiencies import EfficiencyTable
+from trainplan.profiling.clusters.nodes import NETWORK_NS, PCIE_NS
+from trainplan.profiling.clusters.sheets import DeviceSheet
+
+PCIE_LEVELS = {3: "pcie-3", 4: "pcie-4", 5: "pcie-5"}
+# Of a ring's step within a node, beside what its bytes take, assumed; sheets and cluster files have those of whole kernels.
+STEP_NS, LAUNCH_NS = 1_500, 15_000
+TREE_FROM = 2  # nodes from which reductions of few bytes go by trees, whose depth grows with the logarithm of the nodes
+
+
+@dataclass(frozen=True)
+class Links:
+    """Of a node of `node` devices: bytes per second that one sends while it receives as much, within the node and through the
+    network; and the time of a step of a ring."""
+
+    node: int
+    within_bytes_per_s: float
+    across_bytes_per_s: float
+    within_ns: float = STEP_NS
+    across_ns: float = NETWORK_NS
+
+    @classmethod
+    def of(cls, sheet: DeviceSheet, table: EfficiencyTable, devices: int, network_bytes_per_s: float | None = None) -> Links:
+        """Those of a data sheet's nodes. network_bytes_per_s: a device's part of the network, where it is not the sheet's."""
+        joined = sheet.joined
+        node = min(devices, 1 << (max(8, joined.domain if joined else 8).bit_length() - 1))
+        if joined is not None and joined.domain >= min(node, 8):
+            within = joined.links * joined.link_bytes_per_s * table.link(joined.level).value
+        else:
+            level = PCIE_LEVELS[sheet.pcie.generation]
+            within = sheet.pcie.bytes_per_s * table.link(level).value  # type: ignore[arg-type]
+        port = network_bytes_per_s or sheet.network.bytes_per_s / sheet.network.devices_per_port
+        across = port * table.link("network").value
+        return cls(node, within, across, STEP_NS if joined else PCIE_NS)
+
+    def bytes_per_s(self, ranks: int, stride: int) -> float:
+        """What a device of a ring sends, of ranks so far apart, all such groups at once."""
+        if (ranks - 1) * stride < self.node:
+            return self.within_bytes_per_s
+        members = max(1, min(ranks, self.node // stride))  # of one group in a node, each with its port
+        return min(self.within_bytes_per_s, self.across_bytes_per_s * members)
+
+    def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int) -> float:
+        """A ring's all-gather or reduce-scatter (1 phase), or all-reduce (2), of so many bytes in all. Steps through the
+        network go at once in every node but one by one through the nodes."""
+        if ranks < 2 or not message_bytes:
+            return 0.0
+        nodes = max(1, -(-(ranks * stride) // self.node)) if (ranks - 1) * stride >= self.node else 1
+        nodes = min(nodes, ranks)
+        steps = (ranks - nodes) * self.within_ns + (nodes - 1) * self.across_ns if nodes > 1 else (ranks - 1) * self.within_ns
+        moved = message_bytes * (ranks - 1) / ranks / self.bytes_per_s(ranks, stride) * 1e9
+        return phases * (moved + steps) + LAUNCH_NS
+
+    def message_ns(self, message_bytes: float, distance: int) -> float:
+        """One message between ranks so far apart."""
+        if distance < self.node:
+            return message_bytes / self.within_bytes_per_s * 1e9 + LAUNCH_NS
+        return message_bytes / self.across_bytes_per_s * 1e9 + LAUNCH_NS + self.across_ns

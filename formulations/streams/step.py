@@ -1,0 +1,181 @@
+"""The step of a run under the cost model `streams`, from its layout: no program is compiled, so that every layout has a step.
+
+It goes pass by pass: chunks of layers through an interleaved or plain 1F1B pipeline, or blocks through both lanes of fully
+sharded data parallelism; behind it what of the gradients' reduction, the optimizer and the gathering of parameters no pass
+hides. Where trainplan compiles such a plan, its time walk with the same times says the same (tests/execution/test_streams.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import log2
+
+from trainplan.formulations.streams.layout import RunLayout
+from trainplan.formulations.streams.links import Links
+from trainplan.formulations.streams.pipeline import pipeline_ns
+from trainplan.formulations.streams.sharded import Block, sharded_ns
+from trainplan.formulations.streams.units import UnitTimes, unit_times
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
+from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.models.model import Model, Unit
+
+OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
+JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stage's units, as places in the chain."""
+
+    units: tuple[Unit, ...]
+
+    @cached_property
+    def layers(self) -> int:
+        """Transformer layers."""
+        return len({unit.layer for unit in self.units if unit.kind not in ("embedding", "head")})
+
+
+def chunks_of(model: Model, layout: RunLayout) -> list[Chunk]:
+    """The chain cut into stages of equal numbers of layers, the first and the last one with embedding and head; `reserved`:
+    these count as a layer each. What cannot be equal differs by one, the more in front."""
+    count, places = layout.pp * layout.chunks, model.layers + 2 * layout.reserved
+    ends = [0]
+    for stage in range(count):
+        ends.append(ends[-1] + places // count + (stage < places % count))
+    cuts = [max(0, min(model.layers, end - layout.reserved)) for end in ends]
+    cuts[0], cuts[-1] = 0, model.layers
+    by_layer: dict[int, list[Unit]] = {}
+    for unit in model.units:
+        by_layer.setdefault(unit.layer, []).append(unit)
+    chunks = []
+    for stage in range(count):
+        low, high = cuts[stage] + (stage > 0), cuts[stage + 1] + (stage == count - 1)
+        chunks.append(Chunk(tuple(unit for layer in range(low, high + 1) for unit in by_layer[layer])))
+    return chunks
+
+
+@dataclass(frozen=True)
+class StreamsStep:
+    """A step, in ns: passes is until the last backward pass of any rank, the others what is behind it or nothing hides;
+    computing_ns: of the kernels of the busiest rank."""
+
+    passes_ns: float
+    computing_ns: float
+    reduce_ns: float
+    optimizer_ns: float
+    gather_ns: float
+    beside_ns: float
+    jitter: float
+
+    @property
+    def step_ns(self) -> float:
+        """All of it."""
+        parts = self.passes_ns + self.reduce_ns + self.optimizer_ns + self.gather_ns + self.beside_ns
+        return parts * self.jitter
+
+
+def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> StreamsStep:
+    """The step of a run. Raises KeyError for a precision that the kind of device has no rate for."""
+    times = {name: unit_times(part, layout, kind, links) for name, part in model.sublayers.items()}
+    chunks = chunks_of(model, layout)
+    element = DTYPE_BYTES[layout.base]
+    jitter = 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
+    passes = [_chunk_ns(model, chunk, layout, times) for chunk in chunks]
+    devices = [sum(parameters_of(model, chunk, layout) for chunk in chunks[rank :: layout.pp]) for rank in range(layout.pp)]
+    optimizer = 0.0 if layout.frozen else optimizer_ns(max(devices) / layout.sharing, layout, kind)
+    micro, ends = layout.micro_batches, float(layout.framework.ends_ns)
+    computing = max(
+        sum(passes[stage][0] + passes[stage][1] for stage in range(rank, len(chunks), layout.pp)) * micro
+        for rank in range(layout.pp)
+    )
+    if layout.zero >= 2 and layout.sharing > 1 and layout.pp == 1:
+        end = sharded_ns(_blocks(model, layout, links, times, element), micro, layout.zero == 3)
+        return StreamsStep(end, computing, 0.0, optimizer, 0.0, ends, jitter)
+    hidden = layout.micro * model.tokens * model.units[-1].sublayer.hidden * element / layout.cp / layout.tp
+    transfer = links.message_ns(hidden, layout.dp * layout.tp * layout.cp) if layout.pp > 1 else 0.0
+    whole = -(-micro // layout.pp) * layout.pp if layout.chunks > 1 else micro
+    forward, backward = [round(each[0]) for each in passes], [round(each[1]) for each in passes]
+    beside = layout.framework.messages_behind and layout.chunks > 1
+    ended = pipeline_ns(forward, backward, round(transfer), whole, layout.chunks, beside)
+    late = max(ended) - (whole - micro) * computing / micro
+    reduce, gather = zip(
+        *(_data_ns(devices[rank], rank, passes, layout, links, element) for rank in range(layout.pp)), strict=True
+    )
+    behind = max(end + each for end, each in zip(ended, reduce, strict=True)) - max(ended)
+    return StreamsStep(late, computing, behind, optimizer, max(gather), ends, jitter)
+
+
+def optimizer_ns(parameters: float, layout: RunLayout, kind: DeviceKind) -> float:
+    """The optimizer's step on so many parameters of a device."""
+    reached = kind.reached("memory", layout.base)
+    bytes_per_s = kind.memory_bytes_per_s * (reached.value if reached else 1.0)
+    return parameters * OPTIMIZER_BYTES * layout.framework.memory_passes / bytes_per_s * 1e9
+
+
+def parameters_of(model: Model, chunk: Chunk, layout: RunLayout) -> int:
+    """Parameters of a rank's tensor-parallel part of a chunk. Embedding and head both have a copy of a tied table where they
+    are on different devices."""
+    count = 0
+    for unit in chunk.units:
+        split = unit.sublayer.degree(layout.tp)
+        count += unit.sublayer.parameter_count(split)
+    kinds = {unit.kind for unit in chunk.units}
+    if model.tied and {"embedding", "head"} <= kinds:
+        count -= model.tied_elements // layout.tp
+    return count
+
+
+def _chunk_ns(model: Model, chunk: Chunk, layout: RunLayout, times: dict[str, UnitTimes]) -> tuple[float, float]:
+    """Forward and backward pass of one micro-batch through a chunk."""
+    forward = backward = 0.0
+    for unit in chunk.units:
+        each = times[model.key_of(unit)]
+        share = layout.recompute.layers if unit.kind not in ("embedding", "head") else 0.0
+        forward += each.ahead_ns
+        backward += each.backward_ns + each.backward_gathered_ns + share * each.ahead_ns + (1 - share) * each.again_ns
+    return forward, backward
+
+
+def _data_ns(
+    parameters: int, rank: int, passes: list[tuple[float, float]], layout: RunLayout, links: Links, element: int
+) -> tuple[float, float]:
+    """What of the gradients' reduction no backward pass hides, and of the gathering of parameters no forward pass."""
+    if layout.frozen:
+        return 0.0, 0.0
+    stride, ranks = layout.tp, layout.dp * layout.cp
+    sharing = layout.sharing
+    size, numbers = parameters * layout.framework.gradient_bytes, parameters * element
+    if layout.zero:
+        reduce = links.collective_ns(1, size, sharing, stride)
+        reduce += links.collective_ns(2, size / sharing, layout.copies, stride * sharing)
+        gather = links.collective_ns(1, numbers, sharing, stride) + sharing * layout.framework.broadcast_ns
+    else:
+        reduce, gather = links.collective_ns(2, size, ranks, stride), 0.0
+    mine = passes[rank :: layout.pp]
+    buckets = max(len(mine), 8)
+    if layout.framework.gradients_behind:
+        room = sum(each[1] for each in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
+        reduce = max(reduce / buckets, reduce - room)
+    if layout.framework.parameters_ahead:
+        room = sum(each[0] for each in mine[:-1]) * layout.pp if len(mine) > 1 else mine[0][0]
+        gather = max(gather / buckets, gather - room)
+    return reduce, gather
+
+
+def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes], element: int) -> list[Block]:
+    """The chain's blocks, whose parameters are gathered and whose gradients are reduced together."""
+    blocks: list[Block] = []
+    by_layer: dict[int, list[Unit]] = {}
+    for unit in model.units:
+        by_layer.setdefault(unit.layer, []).append(unit)
+    for units in by_layer.values():
+        chunk = Chunk(tuple(units))
+        forward, backward = _chunk_ns(model, chunk, layout, times)
+        parameters = parameters_of(model, chunk, layout)
+        gather = links.collective_ns(1, parameters * element, layout.sharing, layout.tp)
+        size = 0 if layout.frozen else parameters * layout.framework.gradient_bytes
+        reduce = links.collective_ns(1, size, layout.sharing, layout.tp)
+        copies = links.collective_ns(2, size / layout.sharing, layout.copies, layout.tp * layout.sharing)
+        blocks.append(Block(forward, backward, gather, reduce, copies))
+    return blocks

@@ -1,0 +1,150 @@
+"""What one micro-batch takes on one rank in each unit of a model: kernels by the roofline of `profiling.estimate`, and the
+tensor- and context-parallel collectives that no kernel runs beside.
+
+Products of transformer layers are in the run's precision, all else (attention cores, head, embedding) in its base dtype. In
+8 and 4 bits every operand is first written in few bits, and once more transposed for the backward pass. Context-parallel ranks
+have an equal share of each sample's tokens, and send keys and values around (Liu et al., 2023), beside the attention's cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trainplan.formulations.streams.layout import RunLayout
+from trainplan.formulations.streams.links import Links
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
+from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.clusters.efficiencies import Precision
+from trainplan.profiling.estimate import operator_ns
+from trainplan.profiling.models.sublayers import Attention, Operator, Sublayer, TokenShare, why_not_shared
+from trainplan.profiling.models.sublayers.parallel import ParallelBlock
+from trainplan.profiling.ways import shared_operators
+
+FEW_BITS: dict[str, float] = {"float8": 1.0, "float4": 0.5}  # bytes of a number
+CONTENTION = 0.25  # of a collective's time by which the kernels beside it take longer, assumed; 0.13 to 0.3 by Galvatron-BMW
+LAYERED = ("attention", "ffn", "block")
+
+
+@dataclass(frozen=True)
+class UnitTimes:
+    """Of one micro-batch, in ns: kernels of both passes, those that are computed again, and collectives that nothing hides.
+
+    gathered_ns: the collectives of a forward pass, which are done again where all of it is computed again.
+    """
+
+    forward_ns: float
+    backward_ns: float
+    again_ns: float
+    gathered_ns: float
+    backward_gathered_ns: float
+
+    @property
+    def ahead_ns(self) -> float:
+        """The forward pass."""
+        return self.forward_ns + self.gathered_ns
+
+
+def splittable(part: Sublayer, tp: int) -> Sublayer:
+    """The sub-layer as `tp` ranks run it: with fewer heads of keys than ranks, these have copies."""
+    if isinstance(part, Attention) and part.kv_heads < tp:
+        return replace(part, kv_heads=tp)
+    if isinstance(part, ParallelBlock) and part.attention.kv_heads < tp:
+        return replace(part, attention=replace(part.attention, kv_heads=tp))
+    return part
+
+
+def unit_times(part: Sublayer, layout: RunLayout, kind: DeviceKind, links: Links) -> UnitTimes:
+    """The times of one unit. Raises KeyError for a precision that the kind has no rate for."""
+    tp, part = layout.tp, splittable(part, layout.tp)
+    shared = layout.sequence_parallel and tp > 1 and why_not_shared(part, tp) is None
+    operators = shared_operators(TokenShare(part, tp), layout.micro) if shared else part.operators(layout.micro, tp)
+    work = [_on_share(operator, layout) for operator in operators]
+    layered = part.kind in LAYERED
+    forward = sum(_kernel_ns(each, layout, kind, layered, False) for each in work)
+    backward = sum(_kernel_ns(each, layout, kind, layered, True) for each in work)
+    gradients = sum(_kernel_ns(each, layout, kind, layered, True) for each in work if each.m and not each.core) / 2
+    products = sum(_kernel_ns(each, layout, kind, layered, False) for each in work if each.m and not each.core)
+    core = sum(_kernel_ns(each, layout, kind, layered, False) for each in _cores(part, layout))
+    again = _again_ns(part, layout, kind, work, core) if layered else 0.0
+    gathered, behind = _tensor_ns(part, layout, links, shared)
+    gathered -= min(gathered, products) * layout.framework.tensor_beside
+    back, beside = behind
+    if layout.framework.tensor_backward:
+        beside = max(0.0, beside - gradients) + CONTENTION * min(beside, gradients)
+    back -= min(back, gradients) * layout.framework.tensor_beside
+    around = _around_ns(part, layout, links)
+    return UnitTimes(
+        forward + max(0.0, around - core), backward + max(0.0, 2 * around - 2.5 * core), again, gathered, back + beside
+    )
+
+
+def _on_share(operator: Operator, layout: RunLayout) -> Operator:
+    """A kernel on the tokens of one context-parallel rank."""
+    if layout.cp == 1:
+        return operator
+    return replace(operator, m=-(-operator.m // layout.cp), touched_bytes=operator.touched_bytes // layout.cp)
+
+
+def _kernel_ns(operator: Operator, layout: RunLayout, kind: DeviceKind, layered: bool, backward: bool) -> float:
+    base, few = layout.base, FEW_BITS.get(layout.precision)
+    if not operator.m:
+        passes = layout.framework.memory_passes if layered else layout.framework.loss_passes
+        return operator_ns(replace(operator, touched_bytes=int(operator.touched_bytes * passes)), kind, base, 2, backward)
+    if backward and layout.frozen and not operator.core:
+        operator = replace(operator, backward=operator.backward / 2)  # no gradients of weights
+    if operator.core or not layered or few is None:
+        precision: Precision = base if operator.core or not layered else layout.precision
+        return operator_ns(operator, kind, precision, DTYPE_BYTES[base], backward)
+    written = operator.m * (operator.n if backward else operator.k) * operator.count
+    streaming = Operator(touched_bytes=round(written * (DTYPE_BYTES[base] + 2 * few)))
+    product = operator_ns(operator, kind, layout.precision, 1, backward)
+    return product + operator_ns(streaming, kind, base, DTYPE_BYTES[base])
+
+
+def _cores(part: Sublayer, layout: RunLayout) -> list[Operator]:
+    attention = part.attention if isinstance(part, ParallelBlock) else part
+    if not isinstance(attention, Attention):
+        return []
+    return [_on_share(each, layout) for each in attention.core_operators(layout.micro, layout.tp)]
+
+
+def _again_ns(part: Sublayer, layout: RunLayout, kind: DeviceKind, work: list[Operator], core_ns: float) -> float:
+    """What a backward pass computes again of kernels, where not all of it."""
+    recompute = layout.recompute
+    streaming = sum(_kernel_ns(each, layout, kind, True, False) for each in work if not each.m)
+    again = 0.0
+    if recompute.operations:
+        products = sum(_kernel_ns(each, layout, kind, True, False) for each in work if each.m and not each.core)
+        again += streaming + products / 2
+    if recompute.activations and not recompute.operations:
+        again += streaming / 2
+    if recompute.attention and not recompute.operations:
+        again += core_ns
+    return again
+
+
+def _tensor_ns(part: Sublayer, layout: RunLayout, links: Links, shared: bool) -> tuple[float, tuple[float, float]]:
+    """Collectives of tensor-parallel ranks: forward; backward, those before any gradient, and those that gradients of weights
+    may run beside."""
+    if layout.tp == 1:
+        return 0.0, (0.0, 0.0)
+    hidden = (
+        part.output_bytes(layout.micro, 1) / layout.cp if part.kind != "head" else part.input_bytes(layout.micro) / layout.cp
+    )
+    one = links.collective_ns(1, hidden, layout.tp, 1)
+    both = links.collective_ns(2, hidden, layout.tp, 1)
+    if part.kind == "embedding":
+        return (one, (one, 0.0)) if shared else (both, (0.0, 0.0))
+    if part.kind == "head":
+        return (one, (0.0, 2 * one)) if shared else (0.0, (0.0, both))
+    return (2 * one, (one, 2 * one)) if shared else (both, (0.0, both))
+
+
+def _around_ns(part: Sublayer, layout: RunLayout, links: Links) -> float:
+    """Keys and values around the ring of context-parallel ranks."""
+    attention = part.attention if isinstance(part, ParallelBlock) else part
+    if layout.cp == 1 or not isinstance(attention, Attention):
+        return 0.0
+    width = 2 * attention.kv_heads // min(layout.tp, attention.kv_heads) * attention.width
+    size = layout.micro * attention.tokens * width * DTYPE_BYTES[layout.base]
+    return links.collective_ns(1, size, layout.cp, layout.tp)

@@ -1,0 +1,98 @@
+"""What a problem's solvers offer: methods by name, and what all of them begin and end with.
+
+The package of a problem's solvers has a module `methods` with `METHODS`, an object of `Methods`; the problem names the package
+(`Problem.solved_by`). A new method is one new module and one line there, or an entry point (see `registry`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainplan.profiling.base.plugins import attribute
+from trainplan.solvers.core.search import Method
+
+
+@dataclass(frozen=True)
+class Option:
+    """A method's own parameter: one of `choices`, the default first, or a whole number of at least 1 where there are none.
+
+    most: the largest number; None where the method itself says which of them suit the instance.
+    """
+
+    name: str
+    choices: tuple[str, ...] = ()
+    most: int | None = 2**53
+
+    def __str__(self) -> str:
+        return f"{self.name}={'|'.join(self.choices)}" if self.choices else self.name
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method by name. Its module is imported when it is first used.
+
+    target: `package.module:function`, the function as of `search.Method`. proves: it can prove optimality. problem: of a
+    plug-in's method, the problem that it is for. starts: it begins from the problem's first plan, where another method has that
+    only when it is stopped. model: it states the problem to a solver, and begins from the plan of a fast method, unless it is
+    to begin cold (see `incumbents`).
+    """
+
+    name: str
+    target: str
+    proves: bool
+    about: str
+    options: tuple[Option, ...] = ()
+    problem: str | None = None
+    starts: bool = False
+    model: bool = False
+
+    def method(self) -> Method:
+        """The method itself."""
+        method: Method = attribute(self.target)
+        return method
+
+
+def entry(name: str, module: str, about: str, *options: Option, proves: bool = False) -> Entry:
+    """A method of trainplan itself, whose function has its name, in a module of `solvers`."""
+    return Entry(name, f"trainplan.solvers.{module}:{name.replace('-', '_')}", proves, about, options)
+
+
+def proving(name: str, module: str, about: str, *options: Option) -> Entry:
+    """A method that can prove optimality, likewise."""
+    return entry(name, module, about, *options, proves=True)
+
+
+# Every problem of `formulations` is stated as both.
+MODELS = (
+    replace(proving("milp", "adapters.highs", "Pyomo MILP on HiGHS"), model=True),
+    replace(proving("cpsat", "adapters.cpsat", "OR-Tools CP-SAT", Option("workers")), model=True),
+)
+# The protocol of problems has an enumeration, so every problem has this.
+BRUTE_FORCE = proving("brute-force", "core.brute_force", "every solution, for tiny instances")
+
+
+@dataclass(frozen=True)
+class Methods:
+    """What one problem's package of solvers offers.
+
+    entries: the methods; `exact` stands for the first. The others are functions of an instance, as `package.module:function`,
+    or None: explain: why no solution fits, as of `Problem.explain`. cheap_bound: in milliseconds, nanoseconds that no solution
+    is below, and the reason. first_plan: in milliseconds, a solution that fits, or None. fits: whether some solution fits,
+    proven either way, or None. evidence: of an instance, an objective that is known (in ns) and a `Search`, evidence of a bound
+    that `Problem.checked_bound_ns` follows; None where bounds cannot be checked.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    explain: str | None = None
+    cheap_bound: str | None = None
+    first_plan: str | None = None
+    fits: str | None = None
+    evidence: str | None = None
+
+    def call(self, name: str, instance: Any) -> Any:
+        """What the function of that field says of an instance; None without one."""
+        target = getattr(self, name)
+        function: Callable[[Any], Any] = attribute(target) if target else lambda instance: None
+        return function(instance)

@@ -1,0 +1,109 @@
+"""Choices of a configuration with fixed cuts that fit: prices of each site's memory by halving, then what is left is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+from trainplan.solvers.joint.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES, OF_UNITS, Choice
+from trainplan.solvers.joint.relaxation import PathKey, Relaxation, priced
+from trainplan.solvers.joint.site_memory import HELD, KEPT, STATE, WORK
+from trainplan.solvers.joint.stage_tables import Floats
+
+HALVINGS = 16  # of each site's price of memory
+LOWEST, HIGHEST = -30.0, 15.0  # exponents of 2 of prices, in proportion to what memory costs in the mean
+
+
+def even_weights(relaxation: Relaxation) -> dict[str, Floats]:
+    """Weights of times that are those of an even pipeline: all that a site does, divided among the sites."""
+    often = dict.fromkeys((FORWARD, BACKWARD, INTO, BACK), relaxation.configuration.micro_batches)
+    return {name: np.full(relaxation.chain.stages, often.get(name, 1) / len(relaxation.sites)) for name in NAMES}
+
+
+def at_prices(relaxation: Relaxation, times: Mapping[str, Floats], prices: Floats, slope: float = 0.0) -> Choice:
+    """The choice of least weighted times, with a price of each site's fullest row, (sites,) in ns a byte.
+
+    slope: the power of 2 by which the price of a site's last unit is above its first one's, so that equal units do not change
+    all at once.
+    """
+    base = priced(times, list(zip(relaxation.fullest, prices.tolist(), strict=True)))
+    return relaxation.chain.least(
+        replace(base, units={name: each * _slopes(relaxation, slope) for name, each in base.units.items()})
+    )[1]
+
+
+def _slopes(relaxation: Relaxation, slope: float) -> Floats:
+    factors = np.ones(relaxation.chain.units)
+    for memory in relaxation.sites:
+        factors[memory.units] = np.exp2(slope * np.linspace(-0.5, 0.5, len(memory.units)))
+    return factors
+
+
+def mean_price(relaxation: Relaxation, times: Mapping[str, Floats]) -> float:
+    """About what a byte costs, in ns of weighted times."""
+    spread, steps = 0.0, 0.0
+    for x, table in zip(relaxation.chain.stage_of, relaxation.chain.tables, strict=True):
+        spread += float(np.ptp(table.kept_bytes + table.state_bytes))
+        steps += float(np.ptp(times[FORWARD][x] * table.forward_ns + times[BACKWARD][x] * table.backward_ns))
+    return max(steps, 1.0) / max(spread, 1.0)
+
+
+def fitted(relaxation: Relaxation, weights: Mapping[PathKey, float], slope: float, evenness: float) -> Choice | None:
+    """A choice that fits, of small weighted paths: each site's price of its memory is as low as halving finds it; what is left
+    of the memory is then filled. None where nothing fits at the highest price.
+
+    slope: see `at_prices`; evenness: the share of `even_weights` in the weights of times.
+    """
+    even, paths = even_weights(relaxation), relaxation.weighted(weights)
+    times = {name: (1 - evenness) * paths[name] + evenness * even[name] for name in NAMES}
+    low, high = np.full(len(relaxation.sites), LOWEST), np.full(len(relaxation.sites), HIGHEST)
+    mean = mean_price(relaxation, times)
+    free = at_prices(relaxation, times, mean * np.exp2(low), slope)
+    if not relaxation.over(free).any():
+        return free
+    for _ in range(HALVINGS):
+        tried = (low + high) / 2
+        over = relaxation.over(at_prices(relaxation, times, mean * np.exp2(tried), slope))
+        low, high = np.where(over, tried, low), np.where(over, high, tried)
+    choice = at_prices(relaxation, times, mean * np.exp2(high), slope)
+    return None if relaxation.over(choice).any() else _filled(relaxation, choice, times)
+
+
+def _filled(relaxation: Relaxation, choice: Choice, times: Mapping[str, Floats]) -> Choice:
+    """A choice that fits with faster options of units, one by one, as far as they fit and neighbours do not notice; those that
+    gain the most for their memory first."""
+    chain, seen = relaxation.chain, relaxation.sizes(choice)
+    excess, choice = relaxation.excess(seen), choice.copy()
+    while gains := sorted(_gains(relaxation, choice, times), key=lambda each: -each[0]):
+        changed = False
+        for _, l, option in gains:
+            table, site = chain.tables[l], int(chain.stage_of[l]) % len(relaxation.sites)
+            if relaxation.host_bytes is not None and table.host_bytes[option] > table.host_bytes[choice[l]]:
+                continue
+            memory = relaxation.sites[site]
+            place = int(np.searchsorted(memory.units, l))
+            before = int(choice[l])
+            more = (int(getattr(table, name)[option] - getattr(table, name)[before]) for name in (STATE, HELD, KEPT, WORK))
+            after = excess[site] + memory.more(place, *more)
+            if (after <= 0).all() and _gain_ns(relaxation, l, before, option, times) > 0:
+                excess[site], choice[l], changed = after, option, True
+        if not changed:
+            break
+    return choice
+
+
+def _gains(relaxation: Relaxation, choice: Choice, times: Mapping[str, Floats]) -> Iterator[tuple[float, int, int]]:
+    """What each faster option of a unit gains for its memory, with the unit and the option."""
+    for l, (table, s) in enumerate(zip(relaxation.chain.tables, choice.tolist(), strict=True)):
+        alike = (table.enter == table.enter[s]) & (table.leave == table.leave[s])
+        more = table.kept_bytes + table.held_bytes + table.state_bytes
+        for option in np.flatnonzero(alike).tolist():
+            gain = _gain_ns(relaxation, l, s, option, times)
+            if gain > 0:
+                yield gain / max(float(more[option] - more[s]), 1.0), l, option
+
+
+def _gain_ns(relaxation: Relaxation, l: int, before: int, option: int, times: Mapping[str, Floats]) -> float:
+    table, x = relaxation.chain.tables[l], relaxation.chain.stage_of[l]
+    return sum(float(times[name][x]) * int(getattr(table, name)[before] - getattr(table, name)[option]) for name in OF_UNITS)

@@ -1,0 +1,87 @@
+"""Configurations with fixed cuts, solved: rounds of the linear program of `relaxation`, with plans fitted in between.
+
+Each round asks for prices, raises the bound by the shortest path at these (or between these and the best ones so far, which is
+steadier), and takes what is new: paths and rows of memory of the choice, and of the mixture that the linear program would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from math import inf
+from typing import TypeVar
+
+import numpy as np
+from trainplan.formulations.joint.problem import Instance
+from trainplan.solvers.core.search import Search
+from trainplan.solvers.joint.fitting import at_prices, even_weights, fitted, mean_price
+from trainplan.solvers.joint.relaxation import PathKey, Relaxation, RowKey
+
+ROUNDS = 60  # of the linear program
+LOOK_BACK, RISE = 5, 2e-4  # rounds in which the bound has to rise by so much, in proportion
+FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, in proportion to what it costs in the mean
+SLOPES, EVENNESS = (0.0, -1.0, 1.0), (1.0, 0.3)  # of choices that are fitted
+
+Key = TypeVar("Key")
+
+
+def fixed_cuts(instance: Instance, place: int, bound: float, search: Search) -> float:
+    """Report plans of a configuration with fixed cuts; what is proven of it: infinite where none of its plans is of interest
+    any more. bound: what is known. Raises TimeoutError."""
+    relaxation = Relaxation(instance, place, bound)
+    even, longest = even_weights(relaxation), relaxation.chain.longest_ns() + relaxation.tied_ns
+    mean = mean_price(relaxation, even)
+    for factor in FIRST:
+        search.check_time()
+        relaxation.take(at_prices(relaxation, even, np.full(len(relaxation.sites), factor * mean)))
+    center: tuple[dict[PathKey, float], dict[RowKey, float]] | None = None
+    fitted_at, bounds = 0, list[float]()
+    for turn in range(ROUNDS):
+        search.check_time()
+        scale_ns = relaxation.seen[-1].step_ns
+        weights, prices, shares = relaxation.solve(scale_ns)
+        center = center or (weights, prices)
+        new = relaxation.take_mixture(shares)
+        before, middle = relaxation.bound, (_between(weights, center[0]), _between(prices, center[1]))
+        choice = relaxation.least(*middle)
+        if relaxation.bound > before:
+            center = middle
+        else:
+            relaxation.take(choice)
+            choice, at_middle = relaxation.least(weights, prices), relaxation.bound
+            if relaxation.bound > at_middle:
+                center = weights, prices
+        new |= relaxation.take(choice)
+        bounds.append(relaxation.bound)
+        if relaxation.bound > min(_target(search), longest):
+            return inf
+        settled = not new or (turn >= LOOK_BACK and bounds[-1] <= bounds[-1 - LOOK_BACK] * (1 + RISE))
+        if turn == fitted_at or settled:
+            fitted_at = 2 * turn + 1
+            _report(relaxation, weights, search)
+        if settled:
+            break
+    return inf if relaxation.bound > _target(search) else relaxation.bound
+
+
+def _report(relaxation: Relaxation, weights: Mapping[PathKey, float], search: Search) -> None:
+    """Report the choices that fit at these weights of paths, where they are better than the best plan."""
+    for slope, evenness in product(SLOPES, EVENNESS):
+        search.check_time()
+        choice = fitted(relaxation, weights, slope, evenness)
+        if choice is not None:
+            relaxation.take(choice)
+            if search.betters(relaxation.seen[-1].step_ns):
+                search.report(relaxation.solution(choice))
+
+
+def _between(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
+    """The means of the numbers of two points, 0 where one has none."""
+    return {key: (one.get(key, 0.0) + other.get(key, 0.0)) / 2 for key in {**one, **other}}
+
+
+def _target(search: Search) -> float:
+    """The largest step that is still worth finding."""
+    if search.objective is None:
+        return inf
+    return search.objective - max(not search.provisional, np.floor(search.objective * search.gap))

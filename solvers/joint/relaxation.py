@@ -1,0 +1,235 @@
+"""Configurations with fixed cuts, of any schedule: a linear program over longest paths and moments of memory.
+
+With the cuts fixed, the length of any one path through the passes (`longest_paths`), and what a site holds at any one moment of
+its order while some unit of a stage runs, are sums over units and boundaries (`priced_chain`). For weights w >= 0 of paths,
+which add up to 1, and prices y >= 0 of moments, every solution within the memory has
+
+    step >= sum_r w_r path_r + sum_q y_q (memory_q - M_q)   >=   its least over all choices, a shortest path along the units.
+
+Proof: the step is no shorter than any path, and the memory's terms are at most 0. Weights and prices come from a linear program
+over mixtures of the choices seen so far, stage by stage; what it proposes gives a choice, and with that new paths and moments.
+Choices near the memory are then fitted into it site by site, simulated, and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Instance, Solution
+from trainplan.solvers.joint.longest_paths import Path, Times, longest_path
+from trainplan.solvers.joint.priced_chain import NAMES, Chain, Choice, Prices
+from trainplan.solvers.joint.site_memory import COLUMNS, HOST, Row, host_row, site_memories
+from trainplan.solvers.joint.stage_tables import Floats
+
+OVER = 1e3  # steps that all of the memory once more costs in the linear program
+EXACT = 1e-12  # by which sums of floats may be off, in proportion
+
+PathKey = bytes
+RowKey = tuple[int, int]  # site and row; -1 and a stage for its host
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """What a choice takes of memory: columns in bytes, (L,) by name, and the bytes of one message each way over the boundary
+    before each unit, (L,)."""
+
+    columns: Mapping[str, Integers]
+    entering: Integers
+    returning: Integers
+
+    def by_unit(self, row: Row) -> Floats:
+        """(L,): what each unit and the boundary before it add to a row."""
+        total = row.entering * self.entering + row.returning * self.returning
+        for name, factor in row.factors.items():
+            total = total + factor * self.columns[name]
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A choice, with what the linear program counts of it: times of stages, (p,) by name, and sizes; its simulated step."""
+
+    choice: Choice
+    times: Mapping[str, Integers]
+    sizes: Sizes
+    step_ns: int
+
+
+class Relaxation:
+    """The linear program of one configuration with fixed cuts, and what it has come to. bound: no step is below it."""
+
+    def __init__(self, instance: Instance, place: int, bound: float) -> None:
+        self.place, self.bound = place, bound
+        self.chain = Chain(instance, place)
+        self.configuration = configuration = self.chain.configuration
+        site = configuration.sites[0]
+        self.tied_ns = 0 if configuration.tied is None else configuration.tied.reduce_ns
+        self.host_bytes = instance.host_limit_bytes(site)
+        self.sites = site_memories(self.chain, instance.limit_bytes(site))
+        self.fullest = [memory.row(memory.fullest) for memory in self.sites]
+        self.seen: list[Seen] = []
+        self.paths: dict[PathKey, Path] = {}
+        self.rows: dict[RowKey, Row] = {}
+
+    # Choices
+
+    def sizes(self, choice: Choice) -> Sizes:
+        """What a choice takes of memory."""
+        chain = self.chain
+        entering = chain.crossed(choice, [boundary.message_forward_bytes for boundary in chain.boundaries])
+        returning = chain.crossed(choice, [boundary.message_backward_bytes for boundary in chain.boundaries])
+        return Sizes({name: chain.column(name, choice) for name in COLUMNS}, entering, returning)
+
+    def take(self, choice: Choice) -> bool:
+        """Take a choice into the linear program, with its longest path, and each site's row that it breaks most; whether some
+        path or row is new."""
+        sizes, times, known = self.sizes(choice), self.chain.times(choice), len(self.rows)
+        for site, (memory, excess) in enumerate(zip(self.sites, self.excess(sizes), strict=True)):
+            worst = int(excess.argmax())
+            if excess[worst] > 0:
+                self.rows.setdefault((site, worst), memory.row(worst))
+        if self.host_bytes is not None:
+            for stage in np.flatnonzero(self._on_hosts(sizes) > self.host_bytes).tolist():
+                self.rows.setdefault((-1, stage), host_row(self.chain, stage, self.host_bytes))
+        step_ns, new = self._take_path(times)
+        self.seen.append(Seen(choice, times, sizes, round(step_ns)))
+        return new or len(self.rows) > known
+
+    def take_mixture(self, shares: Floats) -> bool:
+        """Take the longest path of a mixture of the choices taken: shares (K, p) in stages; whether it is new."""
+        shared = {name: (shares * np.stack([seen.times[name] for seen in self.seen])).sum(axis=0) for name in NAMES}
+        return self._take_path(shared)[1]
+
+    def _take_path(self, times: Times) -> tuple[float, bool]:
+        path = longest_path(self.configuration, times, self.tied_ns)
+        new = path.key not in self.paths
+        self.paths.setdefault(path.key, path)
+        return path.length_ns(times), new
+
+    def excess(self, sizes: Sizes) -> list[Integers]:
+        """Of each site, by how much its rows are over its memory (see `SiteMemory`)."""
+        return [memory.excess(sizes.columns, sizes.entering, sizes.returning) for memory in self.sites]
+
+    def _on_hosts(self, sizes: Sizes) -> Integers:
+        on_hosts: Integers = np.add.reduceat(sizes.columns[HOST], self.chain.starts)
+        return on_hosts
+
+    def over(self, choice: Choice) -> NDArray[np.bool_]:
+        """Of each site, whether a choice goes past its memory at some moment, or past its host's."""
+        sizes = self.sizes(choice)
+        over = np.array([bool((excess > 0).any()) for excess in self.excess(sizes)])
+        if self.host_bytes is not None:
+            for stage in np.flatnonzero(self._on_hosts(sizes) > self.host_bytes):
+                over[stage % len(self.sites)] = True
+        return over
+
+    # Bounds
+
+    def least(self, weights: Mapping[PathKey, float], prices: Mapping[RowKey, float]) -> Choice:
+        """Raise the bound by weights of paths, which add up to 1, and prices of rows, in ns a byte; the choice of the least
+        sum."""
+        times = self.weighted(weights)
+        constant = sum(weight * self.paths[key].constant_ns for key, weight in weights.items())
+        constant -= sum(price * self.rows[key].most_bytes for key, price in prices.items())
+        value, choice = self.chain.least(priced(times, [(self.rows[key], price) for key, price in prices.items()]))
+        self.bound = max(self.bound, float(np.floor(value + constant - EXACT * (value + abs(constant)) - 1)))
+        return choice
+
+    def weighted(self, weights: Mapping[PathKey, float]) -> dict[str, Floats]:
+        """How often each time lies on weighted paths, (p,) by name."""
+        return {
+            name: np.asarray(sum(weight * self.paths[key].counts[name] for key, weight in weights.items())) for name in NAMES
+        }
+
+    def solve(self, scale_ns: float) -> tuple[dict[PathKey, float], dict[RowKey, float], Floats]:
+        """Weights of the paths and prices of the rows by the linear program over the choices taken; and the share of each
+        choice in each stage, (K, p). scale_ns: about a step."""
+        starts, count, stages = self.chain.starts, len(self.seen), self.chain.stages
+        paths, rows = list(self.paths.values()), list(self.rows.values())
+        times = {name: np.stack([seen.times[name] for seen in self.seen]) for name in NAMES}
+        by_path = np.stack([sum(path.counts[name] * times[name] for name in NAMES) for path in paths]) / scale_ns
+        by_row = np.zeros((len(rows), count, stages))
+        for number, row in enumerate(rows):
+            sums = [np.add.reduceat(seen.sizes.by_unit(row), starts) for seen in self.seen]
+            by_row[number] = np.array(sums) / row.most_bytes
+        # Columns: the step, the share of the memory that is exceeded, and shares of choices in stages. The last rows say that
+        # stages mix choices alike in the states at the cut between them.
+        below, agreed = len(paths) + len(rows), self._agreement()
+        matrix = np.zeros((below + stages + len(agreed), 2 + count * stages))
+        matrix[: len(paths), 0], matrix[: len(paths), 2:] = 1, -by_path.reshape(len(paths), -1)
+        matrix[len(paths) : below, 1], matrix[len(paths) : below, 2:] = -1, by_row.reshape(len(rows), count * stages)
+        matrix[below : below + stages, 2:] = np.tile(np.eye(stages), count)
+        matrix[below + stages :, 2:] = agreed
+        equal = np.concatenate([np.ones(stages), np.zeros(len(agreed))])
+        lower = np.concatenate([[path.constant_ns / scale_ns for path in paths], np.full(len(rows), -inf), equal])
+        upper = np.concatenate([np.full(len(paths), inf), np.ones(len(rows)), equal])
+        values, duals = _solved(matrix, lower, upper, np.concatenate([[1, OVER], np.zeros(count * stages)]))
+        weights = np.maximum(duals[: len(paths)], 0.0) if duals[: len(paths)].max() > 0 else np.ones(len(paths))
+        weights = weights / weights.sum()
+        prices = np.maximum(-duals[len(paths) : below], 0.0) * scale_ns
+        return (
+            {path.key: float(weight) for path, weight in zip(paths, weights, strict=True) if weight > 0},
+            {key: float(price) / self.rows[key].most_bytes for key, price in zip(self.rows, prices, strict=True) if price > 0},
+            values[2:].reshape(count, stages),
+        )
+
+    def _agreement(self) -> Floats:
+        """Rows over the shares of choices in stages, (.., K p): at each cut and for each pair of states around it, the share in
+        the stage before is the share in the stage after."""
+        chain, rows = self.chain, list[Floats]()
+        for x, first in enumerate(chain.starts[1:].tolist()):
+            pairs: dict[tuple[int, int], list[int]] = {}
+            for number, seen in enumerate(self.seen):
+                leave = int(chain.tables[first - 1].leave[seen.choice[first - 1]])
+                enter = int(chain.tables[first].enter[seen.choice[first]])
+                pairs.setdefault((leave, enter), []).append(number)
+            for numbers in list(pairs.values())[1:]:
+                row = np.zeros((len(self.seen), chain.stages))
+                row[numbers, x], row[numbers, x + 1] = 1, -1
+                rows.append(row.ravel())
+        return np.array(rows).reshape(len(rows), len(self.seen) * chain.stages)
+
+    def solution(self, choice: Choice) -> Solution:
+        """A choice as a solution of the instance."""
+        assert self.configuration.cuts is not None
+        return Solution(self.place, self.configuration.cuts, self.chain.options(choice))
+
+
+def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Prices:
+    """Weighted times, and rows of memory with their prices in ns a byte, as prices of a chain's numbers."""
+    length = len(rows[0][0].entering) if rows else 0
+    units = {name: np.zeros(length) for name in (COLUMNS if rows else ())}
+    entering, returning = np.zeros(length), np.zeros(length)
+    for row, price in rows:
+        for name, factor in row.factors.items():
+            units[name] += price * factor
+        entering += price * row.entering
+        returning += price * row.returning
+    return Prices(times, units, entering, returning)
+
+
+def _solved(matrix: Floats, lower: Floats, upper: Floats, cost: Floats) -> tuple[Floats, Floats]:
+    """The values and the rows' duals of: minimise cost x, lower <= matrix x <= upper, x >= 0."""
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    rows, columns = matrix.shape
+    row, column = np.nonzero(matrix)
+    starts = np.searchsorted(row, np.arange(rows + 1))
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = columns, rows
+    model.col_cost_, model.col_lower_, model.col_upper_ = cost, np.zeros(columns), np.full(columns, highspy.kHighsInf)
+    model.row_lower_ = np.where(np.isfinite(lower), lower, -highspy.kHighsInf)
+    model.row_upper_ = np.where(np.isfinite(upper), upper, highspy.kHighsInf)
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_, model.a_matrix_.index_ = starts.astype(np.int32), column.astype(np.int32)
+    model.a_matrix_.value_ = matrix[row, column]
+    highs.passModel(model)
+    highs.run()
+    solution = highs.getSolution()
+    return np.array(solution.col_value), np.array(solution.row_dual)

@@ -1,0 +1,111 @@
+"""What each site holds at every moment of its order, as rows that are linear in its units' columns.
+
+At a moment a site has n_x micro-batches of each of its stages in flight; while a unit l of the stage y runs, it holds
+
+    sum state + sum_x n_x sum (held + kept) - sum_y kept + sum_{k <= l of y} kept_k + work_l + messages that wait,
+
+for every l: the largest of these is the site's peak (see `formulations.joint.memory`). A host's part is the sum over one stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.memory import Moment, moments_of
+from trainplan.formulations.joint.problem import Configuration
+from trainplan.solvers.joint.priced_chain import Chain
+from trainplan.solvers.joint.stage_tables import Floats, Places
+
+COLUMNS = ("state_bytes", "held_bytes", "kept_bytes", "work_bytes", "host_bytes")
+STATE, HELD, KEPT, WORK, HOST = COLUMNS
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row: factors of columns, (L,) by name, and of the messages over the boundary before each unit; at most so many
+    bytes."""
+
+    factors: Mapping[str, Floats]
+    entering: Floats
+    returning: Floats
+    most_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class SiteMemory:
+    """The rows of one site. units: (U,), of its stages. in_flight, kept, work: (R, U), the factors of those columns (`held` has
+    those of in_flight, `state` 1); entering, returning: (R, L), of messages."""
+
+    units: Places
+    in_flight: Integers
+    kept: Integers
+    work: Integers
+    entering: Integers
+    returning: Integers
+    most_bytes: int
+
+    @classmethod
+    def of(cls, chain: Chain, site: int, moments: Sequence[Moment], most_bytes: int) -> SiteMemory:
+        """The rows of a site of the chain's configuration at these moments."""
+        mine = np.flatnonzero(chain.stage_of % len(chain.configuration.sites) == site)
+        stage_of, rows = chain.stage_of[mine], list[tuple[Integers, ...]]()
+        for moment in moments:
+            counts = dict(moment.counts)
+            in_flight = np.array([counts[int(x)] for x in stage_of], np.int64)
+            messages = np.zeros((2, chain.units), np.int64)
+            for (kind, x), n in moment.messages:
+                messages[int(kind == "backward"), chain.starts[x]] += n
+            running = [-1] if moment.stage is None else np.flatnonzero(stage_of == moment.stage).tolist()
+            for unit in running:
+                kept, work = in_flight.copy(), np.zeros(len(mine), np.int64)
+                if unit >= 0:
+                    work[unit] = 1
+                    kept -= (stage_of == moment.stage) & (np.arange(len(mine)) > unit)
+                rows.append((in_flight, kept, work, *messages))
+        in_flights, kepts, works, entering, returning = (np.stack(column) for column in zip(*rows, strict=True))
+        return cls(mine, in_flights, kepts, works, entering, returning, most_bytes)
+
+    def excess(self, columns: Mapping[str, Integers], entering: Integers, returning: Integers) -> Integers:
+        """(R,): by how much each row is over the memory, below 0 where it is not. columns: (L,) by name."""
+        mine = {name: columns[name][self.units] for name in (STATE, HELD, KEPT, WORK)}
+        total = mine[STATE].sum() + self.in_flight @ mine[HELD] + self.kept @ mine[KEPT] + self.work @ mine[WORK]
+        return total + self.entering @ entering + self.returning @ returning - self.most_bytes
+
+    def more(self, place: int, state: int, held: int, kept: int, work: int) -> Integers:
+        """(R,): what the rows rise by as columns of the site's unit at this place do."""
+        return state + held * self.in_flight[:, place] + kept * self.kept[:, place] + work * self.work[:, place]
+
+    def row(self, number: int) -> Row:
+        """One row over all units."""
+        length = self.entering.shape[1]
+        factors = {}
+        for name, values in ((STATE, np.ones(len(self.units))), (HELD, self.in_flight), (KEPT, self.kept), (WORK, self.work)):
+            factors[name] = np.zeros(length)
+            factors[name][self.units] = values if values.ndim == 1 else values[number]
+        return Row(factors, self.entering[number].astype(float), self.returning[number].astype(float), self.most_bytes)
+
+    @property
+    def fullest(self) -> int:
+        """The row with the most micro-batches in flight."""
+        return int(self.kept.sum(axis=1).argmax())
+
+
+def site_memories(chain: Chain, most_bytes: int) -> list[SiteMemory]:
+    """Those of all sites of a chain's configuration."""
+    configuration: Configuration = chain.configuration
+    sites = len(configuration.sites)
+    by_site: list[list[Moment]] = [[] for _ in range(sites)]
+    for moment in moments_of(configuration):
+        by_site[moment.counts[0][0] % sites].append(moment)
+    return [SiteMemory.of(chain, site, moments, most_bytes) for site, moments in enumerate(by_site)]
+
+
+def host_row(chain: Chain, stage: int, most_bytes: int) -> Row:
+    """The row of one stage's host."""
+    nothing = np.zeros(chain.units)
+    inside: NDArray[np.float64] = (chain.stage_of == stage).astype(float)
+    return Row({HOST: inside}, nothing, nothing, most_bytes)

@@ -1,0 +1,28 @@
+"""The methods of the pipeline problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
+
+BOUNDED_SPANS = "bounds on all spans of layers, exact stages by label-setting"
+WITH_ALGORITHM_3 = "the paper's Algorithm {}, with Algorithm 3 in each stage"
+PARTITIONS = Option("partition", ("layers", "parameters", "memory", "time"))
+GALVATRON_OPTIONS = (
+    Option("micro_batches", ("rule", "all")),
+    Option("stage_time", ("micro-batch", "iteration")),
+    Option("granularity_bytes", most=None),
+)
+
+METHODS = Methods(
+    (
+        replace(proving("branch-and-bound", "pipeline.exact", BOUNDED_SPANS, Option("cutoff_ns")), starts=True),
+        *MODELS,
+        entry("galvatron-bmw", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(2), *GALVATRON_OPTIONS),
+        entry("galvatron-base", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(1), PARTITIONS, *GALVATRON_OPTIONS),
+    ),
+    explain="trainplan.solvers.pipeline.memory:explain",
+    cheap_bound="trainplan.solvers.pipeline.quick:cheap_bound",
+    first_plan="trainplan.solvers.pipeline.quick:first_plan",
+)

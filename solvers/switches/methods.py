@@ -1,0 +1,25 @@
+"""The methods of memory-switches."""
+
+from __future__ import annotations
+
+from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
+
+BOUNDED_STEPS = "exact DP with dominance and bounds; whole-step local search and bound where synchronisation is free"
+TABLE_OPTIONS = Option("version", ("pruned", "basic")), Option("levels")
+RANDOM = "the paper's Algorithm 1: the best of many, or the last that fits, as published"
+
+METHODS = Methods(
+    (
+        proving("label-setting", "switches.exact", BOUNDED_STEPS),
+        *MODELS,
+        entry("h3t-dp", "switches.h3t_dp", "the paper's DP on a memory grid, Algorithm 4 or 3", *TABLE_OPTIONS),
+        entry("h3t-greedy", "switches.h3t", "the paper's Algorithm 2"),
+        entry("random", "switches.h3t", RANDOM, Option("samples"), Option("answer", ("best", "last"))),
+        entry("manual", "switches.h3t", "the best combination for all layers alike"),
+        entry("zero-2", "switches.h3t", "ZeRO-2 with host optimizer and recomputation"),
+        entry("zero-3", "switches.h3t", "ZeRO-3 with host optimizer and recomputation"),
+    ),
+    explain="trainplan.solvers.switches.exact:explain",
+    cheap_bound="trainplan.solvers.switches.quick:cheap_bound",
+    first_plan="trainplan.solvers.switches.quick:first_plan",
+)

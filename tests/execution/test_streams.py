@@ -1,0 +1,246 @@
+"""The cost model `streams`: its step without programs is that of the time walk over programs, and its parts are right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from trainplan.execution.ahead import programs_of
+from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
+from trainplan.execution.streams import judge_streams, links_of
+from trainplan.execution.streams import layout_of as layout_of_plan
+from trainplan.execution.walk.stream_costs import StreamsCosts
+from trainplan.execution.walk.time import time_walk
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.streams.layout import Framework, Recompute, RunLayout
+from trainplan.formulations.streams.links import Links
+from trainplan.formulations.streams.pipeline import pipeline_ns
+from trainplan.formulations.streams.sharded import Block, sharded_ns
+from trainplan.formulations.streams.step import chunks_of, streams_step
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
+from trainplan.profiling.models.model import Model, load_model
+
+from trainplan.simulating import simulate_source
+
+KIND: DeviceKind = load_cluster("h100:8").kinds[0]
+LINKS = Links(8, 360e9, 50e9)
+MODEL: Model = load_model("llama2-7b", 2048, "bfloat16").with_fields(num_hidden_layers=8, vocab_size=32768)
+
+
+def layout_of(**fields: Any) -> RunLayout:
+    about: dict[str, Any] = {"dp": 1, "tp": 1, "pp": 1, "cp": 1, "chunks": 1, "zero": 0, "shard": 1, "sequence_parallel": False}
+    about |= {"recompute": Recompute(), "base": "bfloat16", "precision": "bfloat16", "micro": 2, "batch": 16}
+    return RunLayout(**{**about, "framework": Framework("plain", ends_ns=0), **fields})
+
+
+def plan_of(layout: RunLayout) -> Plan:
+    """The plan of the layout, of pipelines of tensor-parallel ranks."""
+    words = [f"tp{layout.tp}" if layout.tp > 1 else "single"]
+    words += ["sp"] * layout.sequence_parallel + ["ckpt"] * (layout.recompute.layers == 1)
+    plain = [word for word in words if word != "ckpt"]
+    strategies = ["-".join(plain if unit.kind in ("embedding", "head") else words) for unit in MODEL.units]
+    ends = [len(chunk.units) for chunk in chunks_of(MODEL, layout)]
+    cuts = [sum(ends[:place]) for place in range(len(ends) + 1)]
+    ranks = [list(range(place * layout.tp, (place + 1) * layout.tp)) for place in range(layout.pp)]
+    stages = [
+        {"ranks": ranks[place % layout.pp], "first_unit": first, "last_unit": after - 1}
+        for place, (first, after) in enumerate(pairwise(cuts))
+    ]
+    return load_plan(
+        {
+            "model": MODEL.shape(),
+            "model_digest": MODEL.digest,
+            "world": layout.tp * layout.pp,
+            "memory_bytes": 2**50,
+            "batch": {"global_samples": layout.batch, "micro_batches": layout.micro_batches},
+            "schedule": "interleaved-1f1b" if layout.chunks > 1 else "1f1b",
+            "stages": stages,
+            "units": [{"name": u.name, "strategy": s} for u, s in zip(MODEL.units, strategies, strict=True)],
+        }
+    )
+
+
+@pytest.mark.parametrize("recompute", [0.0, 1.0])
+@pytest.mark.parametrize(("tp", "shared"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_the_step_is_that_of_the_time_walk(tp: int, shared: bool, pp: int, recompute: float) -> None:
+    """Of pipelines of tensor-parallel ranks, plain, with shared tokens, and recomputed."""
+    layout = layout_of(tp=tp, pp=pp, sequence_parallel=shared, recompute=Recompute(layers=recompute))
+    assert walked_ns(layout) == pytest.approx(streams_step(MODEL, layout, KIND, LINKS).passes_ns, rel=1e-6)
+
+
+@pytest.mark.parametrize(("pp", "chunks", "micro_batches"), [(2, 2, 2), (2, 2, 8), (2, 4, 6), (4, 2, 8)])
+def test_interleaved_steps_are_those_of_the_time_walk(pp: int, chunks: int, micro_batches: int) -> None:
+    """On lanes, whose messages take no time: with it, they wait for each other in an order that programs alone have."""
+    layout = layout_of(pp=pp, chunks=chunks, batch=2 * micro_batches)
+    expected = max(pipeline_ns(*passes_of(layout), 0, micro_batches, chunks))
+    assert walked_ns(layout, "streams", messages=False) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("slower", [1, 10])
+@pytest.mark.parametrize("batch", [16, 64])
+@pytest.mark.parametrize(("word", "zero"), [("sdp8", 3), ("sdp8-zero1", 1), ("dp8", 0)])
+def test_overlap_is_that_of_the_lanes(word: str, zero: Any, batch: int, slower: int) -> None:
+    """Gathering ahead, and gradients reduced behind the backward pass, by blocks in place of programs' units: within 5 % of the
+    walk over their programs on lanes, with quick links and with slow ones. Updated parameters are gathered ahead of the next
+    step, where programs gather them at the end: they are left out."""
+    overlaps = Framework("both", ends_ns=0, gradients_behind=True, parameters_ahead=True, gradient_bytes=2)
+    layout = layout_of(dp=8, zero=zero, shard=8 if zero else 1, batch=batch, framework=overlaps)
+    links = Links(8, 360e9 / slower, 50e9 / slower)
+    costs, step = StreamsCosts(MODEL, layout, KIND, links), streams_step(MODEL, layout, KIND, links)
+    about = {"world": 8, "batch": {"global_samples": batch, "micro_batches": layout.micro_batches}}
+    about |= {"stages": [{"ranks": list(range(8)), "first_unit": 0, "last_unit": len(MODEL.units) - 1}]}
+    units = [{"name": unit.name, "strategy": word} for unit in MODEL.units]
+    model = {"model": MODEL.shape(), "model_digest": MODEL.digest, "memory_bytes": 2**50}
+    left_out = (Op.OPTIMIZER_STEP, Op.GATHER_UPDATED)
+    walk = time_walk(
+        programs_of(load_plan({**model, **about, "units": units}), "streams"),
+        lambda program, instruction: 0 if instruction.op in left_out else costs(program, instruction),
+        "streams",
+    )
+    assert walk.step_ns == pytest.approx(step.passes_ns + step.reduce_ns, rel=0.05)
+    assert walk.step_ns > step.computing_ns
+
+
+def walked_ns(layout: RunLayout, backend: Any = "serial", messages: bool = True) -> int:
+    """The step of the layout's programs, without the optimizer."""
+    costs = StreamsCosts(MODEL, layout, KIND, LINKS)
+
+    def durations(program: Program, instruction: Instruction) -> int:
+        left_out = instruction.op is Op.OPTIMIZER_STEP or (instruction.op in POINT_TO_POINT and not messages)
+        return 0 if left_out else costs(program, instruction)
+
+    return time_walk(compile_plan(plan_of(layout)), durations, backend).step_ns
+
+
+def passes_of(layout: RunLayout) -> tuple[list[int], list[int]]:
+    """Forward and backward pass of each stage, as the step has them: one stage alone takes both."""
+    costs = StreamsCosts(MODEL, layout, KIND, LINKS)
+    forward, backward = [], []
+    for chunk in chunks_of(MODEL, layout):
+        times = [(unit, costs._times[MODEL.key_of(unit)]) for unit in chunk.units]
+        whole = layout.recompute.layers
+        forward.append(round(sum(each.ahead_ns for _, each in times)))
+        again = sum(whole * each.ahead_ns for unit, each in times if unit.kind not in ("embedding", "head"))
+        backward.append(round(sum(each.backward_ns + each.backward_gathered_ns for _, each in times) + again))
+    return forward, backward
+
+
+def test_messages_beside_passes_shorten_the_step_by_what_they_hide() -> None:
+    """Where messages travel beside passes they cost at the start and the end alone."""
+    forward, backward, transfer, micro = [10] * 4, [20] * 4, 3, 8
+    waiting, beside = (pipeline_ns(forward, backward, transfer, micro, 2, hidden) for hidden in (False, True))
+    free = pipeline_ns(forward, backward, 0, micro, 2)
+    assert max(free) < max(beside) < max(waiting)
+    assert max(free) == micro * 60 + 30, "the bubble of the first and the last forward and backward pass: 1F1B's, halved"
+    assert max(waiting) >= max(free) + micro * 2 * transfer
+
+
+def test_sharded_blocks_hide_what_they_gather() -> None:
+    """One lane computes, one gathers and reduces: the slower one counts, with the first gathering and the last reduction."""
+    quick = [Block(10, 20, 3, 3)] * 5
+    assert sharded_ns(quick, 1) == 3 + 5 * 30 + 3
+    later = sharded_ns(quick, 4) - sharded_ns(quick, 3)
+    assert 150 <= later <= 150 + 3 + 3, "a further micro-batch may wait for its first gathering, behind the last reduction"
+    slow = [Block(1, 2, 50, 60)] * 5
+    moved = 5 * 50 + 4 * 50 + 5 * 60  # the last block's parameters are there for its backward pass
+    assert moved <= sharded_ns(slow, 1) <= moved + 5 * 3
+    assert sharded_ns(quick, 2, again=False) < sharded_ns(quick, 2)
+
+
+def test_copies_of_shards_are_summed_once_a_step() -> None:
+    blocks = [Block(10, 20, 3, 3, copies_ns=100)] * 5
+    assert sharded_ns(blocks, 3) > sharded_ns([replace(block, copies_ns=0) for block in blocks], 3) + 100
+
+
+@pytest.mark.parametrize(
+    ("change", "longer"),
+    [
+        ({"recompute": Recompute(layers=1.0)}, True),
+        ({"recompute": Recompute(layers=0.5)}, True),
+        ({"recompute": Recompute(attention=True)}, True),
+        ({"recompute": Recompute(operations=True)}, True),
+        ({"recompute": Recompute(activations=True)}, True),
+        ({"precision": "float8"}, False),
+        ({"batch": 32}, True),
+        ({"tp": 2, "sequence_parallel": True}, False),
+        ({"dp": 2, "shard": 2}, False),
+        ({"cp": 2}, False),
+        ({"framework": Framework("eager", ends_ns=0, memory_passes=2.0)}, True),
+        ({"framework": Framework("slow", ends_ns=10**8)}, True),
+    ],
+)
+def test_options_make_steps_longer_or_shorter(change: dict[str, Any], longer: bool) -> None:
+    plain, changed = (streams_step(MODEL, layout, KIND, LINKS).step_ns for layout in (layout_of(), layout_of(**change)))
+    assert (changed > plain) == longer and changed != plain
+
+
+def test_overlap_hides_reductions_and_gathering() -> None:
+    """Distributed optimizer on 64 ranks of 8 nodes; what is hidden leaves a bucket at the end."""
+    apart = layout_of(dp=64, zero=1, shard=64, batch=512)
+    beside = replace(apart, framework=Framework("both", ends_ns=0, gradients_behind=True, parameters_ahead=True))
+    first, second = (streams_step(MODEL, layout, KIND, LINKS) for layout in (apart, beside))
+    assert first.reduce_ns > 8 * second.reduce_ns * 0.99 > 0 and first.gather_ns > second.gather_ns > 0
+    assert first.passes_ns == second.passes_ns and first.optimizer_ns == second.optimizer_ns
+
+
+def test_links_count_the_ports_of_a_node() -> None:
+    assert LINKS.bytes_per_s(8, 1) == 360e9
+    assert LINKS.bytes_per_s(64, 1) == 360e9, "eight ports carry more than NVLink feeds them"
+    assert LINKS.bytes_per_s(8, 8) == 50e9 and LINKS.bytes_per_s(16, 4) == 100e9
+    assert LINKS.collective_ns(2, 1e9, 8, 8) > LINKS.collective_ns(1, 1e9, 8, 8) > LINKS.collective_ns(1, 1e9, 8, 1) > 0
+    assert LINKS.collective_ns(1, 1e9, 1, 1) == 0
+
+
+def test_layers_are_cut_evenly_and_embedding_and_head_may_take_places() -> None:
+    model = MODEL.with_fields(num_hidden_layers=6)
+    assert [chunk.layers for chunk in chunks_of(model, layout_of(pp=4))] == [2, 2, 1, 1]
+    assert [chunk.layers for chunk in chunks_of(model, layout_of(pp=4, reserved=True))] == [1, 2, 2, 1]
+    for pp in (1, 2, 3, 6):
+        units = [unit for chunk in chunks_of(model, layout_of(pp=pp)) for unit in chunk.units]
+        assert units == list(model.units)
+
+
+def uniform(word: str, **fields: Any) -> Plan:
+    """A plan of eight devices with one strategy."""
+    model = MODEL.with_fields(num_hidden_layers=2)
+    about = {"world": 8, "batch": {"global_samples": 32, "micro_batches": 2}, "memory_bytes": 2**40}
+    about |= {"stages": [{"ranks": list(range(8)), "first_unit": 0, "last_unit": len(model.units) - 1}]}
+    units = [{"name": unit.name, "strategy": fields.get(unit.name, word)} for unit in model.units]
+    return load_plan({"model": model.shape(), "model_digest": model.digest, **about, "units": units})
+
+
+@pytest.mark.parametrize("word", ["sdp8", "dp8", "sdp4-tp2", "dp2-sdp2-tp2-zero1-sp", "sdp8-ckpt", "sdp8-ckpt:attention+norms"])
+def test_plans_are_simulated_under_streams(word: str) -> None:
+    """With the same layout as the step without programs has; recomputation takes longer."""
+    plan, cluster = uniform(word), load_cluster("h100:8")
+    judged = judge_streams(plan, cluster)
+    simulation = simulate_source(plan, cluster=cluster, cost_model="streams")
+    assert simulation.step_ns == judged.step_ns > 0 and simulation.performance is not None
+    layout, plain = layout_of_plan(plan), word.partition("-ckpt")[0]
+    assert (layout.devices, layout.micro_batches) == (8, 2)
+    alike = replace(layout, recompute=replace(layout.recompute, layers=float(word.endswith("-ckpt"))))
+    step = streams_step(plan.planned_model(), alike, cluster.used_kinds[0], links_of(cluster))
+    assert judged.step_ns == pytest.approx(step.step_ns, rel=0.1)
+    if plain != word:
+        assert judged.step_ns > judge_streams(uniform(plain), cluster).step_ns
+
+
+@pytest.mark.parametrize(
+    ("plan", "cluster", "said"),
+    [
+        (uniform("sdp8", head="dp8"), "h100:8", "units[5]"),
+        (uniform("tp2-dp4"), "h100:8", "tp as the last level"),
+        (uniform("sdp8"), "h100:4", "has 4 devices"),
+        (uniform("sdp8"), "v100:8", "bfloat16"),
+        (uniform("sdp8"), "amp-heterogeneous-16", "give devices of one kind"),
+    ],
+)
+def test_what_streams_does_not_take_is_refused_in_words(plan: Plan, cluster: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        simulate_source(plan, cluster=cluster, cost_model="streams")
+    assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,147 @@
+"""Configurations with fixed cuts: rows of paths and memory, their bounds and plans, held against evaluation and brute force."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import numpy as np
+import pytest
+from trainplan.formulations.joint.evaluation import evaluate, malformed, violations
+from trainplan.formulations.joint.problem import Instance, Schedule, Site, Solution
+from trainplan.formulations.joint.tables import Tied
+from trainplan.solvers.core.search import Search, judge
+from trainplan.solvers.joint.fixed_cuts import fixed_cuts
+from trainplan.solvers.joint.interleaved import interleaved
+from trainplan.solvers.joint.longest_paths import longest_path
+from trainplan.solvers.joint.priced_chain import NAMES, OF_UNITS, Prices
+from trainplan.solvers.joint.relaxation import Relaxation
+
+import trainplan as tp
+from tests.sizes import some_and_all
+from tests.solvers.joint_instances import random_instance
+
+
+def chunked(seed: int) -> Instance:
+    """A random instance with one interleaved configuration of two sites and fixed cuts, some with a shared table."""
+    rng = random.Random(seed)
+    while (instance := random_instance(rng, units=7, options=3)).length < 4:
+        pass
+    other = instance.configurations[0]
+    cuts = tuple(sorted(rng.sample(range(1, instance.length), 3)))
+    tied = rng.choice([None, Tied(reduce_ns=rng.randrange(40))])
+    chunks = replace(
+        other,
+        schedule=Schedule("interleaved", chunks=2),
+        micro_batches=rng.choice([2, 4]),
+        sites=(Site((1,)),) * 2,
+        links=tuple(rng.randrange(2) for _ in range(3)),
+        make_tied=lambda: tied,
+        cuts=cuts,
+    )
+    memory = rng.choice([1, 2, 4]) * max(each.memory_bytes for each in instance.classes)
+    classes = tuple(replace(each, memory_bytes=memory) for each in instance.classes)
+    return replace(instance, configurations=(chunks,), cuttable=(True,) * (instance.length - 1), classes=classes)
+
+
+def solutions(instance: Instance) -> Iterator[Solution]:
+    """All solutions of its one configuration, whether they fit or not."""
+    [configuration] = instance.configurations
+    assert configuration.cuts is not None
+    counts = [len(instance.table(configuration, 0, l).options) for l in range(instance.length)]
+    for choice in product(*map(range, counts)):
+        solution = Solution(0, configuration.cuts, choice)
+        if not malformed(instance, solution):
+            yield solution
+
+
+def choices(relaxation: Relaxation, rng: random.Random, count: int) -> Iterator[np.ndarray]:
+    """Random choices whose states agree."""
+    instance, chain = relaxation.chain.instance, relaxation.chain
+    for _ in range(count):
+        choice = np.array([rng.randrange(len(table.options)) for table in chain.tables], np.intp)
+        if not malformed(instance, relaxation.solution(choice)):
+            yield choice
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_are_what_evaluation_says(seed: int) -> None:
+    """Of any choice the longest path is its step, every other path is no longer, and each site's largest row is its peak."""
+    instance, rng = chunked(seed), random.Random(seed)
+    relaxation = Relaxation(instance, 0, 0.0)
+    paths = []
+    for choice in choices(relaxation, rng, 12):
+        evaluation = evaluate(instance, relaxation.solution(choice))
+        times = relaxation.chain.times(choice)
+        for name in NAMES:
+            assert times[name].tolist() == [getattr(stage.times, name) for stage in evaluation.stages]
+        paths.append(longest_path(relaxation.configuration, times, relaxation.tied_ns))
+        assert paths[-1].length_ns(times) == evaluation.time_ns
+        assert all(path.length_ns(times) <= evaluation.time_ns for path in paths)
+        for site, excess in enumerate(relaxation.excess(relaxation.sizes(choice))):
+            peak = max(stage.peak_bytes for stage in evaluation.stages[site::2])
+            assert excess.max() + instance.limit_bytes(relaxation.configuration.sites[0]) == peak
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_least_sum_at_prices_is_that_of_all_choices(seed: int) -> None:
+    instance, rng = chunked(seed), np.random.default_rng(seed)
+    relaxation = Relaxation(instance, 0, 0.0)
+    chain = relaxation.chain
+    times = {name: rng.integers(0, 4, chain.stages).astype(float) for name in NAMES}
+    units = {name: rng.integers(0, 4, chain.units).astype(float) for name in ("state_bytes", "kept_bytes", "work_bytes")}
+    entering, returning = (rng.integers(0, 3, chain.units).astype(float) for _ in range(2))
+    value, choice = chain.least(Prices(times, units, entering, returning))
+
+    def total(choice: np.ndarray) -> float:
+        sizes, all_times = relaxation.sizes(choice), chain.times(choice)
+        of_times = sum(times[name] @ all_times[name] for name in NAMES)
+        cuts = np.isin(np.arange(chain.units), chain.starts[1:])  # messages are those of cuts
+        of_messages = ((entering * sizes.entering + returning * sizes.returning) * cuts).sum()
+        return float(of_times + sum(units[name] @ sizes.columns[name] for name in units) + of_messages)
+
+    every = [np.array(each, np.intp) for each in product(*(range(len(table.options)) for table in chain.tables))]
+    agreed = [each for each in every if not malformed(instance, relaxation.solution(each))]
+    if not agreed:
+        assert value == inf or value >= 2**53
+        return
+    assert value == pytest.approx(total(choice)) == pytest.approx(min(map(total, agreed)))
+    assert set(OF_UNITS) < set(NAMES)
+
+
+@pytest.mark.parametrize("count", some_and_all(20, 600))
+def test_no_solution_is_below_the_bound_and_plans_fit(count: int) -> None:
+    """The bound is mostly tight, and the plans are mostly the best ones, on instances small enough for brute force."""
+    met = {"infeasible": 0, "solved": 0, "tight": 0, "optimal": 0}
+    for seed in range(count):
+        instance = chunked(seed)
+        steps = [evaluate(instance, each).time_ns for each in solutions(instance) if not violations(instance, each)]
+        search = Search(judge(instance))
+        left = fixed_cuts(instance, 0, 0.0, search)
+        if not steps:
+            assert search.best is None
+            met["infeasible"] += 1
+            continue
+        bound = min(left, inf if search.objective is None else search.objective)
+        assert bound <= min(steps)
+        if search.best is not None:
+            assert not violations(instance, search.best) and search.objective is not None
+            met["optimal"] += search.objective == min(steps)
+            met["tight"] += bound >= 0.9 * min(steps)
+        met["solved"] += 1
+    assert met["infeasible"] and met["solved"] > count / 3
+    assert met["tight"] > 0.6 * met["solved"] and met["optimal"] > 0.6 * met["solved"], met
+
+
+def test_interleaved_stages_of_a_whole_model_are_solved_to_a_small_gap() -> None:
+    request = {"model": "bert-huge-48", "cluster": "rtx-titan-8", "batch": 64, "memory": "8GiB"}
+    instance = tp.build("joint", schedule="interleaved", pipeline=4, micro_batches=8, **request)
+    [configuration] = instance.configurations
+    assert configuration.cuts == (13, 25, 37, 49, 61, 73, 85)
+    search = Search(judge(instance), gap=1e-4)
+    bound = interleaved(instance, 0, 0.0, search)
+    assert search.objective is not None and not violations(instance, search.best)
+    assert search.objective * 0.98 < bound <= search.objective

@@ -1,0 +1,108 @@
+"""Claims with evidence: plans whose bounds `check` follows without any solver, and claims that do not hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.formulations.plan import Plan, load_plan
+
+import trainplan as tp
+from tests.command.calls import call
+from trainplan.checking import CheckedPlan
+from trainplan.planned import Planned
+
+REQUEST: dict[str, Any] = {"model": "bert-huge-32", "cluster": "rtx-titan-8", "batch": 32, "memory": "8GiB", "micro_batches": 8}
+
+
+@pytest.fixture(scope="module")
+def answer() -> Planned:
+    return tp.certify(tp.plan(**REQUEST, gap=1e-3))
+
+
+def checked(plan: Plan | dict[str, Any], **more: Any) -> CheckedPlan:
+    found = tp.check(plan, **more)
+    assert isinstance(found, CheckedPlan)
+    return found
+
+
+def test_a_claim_is_checked_without_a_solver(answer: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answer.plan is not None and answer.plan.claim is not None and answer.plan.claim.evidence is not None
+    text = answer.plan.model_dump_json()
+    with monkeypatch.context() as patch:
+        patch.setattr("trainplan.solvers.core.solve.solve", None)
+        found = checked(load_plan(json.loads(text)))
+    claim = found.claim
+    assert claim is not None and claim.faults == () and found.violations == ()
+    assert claim.objective_ns == answer.plan.claim.objective_ns and claim.claimed_bound_ns == answer.plan.claim.bound_ns
+    assert claim.bound_ns is not None and claim.weak_bound_ns is not None
+    assert claim.weak_bound_ns < claim.bound_ns <= claim.objective_ns
+    assert claim.bound_ns > 0.95 * claim.objective_ns and claim.evidence
+    assert "checked without any solver" in claim.verdict and len(text) < 500_000
+
+
+def test_claims_that_do_not_hold_are_refuted(answer: Planned) -> None:
+    assert answer.plan is not None
+
+    def changed(*path: Any, to: Any) -> tuple[str, ...]:
+        record = json.loads(answer.plan.model_dump_json())  # type: ignore[union-attr]
+        place = record["claim"]
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = to(place[path[-1]]) if callable(to) else to
+        return checked(record).violations
+
+    assert any("objective is" in text for text in changed("objective_ns", to=lambda ns: ns - 1))
+    assert any("shows" in text for text in changed("evidence", "bound_ns", to=lambda ns: ns + 1))
+    rows = answer.plan.claim.evidence.proof["configurations"]  # type: ignore[union-attr, index]
+    place = max(range(len(rows)), key=lambda at: len(rows[at]["prices"]))
+    path = "evidence", "proof", "configurations", place, "impossible_ns"
+    assert any("may have a step" in text for text in changed(*path, to=lambda ns: 10 * ns))
+    assert any("another instance" in text for text in changed("evidence", "proof", "instance", to="0"))
+    assert any("another instance" in text for text in changed("evidence", "memory_bytes", to=lambda size: size // 2))
+    choice = answer.plan.claim.evidence.solution["choice"]  # type: ignore[union-attr]
+    other = [choice[0] ^ 1, *choice[1:]]
+    assert any("another plan" in text or "objective is" in text for text in changed("evidence", "solution", "choice", to=other))
+    assert changed("evidence", "solution", "choice", to=[10**6] * len(choice))
+    assert changed("evidence", "proof", "configurations", to=[])
+
+
+def test_evidence_that_time_does_not_allow_is_weaker_and_holds() -> None:
+    made = tp.certify(tp.plan(**REQUEST, gap=1e-2), time_limit=1e-6)
+    assert made.plan is not None
+    claim = checked(made.plan).claim
+    assert claim is not None and claim.bound_ns == claim.weak_bound_ns and claim.faults == () and not claim.evidence
+
+
+def test_a_plan_of_a_profile_is_checked_with_it() -> None:
+    profile = tp.profile(model="gpt2", cluster="cpu-4", sequence=64, rows=(1, 2, 4, 8))
+    made = tp.certify(tp.plan(model="gpt2", profile=profile, batch=8))
+    assert made.plan is not None
+    without, given = checked(made.plan).claim, checked(made.plan, profile=profile).claim
+    assert without is not None and "give it as --profile" in without.verdict and without.bound_ns is None
+    assert given is not None and given.faults == () and given.bound_ns is not None
+
+
+def test_what_has_no_evidence_stays_as_it_is() -> None:
+    made = tp.plan(like="galvatron-bmw", model="gpt2", cluster="cpu-4", batch=8, sequence=64)
+    assert tp.certify(made) is made and made.plan is not None
+    assert checked(made.plan).claim is None
+
+
+def test_the_command_writes_evidence_and_says_what_it_proves(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    words = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64", "--pipeline", "2", "-o", path]
+    assert call("plan", *words).returncode == 0
+    done = call("check", path)
+    assert done.returncode == 0
+    for text in ("bound of claim", "said by the solver, not checked", "checked bound", "verdict", "evaluated again"):
+        assert text in done.stdout
+    content = json.loads(call("check", path, "--json").stdout)
+    assert content["claim"]["bound_ns"] <= content["claim"]["objective_ns"]
+    record = json.loads(path.read_text())
+    record["claim"]["objective_ns"] -= 1
+    path.write_text(json.dumps(record))
+    refuted = call("check", path)
+    assert refuted.returncode == 1 and "refuted" in refuted.stdout

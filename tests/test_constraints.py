@@ -1,0 +1,136 @@
+"""What users fix of a joint plan, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.models.model import load_model
+
+import trainplan as tp
+from tests.command.calls import call
+from trainplan.planned import Planned
+
+MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+REQUEST: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16}
+
+
+def made(**constraints: Any) -> tuple[Planned, Plan]:
+    answer = tp.plan(**REQUEST, **constraints)
+    assert answer.plan is not None and answer.plan.predicted is not None
+    return answer, answer.plan
+
+
+def degrees(plan: Plan, paradigm: Any) -> set[int]:
+    return {strategy.degree(paradigm) for strategy in plan.strategies()}
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        {"tp": 2},
+        {"dp": 4, "pipeline": 2},
+        {"sdp": 2},
+        {"forbid": ["dp"]},
+        {"forbid": ["dp8", "dp4"]},
+        {"one_strategy": True},
+        {"cuts": ["block2.attention"]},
+        {"reserve": "22GiB"},
+    ],
+)
+def test_constraints_hold_and_cost_what_is_said(constraints: dict[str, Any]) -> None:
+    answer, plan = made(**constraints)
+    free, best = made()
+    for paradigm in ("tp", "dp", "sdp"):
+        if paradigm in constraints:
+            assert degrees(plan, paradigm) == {constraints[paradigm]}
+    for word in constraints.get("forbid", ()):
+        assert not any(level.startswith(word) for each in plan.strategies() for level in str(each).split("-"))
+    if "one_strategy" in constraints:
+        assert plan.one_strategy is not None
+    if "cuts" in constraints:
+        assert [plan.units[stage.first_unit].name for stage in plan.stages[1:]] == constraints["cuts"]
+    assert len(answer.prices) == len([name for name in constraints if name != "pipeline"])
+    assert free.prices == ()
+    for price in answer.prices:
+        step = price.step_ns(answer.step_ns)
+        assert step is not None and answer.step_ns is not None and step <= answer.step_ns
+        if len(constraints) == 1:
+            assert best.predicted is not None and step == best.predicted.step_ns
+
+
+def test_tensor_parallelism_stays_inside_nodes() -> None:
+    """Two nodes of two devices: the slow network forbids nothing, and the node does."""
+    cluster = load_cluster("cpu-4")
+    node = cluster.nodes[0]
+    island = node.islands[0]
+    nodes = [node.changed(count=2, devices=2, islands=[island.changed(devices=2)])]
+    two = cluster.changed(name="two", nodes=nodes, islands=[island.changed(devices=4)])
+    request: dict[str, Any] = {"model": MODEL, "cluster": two, "batch": 4, "pipeline": 1}
+    free, inside = tp.plan(**request, tp=4), tp.plan(**request, tp_in_node=True)
+    assert free.plan is not None and inside.plan is not None
+    assert degrees(free.plan, "tp") == {4}
+    for strategy in inside.plan.strategies():
+        assert all(len({peer // 2 for peer in strategy.peers(rank, "tp")}) == 1 for rank in range(4))
+    with pytest.raises(InputError, match="which no strategy of the space divides"):
+        tp.plan(**request, tp_in_node=True, tp=4)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "told"),
+    [
+        ({"tp": 3}, "tp is 3; give one of: 1, 2, 4"),
+        ({"dp": 5}, "dp is 5; give one of: 1, 2, 4, 8"),
+        ({"forbid": ["tpx"]}, "forbid is 'tpx'; give a strategy such as dp2-tp4-ckpt, or a word of one"),
+        ({"cuts": ["nothing"]}, "cuts has 'nothing'; give names of units, such as block2"),
+        ({"cuts": ["block2.ffn", "block1.ffn"]}, "cuts are block2.ffn, block1.ffn; give them in order"),
+        ({"cuts": ["block1.ffn", "block2.ffn"]}, "cuts begin 3 stages"),
+        ({"cuts": ["block1.ffn"], "pipeline": 4}, "cuts begin 2 stages"),
+        ({"cuts": ["block1.ffn"], "by_unit": False}, "leave by_unit=False out"),
+    ],
+)
+def test_constraints_that_cannot_be_are_told(constraints: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        tp.plan(**REQUEST, **constraints)
+
+
+def test_constraints_that_leave_nothing_say_what_each_takes() -> None:
+    answer = tp.plan(**REQUEST, memory="2MB", forbid=["sdp"], tp=1)
+    assert answer.plan is None and answer.result.status == "infeasible"
+    steps = {price.constraint: price.step_ns(None) for price in answer.prices}
+    assert set(steps) == {"--tp 1", "--forbid sdp"}
+    rows = dict(answer.summary())
+    assert all("without it" in rows[f"price of {name}"] for name in steps)
+
+
+def test_where_nothing_fits_the_fewest_devices_are_named() -> None:
+    """In whole nodes: with as many there is a plan, with one node less there is none."""
+    cluster = load_cluster("cpu-4")
+    node = cluster.nodes[0]
+    island = node.islands[0]
+    nodes = [node.changed(count=2, devices=2, islands=[island.changed(devices=2)])]
+    two = cluster.changed(name="two", nodes=nodes, islands=[island.changed(devices=4)])
+    request: dict[str, Any] = {"model": MODEL, "batch": 24, "pipeline": None, "by_unit": False}
+    needed = tp.plan(cluster=two, **request, memory=1000).needed_bytes
+    assert needed is not None
+    short = tp.plan(cluster=two, **request, memory=needed * 3 // 4)
+    assert short.plan is None and short.needed_devices is not None and short.needed_devices % 2 == 0
+    enough = tp.plan(cluster=two.with_nodes(short.needed_devices // 2), **request, memory=needed * 3 // 4)
+    assert enough.result.status == "optimal"
+    if short.needed_devices > 6:
+        less = two.with_nodes(short.needed_devices // 2 - 1)
+        assert tp.plan(cluster=less, **request, memory=needed * 3 // 4).result.status == "infeasible"
+    assert f"{short.needed_devices}, in whole nodes" in dict(short.summary())["devices needed"]
+    alone = tp.plan(cluster="cpu-4", **request, memory=1000)
+    assert alone.needed_devices is None and "has one node" in dict(alone.summary())["devices needed"]
+
+
+def test_the_command_says_what_constraints_cost() -> None:
+    words = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
+    done = call("plan", *words, "--tp", "2", "--forbid", "ckpt", "--forbid", "sdp4")
+    assert done.returncode == 0
+    assert "price of --tp 2" in done.stdout and "price of --forbid ckpt,sdp4" in done.stdout
+    assert "a step without it" in done.stdout

@@ -1,0 +1,33 @@
+"""Predictions of published runs, where the files of them lie beside the checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from statistics import fmean, median
+
+import pytest
+
+from trainplan.validation.predict import predict_runs
+from trainplan.validation.report import by_group
+from trainplan.validation.rows import load_runs
+
+DATA = Path(os.environ.get("TRAINPLAN_DATA") or Path(__file__).parents[3] / "shared/data") / "measured"
+pytestmark = pytest.mark.skipif(not (DATA / "runs.json").exists(), reason="the published runs are not here")
+
+
+def test_dense_runs_are_predicted() -> None:
+    predictions = predict_runs(load_runs(DATA / "runs.json"))
+    for each in predictions:
+        assert bool(each.cannot) == bool(each.run.experts), each.cannot
+        if not each.cannot:
+            assert each.fits != each.run.oom, f"{each.run.id}: {each.peak_gib} GiB"
+    errors = [abs(each.error) for each in predictions if each.error is not None]
+    assert fmean(errors) < 0.12 and median(errors) < 0.08
+    assert by_group(predictions, "all")["all"].inside >= 0.8  # type: ignore[operator]
+
+
+def test_peaks_are_predicted() -> None:
+    predictions = [*predict_runs(load_runs(DATA / "memory.json")), *predict_runs(load_runs(DATA / "runs.json"))]
+    errors = [abs(each.memory_error) for each in predictions if each.memory_error is not None]
+    assert len(errors) == 24 and fmean(errors) < 0.05

@@ -1,0 +1,202 @@
+"""Files of runs: what is refused, what is taken for what they leave open, and that every field counts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainplan.profiling.base.errors import InputError, InputWarning
+from trainplan.profiling.shipped import shipped
+
+from tests.command.calls import call
+from trainplan.validation.layouts import laid_run
+from trainplan.validation.predict import predict_runs
+from trainplan.validation.rows import UNMOVED, Run, load_runs
+
+ROW: dict[str, Any] = {
+    "id": "one",
+    "source": "made up",
+    "model": "llama3-8b",
+    "gpu": "H100-80GB-SXM",
+    "gpus": 64,
+    "seq": 8192,
+    "gbs": 128,
+    "mbs": 1,
+    "tp": 2,
+    "pp": 2,
+    "vpp": 2,
+    "cp": 2,
+    "dp": 8,
+    "zero": 1,
+    "precision": "bf16",
+    "recompute": "none",
+    "framework": "Megatron-Core",
+    "date": "2024-09",
+    "step_s": 5.0,
+}
+# What each field becomes; with the others that must change with it.
+CHANGES: dict[str, dict[str, Any]] = {
+    "model": {"model": "qwen3-8b"},
+    "layers": {"layers": 16},
+    "hidden": {"hidden": 2048, "heads": 16},
+    "heads": {"heads": 16},
+    "kv_heads": {"kv_heads": 16},
+    "ffn": {"ffn": 8192},
+    "vocab": {"vocab": 32000},
+    "gpu": {"gpu": "A100-80GB-SXM"},
+    "gpus": {"gpus": 128, "dp": 16},
+    "seq": {"seq": 4096},
+    "gbs": {"gbs": 256},
+    "mbs": {"mbs": 2},
+    "tp": {"tp": 4, "dp": 4},
+    "pp": {"pp": 4, "dp": 4},
+    "vpp": {"vpp": 4},
+    "cp": {"cp": 1, "dp": 16},
+    "dp": {"dp": None, "gpus": 32},
+    "fsdp": {"fsdp": "fsdp8"},
+    "recompute": {"recompute": "full"},
+    "precision": {"precision": "FP8"},
+    "note": {"note": "overlap-grad-reduce"},
+    "date": {"date": "2022-05", "framework": "Megatron-LM"},
+    "framework": {"framework": "NeMo 2"},
+    "zero": {"zero": 0},
+    "task": {"task": "LoRA"},
+}
+NEEDED = {"date": {"framework": "Megatron-LM"}}  # of what the field speaks
+REFUSED = {"experts": 8, "topk": 2, "ep": 2}  # predictions say that they cannot
+
+
+@pytest.mark.parametrize("field", Run.model_fields)
+def test_every_field_moves_the_prediction_or_says_why_it_does_not(field: str) -> None:
+    before = {**ROW, **NEEDED.get(field, {})}
+    if field in UNMOVED:
+        value = {"params": 1e9, "oom": True}.get(field, f"{before.get(field)}!" if field in ("id", "source", "file") else 7.0)
+        after = {**before, field: value}
+    elif field in REFUSED:
+        after = (
+            {**before, field: REFUSED[field], "experts": 8} if field in ("topk", "ep") else {**before, field: REFUSED[field]}
+        )
+    else:
+        after = {**before, **CHANGES[field]}
+    first, second = predict_runs(load_runs([before]))[0], predict_runs(load_runs([after]))[0]
+    assert not first.cannot
+    same = {**second.to_dict(), "id": "one"} == first.to_dict()
+    assert same == (field in UNMOVED), second
+    assert bool(second.cannot) == (field in REFUSED)
+
+
+def test_what_a_row_leaves_open_is_named() -> None:
+    laid = laid_run(Run(id="one", model="gpt3-175b", gpu="a100", gpus=8, framework="Megatron-LM", tp=8))
+    assert laid.assumed.keys() >= {"pp", "mbs", "gbs", "zero", "precision", "recompute", "vocab", "sequence parallelism"}
+    assert laid.assumed["vocab"] == "51200, padded"  # of 50257, to 128 on each of 8 ranks
+    assert laid.model.vocabulary == 51200
+
+
+def test_a_reduced_model_has_its_own_sizes() -> None:
+    sizes = {"layers": 12, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256}
+    laid = laid_run(Run(id="one", model="llama3-70b", gpu="b200", gpus=8, **sizes))  # type: ignore[arg-type]
+    assert laid.model.layers == 12
+    layer = 2 * 8192 * 8192 + 2 * 1024 * 8192 + 3 * 28672 * 8192 + 2 * 8192
+    assert laid.model.total_parameters == 12 * layer + 2 * 128256 * 8192 + 8192
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"runs": []}, "give a list of runs"),
+        ([], "holds no run"),
+        ([{**ROW, "gpus": 0}], "[0].gpus"),
+        ([{**ROW, "gpus": "many"}], "[0].gpus"),
+        ([ROW, {**ROW, "seq": 1}], "[1].id is 'one', as of [0]"),
+        ([ROW, 7], "[1] is 7"),
+        ([{name: value for name, value in ROW.items() if name != "gpu"}], "[0].gpu is missing"),
+    ],
+)
+def test_files_that_are_no_runs_get_one_line(rows: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(rows))
+    outcome = call("validate", path)
+    assert outcome.returncode == 2 and outcome.stdout == ""
+    assert said in outcome.stderr and len(outcome.stderr.splitlines()) == 1, outcome.stderr
+
+
+def test_what_cannot_be_predicted_says_why_and_the_rest_is_predicted() -> None:
+    rows = [
+        ROW,
+        {**ROW, "id": "two", "gpu": "TPU v5"},
+        {**ROW, "id": "three", "dp": 3},
+        {**ROW, "id": "four", "gpu": "V100-32GB"},
+    ]
+    fine, *others = predict_runs(load_runs(rows))
+    assert not fine.cannot and fine.fits and fine.step_s and fine.step_low_s and fine.step_low_s < fine.step_s
+    for each, word in zip(others, ("TPU v5", "dp is 3", "precision"), strict=True):
+        assert word in each.cannot and each.step_s is None and each.fits is None
+
+
+def test_unknown_fields_are_warned_of() -> None:
+    with pytest.warns(InputWarning, match="weather"):
+        load_runs([{**ROW, "weather": "fine"}])
+
+
+def test_json_has_the_documented_fields(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps([ROW]))
+    (row,) = json.loads(call("validate", path, "--json").stdout)
+    assert list(row) == ["id", "step_s", "step_low_s", "step_high_s", "peak_gib", "fits", "cannot"]
+    table = call("validate", path, "--assumptions").stdout
+    assert "errors of the step" in table and "llama3-8b" in table
+
+
+def test_a_layout_that_its_batch_does_not_fill_counts_whole_micro_batches() -> None:
+    laid = laid_run(Run(**{**ROW, "gbs": 100}))
+    assert laid.layout.micro_batches == 13
+    assert replace(laid.layout, batch=128).micro_batches == 16
+
+
+WORDS = {
+    "model": st.sampled_from([*shipped("models"), "Qwen/Qwen3-14B", "gpt-x", "MPT-30B", "weird"]),
+    "gpu": st.sampled_from(["A100-80GB-SXM", "H100-80GB-SXM", "GB200-192GB-NVL72", "MI300X-192GB", "V100-32GB", "T4", "H800"]),
+    "gpus": st.sampled_from([1, 3, 8, 24, 64, 1000]),
+}
+OPEN = {
+    **dict.fromkeys(("tp", "pp", "vpp", "cp", "mbs"), st.integers(1, 8)),
+    **dict.fromkeys(("layers", "gbs"), st.integers(1, 100)),
+    "seq": st.integers(1, 2**17),
+    "zero": st.integers(0, 3),
+    "vocab": st.sampled_from([50257, 128256, 1]),
+    "precision": st.sampled_from(["bf16", "FP8", "fp16", "NVFP4", "tf32", "BF16-mixed", "?"]),
+    "fsdp": st.sampled_from(["no", "fsdp8", "hsdp8", "full_shard(ZeRO-3)", "shard_grad_op(ZeRO-2)"]),
+    "recompute": st.sampled_from(["none", "full", "selective", "selective-op", "every 2nd", "full(5 layers)", "block"]),
+    "framework": st.sampled_from(["NeMo 2/Megatron-Core", "Megatron-LM", "torchtitan", "DeepSpeed", "InternEvo", "MaxText"]),
+    "date": st.sampled_from(["2021-04", "25.02"]),
+    "task": st.sampled_from(["pretrain", "sft", "lora"]),
+}
+
+
+@settings(max_examples=200)
+@given(st.fixed_dictionaries(WORDS, optional=OPEN))
+def test_any_row_is_predicted_or_says_why_not(row: dict[str, Any]) -> None:
+    (each,) = predict_runs(load_runs([{"id": "any", **row}]))
+    if each.cannot:
+        assert len(each.cannot.splitlines()) == 1 and each.step_s is None
+    else:
+        assert each.step_low_s and each.step_s and each.step_high_s and each.peak_gib
+        assert 0 < each.step_low_s < each.step_s < each.step_high_s < float("inf") and each.peak_gib > 0
+
+
+def test_context_parallel_ranks_may_be_counted_among_the_data_parallel_ones() -> None:
+    assert laid_run(Run(**{**ROW, "dp": 16})).layout == laid_run(Run(**ROW)).layout
+
+
+def test_a_kind_without_a_sheet_is_named() -> None:
+    assert laid_run(Run(id="one", model="llama3-8b", gpu="H800-80GB", gpus=8)).assumed["gpu"] == "as h100"
+
+
+def test_a_run_needs_degrees_that_divide_its_devices() -> None:
+    with pytest.raises(InputError, match="gpus"):
+        laid_run(Run(**{**ROW, "tp": 3}))

@@ -1,0 +1,16 @@
+"""The methods of the problem that Galvatron's published engine searches."""
+
+from __future__ import annotations
+
+from trainplan.solvers.core.entries import Entry, Methods
+
+OWN_TIME = "the least own time of every stage, by label-setting, over even partitions"
+HERE = "trainplan.papers.galvatron_engine."
+
+METHODS = Methods(
+    (
+        Entry("even-stages", HERE + "optimum:published_optimum", True, OWN_TIME),
+        Entry("published", HERE + "search:published_search", False, "the search of Galvatron's published engine"),
+    ),
+    explain="trainplan.papers.galvatron_engine.optimum:explain",
+)

@@ -1,0 +1,45 @@
+"""Pictures of predictions beside what was measured, with the plot extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.validation.predict import Prediction
+
+
+def draw_errors(predictions: Sequence[Prediction]) -> Any:
+    """A matplotlib Figure: predicted over measured steps, each with its interval, a colour for each kind of device and a marker
+    for each precision. Raises InputError where no row has a measured step."""
+    measured = [each for each in predictions if each.error is not None]
+    if not measured:
+        raise InputError("command line", "--picture", "is of runs without a measured step", "give runs with step_s")
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 6.5), layout="constrained")
+    axes = figure.subplots()
+    kinds = list(dict.fromkeys(each.run.gpu for each in measured))
+    precisions = list(dict.fromkeys((each.run.precision or "").lower() for each in measured))
+    for kind in kinds:
+        for precision in precisions:
+            some = [each for each in measured if (each.run.gpu, (each.run.precision or "").lower()) == (kind, precision)]
+            if not some:
+                continue
+            steps = [each.run.step_s or 0.0 for each in some]
+            ratios = [each.step_s or 0.0 for each in some]
+            low = [(each.step_s or 0) - (each.step_low_s or 0) for each in some]
+            high = [(each.step_high_s or 0) - (each.step_s or 0) for each in some]
+            colour, marker = colormaps["tab10"](kinds.index(kind) % 10), "osD^vP*X"[precisions.index(precision) % 8]
+            style: dict[str, Any] = {"fmt": marker, "color": colour, "elinewidth": 0.6, "markersize": 5}
+            axes.errorbar(steps, ratios, yerr=[low, high], label=f"{kind}, {precision}", **style)
+    ends = [min(each.run.step_s or 1.0 for each in measured) / 1.5, max(each.run.step_s or 1.0 for each in measured) * 1.5]
+    axes.plot(ends, ends, color="#888888", linewidth=0.8)
+    for share in (0.8, 1.25):
+        axes.plot(ends, [end * share for end in ends], color="#bbbbbb", linewidth=0.6, linestyle="--")
+    axes.set(xscale="log", yscale="log", xlabel="measured step, s", ylabel="predicted step, s")
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("predicted over measured steps; dashed: a fifth less, a quarter more", fontsize=10)
+    return figure

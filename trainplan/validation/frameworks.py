@@ -1,0 +1,77 @@
+"""What frameworks do where a row does not say: overlap, padding, fused kernels.
+
+- Megatron-LM of 2022, by Korthikanti et al. (2022): unfused attention with dropout; backward all-reduces run beside the
+  gradients of weights.
+- Megatron-Core, by the defaults of its arguments: vocabularies padded to 128 for each tensor-parallel rank, gradients in fp32,
+  messages of interleaved stages beside passes; reductions and gathering overlap by flags.
+- NeMo, by its recipes: distributed optimizer with both overlaps; tensor-parallel overlap with sequence parallelism; gradients
+  in bf16.
+- PyTorch FSDP (torchtitan, Composer): gathers one block ahead, and reduces gradients behind the backward pass, in fp32 or in
+  the parameters' dtype.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from trainplan.formulations.streams.layout import Framework
+from trainplan.validation.rows import Run
+
+MEGATRON = Framework("Megatron-Core", messages_behind=True, tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0)
+MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
+LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
+NEMO = replace(MEGATRON, name="NeMo", gradients_behind=True, parameters_ahead=True, tensor_beside=0.7, gradient_bytes=2)
+FSDP = Framework("PyTorch FSDP", gradients_behind=True, parameters_ahead=True, memory_passes=2.0)
+COMPOSER = replace(FSDP, name="Composer", loss_passes=1.5, logit_bytes=4)  # with its fused cross-entropy
+COMPILED = replace(FSDP, name="PyTorch FSDP, compiled", memory_passes=1.0, loss_passes=1.5)
+# Updated shards are broadcast by each rank in turn.
+INTERNEVO = replace(FSDP, name="InternEvo", memory_passes=1.5, gradient_bytes=2, parameters_ahead=False, broadcast_ns=3_000_000)
+DEEPSPEED = replace(FSDP, name="DeepSpeed", memory_passes=1.5)
+
+
+def framework_of(run: Run) -> Framework:
+    """The framework of a row, with the flags of its note. Unknown ones overlap as PyTorch FSDP does, or, with tensor- or
+    pipeline-parallel ranks, as Megatron-Core with both flags."""
+    name, note = (run.framework or "").lower(), (run.note or "").lower()
+    year = re.search(r"20\d\d", run.date or "")
+    if "nemo" in name and "automodel" not in name:
+        chosen = NEMO
+    elif "megatron-core" in name or "mcore" in name:
+        chosen = MEGATRON
+    elif "megatron" in name:
+        chosen = MEGATRON_2022 if year and int(year[0]) <= 2022 else MEGATRON
+    elif "internevo" in name or "internlm" in name:
+        chosen = INTERNEVO
+    elif "neox" in name:
+        chosen = replace(MEGATRON, messages_behind=False)
+    elif "deepspeed" in name:
+        chosen = DEEPSPEED
+    elif "torchtitan" in name:
+        chosen = COMPILED if "compile" in note and "eager" not in note else FSDP
+    elif re.search(r"jax|xla|maxtext|axlearn|paxml", name):
+        chosen = COMPILED
+    elif "composer" in name:
+        chosen = COMPOSER
+    elif name or (run.tp or 1) * (run.pp or 1) == 1:
+        chosen = FSDP
+    else:
+        chosen = replace(MEGATRON, gradients_behind=True, parameters_ahead=True)
+    if "overlap-grad-reduce" in note:
+        chosen = replace(chosen, gradients_behind=True)
+    if "overlap-param-gather" in note:
+        chosen = replace(chosen, parameters_ahead=True)
+    if chosen.pads > 1 and re.search(r"fp16|float16", (run.precision or "").lower()) and "bf16" not in (run.precision or ""):
+        chosen = replace(chosen, gradient_bytes=2, copied_bytes=4)  # gradients as the model's, copied for the optimizer
+    if "cross-entropy" in note and "fusion" in note:  # a copy in fp32, exponentials and their gradient in one compiled kernel
+        chosen = replace(chosen, logit_bytes=14, loss_passes=1.5)
+    if run.source.startswith("megatron-lm-ci"):
+        # Functional tests train GPT with its dropout. Which attention they ask for their boolean flags do not list: fused where
+        # they resume, but in one older container.
+        resumes = "resume" in run.model and "dracooci" not in note
+        unfused = ("attention-softmax-in-fp32" in note and not resumes) or "transformer-impl local" in note
+        fixed = chosen.fixed_bytes + LOCAL_BYTES * ("transformer-impl local" in note)
+        chosen = replace(chosen, drops=True, fused_attention=not unfused, fixed_bytes=fixed)
+    if re.search(r"\bmp pure\b", note):  # Composer's mixed precision with gradients reduced in the parameters' dtype
+        chosen = replace(chosen, gradient_bytes=2)
+    return chosen

@@ -1,0 +1,62 @@
+"""Errors of predictions, by kinds of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from trainplan.validation.predict import Prediction
+
+GROUPS: dict[str, tuple[str, Callable[[Prediction], str]]] = {
+    "all": ("runs", lambda each: "all"),
+    "gpu": ("device", lambda each: each.run.gpu),
+    "precision": ("precision", lambda each: (each.run.precision or "").lower()),
+    "source": ("source", lambda each: each.run.source),
+}
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of some runs: how many, the mean of the relative errors, and of their absolute values mean, median and 90th percentile;
+    inside: the share of measured steps within their intervals, where errors are those of steps."""
+
+    count: int
+    mean: float
+    absolute: float
+    median: float
+    ninth: float
+    inside: float | None = None
+
+
+def summarised(errors: Sequence[float], inside: float | None = None) -> Errors:
+    """The errors of some runs, at least one."""
+    sizes = sorted(map(abs, errors))
+    ninth = sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))]
+    return Errors(len(errors), fmean(errors), fmean(sizes), median(sizes), ninth, inside)
+
+
+def groups() -> list[tuple[str, str]]:
+    """What errors are grouped by, and what to call it."""
+    return [(name, noun) for name, (noun, _) in GROUPS.items()]
+
+
+def by_group(predictions: Sequence[Prediction], group: str, error: str = "error") -> Mapping[str, Errors]:
+    """Errors of the predictions with this one of the groups, by its values. error: `error` of steps, or `memory_error`."""
+    found: dict[str, list[Prediction]] = {}
+    for each in predictions:
+        if getattr(each, error) is not None:
+            found.setdefault(GROUPS[group][1](each), []).append(each)
+    return {
+        name: summarised([getattr(each, error) for each in members], _inside(members) if error == "error" else None)
+        for name, members in sorted(found.items())
+    }
+
+
+def _inside(predictions: Sequence[Prediction]) -> float:
+    within = [
+        each.step_low_s <= each.run.step_s <= each.step_high_s
+        for each in predictions
+        if each.step_low_s is not None and each.step_high_s is not None and each.run.step_s is not None
+    ]
+    return sum(within) / len(within)
