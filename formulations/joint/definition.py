@@ -26,7 +26,7 @@ from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.formulations.work.primitives import host_costs
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural
+from trainplan.profiling.base.quantities import divisors, format_bytes, format_time, plural, span
 from trainplan.profiling.clusters.cluster import Cluster
 
 

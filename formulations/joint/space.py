@@ -18,7 +18,6 @@ Filter = Callable[[Strategy], bool]
 ZeroStage = Literal[0, 1, 2, 3]
 Recompute = Literal["none", "modules", "full"]
 ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
-MODULES: tuple[Module, ...] = tuple(sorted(get_args(Module)))
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
