@@ -2,7 +2,9 @@
 
 All devices are of one class: where there are several kinds, the slowest counts. Stages have equal numbers of devices, and lie
 on consecutive ones. Only depths are offered whose stages lie alike in the cluster, and only strategies whose groups do, so that
-one stage's first device stands for all; the time walk over the plan's programs then takes exactly as long.
+one stage's first device stands for all; the time walk over the plan's programs then takes exactly as long, on one lane a rank.
+What programs hold is bounded from above, on devices and hosts: a unit has room for re-layouts whatever its neighbours are, and
+for the device's sum of gradients, where the host steps, from the first micro-batch on.
 """
 
 from __future__ import annotations

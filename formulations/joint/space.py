@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from trainplan.formulations.joint.problem import Schedule, ScheduleName, Step
 from trainplan.formulations.joint.tables import HostPart, Option
 from trainplan.formulations.step.schedules import most_sliced
-from trainplan.formulations.strategies import TREE, Module, Paradigm, Strategy
+from trainplan.formulations.strategies import MODULES, TREE, Module, Paradigm, Strategy
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.sublayers import Sublayer, modules_of, why_not_shared
 
@@ -18,7 +18,6 @@ Filter = Callable[[Strategy], bool]
 ZeroStage = Literal[0, 1, 2, 3]
 Recompute = Literal["none", "modules", "full"]
 ZERO_STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)
-MODULES: tuple[Module, ...] = tuple(sorted(get_args(Module)))
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
