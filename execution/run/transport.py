@@ -29,7 +29,7 @@ class Transport(Protocol):
 
     def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
         """A function of torch.distributed on its tensors, of which the first gets the result and the last is the input;
-        either may be a list of parts."""
+        either may be a list of parts. What is in the input of a reduction afterwards is undefined."""
         ...
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
@@ -45,7 +45,12 @@ class Direct:
     """torch.distributed on the tensors themselves."""
 
     def collective(self, function: Callable[..., Any], group: Any, tensors: Sequence[Tensor | list[Tensor]]) -> list[Any]:
-        """As of `Transport`."""
+        """As of `Transport`. gloo scatters a sum by adding up a copy of the input everywhere: here it is the input itself."""
+        result, source = tensors[0], tensors[-1]
+        if function is dist.reduce_scatter_tensor and isinstance(source, Tensor) and source.device.type == "cpu":
+            assert isinstance(result, Tensor)
+            piece = source.view(dist.get_world_size(group), -1)[dist.get_rank(group)].view_as(result)
+            return [_Arriving(result, piece, [dist.all_reduce(source, group=group, async_op=True)])]
         return [function(*tensors, group=group, async_op=True)]
 
     def exchange(self, messages: Sequence[Message]) -> list[Any]:
@@ -97,17 +102,18 @@ class Staged:
 
 
 class _Arriving(NamedTuple):
-    """A message that is being received into a buffer of the host."""
+    """What comes to another place than it belongs to."""
 
     tensor: Tensor
-    staged: Tensor
+    place: Tensor
     works: list[Any]
 
     def wait(self) -> None:
         """Until it is there, and where it belongs."""
         for work in self.works:
             work.wait()
-        self.tensor.copy_(self.staged)
+        if self.place.data_ptr() != self.tensor.data_ptr():
+            self.tensor.copy_(self.place)
 
 
 def _staged(tensor: Tensor, copied: bool) -> Tensor:

@@ -144,6 +144,8 @@ def test_measured_memory_follows_the_walk() -> None:
     for strategy in ("sdp4-zero1", "sdp4-zero2", "dp2-sdp2-zero1", "sdp2-tp2-zero2"):
         plans.append(plan_of(model, [strategy] * UNITS, 4, 8, 2))
     plans.append(with_zero(rng, random_plan(rng, 4, model, 1)))
+    wide = model.with_fields(sequence=16, vocab_size=8000)  # scattering the table's gradient takes most
+    plans.append(plan_of(wide, ["sdp2-zero2"] * UNITS, 4, 8, 2, cuts=[3]))
     memory_follows_the_walk(run_plans(plans, steps=1, compare=False, measure_memory=True))
 
 
