@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 from trainplan.formulations.joint.certificate import (
     SCALE,
     ConfigurationEvidence,
@@ -17,55 +16,55 @@ from trainplan.formulations.joint.certificate import (
     closed_form_ns,
     least_single_ns,
 )
-from trainplan.formulations.joint.problem import Instance
+from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.core.search import Search
-from trainplan.solvers.joint.candidate import Candidate
 from trainplan.solvers.joint.span_bounds import prices_of
 from trainplan.solvers.joint.stage_tables import stage_tables
 
 FINENESS = 1e-4  # of a step, to which the largest claim that the check follows is sought
-TOLERANCE = 1e-5
+GRID = 1.25  # between neighbouring numbers of micro-batches in flight
 NOTHING = ConfigurationEvidence(-1)
 
 
 def evidence(instance: Instance, objective_ns: int, search: Search | None = None) -> Evidence:
     """Evidence of the largest bound that prices alone give, of a plan's step at most; each claim has been checked.
 
-    search: whose time limit counts: configurations that it does not come to have their bound in closed form alone.
+    The bound is the least of all configurations', so none is shown to be impossible further than another one is. search: whose
+    time limit counts: configurations that it does not come to have their bound in closed form alone.
     """
-    search, claims = search or Search(lambda _: None), [NOTHING] * len(instance.configurations)
-    for place in range(len(claims)):
-        try:
-            claims[place] = _of(instance, place, objective_ns, search)
-        except TimeoutError:
+    search, configurations = search or Search(lambda _: None), instance.configurations
+    claims, target = [NOTHING] * len(configurations), objective_ns - 1
+    least = [closed_form_ns(instance, configuration) for configuration in configurations]
+    for place in sorted(range(len(claims)), key=least.__getitem__):
+        if search.out_of_time():
             break
+        if least[place] <= target:
+            claims[place] = _of(instance, configurations[place], least[place], target, search)
+            target = min(target, max(claims[place].impossible_ns, least[place] - 1))
     return Evidence(instance.digest, tuple(claims))
 
 
-def _of(instance: Instance, place: int, objective_ns: int, search: Search) -> ConfigurationEvidence:
-    configuration = instance.configurations[place]
-    schedule, least = configuration.schedule, closed_form_ns(instance, configuration)
-    if schedule.sliced or schedule.chunks > 1 or least >= objective_ns:
+def _of(instance: Instance, configuration: Configuration, least: int, target: int, search: Search) -> ConfigurationEvidence:
+    """What can be shown to be impossible of a configuration, up to a step that is enough. least: its bound in closed form."""
+    schedule = configuration.schedule
+    if schedule.sliced or schedule.chunks > 1:
         return NOTHING
-    search.check_time()
-    depths = sorted({configuration.in_flight(x) for x in range(configuration.stages)})
-    prices = prices_of(stage_tables(configuration.tables[configuration.sites[0].kind]), [depths[0], depths[-1]])
+    in_flight = sorted({configuration.in_flight(x) for x in range(configuration.stages)})
+    prices = prices_of(stage_tables(configuration.tables[configuration.sites[0].kind]), [in_flight[0], in_flight[-1]])
     scaled = tuple(sorted({round(float(price) * SCALE) for price in prices}))
     if configuration.stages == 1:
         finer = tuple(sorted({price * part // 4 for price in scaled for part in range(1, 9)} | {0}))
-        bound = least_single_ns(instance, configuration, finer)
-        return ConfigurationEvidence(min(bound, objective_ns) - 1, finer, tuple(depths))
-    candidate = Candidate(instance, place, search)
-    candidate.prepare(objective_ns, coarse=False)
-    value, _ = candidate.master.bound(objective_ns, TOLERANCE)
-    top = float(objective_ns) if np.isinf(value) else min(value, float(objective_ns))
-    largest = ConfigurationEvidence(int(top) - 1, scaled, tuple(candidate.grid))
+        shown = min(least_single_ns(instance, configuration, finer) - 1, target)
+        return ConfigurationEvidence(shown, finer, tuple(in_flight)) if shown >= least else NOTHING
+    depths = [in_flight[0]]
+    while (following := max(depths[-1] + 1, int(depths[-1] * GRID))) <= in_flight[-1]:
+        depths.append(following)
+    largest = ConfigurationEvidence(target, scaled, tuple(depths))
     check = PriceCheck(instance, configuration, largest)
-    if not check.possible(largest.impossible_ns):
+    if not check.possible(target):
         return largest
-    low, high = least, largest.impossible_ns
-    while high - low > max(1, FINENESS * high):
-        search.check_time()
+    low, high = least - 1, target
+    while high - low > max(1, FINENESS * high) and not search.out_of_time():
         middle = (low + high) // 2
         low, high = (low, middle) if check.possible(middle) else (middle, high)
-    return replace(largest, impossible_ns=low) if low > least else NOTHING
+    return replace(largest, impossible_ns=low) if low >= least else NOTHING
