@@ -28,7 +28,7 @@ from uuid import uuid4
 
 from rich.console import Console
 from rich.table import Table
-from trainplan.execution.compile.compiler import compile_plan
+from trainplan.execution.ahead import programs_of
 from trainplan.formulations.memory_switches.switches import ALL_ON
 from trainplan.formulations.plan import Plan
 
@@ -70,7 +70,7 @@ RUNS: dict[str, tuple[str, Plan]] = {
 def run(fault: str, name: str, rng: random.Random) -> dict[str, Any]:
     """One run with a fault, and what is wrong with how it ended."""
     backend, plan = RUNS[name]
-    programs = compile_plan(plan)
+    programs = programs_of(plan, backend)
     rank = rng.randrange(plan.world)
     place = rng.randrange(len(programs[rank].instructions))
     with TemporaryDirectory() as folder:
