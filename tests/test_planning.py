@@ -52,6 +52,7 @@ def holds(found: Planned, ranks: int) -> None:
         assert max(found.walk_bytes[stage * size : (stage + 1) * size]) <= costs["peak_bytes"]
 
 
+@pytest.mark.long
 def test_programs_of_several_stages_never_need_more_than_their_plans_say() -> None:
     """60 random models, batches, memories, numbers of stages and micro-batches, schedules and granularities."""
     rng, ratios, seen = random.Random(7), [], set()
@@ -142,6 +143,7 @@ def test_a_plan_of_several_stages_survives_its_file() -> None:
     assert [stage.ranks for stage in again.stages] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("cluster", "devices"), first_and_others([("a100-64", 64), ("h200-1024", 128)]))
 def test_large_clusters(cluster: str, devices: int) -> None:
     """BERT-xHuge in four stages or more: the first rank of every stage keeps the memory that its plan says."""

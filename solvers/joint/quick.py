@@ -176,7 +176,7 @@ class _Planner:
             columns = [column[row].tolist() for column in (state, held, kept, work)]
             low, high = 0, self.memory
             best = self._filled(columns, high)
-            while best is not None and high - low > self.memory // FINE:
+            while best is not None and high - low > max(1, self.memory // FINE):
                 middle = (low + high) // 2
                 cuts = self._filled(columns, middle)
                 low, high, best = (middle, high, best) if cuts is None else (low, middle, cuts)

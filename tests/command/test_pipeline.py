@@ -260,6 +260,7 @@ def engine_files() -> list[Path]:
     return files("llama2-7b", *names)
 
 
+@pytest.mark.long
 def test_the_engines_cost_model(tmp_path: Path) -> None:
     """Llama2-7B, 16 samples, 36 GiB: the engine's own search, the plan that its authors shipped, and the optimum."""
     profile, path = tmp_path / "profile", tmp_path / "instance.json"

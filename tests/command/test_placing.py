@@ -108,6 +108,7 @@ def test_three_devices_get_a_plan(folder: Path) -> None:
     assert "optimal" in done.stdout and len(json.loads(target.read_text())["stages"]) == 3
 
 
+@pytest.mark.long
 def test_trial_runs_the_best_and_writes_the_fastest(folder: Path) -> None:
     target = folder / "fastest.json"
     words = [*LOCAL, "--scale-down", "8", "--top", "3", "--steps", "2", "--warmup", "1", "-o", target]

@@ -107,6 +107,7 @@ def test_the_plan_is_valid_and_proven(plan: Path, words: list[str], instance: Pa
     assert free["plan"]["claim"]["objective_ns"] <= made["claim"]["objective_ns"]
 
 
+@pytest.mark.long
 def test_the_plan_runs(plan: Path) -> None:
     done = call("run", plan, "--steps", "1", "--dtype", "float64")
     assert done.returncode == 0, done.stderr

@@ -110,6 +110,7 @@ def test_classes_of_equal_ranks_gather_ahead_too() -> None:
     assert [each.program for each in classes] == compile_plan(plan, ranks=ranks, ahead=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", first_and_others(["threads", "fused"]))
 def test_gradients_are_those_of_one_process(backend: Backend) -> None:
     """With pauses at random on threads, so that what is gathered ahead is there early, late, or in between."""

@@ -187,6 +187,7 @@ def test_an_interrupt_is_an_error_too() -> None:
         Lanes([(), (0,)], ["compute", "copy"], here="compute").step(run)
 
 
+@pytest.mark.long
 def test_plans_on_threads_equal_one_process() -> None:
     """Plans of every kind, each rank's lanes paused at random: gradients, parameters and losses are those of one process. With
     dropout too: the same numbers are dropped whatever is split, sliced or recomputed, and with every step other ones."""

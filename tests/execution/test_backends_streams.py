@@ -94,6 +94,7 @@ def test_memory_that_is_given_back_at_once_is_overwritten(run: Callable[..., Mac
     assert seen.count("order") > 10
 
 
+@pytest.mark.long
 def test_every_wait_is_kept(run: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch) -> None:
     """One wait less, on the device, of it or of the host, is seen; but for those that only a free needs: frees.py moves it."""
     monkeypatch.setattr(frees, "LAG", 10**9)  # waits for memory's sake could stand in for one that is left out

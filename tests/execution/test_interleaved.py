@@ -41,6 +41,7 @@ def test_random_plans_are_sound(count: int) -> None:
         assert {len(program.chunks) for program in programs} & {2, 3, 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "backend"), first_and_others([(4, "threads"), (2, "serial"), (3, "fused")]))
 @pytest.mark.parametrize("count", some_and_all(5, 40))
 def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:

@@ -208,6 +208,7 @@ def test_the_cost_model_never_needs_less_than_the_walk(world: int) -> None:
             assert max(memory_walk(programs[rank]).peak_bytes for rank in stage.ranks) <= predicted, plan.precision
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "backend"), first_and_others([(2, "serial"), (4, "threads"), (4, "fused")]))
 @pytest.mark.parametrize("count", some_and_all(2, 12))
 def test_random_plans_train_as_one_process_does(world: int, backend: Backend, count: int) -> None:
@@ -222,6 +223,7 @@ def test_random_plans_train_as_one_process_does(world: int, backend: Backend, co
         assert report.losses == sorted(report.losses, reverse=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", first_and_others(["threads", "serial"]))
 def test_master_copies_are_those_of_torch_s_adamw(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After every step, bit for bit, from the gradients that each rank has; and states take the bytes that programs say."""

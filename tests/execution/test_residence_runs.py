@@ -50,6 +50,7 @@ def test_the_plans_are_many_and_varied() -> None:
     assert sum(plan.batch.micro_batches > 1 for plan in plans) > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", some_and_all(8, 1))
 @pytest.mark.parametrize(("world", "backend"), first_and_others([*COUNTS], 2))
 def test_random_plans_agree_with_one_process(world: int, backend: Backend, share: int) -> None:

@@ -79,6 +79,7 @@ def _hold(reports: list[RunReport]) -> None:
         assert max(report.gradient_difference, report.parameter_difference, report.loss_difference or 0) < 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "backend"), first_and_others([(2, "serial"), (4, "threads"), (2, "fused")]))
 @pytest.mark.parametrize("count", some_and_all(6, 40))
 def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:
@@ -89,6 +90,7 @@ def test_random_plans_agree_with_one_process(world: int, backend: str, count: in
     _hold(run_plans(plans, backend=backend))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_measured_memory_follows_the_walk() -> None:
     plans = []
     for model in map(large, (GPT2, LLAMA, DROPPING[2])):
@@ -104,6 +106,7 @@ def test_measured_memory_follows_the_walk() -> None:
         assert peaks[place] > peaks[place + 1] > peaks[place + 2] > peaks[place + 3], "the more is recomputed"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", first_and_others(["tp2-sp-ckpt:loss", "single-ckpt:loss", "single-ckpt:loss+norms"]))
 def test_logits_are_not_kept(text: str) -> None:
     """With a large vocabulary, of all micro-batches but the one in its backward pass."""

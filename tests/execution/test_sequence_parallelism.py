@@ -100,6 +100,7 @@ def large(model: Model) -> Model:
     return model.with_fields(sequence=128, vocab_size=500, **fields).in_dtype("float32")
 
 
+@pytest.mark.long
 def test_measured_memory_follows_the_walk() -> None:
     """Against torch's own allocations; and a rank that shares its tokens needs less than one that does not."""
     models = [large(model) for model in (GPT2, BERT, LLAMA, DROPPING[0])]

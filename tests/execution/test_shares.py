@@ -133,6 +133,7 @@ def test_reductions_in_another_order_are_seen() -> None:
     assert "meets" in _faults(programs)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", some_and_all(5, 24))
 @pytest.mark.parametrize("backend", first_and_others(["fused", "serial"]))
 def test_gradients_of_random_plans_on_4_processes(backend: str, count: int) -> None:
@@ -161,6 +162,7 @@ def _hold(plans: list[Any], backend: Any) -> None:
         assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", some_and_all(1, 4))
 def test_memory_of_uneven_replicas_follows_the_walk(count: int) -> None:
     rng = random.Random(13)

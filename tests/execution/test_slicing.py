@@ -286,6 +286,7 @@ def test_every_deleted_wait_and_free_is_seen() -> None:
     assert deleted > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", first_and_others(["serial", "fused"]))
 def test_halves_hold_no_more_than_the_whole(backend: Backend) -> None:
     """But for what every graph keeps once, however many rows it has, such as the numbers of the positions."""
@@ -347,12 +348,14 @@ def test_gradients_on_4_processes(backend: Backend, plans: int, share: int) -> N
     _hold([*some[::share], *uneven, *(_cut_plans() if backend == "serial" else [])], backend)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", some_and_all(4, 14))
 def test_gradients_on_2_processes(count: int) -> None:
     rng = random.Random(31)
     _hold([random_sliced_plan(rng, 2) for _ in range(count)], "serial")
 
 
+@pytest.mark.long
 def test_measured_memory_follows_the_walk() -> None:
     rng = random.Random(3)
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}

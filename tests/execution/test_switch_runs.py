@@ -41,6 +41,7 @@ def test_the_plans_are_many_and_varied() -> None:
     assert {plan.planned_model().family for plan in plans} == {model.family for model in MODELS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", some_and_all(5, 1))
 @pytest.mark.parametrize(("world", "backend"), first_and_others([*COUNTS], 3))
 def test_random_plans_agree_with_one_process(world: int, backend: Backend, share: int) -> None:
@@ -55,6 +56,7 @@ def test_random_plans_agree_with_one_process(world: int, backend: Backend, share
         assert report.losses == sorted(report.losses, reverse=True), "the same batch thrice: the loss must fall"
 
 
+@pytest.mark.long
 def test_the_comparison_can_fail() -> None:
     """A gradient that is scaled, and a unit that is never stepped, are seen: the check that all plans pass is no empty one."""
     plan = switch_plan(UNTIED, 2, [replace(ALL_ON, segment_sync=False)] * len(UNTIED.units))

@@ -64,6 +64,7 @@ def test_elsewhere_it_is_two_parameters() -> None:
     assert not reduces_table(compile_plan(even_plan(UNTIED, "dp4")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", first_and_others(["threads", "serial"]))
 def test_its_gradients_are_those_of_one_process(backend: Backend) -> None:
     """Under every strategy of four devices, over three steps: both uses are in it, and the optimizer steps it once."""

@@ -212,6 +212,7 @@ def test_programs_that_wait_for_each_other_for_ever_are_said_to_be_stuck() -> No
         time_walk(programs, RandomCosts(0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", first_and_others(["streams", "serial"]))
 def test_one_rank_of_each_stage_stands_for_all(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where links and shards are equal, the step and every peak are those of all ranks."""
@@ -263,6 +264,7 @@ def test_plans_that_carry_their_costs_take_as_long(seed: int) -> None:
     assert anew.time.start_ns == judged.time.start_ns and anew.step_ns == judged.step_ns
 
 
+@pytest.mark.long
 def test_carried_costs_hold_under_another_schedule_and_slicing() -> None:
     rng = random.Random(11)
     for _ in range(20):

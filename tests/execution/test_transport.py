@@ -15,6 +15,7 @@ from tests.execution.plans import GPT2, plan_of, random_interleaved_plan, random
 from tests.sizes import first_and_others
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", first_and_others(["threads", "serial", "fused"]))
 def test_staged_plans_give_the_gradients_of_one_process(backend: Backend) -> None:
     rng = random.Random(f"staged {backend}")

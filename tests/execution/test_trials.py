@@ -64,6 +64,7 @@ def test_plans_that_run_take_one_start(starts: list[int]) -> None:
     assert best.step_ns == min(trial.step_ns or 0 for trial in found)
 
 
+@pytest.mark.long
 def test_a_plan_that_hangs_is_a_result(starts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(trials, "TARGET", "tests.execution.faulty:try_rank")
@@ -99,6 +100,7 @@ def test_what_goes_wrong_is_a_result_and_the_others_go_on(starts: list[int], mon
     assert found[0].losses == found[7].losses
 
 
+@pytest.mark.long
 def test_a_model_that_no_machine_holds_is_out_of_memory(starts: list[int]) -> None:
     """torch's own words: an embedding of more bytes than addresses."""
     huge = GPT2.with_fields(vocab_size=10**7, n_embd=2**23)
@@ -112,6 +114,7 @@ def test_a_model_that_no_machine_holds_is_out_of_memory(starts: list[int]) -> No
     assert fastest(found[:1]) is None
 
 
+@pytest.mark.long
 def test_processes_that_cannot_start_fail_every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "TARGET", "trainplan.execution.run.trials:no_such_function")
     found = run_trials([_plan(), _plan()], steps=1)

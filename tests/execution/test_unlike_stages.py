@@ -48,6 +48,7 @@ def _hold(reports: list[RunReport]) -> None:
         assert report.gradient_difference < 1e-12 and report.parameter_difference < 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("world", "backend"), first_and_others([(4, "fused"), (3, "serial"), (3, "threads")]))
 @pytest.mark.parametrize("count", some_and_all(6, 40))
 def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:

@@ -58,6 +58,7 @@ def test_random_plans_agree_with_one_process(world: int, backend: Backend, count
 TIED = ["sdp4-zero1", "sdp4-zero2", "dp2-sdp2-zero1", "tp2-sdp2-zero2", "sdp2-tp2-zero1-ckpt", "sdp2-dp2-zero2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", first_and_others(["threads", "serial", "fused"]))
 def test_a_tied_table_is_one_parameter_where_its_states_lie_alike(backend: Backend) -> None:
     between = ["dp4"] * (UNITS - 2)

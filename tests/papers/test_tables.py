@@ -37,6 +37,7 @@ def test_devices_in_tf32() -> None:
 RECOMPUTED = ("II rtx-titan-8 20 bert-huge-48", "III rtx-titan-16 8 bert-huge-48")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", first_and_others(list(RECOMPUTED)))
 def test_stored_cells_are_those_of_today(key: str) -> None:
     column = COLUMNS[key]

@@ -212,6 +212,7 @@ def test_lines_are_never_negative() -> None:
     assert fit_line([(1.0, 1.0), (100.0, 1000.0)])[0] == 0
 
 
+@pytest.mark.long
 def test_fitted_links_give_the_measured_times_back(tmp_path: Path) -> None:
     """Every collective's measured time, from the journal, is the profile's within the error that its fit states."""
     journal = tmp_path / "journal"
@@ -272,6 +273,7 @@ def test_bad_arguments_are_told() -> None:
             measure(GPT2, cluster_of(1), [(1, 1)], **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_dtype_without_a_rate_is_measured_all_the_same() -> None:
     """The shipped CPU's data sheet has no bfloat16: it cannot be estimated, and a measurement needs no data sheet."""
     found = measure(GPT2.in_dtype("bfloat16"), cluster_of(1), [(1, 1), (1, 2)], budget_seconds=1)

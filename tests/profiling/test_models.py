@@ -155,6 +155,7 @@ def test_bytes_are_those_that_torch_holds(family: str, tp: int) -> None:
         assert peak(*ours) == pytest.approx(peak(*found.values()), rel=0.06 if tp == 1 else 0.2, abs=2**17), name
 
 
+@pytest.mark.long
 def test_bytes_of_real_layers() -> None:
     """The two shapes that plans of this project's demonstration run on, at their real width."""
     import torch

@@ -113,6 +113,7 @@ def test_brute_force_of_free_steps_simulates_every_choice(seed: int) -> None:
         assert violations(free, solution) or evaluate(free, solution).time_ns >= found.objective
 
 
+@pytest.mark.long
 def test_free_steps_stand_by_brute_force_and_are_faster_at_times() -> None:
     """What label-setting and its whole-step search find, and their bound, lie on either side of the optimum."""
     faster, statuses = 0, Counter[str]()

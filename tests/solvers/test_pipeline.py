@@ -40,6 +40,7 @@ def agrees_with_every_plan(instance: Instance, seed: int) -> tp.api.Result:
     return exact
 
 
+@pytest.mark.long
 def test_400_random_instances_are_solved_to_the_nanosecond() -> None:
     statuses = Counter(agrees_with_every_plan(random_pipeline(seed), seed).status for seed in range(400))
     assert set(statuses) == {"optimal", "infeasible"}
@@ -81,6 +82,7 @@ def traded(rng: random.Random, slow: int = 10**6) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_options_that_trade_time_for_memory() -> None:
     """Where stages are searched below the hull of u and T, too."""
     found = [agrees_with_every_plan(load(traded(random.Random(seed))), seed) for seed in range(250)]
@@ -172,6 +174,7 @@ def cheapest_by_option(costs: SpanCosts, number: int, depth: int, rate: tuple[in
     return float((chain + w * t.backward_bytes[instance.layer_kinds[last]]).min())
 
 
+@pytest.mark.long
 def test_interface_cells_change_no_bound() -> None:
     """Chains over cells of options against chains over the options themselves; cut short only where nothing fits."""
     rates, cut, fewer = [(1, 0, 0.0), (1, 1, 0.37), (8, 1, 2.5), (0, 0, 1.0)], 0, 0

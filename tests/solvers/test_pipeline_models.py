@@ -97,6 +97,7 @@ def test_a_paper_model_of_34_layers_is_proven(name: str, stages: int, optimum_ns
     assert search.objective == outcome.bound == optimum_ns
 
 
+@pytest.mark.long
 def test_all_configurations_of_a_paper_model_are_proven() -> None:
     """24 configurations, up to 22 options. The best is 8 stages and 32 micro-batches."""
     instance = paper_pipeline(12)

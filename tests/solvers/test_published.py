@@ -105,6 +105,7 @@ def test_optimum_against_every_choice() -> None:
     assert outcome.bound <= search.objective <= best
 
 
+@pytest.mark.long
 def test_llama_at_36_gib() -> None:
     instance = build(llama(), 36 * GIB, 16, EngineOptions(measured_messages=True))
     search = searching(instance)

@@ -60,6 +60,7 @@ def test_an_instance_that_highs_got_wrong() -> None:
     assert (best.objective, best.solution) == (15054656821, {"cuts": [2, 4, 6]})
 
 
+@pytest.mark.long
 def test_300_random_instances_with_memory_agree_to_the_nanosecond() -> None:
     """The paper's table is right where its answer fits, says which stage does not where not, and is never better."""
     seen = {"optimal": 0, "infeasible": 0, "blind": 0}
