@@ -106,3 +106,31 @@ def test_the_command_writes_evidence_and_says_what_it_proves(tmp_path: Path) -> 
     path.write_text(json.dumps(record))
     refuted = call("check", path)
     assert refuted.returncode == 1 and "refuted" in refuted.stdout
+
+
+@pytest.mark.parametrize("depth", [10**6 - 2**63, 0, 1000])
+def test_depths_that_no_stage_has_prove_nothing(answer: Planned, depth: int) -> None:
+    """Such as one whose bytes wrap around in 64 bits, so that nothing seems to fit."""
+    assert answer.plan is not None and answer.plan.claim is not None
+    record = json.loads(answer.plan.model_dump_json())
+    evidence, objective = record["claim"]["evidence"], record["claim"]["objective_ns"]
+    for row in evidence["proof"]["configurations"]:
+        row.update(depths=[depth], prices=[1, 1000], impossible_ns=objective - 1)
+    evidence["bound_ns"] = record["claim"]["bound_ns"] = objective
+    assert checked(record).violations
+
+
+@pytest.mark.parametrize("change", [{"prices": [2**70]}, {"impossible_ns": 1e400}, {"depths": None}])
+def test_damaged_evidence_is_refused_in_words(answer: Planned, change: dict[str, Any]) -> None:
+    assert answer.plan is not None
+    record = json.loads(answer.plan.model_dump_json())
+    for row in record["claim"]["evidence"]["proof"]["configurations"]:
+        row.update(change, **({"impossible_ns": 10**18} if "prices" in change else {}))
+    assert checked(record).violations
+
+
+def test_damaged_options_are_refused_in_words(answer: Planned) -> None:
+    assert answer.plan is not None
+    record = json.loads(answer.plan.model_dump_json())
+    del record["claim"]["evidence"]["options"]["pipeline"]
+    assert checked(record).violations

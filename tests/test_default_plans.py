@@ -82,7 +82,10 @@ def test_the_command_says_which_and_why() -> None:
     assert "like      joint\n" in call("plan", *words).stdout
     done = call("plan", *words, "--space", "full")
     assert "like      galvatron-bmw, since --space is no option of joint\n" in done.stdout
-    assert "no schedule with these stages and strategies could be more than" in call("plan", *words, "--pipeline", "2").stdout
+    assert (
+        "no order of whole passes of these stages, one thing at a time on a device, could be more than"
+        in call("plan", *words, "--pipeline", "2").stdout
+    )
 
 
 def test_the_default_is_never_worse_than_the_preset_it_replaced() -> None:

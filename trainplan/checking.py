@@ -204,10 +204,10 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
         profile=profile,
         options=evidence.options,
     )
-    instance = stated.instance(request)
-    weak = stated.checked_bound_ns(instance, None)
-    faults, objective, bound = list[str](), None, weak
+    faults, objective, bound, weak = list[str](), None, None, None
     try:
+        instance = stated.instance(request)
+        bound = weak = stated.checked_bound_ns(instance, None)
         solution = stated.load_solution(evidence.solution)
         faults += stated.violations(instance, solution)
         objective = stated.evaluate(instance, solution).objective
@@ -219,8 +219,10 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
             bound = stated.checked_bound_ns(instance, evidence.proof)
         if bound < evidence.bound_ns:
             faults.append(f"the evidence shows {bound} ns, not {evidence.bound_ns}")
-    except (ValueError, LookupError, TypeError) as error:
-        faults.append(f"{type(error).__name__}: {error}" if isinstance(error, LookupError | TypeError) else str(error))
+    except InputError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        faults.append(f"the evidence is damaged: {error}" if not isinstance(error, ValueError) else str(error))
     return CheckedClaim(*said, objective, bound, weak, evidence.proof is not None, tuple(faults))
 
 

@@ -97,6 +97,10 @@ def memory_limits(instance: Any, count: int = LIMITS) -> list[int]:
     problem = problem_of(instance)
     reason = problem.explain(problem.with_memory(instance, 1))
     ample = solve(problem.with_memory(instance, LARGEST_MEMORY), "exact")
-    assert reason is not None and ample.evaluation is not None
+    if reason is None or ample.evaluation is None:
+        problem_text = f"{instance.name!r} has no memory that is known to be the least, or no plan in time"
+        raise InputError(
+            "command line", "--from", f"is not given, and {problem_text}", "give --from and --to, such as 4GiB and 24GiB"
+        )
     least, most = reason.least_memory_bytes, ample.evaluation["peak_bytes"]
     return [least + (most - least) * step // (count - 1) for step in range(count)]

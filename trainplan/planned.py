@@ -234,7 +234,7 @@ class Planned:
             bound = format_time(claim.bound_ns) + (f", by {source}" if source else "")
         rows = [
             ("claim", f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}"),
-            ("status", claim.status),
+            ("status", claim.status + (f" (gap asked for: {self.result.tolerance:.2g})" if self.result.tolerance else "")),
             ("bound of claim", bound),
             ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
             *self._any_schedule(claim.objective_ns),
@@ -246,10 +246,12 @@ class Planned:
 
     def _any_schedule(self, objective_ns: int) -> list[tuple[str, str]]:
         """How much another order of passes could gain."""
-        if (bound := self.any_schedule_ns) is None or not objective_ns:
+        predicted = None if self.plan is None else self.plan.predicted
+        serial = predicted is not None and predicted.backend == "serial"  # what runs beside something else is not bounded
+        if (bound := self.any_schedule_ns) is None or not objective_ns or not serial:
             return []
-        text = f"no schedule with these stages and strategies could be more than {1 - bound / objective_ns:.3%} faster"
-        return [("any schedule", f"{text}: none takes less than {format_time(bound)}")]
+        text = "no order of whole passes of these stages, one thing at a time on a device, could be more than"
+        return [("any schedule", f"{text} {1 - bound / objective_ns:.3%} faster: none takes less than {format_time(bound)}")]
 
 
 def row_rank(row: dict[str, Any]) -> tuple[bool, int]:

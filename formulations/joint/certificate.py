@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.evaluation import Evaluation
-from trainplan.formulations.joint.problem import Configuration, Instance
+from trainplan.formulations.joint.problem import Configuration, Instance, uncounted
 from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
 
 SCALE = 2**16  # parts of a nanosecond in which prices times bytes are counted
@@ -90,6 +90,8 @@ def checked_bound_ns(instance: Instance, evidence: Evidence) -> int:
         raise ValueError("the evidence is of another instance")
     if len(evidence.configurations) != len(instance.configurations):
         raise ValueError("the evidence does not have one entry for each configuration")
+    if why := uncounted(instance):
+        raise ValueError(f"the instance has {why}, which evidence does not count")
     bounds = []
     for place, (configuration, claim) in enumerate(zip(instance.configurations, evidence.configurations, strict=True)):
         bound = closed_form_ns(instance, configuration)
@@ -119,11 +121,13 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
     Proof: some site runs m passes of an even share of the least u at least, or of the largest unit; stage 0 ends last, and then
     adds what its first unit adds at least.
     """
-    kinds = configuration.tables[configuration.sites[0].kind].units
+    kinds = [configuration.tables[kind].units for kind in {site.kind for site in configuration.sites}]
     sliced = configuration.schedule.sliced > 0
-    least = [int(_whole(kinds[unit.kind], sliced).min()) for unit in instance.units]
-    first = kinds[instance.units[0].kind]
-    more = int((first.last_ns + first.reduce_ns + first.optimizer_ns).min())
+    least = [min(int(_whole(units[unit.kind], sliced).min()) for units in kinds) for unit in instance.units]
+    firsts = [units[instance.units[0].kind] for units in kinds]
+    more = min(int((first.last_ns + first.reduce_ns + first.optimizer_ns).min()) for first in firsts)
+    if instance.step != "simulated":
+        more = 0
     if configuration.tied is not None and (once := configuration.tied.once) is not None:
         least[-1] = min(least[-1], int(_whole(once, sliced).min()))
         if instance.length == 1:
@@ -143,7 +147,8 @@ def possible(instance: Instance, configuration: Configuration, claim: Configurat
     if len({site.kind for site in configuration.sites}) > 1:
         return True
     in_flight = [configuration.in_flight(x) for x in range(configuration.stages)]
-    if min(in_flight) < claim.depths[0] or list(claim.depths) != sorted(claim.depths):
+    depths = claim.depths
+    if not 1 <= depths[0] <= min(in_flight) or depths[-1] > max(in_flight) or list(depths) != sorted(depths):
         return True
     if configuration.stages == 1:
         return least_single_ns(instance, configuration, claim.prices) <= claim.impossible_ns
@@ -424,7 +429,8 @@ class PriceCheck:
 
 
 def any_schedule_ns(configuration: Configuration, evaluation: Evaluation) -> int:
-    """No order of the passes of these stages with these options has a shorter step, whatever memory it needs.
+    """No order of the passes of these stages with these options has a shorter step, whatever memory it needs: passes of whole
+    micro-batches, unless the schedule slices some, with one thing at a time on each device.
 
     Proof: stage x begins no earlier than micro-batch 0's, or any one's, forward passes through the stages before it allow; then
     its devices run m passes each way; its last backward pass is followed by those of the same micro-batch on the stages before

@@ -285,6 +285,16 @@ class Instance(ProblemInstance):
         return instance_dict(self)
 
 
+def uncounted(instance: Instance) -> str | None:
+    """What an instance has that bounds on simulated steps do not count; None where there is nothing."""
+    for each in instance.configurations:
+        if each.reduction is not None:
+            return "gradients that a stage reduces all together"
+        if any(not boundary.relayout_at_cut for tables in each.tables for boundary in tables.boundaries):
+            return "boundaries that are not re-laid at cuts"
+    return None
+
+
 @dataclass(frozen=True)
 class Solution:
     """A configuration by its place, the first unit of every stage but the first, and the option of every unit."""

@@ -177,7 +177,9 @@ class _Run:
             return None, "it was interrupted before it was looked for whether anything fits"
         try:
             with ended_after(lambda: self.search.remaining() + self.grace * EXPLAINING):
-                return self.problem.explain(self.instance), None
+                reason = self.problem.explain(self.instance)
+                uncertain = reason is None and self.problem.solvers().fits and self.problem.fits(self.instance) is None
+                return reason, "why nothing fits is not known" if uncertain else None
         except Overrun:
             return None, "there was no time left to find out whether anything fits"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import floor, inf
 from typing import Any
 
-from trainplan.formulations.joint.problem import Instance
+from trainplan.formulations.joint.problem import Instance, uncounted
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import Outcome, Search
@@ -66,6 +66,7 @@ class _Run:
         check_suited(instance)
         self.statistics: dict[str, Any] = dict.fromkeys((*STEPS, "stages_solved"), 0)
         self.left = inf  # the least bound of configurations that are given up
+        self.given_up = False  # whether some were for the number of their labels
         self.source = SOURCE
         self.tolerance, self.loosest = search.gap / SHARE, 0.0
 
@@ -124,7 +125,10 @@ class _Run:
         search.report(bound=whole, source=self.source)
         if search.bound is not None and search.bound < search.objective:
             self.statistics["gap_ns"] = gap_parts(self.instance, search.best, search.objective - search.bound, self.loosest)
-        return Outcome(bound=search.bound, bound_source=search.bound_source, statistics=self.statistics)
+        ended: str | None = None
+        if self.given_up and not search.closed() and not search.out_of_time():
+            ended = f"given up above the gap where the columns of a stage are more than {LABELS} labels"
+        return Outcome(bound=search.bound, bound_source=search.bound_source, message=ended, statistics=self.statistics)
 
     def _advanced(self, bound: float, entry: _Entry) -> float | None:
         """The configuration's bound after one more step; None once nothing of it is of interest. Raises TimeoutError."""
@@ -183,7 +187,7 @@ class _Run:
             try:
                 value = candidate.enumerated(self.target, LABELS)
             except TooMany:
-                value = bound
+                value, self.given_up = bound, True
             self.left = min(self.left, value)
             return None
         if value == inf or entry.path is None:
@@ -195,6 +199,8 @@ def check_suited(instance: Instance) -> None:
     """Raises Unsuited where the instance has what this method does not bound."""
     if instance.step != "simulated":
         raise Unsuited("instance", "step", f"is {instance.step!r}", "give 'simulated', or take another method")
+    if why := uncounted(instance):
+        raise Unsuited("instance", "configurations", f"have {why}", "take milp, cpsat or brute-force")
     for place, each in enumerate(instance.configurations):
         if len({site.kind for site in each.sites}) > 1 or len({instance.limit_bytes(site) for site in each.sites}) > 1:
             sites = "has sites of several kinds or memories"

@@ -11,10 +11,20 @@ import numpy as np
 import pytest
 from trainplan.formulations.joint.enumeration import cuts_of, improving, solution_count, solutions
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, violations
-from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.problem import (
+    Configuration,
+    Instance,
+    Reduction,
+    Schedule,
+    ScheduleName,
+    Site,
+    Solution,
+    Step,
+)
 from trainplan.formulations.joint.simulation import ends
 from trainplan.formulations.joint.tables import Boundary, OptionTable
 from trainplan.profiling.base.errors import Unsuited
+from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
@@ -367,6 +377,30 @@ def test_what_is_not_bounded_is_refused_in_one_line() -> None:
     sites = (replace(configuration.sites[0], kind=1), *configuration.sites[1:])
     with pytest.raises(Unsuited, match="several kinds"):
         solve(replace(instance, configurations=(replace(configuration, sites=sites),)), "decomposition")
+
+
+def test_what_bounds_do_not_count_is_refused() -> None:
+    """Boundaries that are not re-laid at cuts, and gradients that a stage reduces together: bounds would be too high."""
+    instance = next(each for each in map(tiny_instance, range(99)) if each.boundary_kinds)
+    configuration = instance.configurations[0]
+    tables = tuple(
+        replace(each, boundaries=tuple(replace(boundary, relayout_at_cut=False) for boundary in each.boundaries))
+        for each in configuration.tables
+    )
+    for changed in (
+        replace(configuration, make_tables=lambda: tables),
+        replace(configuration, reduction=Reduction(load_cluster("cpu-4").network, (0, 1))),
+    ):
+        with pytest.raises(Unsuited, match="have"):
+            solve(replace(instance, configurations=(changed,)), "decomposition")
+
+
+@pytest.mark.parametrize("step", ["eq8", "eq5", "eq4"])
+def test_cheap_bounds_of_other_steps_are_below_all_solutions(step: Step) -> None:
+    for seed in range(30):
+        instance = replace(tiny_instance(seed), step=step)
+        least = least_step_ns(instance)
+        assert least is None or cheap_bound(instance)[0] <= least
 
 
 def test_the_gap_that_is_left_comes_in_parts() -> None:
