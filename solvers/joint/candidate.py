@@ -263,6 +263,21 @@ class Candidate:
             if limit > EXACT_FLOATS:
                 return np.inf
 
+    def partitions(self, limit: float, most: int) -> list[tuple[int, ...]] | None:
+        """The cuts that a step up to the limit may have by the bounds on spans; None where they are more than so many."""
+        left = self.master.left(limit)
+        if left is None:
+            return []
+        waiting: list[tuple[int, ...]] = [(0,)]
+        for low, mask in left[0]:
+            spans: dict[int, list[int]] = {}
+            for row, length in zip(*np.nonzero(mask.any(axis=(0, 3))), strict=True):
+                spans.setdefault(low + int(row), []).append(low + int(row + length) + 1)
+            waiting = [(*begun, end) for begun in waiting for end in spans.get(begun[-1], ())]
+            if len(waiting) > most:
+                return None
+        return [borders[1:-1] for borders in waiting if borders[-1] == self.units]
+
     def _searched(
         self, left: Sequence[Mask], before: Sequence[Floats], limit: float, target: Callable[[], float], labels: int
     ) -> float:

@@ -15,7 +15,7 @@ What no configuration leaves below the best plan, less the gap asked for, is pro
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, inf
 from typing import Any
 
@@ -25,6 +25,7 @@ from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
 from trainplan.solvers.joint.closed_form import holds_states, quick_bound_ns
+from trainplan.solvers.joint.fixed_cuts import fixed_cuts
 from trainplan.solvers.joint.fronts import TooMany
 from trainplan.solvers.joint.gaps import gap_parts
 from trainplan.solvers.joint.interleaved import interleaved
@@ -40,6 +41,7 @@ QUICK, COARSE, FINE, PATHS, CLASSES, SUFFIXES = range(6)
 SHARE = 16  # of the gap asked for, what one stage may be off
 FINENESS = 16  # of the gap asked for, what bisection may be off
 LABELS = 2000  # of one unit, in a front
+MOST_PARTITIONS = 40  # that are bounded one by one where fronts are larger
 
 
 def decomposition(instance: Instance, search: Search) -> Outcome:
@@ -187,12 +189,32 @@ class _Run:
             try:
                 value = candidate.enumerated(self.target, LABELS)
             except TooMany:
-                value, self.given_up = bound, True
+                value = self._by_partitions(candidate, bound)
             self.left = min(self.left, value)
             return None
         if value == inf or entry.path is None:
             return None
         return value
+
+    def _by_partitions(self, candidate: Candidate, bound: float) -> float:
+        """What is proven of a configuration by the linear program of each partition that the bounds on spans leave, where these
+        are few; infinite where nothing of interest is left. Raises TimeoutError."""
+        place, limit = candidate.place, self.target()
+        configuration = self.instance.configurations[place]
+        few = None
+        if not configuration.schedule.sliced and limit < inf:
+            few = candidate.partitions(limit, MOST_PARTITIONS)
+        if few is None:
+            self.given_up = True
+            return bound
+        configurations = list(self.instance.configurations)
+        least = inf
+        for cuts in few:
+            configurations[place] = replace(configuration, cuts=cuts)
+            part = replace(self.instance, configurations=tuple(configurations))
+            least = min(least, fixed_cuts(part, place, bound, self.search))
+        self.given_up |= least <= self.target()
+        return least
 
 
 def check_suited(instance: Instance) -> None:

@@ -52,27 +52,34 @@ def fixed_cuts(instance: Instance, place: int, bound: float, search: Search) -> 
             if relaxation.bound > at_middle:
                 center = weights, prices
         new |= relaxation.take(choice)
+        _report(relaxation, search)
         bounds.append(relaxation.bound)
         if relaxation.bound > min(_target(search), longest):
             return inf
         settled = not new or (turn >= LOOK_BACK and bounds[-1] <= bounds[-1 - LOOK_BACK] * (1 + RISE))
         if turn == fitted_at or settled:
             fitted_at = 2 * turn + 1
-            _report(relaxation, weights, search)
+            _fit(relaxation, weights, search)
         if settled:
             break
     return inf if relaxation.bound > _target(search) else relaxation.bound
 
 
-def _report(relaxation: Relaxation, weights: Mapping[PathKey, float], search: Search) -> None:
-    """Report the choices that fit at these weights of paths, where they are better than the best plan."""
+def _fit(relaxation: Relaxation, weights: Mapping[PathKey, float], search: Search) -> None:
+    """Take the choices that fit at these weights of paths, and report the best one."""
     for slope, evenness in product(SLOPES, EVENNESS):
         search.check_time()
         choice = fitted(relaxation, weights, slope, evenness)
         if choice is not None:
             relaxation.take(choice)
-            if search.betters(relaxation.seen[-1].step_ns):
-                search.report(relaxation.solution(choice))
+    _report(relaxation, search)
+
+
+def _report(relaxation: Relaxation, search: Search) -> None:
+    """Report the best choice that fits, where it is better than the best plan."""
+    best = relaxation.best
+    if best is not None and search.betters(best.step_ns):
+        search.report(relaxation.solution(best.choice))
 
 
 def _between(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:

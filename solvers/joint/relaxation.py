@@ -74,6 +74,7 @@ class Relaxation:
         self.sites = site_memories(self.chain, instance.limit_bytes(site))
         self.fullest = [memory.row(memory.fullest) for memory in self.sites]
         self.seen: list[Seen] = []
+        self.best: Seen | None = None  # of those that fit
         self.paths: dict[PathKey, Path] = {}
         self.rows: dict[RowKey, Row] = {}
 
@@ -89,16 +90,20 @@ class Relaxation:
     def take(self, choice: Choice) -> bool:
         """Take a choice into the linear program, with its longest path, and each site's row that it breaks most; whether some
         path or row is new."""
-        sizes, times, known = self.sizes(choice), self.chain.times(choice), len(self.rows)
+        sizes, times, known, fits = self.sizes(choice), self.chain.times(choice), len(self.rows), True
         for site, (memory, excess) in enumerate(zip(self.sites, self.excess(sizes), strict=True)):
             worst = int(excess.argmax())
             if excess[worst] > 0:
+                fits = False
                 self.rows.setdefault((site, worst), memory.row(worst))
         if self.host_bytes is not None:
             for stage in np.flatnonzero(self._on_hosts(sizes) > self.host_bytes).tolist():
+                fits = False
                 self.rows.setdefault((-1, stage), host_row(self.chain, stage, self.host_bytes))
         step_ns, new = self._take_path(times)
         self.seen.append(Seen(choice, times, sizes, round(step_ns)))
+        if fits and (self.best is None or self.seen[-1].step_ns < self.best.step_ns):
+            self.best = self.seen[-1]
         return new or len(self.rows) > known
 
     def take_mixture(self, shares: Floats) -> bool:

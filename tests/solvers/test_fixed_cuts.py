@@ -26,18 +26,20 @@ from tests.solvers.joint_instances import random_instance
 
 
 def chunked(seed: int) -> Instance:
-    """A random instance with one interleaved configuration of two sites and fixed cuts, some with a shared table."""
+    """A random instance with one configuration of fixed cuts into four stages, interleaved on two sites or each on its own;
+    some have a shared table."""
     rng = random.Random(seed)
     while (instance := random_instance(rng, units=7, options=3)).length < 4:
         pass
     other = instance.configurations[0]
     cuts = tuple(sorted(rng.sample(range(1, instance.length), 3)))
     tied = rng.choice([None, Tied(reduce_ns=rng.randrange(40))])
+    schedule = rng.choice([Schedule("interleaved", chunks=2), Schedule("1f1b"), Schedule("gpipe")])
     chunks = replace(
         other,
-        schedule=Schedule("interleaved", chunks=2),
+        schedule=schedule,
         micro_batches=rng.choice([2, 4]),
-        sites=(Site((1,)),) * 2,
+        sites=(Site((1,)),) * (4 // schedule.chunks),
         links=tuple(rng.randrange(2) for _ in range(3)),
         make_tied=lambda: tied,
         cuts=cuts,
@@ -82,7 +84,7 @@ def test_rows_are_what_evaluation_says(seed: int) -> None:
         assert paths[-1].length_ns(times) == evaluation.time_ns
         assert all(path.length_ns(times) <= evaluation.time_ns for path in paths)
         for site, excess in enumerate(relaxation.excess(relaxation.sizes(choice))):
-            peak = max(stage.peak_bytes for stage in evaluation.stages[site::2])
+            peak = max(stage.peak_bytes for stage in evaluation.stages[site :: len(relaxation.sites)])
             assert excess.max() + instance.limit_bytes(relaxation.configuration.sites[0]) == peak
 
 

@@ -403,6 +403,15 @@ def test_cheap_bounds_of_other_steps_are_below_all_solutions(step: Step) -> None
         assert least is None or cheap_bound(instance)[0] <= least
 
 
+def test_partitions_that_bounds_leave_are_solved_one_by_one() -> None:
+    """Where the columns of a stage are too many: two stages of GPT-2, of which MILP proves the same optimum."""
+    instance = tp.build("joint", model="gpt2", cluster="cpu-4", batch=8, sequence=256, pipeline=2, micro_batches=4)
+    result, proven = solve(instance, gap=1e-5), solve(instance, "milp", gap=1e-6)
+    assert result.status == proven.status == "optimal"
+    assert result.bound is not None and proven.bound is not None
+    assert proven.bound <= (result.objective or 0) and result.bound <= (proven.objective or 0)
+
+
 def test_the_gap_that_is_left_comes_in_parts() -> None:
     instance = tp.build("joint", model="bert-huge-32", cluster="rtx-titan-8", batch=32, memory="8GiB")
     result = solve(instance, gap=1e-2)
