@@ -101,6 +101,12 @@ class Search:
         bound = self.bound if bound is None else bound
         return self.objective is not None and bound is not None and self.objective - bound <= self.gap * self.objective
 
+    def target(self) -> float:
+        """The largest objective that is still worth finding."""
+        if self.objective is None:
+            return math.inf
+        return self.objective - max(not self.provisional, math.floor(self.objective * self.gap))
+
     def betters(self, objective: int) -> bool:
         """Whether a solution with this objective would be the best so far."""
         return self.objective is None or objective < self.objective

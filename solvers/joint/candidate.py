@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from trainplan.formulations.joint.problem import Configuration, Instance, Solution
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.search import Search
@@ -270,10 +271,10 @@ class Candidate:
             return []
         waiting: list[tuple[int, ...]] = [(0,)]
         for low, mask in left[0]:
-            spans: dict[int, list[int]] = {}
-            for row, length in zip(*np.nonzero(mask.any(axis=(0, 3))), strict=True):
-                spans.setdefault(low + int(row), []).append(low + int(row + length) + 1)
-            waiting = [(*begun, end) for begun in waiting for end in spans.get(begun[-1], ())]
+            ends: dict[int, list[int]] = {}
+            for first, last in _spans_left(low, mask):
+                ends.setdefault(first, []).append(last + 1)
+            waiting = [(*begun, end) for begun in waiting for end in ends.get(begun[-1], ())]
             if len(waiting) > most:
                 return None
         return [borders[1:-1] for borders in waiting if borders[-1] == self.units]
@@ -286,9 +287,8 @@ class Candidate:
             spans: list[tuple[int, int]] = []
             columns: list[Column] = []
             apart = bool(self.tied_ns) and x in (0, self.stages - 1)
-            for row, length in zip(*np.nonzero(mask.any(axis=(0, 3))), strict=True):
+            for first, last in _spans_left(low, mask):
                 self.search.check_time()
-                first, last = low + int(row), low + int(row + length)
                 key = (self.kinds[first : last + 1], self.instance.boundary_kinds[first:last], self.in_flight[x], apart)
                 if key not in self._fronts or self._fronts[key][0] < limit / self.m:
                     found = front(self.exact, first, last, self.in_flight[x], limit / self.m, apart, labels)
@@ -376,3 +376,9 @@ def _grid(low: int, top: int, factor: float) -> list[int]:
     while (following := max(grid[-1] + 1, int(grid[-1] * factor))) <= top:
         grid.append(following)
     return grid
+
+
+def _spans_left(low: int, mask: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """First and last units of the spans that a stage may still be, whatever the classes of its cuts."""
+    for row, length in zip(*np.nonzero(mask.any(axis=(0, 3))), strict=True):
+        yield low + int(row), low + int(row + length)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from math import floor, inf
+from math import inf
 from typing import Any
 
 from trainplan.formulations.joint.problem import Instance, uncounted
@@ -72,13 +72,6 @@ class _Run:
         self.source = SOURCE
         self.tolerance, self.loosest = search.gap / SHARE, 0.0
 
-    def target(self) -> float:
-        """The largest step that is still worth finding."""
-        search = self.search
-        if search.objective is None:
-            return inf
-        return search.objective - max(not search.provisional, floor(search.objective * search.gap))
-
     def outcome(self) -> Outcome:
         waiting: list[tuple[float, int, _Entry]] = []
         bound: float = 0.0
@@ -91,12 +84,12 @@ class _Run:
                 bounds.append(quick_bound_ns(self.instance, configuration) if possible else inf)
                 self.search.check_time()
             waiting = [(bound, place, _Entry(place)) for place, bound in enumerate(bounds) if bound < inf]
-            plan = best_quick_plan(self.instance, bounds, self.target())
+            plan = best_quick_plan(self.instance, bounds, self.search.target())
             self.search.report(plan, source=FIRST_PLAN)
         except TimeoutError:
             return Outcome(bound_source=self.source, message="time ran out before all configurations were bounded")
         heapq.heapify(waiting)
-        while waiting and waiting[0][0] <= self.target():
+        while waiting and waiting[0][0] <= self.search.target():
             bound, place, entry = waiting[0]
             self._note(min(bound, self.left))
             if self.search.out_of_time():
@@ -116,7 +109,7 @@ class _Run:
             self.search.report(bound=int(min(bound, self.search.objective)), source=self.source)
 
     def _ended(self, bound: float) -> Outcome:
-        search, target = self.search, self.target()
+        search, target = self.search, self.search.target()
         proven = min(bound, target + 1)
         if search.objective is None:
             if bound == inf:
@@ -144,50 +137,50 @@ class _Run:
         candidate = entry.candidate
         if isinstance(candidate, Single):
             self.statistics["stages_solved"] += 1
-            value = candidate.run(self.target, self.tolerance)
+            value = candidate.run(self.search.target, self.tolerance)
             self.left = min(self.left, value)
             return None
         fineness = self.search.gap / FINENESS
         if entry.stage == QUICK:
             self.statistics["coarse"] += 1
-            candidate.prepare(self.target(), coarse=True)
-            value, entry.path = candidate.master.bound(self.target(), max(fineness, 1e-2), bound)
+            candidate.prepare(self.search.target(), coarse=True)
+            value, entry.path = candidate.master.bound(self.search.target(), max(fineness, 1e-2), bound)
             entry.stage = COARSE
         elif entry.stage == COARSE:
             self.statistics["fine"] += 1
-            candidate.prepare(self.target(), coarse=False)
-            value, entry.path = candidate.master.bound(self.target(), fineness, bound)
+            candidate.prepare(self.search.target(), coarse=False)
+            value, entry.path = candidate.master.bound(self.search.target(), fineness, bound)
             entry.stage = FINE
         elif entry.stage in (FINE, PATHS):
             self.statistics["paths"] += 1
             assert entry.path is not None
             rose = candidate.refine(entry.path, self.tolerance)
             if entry.whole:
-                rose |= candidate.refine_first(entry.path, self.target(), self.tolerance)
+                rose |= candidate.refine_first(entry.path, self.search.target(), self.tolerance)
             candidate.report(entry.path)
             self.statistics["stages_solved"] += candidate.take_count()
             self.loosest = max(self.loosest, candidate.exact.loosest)
-            value, path = candidate.master.bound(self.target(), fineness, bound, entry.whole)
+            value, path = candidate.master.bound(self.search.target(), fineness, bound, entry.whole)
             if rose or path != entry.path:
                 entry.stage = PATHS
             elif not entry.told_apart and candidate.classes > 1:
                 entry.stage = CLASSES
             elif not entry.whole:
                 entry.whole = True
-                value, path = candidate.master.bound(self.target(), fineness, bound, whole=True)
+                value, path = candidate.master.bound(self.search.target(), fineness, bound, whole=True)
             else:
                 entry.stage = SUFFIXES
             entry.path = path
         elif entry.stage == CLASSES:
             self.statistics["classes"] += 1
-            candidate.prepare(self.target(), coarse=False, groups=GROUPS)
-            value, entry.path = candidate.master.bound(self.target(), fineness, bound)
+            candidate.prepare(self.search.target(), coarse=False, groups=GROUPS)
+            value, entry.path = candidate.master.bound(self.search.target(), fineness, bound)
             entry.stage, entry.told_apart = PATHS, True
         else:
             self.statistics["suffixes"] += 1
             self.source = SEARCHED
             try:
-                value = candidate.enumerated(self.target, LABELS)
+                value = candidate.enumerated(self.search.target, LABELS)
             except TooMany:
                 value = self._by_partitions(candidate, bound)
             self.left = min(self.left, value)
@@ -199,7 +192,7 @@ class _Run:
     def _by_partitions(self, candidate: Candidate, bound: float) -> float:
         """What is proven of a configuration by the linear program of each partition that the bounds on spans leave, where these
         are few; infinite where nothing of interest is left. Raises TimeoutError."""
-        place, limit = candidate.place, self.target()
+        place, limit = candidate.place, self.search.target()
         configuration = self.instance.configurations[place]
         few = None
         if not configuration.schedule.sliced and limit < inf:
@@ -213,7 +206,7 @@ class _Run:
             configurations[place] = replace(configuration, cuts=cuts)
             part = replace(self.instance, configurations=tuple(configurations))
             least = min(least, fixed_cuts(part, place, bound, self.search))
-        self.given_up |= least <= self.target()
+        self.given_up |= least <= self.search.target()
         return least
 
 

@@ -54,7 +54,7 @@ def fixed_cuts(instance: Instance, place: int, bound: float, search: Search) -> 
         new |= relaxation.take(choice)
         _report(relaxation, search)
         bounds.append(relaxation.bound)
-        if relaxation.bound > min(_target(search), longest):
+        if relaxation.bound > min(search.target(), longest):
             return inf
         settled = not new or (turn >= LOOK_BACK and bounds[-1] <= bounds[-1 - LOOK_BACK] * (1 + RISE))
         if turn == fitted_at or settled:
@@ -62,7 +62,7 @@ def fixed_cuts(instance: Instance, place: int, bound: float, search: Search) -> 
             _fit(relaxation, weights, search)
         if settled:
             break
-    return inf if relaxation.bound > _target(search) else relaxation.bound
+    return inf if relaxation.bound > search.target() else relaxation.bound
 
 
 def _fit(relaxation: Relaxation, weights: Mapping[PathKey, float], search: Search) -> None:
@@ -85,10 +85,3 @@ def _report(relaxation: Relaxation, search: Search) -> None:
 def _between(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
     """The means of the numbers of two points, 0 where one has none."""
     return {key: (one.get(key, 0.0) + other.get(key, 0.0)) / 2 for key in {**one, **other}}
-
-
-def _target(search: Search) -> float:
-    """The largest step that is still worth finding."""
-    if search.objective is None:
-        return inf
-    return search.objective - max(not search.provisional, np.floor(search.objective * search.gap))

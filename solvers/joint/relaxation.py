@@ -96,10 +96,9 @@ class Relaxation:
             if excess[worst] > 0:
                 fits = False
                 self.rows.setdefault((site, worst), memory.row(worst))
-        if self.host_bytes is not None:
-            for stage in np.flatnonzero(self._on_hosts(sizes) > self.host_bytes).tolist():
-                fits = False
-                self.rows.setdefault((-1, stage), host_row(self.chain, stage, self.host_bytes))
+        for stage, most_bytes in self._full_hosts(sizes):
+            fits = False
+            self.rows.setdefault((-1, stage), host_row(self.chain, stage, most_bytes))
         step_ns, new = self._take_path(times)
         self.seen.append(Seen(choice, times, sizes, round(step_ns)))
         if fits and (self.best is None or self.seen[-1].step_ns < self.best.step_ns):
@@ -121,17 +120,19 @@ class Relaxation:
         """Of each site, by how much its rows are over its memory (see `SiteMemory`)."""
         return [memory.excess(sizes.columns, sizes.entering, sizes.returning) for memory in self.sites]
 
-    def _on_hosts(self, sizes: Sizes) -> Integers:
-        on_hosts: Integers = np.add.reduceat(sizes.columns[HOST], self.chain.starts)
-        return on_hosts
+    def _full_hosts(self, sizes: Sizes) -> list[tuple[int, int]]:
+        """The stages that need more of their hosts than these have, and what they have."""
+        if self.host_bytes is None:
+            return []
+        stages = np.flatnonzero(np.add.reduceat(sizes.columns[HOST], self.chain.starts) > self.host_bytes)
+        return [(stage, self.host_bytes) for stage in stages.tolist()]
 
     def over(self, choice: Choice) -> NDArray[np.bool_]:
         """Of each site, whether a choice goes past its memory at some moment, or past its host's."""
         sizes = self.sizes(choice)
         over = np.array([bool((excess > 0).any()) for excess in self.excess(sizes)])
-        if self.host_bytes is not None:
-            for stage in np.flatnonzero(self._on_hosts(sizes) > self.host_bytes):
-                over[stage % len(self.sites)] = True
+        for stage, _ in self._full_hosts(sizes):
+            over[stage % len(self.sites)] = True
         return over
 
     # Bounds
