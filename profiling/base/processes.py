@@ -165,6 +165,8 @@ def _relay(launcher: subprocess.Popen[bytes], workers: _Workers, progress: Repor
     """Pass on what rank 0 reports, and note which rank began as which process and ended with which code."""
     assert launcher.stdout is not None
     for line in launcher.stdout:
+        if not line.endswith(b"\n"):
+            return  # the last one, cut short because the processes were killed
         if progress and line.startswith(b"{"):
             progress(json.loads(line))
         elif line.startswith(BEGAN):
@@ -222,11 +224,16 @@ def launch(folder: str, world: int, target: str) -> None:
         if (process := os.fork()) == 0:
             _run(folder, rank, world, target)
         ranks[process] = rank
-        print(BEGAN.decode(), rank, process, flush=True)
+        _say(BEGAN, rank, process)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for _ in range(world):
         process, status = os.wait()
-        print(ENDED.decode(), ranks[process], os.waitstatus_to_exitcode(status), flush=True)
+        _say(ENDED, ranks[process], os.waitstatus_to_exitcode(status))
+
+
+def _say(event: bytes, rank: int, number: int) -> None:
+    """Write a line in one piece: rank 0 writes to the same pipe, and a kill may come between two pieces."""
+    os.write(1, b"%s %d %d\n" % (event, rank, number))
 
 
 def _run(folder: str, rank: int, world: int, target: str) -> NoReturn:
