@@ -94,7 +94,7 @@ def large(name: str, mix: str) -> dict[str, Any]:
         "model": name,
         "strategies": mix,
         "classes": len(classes),
-        "folded_ranks": fold(plan).folded.world,
+        "folded_ranks": fold(plan, plan.planned_model()).folded.world,
         "instructions": sum(map(len, walk.rounds)),
         "compile_s": compiled - started,
         "check_s": checked - compiled,

@@ -72,7 +72,7 @@ def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, back
     `serial`, and `streams` for plans that copy to the host, whose point is what lanes do beside each other). Raises InputError
     where the profile lacks a shape.
     """
-    alike = plan.regular and plan.placement is None and profile.network.uniform and len(set(kinds or ())) < 2
+    alike = plan.alike_on(profile.network) and len(set(kinds or ())) < 2
     return judge_by(plan, lambda classes: ProfiledCosts(plan, profile, kinds, classes), backend, by_class=alike)
 
 

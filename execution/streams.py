@@ -29,7 +29,7 @@ def judge_streams(plan: Plan, cluster: Cluster) -> Judged:
     if plan.world > cluster.devices:
         raise InputError("command line", "--cluster", f"has {cluster.devices} devices", f"give one of at least {plan.world}")
     costs = StreamsCosts(plan.planned_model(), layout, kinds[0], links_of(cluster))
-    return judge_by(plan, lambda _: costs, "streams", by_class=plan.regular)
+    return judge_by(plan, lambda _: costs, "streams", by_class=plan.alike_on(cluster.network))
 
 
 def layout_of(plan: Plan) -> RunLayout:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
+from trainplan.formulations.digits import Digits, alike_over, common_digits
 from trainplan.formulations.instances import TimeNs
 from trainplan.formulations.memory_switches.switches import Switches
 from trainplan.formulations.plan_checks import check_plan
@@ -19,6 +20,7 @@ from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, as_input_error, only, parse
 from trainplan.profiling.base.quantities import plural
+from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.models.model import Model, model_from_shape
 
 
@@ -225,12 +227,22 @@ class Plan(Record):
         return [len(stage.ranks) for stage in self.stages]
 
     @cached_property
-    def regular(self) -> bool:
-        """Whether stages are of one size, a power of two, on ranks in order, those of interleaved stages again and again: one
-        rank of each kind then stands for all."""
+    def digits(self) -> Digits | None:
+        """The digits in which all strategies write the ranks of a stage, of plans whose ranks fall into kinds of which one
+        rank stands for all: stages are of one size, on ranks in order, those of interleaved stages again and again. None of
+        other plans."""
         size, *others = self.stage_sizes
         ranks = [rank for stage in self.stages[: self.depth] for rank in stage.ranks]
-        return {size, *others} == {size} and size & (size - 1) == 0 and ranks == list(range(self.world))
+        return common_digits(self.strategies()) if {size, *others} == {size} and ranks == list(range(self.world)) else None
+
+    @property
+    def regular(self) -> bool:
+        """Whether ranks fall into kinds of which one rank stands for all (see `digits`)."""
+        return self.digits is not None
+
+    def alike_on(self, network: Network) -> bool:
+        """Whether the ranks of each kind also communicate over equal links of a network."""
+        return self.regular and self.placement is None and alike_over(network, self.world, *self.strategies())
 
     def planned_model(self) -> Model:
         """The model that the plan was made for. Raises InputError where its fields are not those of a model."""

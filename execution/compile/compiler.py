@@ -53,13 +53,15 @@ def compile_plan(
     interleaved = with_messages(by_count[counts.pop()], stages) if plan.chunks > 1 else None
     programs = dict[int, Program]()
     placed = planned_ranks(plan, model, ranks, most_micro_batches)
-    for first, *others in by_kind(placed) if plan.regular else [[rank] for rank in placed]:
+    digits = plan.digits
+    for first, *others in by_kind(placed) if digits is not None else [[rank] for rank in placed]:
         if switches is not None:
             compiler: Residences = SwitchCompiler.at(first, switches=tuple(switches), own_lane=own_lane)
         else:
             compiler = _Compiler.at(first, orders=by_count, interleaved=interleaved, ahead=ahead, own_lane=own_lane)
         programs[first.rank] = compiler.program()
-        programs.update({other.rank: other.translated(programs[first.rank]) for other in others})
+        if digits is not None:
+            programs.update({other.rank: other.translated(programs[first.rank], digits) for other in others})
     return [programs[rank] for rank in (range(plan.world) if ranks is None else ranks)]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program, draws, laid_as
+from trainplan.formulations.digits import Digits
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.plan_units import PlannedUnit
 from trainplan.formulations.precision import PLAIN, Precision
@@ -173,20 +174,20 @@ class PlannedRank:
         blocks = (self.rows_at(place, before, part) for place in self.gathered_places(before, i.unit))
         return {"blocks": tuple(blocks), "rows": self.rows(i.unit, part)}
 
-    def translated(self, program: Program) -> Program:
-        """This rank's program, from that of another rank of its kind.
-
-        Degrees are powers of two, so that all groups are cosets of spans of bits of the ranks: what distance there is between
-        two ranks (exclusive or) is also that between the members of their groups.
-        """
+    def translated(self, program: Program, digits: Digits) -> Program:
+        """This rank's program, from that of another rank of its kind: as far as this rank is from that one, digit by digit of
+        its place, are the members of its groups from those of the other's."""
         groups = dict[tuple[int, ...], tuple[int, ...]]()
-        distance = self.rank ^ program.rank
+
+        def moved(member: int) -> int:
+            place = member % digits.size
+            return member - place + digits.moved(place, program.place, self.place)
 
         def translated(i: Instruction) -> Instruction:
             if not i.group and i.op not in SAMPLED:
                 return i
             if i.group not in groups:
-                groups[i.group] = tuple(sorted(member ^ distance for member in i.group))
+                groups[i.group] = tuple(sorted(map(moved, i.group)))
             fields: dict[str, Any] = {"group": groups[i.group], "grouped": tuple(map(translated, i.grouped))}
             return i.changed(**fields, args=self.samples_of(i)) if i.op in SAMPLED and not i.grouped else i.changed(**fields)
 

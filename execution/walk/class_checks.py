@@ -4,7 +4,7 @@
    `walk.checks` says of a rank alone, its groups and its bytes among it.
 2. The folded plan (see `compile.folding`) is compiled for all of its ranks, and these are run together on what values mean.
 3. The programs of 1 and of 2 are compared, instruction by instruction: the same operations on buffers of the same names in the
-   same order, held back by the same waits, with peers along the same segments of ranks. So 2 is about what 1
+   same order, held back by the same waits, with peers along the same digits of ranks. So 2 is about what 1
    does, with groups of other sizes.
 """
 
@@ -15,12 +15,13 @@ from typing import Any
 
 from trainplan.execution.compile.classes import RankClass
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.compile.folding import Segments, fold
+from trainplan.execution.compile.folding import fold
 from trainplan.execution.program import Instruction, Program
 from trainplan.execution.uncollected import uncollected
 from trainplan.execution.walk.checks import faults_of_each
 from trainplan.execution.walk.fields import misplaced
 from trainplan.execution.walk.meanings import meanings
+from trainplan.formulations.digits import Digits
 
 
 @uncollected()
@@ -30,22 +31,22 @@ def check_classes(classes: Sequence[RankClass]) -> list[str]:
     faults = misplaced(few, every_rank=False) or faults_of_each(few)
     if faults:
         return faults
-    folding = fold(classes[0].plan)
+    folding = fold(classes[0].plan, classes[0].model)
     programs = compile_plan(folding.folded, classes[0].model, ahead=classes[0].ahead)
     by_kind = {(program.units, program.micro_batches): program for program in programs}
     for each in classes:
         other = by_kind[each.few.units, each.few.micro_batches]
-        fault = unlike(each.few, folding.segments, other, folding.folded_segments)
+        fault = unlike(each.few, folding.digits, other, folding.folded_digits)
         if fault is not None:
             return [fault]
     return meanings(programs)
 
 
-def unlike(program: Program, segments: Segments, folded: Program, folded_segments: Segments) -> str | None:
+def unlike(program: Program, digits: Digits, folded: Program, folded_digits: Digits) -> str | None:
     """Where a rank's program first differs from that of a rank of the folded plan by more than sizes and samples."""
     if len(program.instructions) != len(folded.instructions):
         return f"rank {program.rank}: has {len(program.instructions)} instructions, folded {len(folded.instructions)}"
-    one, other = reaches(program, segments), reaches(folded, folded_segments)
+    one, other = reaches(program, digits), reaches(folded, folded_digits)
     for a, b in zip(program.instructions, folded.instructions, strict=True):
         if _what(a, one) != _what(b, other):
             return f"rank {program.rank}: {a} is not what it is with fewer ranks"
@@ -55,16 +56,15 @@ def unlike(program: Program, segments: Segments, folded: Program, folded_segment
 Reach = tuple[tuple[int, ...], tuple[int, ...] | None]
 
 
-def reaches(program: Program, segments: Segments) -> Callable[[tuple[int, ...]], Reach]:
-    """By a group: the stages that it spans, and the segments in which its members differ in each of them."""
-    size, rank, by_group = 1 << sum(segments.widths), program.rank, dict[tuple[int, ...], Reach]()
+def reaches(program: Program, digits: Digits) -> Callable[[tuple[int, ...]], Reach]:
+    """By a group: the stages that it spans, and the digits in which its members and the rank differ in each of them."""
+    size, by_group = digits.size, dict[tuple[int, ...], Reach]()
 
     def reach(group: tuple[int, ...]) -> Reach:
         if group not in by_group:
-            stages = sorted({member // size for member in group})
-            differences = {member % size ^ rank % size for member in group}
-            whole = len(group) == len(stages) * len(differences)
-            by_group[group] = (tuple(stages), segments.reach(tuple(differences)) if whole else None)
+            stages, places = sorted({member // size for member in group}), {member % size for member in group}
+            whole = len(group) == len(stages) * len(places) and program.place in places
+            by_group[group] = (tuple(stages), digits.reach(places) if whole else None)
         return by_group[group]
 
     return reach

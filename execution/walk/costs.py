@@ -106,8 +106,8 @@ class ProfiledCosts:
     ) -> None:
         self._profile, self._strategies, self._samples = profile, plan.strategies(), samples_of(plan)
         self._devices = plan.placement or range(plan.world)
-        self._kinds, self._classes, self._size = kinds, classes or {}, plan.stage_sizes[0]
-        self._alike = plan.placement is None and profile.network.uniform
+        self._kinds, self._classes, self._size, self._digits = kinds, classes or {}, plan.stage_sizes[0], plan.digits
+        self._alike = plan.alike_on(profile.network)
         self._known: dict[tuple[Any, ...], int] = {}
         self._work = cache(self._unit_work)
 
@@ -172,8 +172,8 @@ class ProfiledCosts:
         begin = rank - program.place
         for other in ranks:
             if within:
-                places = sorted((member - begin) ^ program.place ^ (other - begin) for member in group)
-                members = [begin + place for place in places]
+                assert self._digits is not None
+                members = sorted(begin + self._digits.moved(member - begin, program.place, other - begin) for member in group)
             else:
                 members = [member + other - rank for member in group] if len(ranks) > 1 else list(group)
             yield tuple(self._devices[member] for member in members)

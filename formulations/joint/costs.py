@@ -94,7 +94,7 @@ class JointCosts:
 
     def _every_strategy(self, group: int) -> list[Strategy]:
         possible = every_strategy(group, self.tp_degrees, self.space.zero, self.space.hybrid)
-        return [strategy for strategy in possible if groups_alike(self.profile.network, strategy)]
+        return [strategy for strategy in possible if groups_alike(self.profile.network, self.profile.devices, strategy)]
 
     @cached_property
     def depths(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainplan.formulations.digits import alike_over
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.profiles import Profile
@@ -13,16 +14,12 @@ Pairs = list[tuple[int, int]]  # devices that send to each other between two sta
 
 def stages_alike(network: Network, size: int, count: int) -> bool:
     """Whether stages of `size` consecutive devices lie alike: each island holds whole stages, or a stage whole islands."""
-    if count == 1:
-        return True
-    spans = [span for island in network.islands for span in (island.devices, island.shared_by)]
-    tiled = network.matrix is None and all(island.first is None for island in network.islands)
-    return tiled and all(span % size == 0 or size % span == 0 or span >= size * count for span in spans)
+    return count == 1 or alike_over(network, size * count, Strategy.of(("dp", size)))
 
 
-def groups_alike(network: Network, strategy: Strategy) -> bool:
-    """Whether all groups of each of a strategy's levels have equal links."""
-    if network.uniform and strategy.group & (strategy.group - 1) == 0:
+def groups_alike(network: Network, devices: int, strategy: Strategy) -> bool:
+    """Whether all groups of each of a strategy's levels have equal links, on the first ones of so many devices."""
+    if alike_over(network, devices, strategy):
         return True
     for paradigm, _ in strategy.levels:
         groups = {strategy.peers(rank, paradigm) for rank in range(strategy.group)}
@@ -52,7 +49,7 @@ def stage_links(profile: Profile, group: int, chunks: int) -> tuple[int, ...]:
 
 def _all_pairs(profile: Profile, group: int) -> list[Pairs]:
     """The pairs of each stage and the next one, in a ring; one pair where all of a stage's are alike; none of one stage."""
-    devices, alike = profile.devices, profile.network.uniform and group & (group - 1) == 0
+    devices, alike = profile.devices, stages_alike(profile.network, group, profile.devices // group)
     starts = range(0, devices, group) if group < devices else ()
     return [[(first + x, (first + group) % devices + x) for x in range(1 if alike else group)] for first in starts]
 

@@ -32,6 +32,7 @@ def _unlike(network: Network, devices: int, depth: int | None) -> str | None:
     for size in sizes:
         if not stages_alike(network, size, devices // size):
             return f"links between stages of {size} of the {devices} devices are unlike"
-        if size > MOST_ALIKE or not all(groups_alike(network, strategy) for strategy in decision_tree(size, ckpt=False)):
+        strategies = decision_tree(size, ckpt=False)
+        if size > MOST_ALIKE or not all(groups_alike(network, devices, strategy) for strategy in strategies):
             return f"links within stages of {size} devices are unlike"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from trainplan.formulations.digits import alike_over
 from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy, gather_groups
 from trainplan.formulations.work.primitives import collective
@@ -24,8 +25,8 @@ def slice_gather_ns(profile: Profile, before: Strategy, after: Strategy, samples
     those that hold them; the slowest rank counts. sample_bytes: hidden states of one sample between the two layers."""
     block = samples // before.data_degree * sample_bytes
     groups = gather_groups(before, after)
-    if profile.network.uniform:
-        groups = islice(groups, 1)  # all are alike
+    if alike_over(profile.network, profile.devices, before, after):
+        groups = islice(groups, 1)
     messages = (collective_ns(profile.network, "all-gather", block * len(ranks), ranks) for ranks in groups)
     return max(messages, default=0.0)
 
@@ -36,7 +37,7 @@ def gather_tokens_ns(profile: Profile, before: Strategy, after: Strategy, sample
     if before.token_digit is None or (before.layout, before.token_digit) == (after.layout, after.token_digit):
         return 0.0
     rows = samples // before.data_degree * sample_bytes
-    ranks = [0] if profile.network.uniform else range(before.group)
+    ranks = [0] if alike_over(profile.network, profile.devices, before) else range(before.group)
     groups = {before.peers(rank, "tp") for rank in ranks}
     return max(collective_ns(profile.network, "all-gather", rows, group) for group in groups)
 

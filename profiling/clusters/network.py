@@ -109,11 +109,16 @@ class Network(Record):
         return {}
 
     @cached_property
+    def tiles(self) -> tuple[int, ...] | None:
+        """The sizes of islands that tile all devices, each with one kind of link; None where links have no such order."""
+        if self.matrix is not None or any(island.first is not None for island in self.islands):
+            return None
+        return tuple(sorted({size for island in self.islands for size in (island.devices, island.shared_by)}))
+
+    @cached_property
     def uniform(self) -> bool:
         """Whether all groups of one shape, shifted by multiples of powers of two, have equal links."""
-        sizes = [size for island in self.islands for size in (island.devices, island.shared_by)]
-        tiled = self.matrix is None and all(island.first is None for island in self.islands)
-        return tiled and all(size & (size - 1) == 0 for size in sizes)
+        return self.tiles is not None and all(size & (size - 1) == 0 for size in self.tiles)
 
     def reaches(self, devices: int) -> bool:
         """Whether every group of the first `devices` devices has a link."""

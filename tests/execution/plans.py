@@ -131,6 +131,23 @@ def random_interleaved_plan(rng: random.Random, world: int = 4) -> Plan:
     return _laid_out(rng, model, groups, rng.choice([1, 2, 3]) * depth, "interleaved-1f1b")
 
 
+def random_digits_plan(rng: random.Random, world: int = 6, model: Model | None = None) -> Plan:
+    """Stages of one size, which need not be a power of two, with strategies that write ranks in common digits."""
+    while True:
+        model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])
+        units = len(model.units)
+        stages = rng.choice([p for p in range(1, min(world, units) + 1) if world % p == 0])
+        size = world // stages
+        tree = [s for s in all_strategies(size) if parse_strategy(s).degree("tp") in (1, 2, 4)]
+        chosen = rng.sample(tree, min(3, len(tree)))
+        micro_batches, schedule = rng.choice([1, 2, 3, 5]), rng.choice(SCHEDULES)
+        cuts, samples = sorted(rng.sample(range(1, units), stages - 1)), micro_batches * size
+        strategies = [rng.choice(chosen) for _ in range(units)]
+        plan = plan_of(model, strategies, world, samples, micro_batches, cuts, schedule)
+        if plan.regular:
+            return plan
+
+
 def random_regular_interleaved_plan(rng: random.Random, world: int = 4, model: Model | None = None) -> Plan:
     """Two or more stages on each rank, in turn, on groups of one size, a power of two, in order of ranks."""
     model = model or rng.choice([GPT2, UNTIED, BERT, LLAMA])

@@ -7,12 +7,13 @@ from zlib import crc32
 import pytest
 from trainplan.execution.compile.classes import compile_classes
 from trainplan.execution.compile.compiler import compile_plan
-from trainplan.execution.compile.folding import Segments, faithful, fold, folded_strategy, segments_of
+from trainplan.execution.compile.folding import faithful, fold, folded_strategy
 from trainplan.execution.program import COLLECTIVES, Instruction, Op, Program
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
+from trainplan.formulations.digits import Digits, common_digits
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model
@@ -21,6 +22,7 @@ from tests.execution.plans import (
     GPT2,
     pipeline,
     plan_of,
+    random_digits_plan,
     random_plan,
     random_regular_interleaved_plan,
     random_sliced_plan,
@@ -40,6 +42,8 @@ def _resident(rng: random.Random, world: int, model: Model | None = None) -> Pla
 
 
 def _random(rng: random.Random, world: int) -> Plan:
+    if world & (world - 1):
+        return with_zero(rng, random_digits_plan(rng, world))
     make = rng.choice([random_plan, random_sliced_plan, random_uneven_plan, random_switch_plan, _interleaved, _resident])
     plan = make(rng, world, WIDE if world > 8 and make is not random_switch_plan else None)
     return plan if plan.uses_host else with_zero(rng, plan)
@@ -62,13 +66,17 @@ def _longer(rng: random.Random, plan: Plan) -> Plan:
     return plan.changed(batch=batch.changed(shares=shares, micro_batches=max(shares), global_samples=samples))
 
 
-ROUNDED = (random_plan, random_sliced_plan, random_uneven_plan, _interleaved, _resident)
+def _in_sixes(rng: random.Random, world: int) -> Plan:
+    return random_digits_plan(rng, 3 * world if world < 8 else 6)
+
+
+ROUNDED = (random_plan, random_sliced_plan, random_uneven_plan, _interleaved, _resident, _in_sixes)
 
 
 def test_ranks_of_a_class_have_the_programs_that_they_would_be_compiled_to() -> None:
     rng = random.Random(0)
     for _ in range(30):
-        plan = _random(rng, rng.choice([4, 8, 16]))
+        plan = _random(rng, rng.choice([4, 6, 8, 12, 16]))
         assert compile_plan(plan) == [compile_plan(plan, ranks=[rank])[0] for rank in range(plan.world)]
 
 
@@ -87,7 +95,7 @@ def test_a_program_of_many_micro_batches_is_that_of_a_few_with_rounds_put_in() -
 def test_the_walk_of_a_class_is_that_of_all_its_ranks() -> None:
     rng = random.Random(2)
     for _ in range(15):
-        plan = rng.choice([random_plan, random_uneven_plan, _interleaved, _resident])(rng, rng.choice([2, 4, 8]))
+        plan = rng.choice([random_plan, random_uneven_plan, _interleaved, _resident, _in_sixes])(rng, rng.choice([2, 4, 8]))
         plan = _longer(rng, plan if plan.uses_host else with_zero(rng, plan))
         classes, whole = compile_classes(plan), compile_plan(plan)
         for backend in ("serial", "fused", "threads"):
@@ -120,7 +128,7 @@ def test_the_time_walk_in_rounds_is_that_of_whole_programs(backend: Backend) -> 
     assert shorter > 15
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8, 12, 16, 24, 32])
 def test_classes_of_random_plans_are_sound(world: int) -> None:
     rng = random.Random(world)
     for _ in range(6):
@@ -128,25 +136,39 @@ def test_classes_of_random_plans_are_sound(world: int) -> None:
         assert check_classes(compile_classes(plan)) == []
 
 
-def test_segments_are_what_no_strategy_tells_apart() -> None:
-    strategies = [parse_strategy(text) for text in ("dp4-tp8", "dp8-tp4-ckpt", "sdp32")]
-    segments = segments_of(strategies)
-    assert segments == Segments((2, 1, 2))
-    narrow = segments.cut(1)
-    assert [str(folded_strategy(s, segments, narrow)) for s in strategies] == ["dp2-tp4", "dp4-tp2-ckpt", "sdp8"]
+@pytest.mark.parametrize(
+    ("texts", "degrees", "narrow", "folded"),
+    [
+        (("dp4-tp8", "dp8-tp4-ckpt", "sdp32"), (4, 2, 4), (2, 2, 2), ["dp2-tp4", "dp4-tp2-ckpt", "sdp8"]),
+        (("dp3-tp8", "sdp6-tp4", "tp2-dp12"), (4, 2, 3), None, None),
+        (("dp6-tp8", "sdp48", "dp12-tp4"), (4, 2, 6), (2, 2, 2), ["dp2-tp4", "sdp8", "dp4-tp2"]),
+    ],
+)
+def test_common_digits_are_what_no_strategy_tells_apart(
+    texts: tuple[str, ...], degrees: tuple[int, ...], narrow: tuple[int, ...] | None, folded: list[str] | None
+) -> None:
+    strategies = [parse_strategy(text) for text in texts]
+    digits = common_digits(strategies)
+    if narrow is None or folded is None:
+        assert digits is None  # tp2-dp12 cuts at 12, dp3-tp8 at 8
+    else:
+        assert digits == Digits(degrees)
+        assert [str(folded_strategy(strategy, digits, Digits(narrow))) for strategy in strategies] == folded
 
 
-def test_a_folding_that_gathers_over_other_segments_is_not_faithful() -> None:
-    """Samples 2 bits further down on one side: with 1 bit a segment they would seem to lie where they are wanted."""
+def test_a_folding_that_gathers_over_other_digits_is_not_faithful() -> None:
+    """Samples 2 bits further down on one side: with degrees of 2 they would seem to lie where they are wanted."""
     before, after = parse_strategy("dp4-tp2-sdp2"), parse_strategy("tp4-dp4")
-    segments = segments_of([before, after])
-    assert not faithful(before, after, segments, segments.cut(1))
+    digits = common_digits([before, after])
+    assert digits == Digits((2, 2, 4)) and not faithful(before, after, digits, Digits((2, 2, 2)))
     for a in decision_tree(16, takeaway3=False, ckpt=False):
         for b in decision_tree(16, takeaway3=False, ckpt=False):
-            assert faithful(a, b, segments_of([a, b]), segments_of([a, b]))
+            digits = common_digits([a, b])
+            assert digits is not None and faithful(a, b, digits, digits)
 
 
-def _large(strategies: list[str], stages: int = 4, size: int = 64) -> Plan:
+def _large(strategies: list[str], stages: int = 4) -> Plan:
+    size = parse_strategy(strategies[0]).group
     model = GPT2.with_fields(n_head=16, n_layer=4)
     units = len(model.units)
     cuts = [stage * units // stages for stage in range(1, stages)]
@@ -159,13 +181,14 @@ MIXES = [
     ["dp16-tp4", "dp8-tp8-ckpt", "sdp16-tp4"],
     ["tp4-sdp16", "dp4-tp16"],
     ["sdp16-tp4-zero1", "dp4-sdp4-tp4-zero2", "sdp64-zero1"],
+    ["dp12-tp8", "sdp96-ckpt", "dp6-sdp2-tp8", "dp24-tp4"],
 ]
 
 
 @pytest.mark.parametrize("strategies", MIXES)
 def test_large_plans_are_checked_as_small_ones(strategies: list[str]) -> None:
     plan = _large(strategies)
-    assert fold(plan).folded.world <= 32
+    assert fold(plan, plan.planned_model()).folded.world <= 64
     assert check_classes(compile_classes(plan)) == []
 
 
