@@ -34,10 +34,10 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
-from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.models.sublayers import Selective, Sublayer, TokenShare
 
 Stream = Literal["compute", "communication", "copy", "copy-out", "host"]

@@ -13,7 +13,6 @@ from trainplan.formulations.instances import TimeNs
 from trainplan.formulations.memory_switches.switches import Switches
 from trainplan.formulations.plan_checks import check_plan
 from trainplan.formulations.plan_units import PlannedUnit, planned_unit
-from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import PlanSchedule
 from trainplan.formulations.strategies import Strategy, parse_strategy
@@ -22,6 +21,7 @@ from trainplan.profiling.base.files import Record, as_input_error, only, parse
 from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
 from trainplan.profiling.models.model import Model, model_from_shape
+from trainplan.profiling.models.precision import PLAIN, Precision
 
 
 class Stage(Record):
@@ -320,5 +320,5 @@ def staged_plan(
             planned_unit(unit.name, parse_strategy(strategies[layer]), switches[layer] if switches else None)
             for unit, layer in zip(model.units, layer_of, strict=True)
         ],
-        **fields,
+        **{"precision": PLAIN if switches else request.precision, **fields},
     )

@@ -10,6 +10,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import Report
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.precision import PLAIN, Precision, usual_precision
 from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 
@@ -57,6 +58,13 @@ class Request:
         if chain is None:
             raise InputError("command line", "--model", "is missing", "give it, or a --profile")
         return chain
+
+    @property
+    def precision(self) -> Precision:
+        """The dtypes of model states of its plans, unless these are on the host, where they are the model's."""
+        if self.profile is not None:
+            return self.profile.precision
+        return PLAIN if self.model is None else usual_precision(self.model.element_bytes)
 
     @property
     def samples(self) -> int:

@@ -13,11 +13,13 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
+from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record, only, parse
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.clusters.network import Network, Origin, Share
 from trainplan.profiling.models.model import Model, model_from_shape
+from trainplan.profiling.models.precision import Precision, usual_precision
 
 LONGEST_NS = 10**13
 MOST_BYTES = 10**15
@@ -202,6 +204,11 @@ class Profile(Record):
     def usable_bytes(self) -> int:
         """The memory of one device that plans may use: all but the reserve."""
         return self.memory_bytes - self.reserve_bytes
+
+    @cached_property
+    def precision(self) -> Precision:
+        """The dtypes of model states that the states of a parameter have room for."""
+        return usual_precision(DTYPE_BYTES[self.dtype], self.state_bytes_per_parameter)
 
     @cached_property
     def shapes(self) -> dict[str, SublayerShape]:

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from trainplan.execution.compiled import compiled
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster, load_cluster
@@ -134,3 +135,27 @@ def test_the_best_plan_with_one_strategy_counts_where_the_search_ends_with_less(
             checked = tp.check(tp.certify(answer).plan)
             assert checked.violations == () and checked.claim is not None  # type: ignore[union-attr]
     assert taken > 0
+
+
+@pytest.mark.parametrize(("dtype", "master"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", None)])
+@pytest.mark.parametrize("like", [None, OTHERWISE])
+def test_models_in_half_precision_keep_the_masters_that_their_memory_is_counted_with(
+    like: str | None, dtype: str, master: str | None
+) -> None:
+    """16 bytes a parameter: 2 + 2, a master copy and two moments of 4 each; else 4 x 4."""
+    asked = REQUEST | {"dtype": dtype, "cluster": "h100-8", "pipeline": 1} | ({"dp": 8} if like is None else {})
+    plan = tp.plan(like=like, **asked).plan
+    assert plan is not None and plan.precision.master == master
+    if like is None:
+        assert plan.one_strategy == "dp8"
+        peak = max(walk.peak_bytes for walk in compiled(plan, "serial").memory("serial"))
+        assert 16 * plan.planned_model().total_parameters < peak
+
+
+def test_twelve_nodes_are_planned_with_degrees_that_divide_them() -> None:
+    """Every plan of 96 devices is judged by classes of ranks, and each tensor-parallel group is on one node."""
+    answer = tp.plan(model="llama3-8b", cluster="h100:8x12", batch=192, sequence=4096, pipeline=2, micro_batches=4)
+    assert answer.plan is not None and answer.plan.world == 96 and answer.plan.regular
+    assert {strategy.group for strategy in answer.plan.strategies()} == {48}
+    assert all(strategy.strides().get("tp", 1) == 1 and strategy.degree("tp") <= 8 for strategy in answer.plan.strategies())
+    assert answer.plan.claim is not None and answer.plan.claim.objective_ns == step_ns(answer)

@@ -10,11 +10,11 @@ from trainplan.execution.program import DRAWING, Instruction, Op, Part, Program,
 from trainplan.formulations.digits import Digits
 from trainplan.formulations.plan import Batch, Plan
 from trainplan.formulations.plan_units import PlannedUnit
-from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.step.schedules import is_sliced
 from trainplan.formulations.strategies import Paradigm, Strategy, gather_ranks, rows_of
 from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.precision import PLAIN, Precision
 from trainplan.profiling.models.sublayers import Selective, TokenShare, shard_bounds
 
 SHARING = frozenset({Op.SLICE_TOKENS, Op.GATHER_TOKENS, Op.REDUCE_SCATTER_TOKENS})

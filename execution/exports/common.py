@@ -62,7 +62,7 @@ def check_pipeline(plan: Plan, families: tuple[str, ...], runtime: str, where: s
     if plan.batch.shares is not None:
         fix = f"plan without uneven shares: all replicas run the same number of micro-batches in {runtime}"
         raise InputError(where, "batch.shares", f"is {shown(plan.batch.shares)}", fix)
-    refuse_others(plan, (), f"the export to {runtime}", where)
+    refuse_others(plan, ("master weights",), f"the export to {runtime}", where)
 
 
 def letters(plan: Plan) -> list[str]:
@@ -118,6 +118,9 @@ def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
     lines = []
     if plan.sliced:
         lines.append(f"sliced: {runtime} runs all forward passes whole, so that its start-up takes longer")
+    if plan.precision.master is not None:
+        dtype = plan.planned_model().dtype
+        lines.append(f"precision: set {runtime} to {dtype} with {plan.precision.master} masters, as the plan counts its memory")
     if plan.placement is not None and plan.placement != sorted(plan.placement):
         lines.append("placement: launch rank r on the device placement[r] of the plan yourself")
     return lines

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.precision import PLAIN, Precision
 
 LEARNING_RATE = 1e-3
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainplan.execution.program import STREAMS, Instruction, Op, Program, draws
-from trainplan.formulations.precision import Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.precision import Precision
 
 Test = Callable[[Any], bool]
 

@@ -3,6 +3,8 @@
 The interface state of a strategy is how its ranks share the hidden states: which samples each has, and, with sequence
 parallelism, which tokens. Programs move what differs, forward and backward alike: all tokens of the rank's own samples are
 gathered, samples gathered from those that have them, and the rank's tokens cut out. A message has the sender's state.
+Strategies that write ranks in no common digits (dp2-tp3 and dp3-tp2) do not stand next to each other: every rank would gather
+a whole micro-batch.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from trainplan.formulations.digits import common_digits
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.sites import Pairs, stage_links, stage_pairs
-from trainplan.formulations.joint.tables import Boundary
+from trainplan.formulations.joint.tables import FORBIDDEN, Boundary
 from trainplan.formulations.strategies import Digit, Strategy, gather_ranks
 from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns, slowest_message_ns
 from trainplan.profiling.profiles import Profile
@@ -51,7 +54,10 @@ class Borders:
         if sliced:
             half = self._relayouts(size, strategies, samples // 2)
             half_sent = self._messages(size, strategies, group, samples // 2)
-            halves["halved_relayout_forward_ns"], halves["halved_relayout_backward_ns"] = half, 2 * half.T
+            halves["halved_relayout_forward_ns"], halves["halved_relayout_backward_ns"] = (
+                half,
+                np.minimum(2 * half.T, FORBIDDEN),
+            )
             halves["halved_message_forward_ns"] = np.broadcast_to(half_sent[:, :, None], shape).copy()
         sizes = np.array([_message_bytes(strategy, samples, size) for strategy in strategies], np.int64)
         return Boundary(
@@ -69,6 +75,9 @@ class Borders:
         times = np.zeros((len(strategies), len(strategies)), np.int64)
         for a, before in enumerate(strategies):
             for b, after in enumerate(strategies):
+                if common_digits([before, after]) is None:
+                    times[a, b] = FORBIDDEN
+                    continue
                 moved = 0.0 if self._only_slices(before, after) else slice_gather_ns(self.profile, before, after, samples, size)
                 times[a, b] = round(moved) + round(gather_tokens_ns(self.profile, before, after, samples, size))
         return times
@@ -81,9 +90,8 @@ class Borders:
 
 
 def only_slices(before: Strategy, after: Strategy) -> bool:
-    """Whether every rank has the samples that it needs. Of powers of two, what holds for one rank holds for all."""
-    alike = before.group & (before.group - 1) == 0
-    return alike and len(gather_ranks(before, after, 0)) == 1
+    """Whether every rank has the samples that it needs, of strategies with common digits: what holds for one holds for all."""
+    return len(gather_ranks(before, after, 0)) == 1
 
 
 def _message_bytes(strategy: Strategy, samples: int, size: int) -> int:

@@ -25,7 +25,7 @@ from trainplan.formulations.joint.space import Space, every_strategy, options
 from trainplan.formulations.joint.tables import Halved, Option, OptionTable, Tables, Tied
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.chunks import even_chunks
-from trainplan.formulations.strategies import Strategy, gather_ranks
+from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.models import times_of
 from trainplan.formulations.work.moves import moved_bytes, tied_ns
@@ -73,7 +73,6 @@ class JointCosts:
         self.tied = cache(self._tied)
         self.options = cache(self._options)
         self._every = cache(self._every_strategy)
-        self._gathered_more = cache(self._more)
 
     # What is possible
 
@@ -126,10 +125,8 @@ class JointCosts:
     ) -> OptionTable:
         samples, sliced = setting.samples, setting.sliced
         strategies = [_strategy(option) for option in options]
-        more = self._gathered_more(tuple({strategy.layout: strategy for strategy in strategies}.values()))
         plain = {
-            strategy: [self._part(part, strategy, samples, once, sliced, more) for part in parts]
-            for strategy in set(strategies)
+            strategy: [self._part(part, strategy, samples, once, sliced) for part in parts] for strategy in set(strategies)
         }
         rows = [
             [
@@ -149,8 +146,8 @@ class JointCosts:
             halved = Halved(forward_ns=np.stack([first, second]), backward_ns=back)
         return OptionTable.of(options, halved, enter=interface, leave=interface, **columns)
 
-    def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool, sliced: bool, more: int) -> dict[str, int]:
-        """The numbers of one sub-layer, all on the device. once: as of `times_of`; more: as of `_more`."""
+    def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool, sliced: bool) -> dict[str, int]:
+        """The numbers of one sub-layer, all on the device. once: as of `times_of`."""
         profile = self.profile
         times = times_of(profile, sublayer, strategy, samples, once)
         kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once)
@@ -158,20 +155,9 @@ class JointCosts:
             kept = max(kept, 2 * unit_bytes(profile, True, sublayer, strategy, samples // 2, once)[0])
         # Where a stage ends, its output is sent while the gradient of an earlier one comes; `work` has room for re-layouts.
         exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
-        work = max(exchanged, work + more * samples * max(moved_bytes(profile, sublayer)))
+        work = max(exchanged, work)
         numbers = (times.forward_ns, times.backward_ns, times.reduce_ns, times.step_ns, kept, work, state, 0)
         return dict(zip(_NAMES, numbers, strict=True))
-
-    def _more(self, strategies: tuple[Strategy, ...]) -> int:
-        """How many times a micro-batch's hidden states a re-layout may gather beyond once, for which `unit_bytes` has room.
-        Where ranks have no digits in common, each gathers the blocks of all: every sample as often as it is held."""
-        if not strategies or strategies[0].group & (strategies[0].group - 1) == 0:
-            return 0
-        places = range(strategies[0].group)
-        most = (
-            -(-max(len(gather_ranks(a, b, place)) for place in places) // a.data_degree) for a in strategies for b in strategies
-        )
-        return max(most) - 1
 
     def _tied(self, setting: Setting) -> Tied | None:
         profile, depth = self.profile, self.profile.devices // setting.group

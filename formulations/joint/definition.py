@@ -121,9 +121,9 @@ class Joint(Problem):
             for l in range(first, last + 1):
                 option = instance.table(configuration, x, l).options[solution.choice[l]]
                 chosen += [option] * (units[l].last - units[l].first + 1)
-        on_host: dict[str, Any] = {}
+        kept: dict[str, Any] = {"precision": request.precision}
         if any(option.host for option in chosen):  # one thing after the other, as tables price it
-            on_host = {"nvlink": not _shares_bus(request), "backend": "serial"}
+            kept = {"nvlink": not _shares_bus(request), "backend": "serial"}
         return Plan(
             model=model.shape(),
             model_digest=model.digest,
@@ -134,7 +134,7 @@ class Joint(Problem):
             sliced=schedule.sliced,
             stages=stages,
             units=[_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)],
-            **on_host,
+            **kept,
         )
 
     # Brute force

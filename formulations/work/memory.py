@@ -11,10 +11,10 @@ of the other one is still open, O_ms counts the table for both, and the time its
 
 from __future__ import annotations
 
-from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.moves import moved_bytes
 from trainplan.formulations.work.units import computed_cost, statistic_bytes, table_part
+from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
 LOSS_BYTES = 8  # the program's one scalar
@@ -27,11 +27,12 @@ def unit_bytes(
     strategy: Strategy,
     samples: int,
     table_once: bool = False,
-    precision: Precision = PLAIN,
+    precision: Precision | None = None,
 ) -> tuple[int, int, int]:
     """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
-    table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of gradients,
-    which are the profile's else; its state_bytes_per_parameter have the rest."""
+    table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of the states,
+    where it is not the profile's; its state_bytes_per_parameter have the rest."""
+    precision = precision or profile.precision
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
     element, shard, parts = profile.parameter_bytes, shape.shard(tp), strategy.share(0)[1]

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import gather_tokens_ns, slice_gather_ns
 from trainplan.formulations.work.units import UnitWork, exact_work, table_part, unit_work
 from trainplan.profiling.costs import overlapped_ns
+from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
 
@@ -94,7 +94,7 @@ def times_of(
     strategy: Strategy,
     samples: int,
     table_once: bool = False,
-    precision: Precision = PLAIN,
+    precision: Precision | None = None,
 ) -> PassTimes:
     """The passes of a sub-layer as trainplan's programs run them, one thing after the other: sharded gradients are scattered
     in every micro-batch, and made whole over the tensor-parallel group before; others are reduced or scattered in the last one

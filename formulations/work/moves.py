@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from trainplan.formulations.digits import alike_over
-from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Strategy, gather_groups
 from trainplan.formulations.work.primitives import collective
 from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import Profile
 
 
@@ -50,13 +50,13 @@ def table_once(strategies: Sequence[Strategy], stage: Sequence[int]) -> bool:
     return ends and (first.levels, first.zero_stage) == (last.levels, last.zero_stage)
 
 
-def tied_ns(profile: Profile, size: int, stages: int = 1, precision: Precision = PLAIN) -> int:
+def tied_ns(profile: Profile, size: int, stages: int = 1, precision: Precision | None = None) -> int:
     """The sum of the gradients of a table that embedding and head share, over all devices of the first and the last stage.
 
     size: devices of a stage; stages follow each other. 0 where no table is shared.
     """
     last = size * (stages - 1)
-    table = profile.tied_parameters * precision.gradient_bytes(profile.parameter_bytes)
+    table = profile.tied_parameters * (precision or profile.precision).gradient_bytes(profile.parameter_bytes)
     return collective(profile, "all-reduce", table, sorted({*range(size), *range(last, last + size)})) if table else 0
 
 

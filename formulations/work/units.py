@@ -35,12 +35,12 @@ from functools import cache
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from trainplan.formulations.precision import PLAIN, Precision
 from trainplan.formulations.strategies import Paradigm, Strategy
 from trainplan.formulations.work.moves import tied_ns
 from trainplan.profiling.base.dtypes import DTYPE_BYTES, STATISTIC_BYTES
 from trainplan.profiling.clusters.network import Operation
 from trainplan.profiling.costs import collective_ns
+from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.profiles import ChainUnit, Profile, SublayerShape, UnitCost
 from trainplan.profiling.ways import cost_of_pieces
 
@@ -128,12 +128,13 @@ def unit_work(
     kind: str | None = None,
     *,
     left_out: int = 0,
-    precision: Precision = PLAIN,
+    precision: Precision | None = None,
 ) -> UnitWork[int]:
     """The pieces of a sub-layer, each rounded once, as instructions of trainplan's programs are charged.
 
     samples: of a micro-batch, over all devices of the strategy. kind: of the device that computes (left out: the slowest of
-    the profile's). left_out: parameters of a rank's part that are another unit's. precision: of gradients. Raises InputError
+    the profile's). left_out: parameters of a rank's part that are another unit's. precision: of gradients, where it is not the
+    profile's. Raises InputError
     where the profile lacks the shape.
     """
     exact = exact_work(profile, sublayer, strategy, samples, kind, padded=True, left_out=left_out, precision=precision)
@@ -149,7 +150,7 @@ def exact_work(
     *,
     padded: bool = False,
     left_out: int = 0,
-    precision: Precision = PLAIN,
+    precision: Precision | None = None,
 ) -> UnitWork[float]:
     """The pieces of a sub-layer with their fractions, for models that let them overlap; as `unit_work` else.
 
@@ -157,6 +158,7 @@ def exact_work(
     left_out, precision: as in `unit_work`.
     """
     entry = computed_cost(profile, sublayer, strategy, samples // strategy.data_degree, kind)
+    precision = precision or profile.precision
     layout = strategy.levels, strategy.zero, strategy.sequence_parallel
     key = "moves", sublayer, *layout, samples, padded, left_out, precision
     if key not in profile.derived:  # they do not depend on what is recomputed

@@ -10,10 +10,10 @@ from math import lcm, prod
 from typing import Any
 
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.precision import Precision
 from trainplan.formulations.step.schedules import PlanSchedule, Schedule, most_sliced
 from trainplan.formulations.strategies import MODULES, Module, decision_tree, parse_strategy
 from trainplan.profiling.models.model import Model, load_model
+from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.models.sublayers import why_not_shared
 
 # Vocabularies that no tensor-parallel degree divides; chains that are tied, not tied, with post-norm, with grouped queries.

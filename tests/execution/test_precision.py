@@ -14,7 +14,6 @@ from trainplan.execution.run.reference import Reference, batch_tokens
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.precision import Precision
 from trainplan.formulations.step.stage_memory import stage_peak
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import table_once
@@ -23,6 +22,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.processes import run_workers
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.clusters.network import Island, Network
+from trainplan.profiling.models.precision import Precision
 from trainplan.profiling.obtain import obtain_profile
 from trainplan.profiling.profiles import Profile
 

@@ -79,14 +79,16 @@ def instance_of(rng: random.Random, world: int, space: Space, network: Network) 
 
 
 def random_solution(rng: random.Random, instance: Instance, places: Sequence[int] | None = None) -> Solution:
-    """Any configuration, cuts and options."""
+    """Any configuration, cuts and options that may stand next to each other."""
     place = rng.choice(places or range(len(instance.configurations)))
     configuration = instance.configurations[place]
     cuts = rng.choice(list(cuts_of(instance, configuration)))
     tables = configuration.tables[0]
-    solution = Solution(place, cuts, tuple(rng.randrange(len(tables.units[unit.kind].options)) for unit in instance.units))
-    assert not malformed(instance, solution)
-    return solution
+    while True:
+        choice = tuple(rng.randrange(len(tables.units[unit.kind].options)) for unit in instance.units)
+        if not (faults := malformed(instance, solution := Solution(place, cuts, choice))):
+            return solution
+        assert all("may not follow" in fault for fault in faults)
 
 
 def compare(rng: random.Random, world: int, space: Space, network: Network, solutions: int) -> None:

@@ -42,3 +42,11 @@ class Precision(Record):
 
 
 PLAIN = Precision()  # everything in the model's dtype
+MASTERS = Precision(master="float32")  # as models in half precision are trained
+
+
+def usual_precision(element_bytes: int, state_bytes: int | None = None) -> Precision:
+    """What models are trained with whose numbers have so many bytes: those in half precision keep fp32 masters, unless
+    state_bytes, of all states of a parameter, leave no room for them and their moments."""
+    masters = element_bytes < 4 and (state_bytes is None or state_bytes >= 2 * element_bytes + 3 * 4)
+    return MASTERS if masters else PLAIN
