@@ -65,7 +65,7 @@ def lengthened(instance: Instance, layers: int, stages: int, micro_batches: int)
     columns = {name: getattr(instance, name).tolist() for name in ("forward_ns", "backward_ns")}
     longer = {name: [own[0], *layers * own[1:3], own[-1]] for name, own in columns.items()}
     moves = [int(instance.transfer_ns[0])] * (2 * layers + 1)
-    sizes = {"stages": stages, "micro_batches": micro_batches, "layers": None, "names": None}
+    sizes = {"stages": stages, "micro_batches": micro_batches, "layers": None, "names": None, "sync_ns": None}
     return load(instance.to_dict() | longer | sizes | {"transfer_ns": moves})
 
 

@@ -19,11 +19,12 @@ from trainplan.execution.run.room import check_peaks
 from trainplan.execution.streams import judge_streams
 from trainplan.formulations.pipeline_partition.problem import Instance, Solution
 from trainplan.formulations.plan import Plan, StageTimes
-from trainplan.formulations.problem import problem_of
+from trainplan.formulations.problem import InstanceLike, problem_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.critical import Critical, critical_path
 from trainplan.formulations.step.schedules import Pass, in_flight, interleaved, most_sliced, orders
-from trainplan.formulations.step.timeline import Timeline, Work, simulate
+from trainplan.formulations.step.timeline import Timeline, Work
+from trainplan.formulations.step.timeline import simulate as simulate_passes
 from trainplan.performance import Performance, performance
 from trainplan.predicting import plan_profile, stage_times
 from trainplan.profiling.base.errors import InputError, one_of
@@ -129,22 +130,31 @@ class Simulation:
         }
 
 
-def simulate_source(
-    source: Plan | Any | Source,
+def simulate(
+    source: Plan | InstanceLike | Source,
     *,
-    solution: Result | Source | Sequence[int] | None = None,
     schedule: str | None = None,
-    chunks: int = 1,
     sliced: int | str | None = None,
     cluster: FilePath | Cluster | None = None,
     profile: FilePath | Profile | None = None,
     measure: bool = False,
-    method: str | None = None,
     measuring: Report | None = None,
+    solution: Any = None,
+    chunks: int = 1,
+    method: str | None = None,
     cost_model: str | None = None,
-    **arguments: Any,
+    **options: Any,
 ) -> Simulation:
-    """A step of a plan, or of a partition of a pipeline-partition instance; see `trainplan.api.simulate`. Raises InputError."""
+    """A step of any plan, or of a partition of a pipeline-partition instance, with its timeline and critical path.
+
+    A plan's step is what the time walk over its programs says. schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's
+    own, 1f1b for an instance). sliced: micro-batches whose first passes come in halves, or 'least', the fewest with all of the
+    gain, or 'algorithm-2', AutoPipe's count (default: the plan's, or none). cluster, profile, measure: where a plan's times
+    come from (default: the plan carries them). An instance: solution: its cuts (default: those that `method` finds, with
+    options as of `solve`); chunks: stages on each of its devices, for interleaved-1f1b. measuring: called with the reports of
+    measuring. cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on
+    lanes, and links and kernels by what measured runs reach. Raises InputError.
+    """
     _check_schedule(schedule or "1f1b", chunks)
     subject = plan_or_instance(source)
     if cost_model not in (None, *COST_MODELS):
@@ -173,7 +183,7 @@ def simulate_source(
     _leave_out({"--cluster": cluster, "--profile": profile, "--measure": measure or None}, "an instance has its times")
     instance = _in_chunks(subject, chunks)
     where = os.fspath(solution) if isinstance(solution, str | os.PathLike) else "solution"
-    cuts = _cuts(instance, solution, method, chunks, arguments)
+    cuts = _cuts(instance, solution, method, chunks, options)
     return _simulated_instance(instance, cuts, where, schedule=schedule or "1f1b", sliced=sliced or 0, chunks=chunks)
 
 
@@ -226,7 +236,7 @@ def simulated_plan(plan: Plan, request: Request, *, schedule: str | None = None,
     count = changed.batch.micro_batches
     timeline = None
     if work is not None:
-        timeline = simulate(work, _orders(work.stages, count, changed.schedule, changed.sliced, 1))
+        timeline = simulate_passes(work, _orders(work.stages, count, changed.schedule, changed.sliced, 1))
     syncs = () if times is None else tuple(stage.sync_ns for stage in times)
     return Simulation(
         name, changed.schedule, count, changed.sliced, 1, names, timeline, syncs, changed, judged, request.cluster
@@ -341,6 +351,6 @@ def _simulated_instance(
     )
     work, count = instance.work(solution.cuts), instance.micro_batches
     number = _slices(work, count, sliced or solution.sliced)
-    timeline = simulate(work, _orders(work.stages // chunks, count, schedule, number, chunks))
+    timeline = simulate_passes(work, _orders(work.stages // chunks, count, schedule, number, chunks))
     syncs = (0,) * len(timeline.devices)
     return Simulation(instance.name, schedule, count, number, chunks, names, timeline, syncs)

@@ -24,7 +24,7 @@ from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import DeviceKind, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
-from trainplan.simulating import simulate_source
+from trainplan.simulating import simulate
 
 KIND: DeviceKind = load_cluster("h100:8").kinds[0]
 LINKS = Links(8, 360e9, 50e9)
@@ -219,7 +219,7 @@ def test_plans_are_simulated_under_streams(word: str) -> None:
     """With the same layout as the step without programs has; recomputation takes longer."""
     plan, cluster = uniform(word), load_cluster("h100:8")
     judged = judge_streams(plan, cluster)
-    simulation = simulate_source(plan, cluster=cluster, cost_model="streams")
+    simulation = simulate(plan, cluster=cluster, cost_model="streams")
     assert simulation.step_ns == judged.step_ns > 0 and simulation.performance is not None
     layout, plain = layout_of_plan(plan), word.partition("-ckpt")[0]
     assert (layout.devices, layout.micro_batches) == (8, 2)
@@ -242,5 +242,5 @@ def test_plans_are_simulated_under_streams(word: str) -> None:
 )
 def test_what_streams_does_not_take_is_refused_in_words(plan: Plan, cluster: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        simulate_source(plan, cluster=cluster, cost_model="streams")
+        simulate(plan, cluster=cluster, cost_model="streams")
     assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1

@@ -17,7 +17,6 @@ from trainplan.execution.exports.registry import exporter
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
-from trainplan.formulations.problem import InstanceLike
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.planned import Planned, plan_row, row_rank
@@ -43,7 +42,7 @@ from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
 from trainplan.rivals import Rival, rivals
-from trainplan.simulating import Simulation, simulate_source
+from trainplan.simulating import simulate
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.throughputs import Throughput, search_throughput
@@ -245,36 +244,6 @@ def compare_planners(
     """
     check_arguments(plan, request)
     return rivals(plan, request, gap=gap, time_limit=time_limit, progress=progress)[0]
-
-
-def simulate(
-    source: Plan | InstanceLike | Source,
-    *,
-    schedule: str | None = None,
-    sliced: int | str | None = None,
-    cluster: FilePath | Cluster | None = None,
-    profile: FilePath | Profile | None = None,
-    measure: bool = False,
-    measuring: Callable[[dict[str, Any]], None] | None = None,
-    solution: Any = None,
-    chunks: int = 1,
-    method: str | None = None,
-    cost_model: str | None = None,
-    **options: Any,
-) -> Simulation:
-    """A step of any plan, or of a partition of a pipeline-partition instance, with its timeline and critical path.
-
-    A plan's step is what the time walk over its programs says. schedule: 1f1b, gpipe or interleaved-1f1b (default: the plan's
-    own, 1f1b for an instance). sliced: micro-batches whose first passes come in halves, or 'least', the fewest with all of the
-    gain, or 'algorithm-2', AutoPipe's count (default: the plan's, or none). cluster, profile, measure: where a plan's times
-    come from (default: the plan carries them). An instance: solution: its cuts (default: those that `method` finds, with
-    options as of `solve`); chunks: stages on each of its devices, for interleaved-1f1b. measuring: called with the reports of
-    measuring. cost_model: executed (the default), or streams, for a plan with one layout on a cluster of one kind: overlap on
-    lanes, and links and kernels by what measured runs reach. Raises InputError.
-    """
-    times: dict[str, Any] = {"cluster": cluster, "profile": profile, "measure": measure, "measuring": measuring}
-    cuts: dict[str, Any] = {"solution": solution, "chunks": chunks, "method": method}
-    return simulate_source(source, schedule=schedule, sliced=sliced, cost_model=cost_model, **times, **cuts, **options)
 
 
 def trial(

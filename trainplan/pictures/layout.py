@@ -12,7 +12,7 @@ from trainplan.formulations.step.schedules import SCHEDULE_NAMES
 from trainplan.performance import PARTS, Performance
 from trainplan.pictures.timeline import CHARACTER, PATH
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
-from trainplan.simulating import simulate_source
+from trainplan.simulating import simulate
 
 # Okabe and Ito's palette, and lighter shades of it: units with one strategy have one colour.
 STRATEGIES: tuple[str, ...] = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1")
@@ -35,7 +35,7 @@ def draw_plan(plan: Plan, performance: Performance | None = None) -> Any:
     from matplotlib.figure import Figure
 
     if performance is None and plan.predicted is not None and compiles(plan.planned_model()):
-        performance = simulate_source(plan).performance
+        performance = simulate(plan).performance
     count = len(plan.stages)
     row = min(ROW, LARGEST / count)
     panels = 1 if performance is None else 2

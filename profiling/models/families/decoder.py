@@ -10,10 +10,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainplan.profiling.base.errors import caution, shown
-from trainplan.profiling.models.families.fields import Fields, Unit, chain
+from trainplan.profiling.models.families.fields import USUAL_SIZES, Fields, Role, Unit, chain, names
 from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, Sublayer, TokenEmbedding
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+SIZES: dict[Role, str] = {**USUAL_SIZES, "width": "head_dim"}
+# Of every such family in transformers; the last two are of its earlier versions.
+USUAL_FIELDS = names(
+    """
+    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
+    max_position_embeddings attention_dropout rope_parameters
+    rope_theta rope_scaling
+    """
+)
 
 
 @dataclass(frozen=True)

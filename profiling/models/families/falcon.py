@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
+from trainplan.profiling.models.families.decoder import Decoder
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
-from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, ParallelBlock, Sublayer, TokenEmbedding
+from trainplan.profiling.models.sublayers import ParallelBlock, Sublayer
 
 
 def falcon(fields: Fields) -> tuple[list[Unit], bool]:
@@ -28,22 +29,15 @@ def falcon(fields: Fields) -> tuple[list[Unit], bool]:
     fields.note("alibi", "hidden_dropout")
     common = fields.common(fields.share("layer_norm_epsilon", 1e-5))
     common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
-    attention = Attention(
-        **common,
-        heads=heads,
-        kv_heads=heads if many and not new else kv_heads,
-        width=hidden // heads,
-        causal=True,
-        bias=bias,
-        out_bias=bias,
-        **({"alibi": 8.0} if sloped else rotation(fields, positions, common["tokens"], hidden // heads)),
-    )
-    ffn = FeedForward(**common, inner=inner, activation=activation, bias=bias)
+    kv_heads = heads if many and not new else kv_heads
+    sizes = Decoder(hidden, heads, kv_heads, hidden // heads, layers, positions, vocabulary, inner, common)
+    placed = {"alibi": 8.0} if sloped else rotation(fields, positions, sizes.tokens, sizes.width)
+    attention = sizes.attention(bias=bias, out_bias=bias, **placed)
+    ffn = sizes.feed_forward(activation=activation, bias=bias)
     parts: dict[str, Sublayer] = {"attention": attention, "ffn": ffn}
     if side_by_side:
         parts = {"block": ParallelBlock(**common, attention=attention, feed_forward=ffn, shared_norm=norms == 1)}
-    embedding, head = TokenEmbedding(**common, vocabulary=vocabulary), LanguageHead(**common, vocabulary=vocabulary)
-    return uniform_chain(embedding, layers, parts, head), tied
+    return sizes.uniform(parts, sizes.embedding()), tied
 
 
 # As of transformers' FalconConfig; the last ones are of its earlier versions, and of published files.

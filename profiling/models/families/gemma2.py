@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainplan.profiling.base.errors import shown
-from trainplan.profiling.models.families.decoder import Decoder, decoder, layer_windows, sliding_window
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
+from trainplan.profiling.models.families.decoder import SIZES, USUAL_FIELDS, Decoder, decoder, layer_windows, sliding_window
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
 
 HEAD_WIDTH = 256  # and the number whose root divides scores, of files without these fields
@@ -65,13 +65,10 @@ def soft_cap(fields: Fields, name: str, default: float | None) -> float:
 
 SOFT_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 # As of transformers' Gemma2Config; the last ones are of its earlier versions.
-FIELDS = names(
+FIELDS = USUAL_FIELDS | names(
     """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
-    hidden_activation max_position_embeddings rms_norm_eps rope_parameters attention_bias attention_dropout
-    query_pre_attn_scalar sliding_window layer_types final_logit_softcapping attn_logit_softcapping
-    use_bidirectional_attention
-    rope_theta rope_scaling hidden_act cache_implementation sliding_window_size
+    hidden_activation rms_norm_eps attention_bias query_pre_attn_scalar sliding_window layer_types final_logit_softcapping
+    attn_logit_softcapping use_bidirectional_attention hidden_act cache_implementation sliding_window_size
     """
 )
-FAMILY = Family(gemma2, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FAMILY = Family(gemma2, SIZES, FIELDS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainplan.profiling.base.errors import caution
-from trainplan.profiling.models.families.decoder import decoder, layer_windows, sliding_window
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit
+from trainplan.profiling.models.families.decoder import SIZES, decoder, layer_windows, sliding_window
+from trainplan.profiling.models.families.fields import Family, Fields, Unit
 from trainplan.profiling.models.families.gemma2 import FIELDS as GEMMA2_FIELDS
 from trainplan.profiling.models.families.gemma2 import HEAD_WIDTH, gemma_chain, soft_cap
 from trainplan.profiling.models.families.rotation import rotation
@@ -58,4 +58,4 @@ def _split_rotations(fields: Fields) -> None:
 
 # As of transformers' Gemma3TextConfig; the last ones are of its earlier versions.
 FIELDS = GEMMA2_FIELDS | {"rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"}
-FAMILY = Family(gemma3_text, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FAMILY = Family(gemma3_text, SIZES, FIELDS)

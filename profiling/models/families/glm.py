@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.decoder import decoder
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
+from trainplan.profiling.models.families.decoder import SIZES, USUAL_FIELDS, decoder
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
 
 
@@ -30,11 +30,5 @@ def glm_chain(fields: Fields, sandwich: bool) -> tuple[list[Unit], bool]:
 
 
 # As of transformers' GlmConfig and Glm4Config; the last ones are of their earlier versions.
-FIELDS = names(
-    """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_act
-    attention_dropout max_position_embeddings rms_norm_eps rope_parameters attention_bias
-    rope_theta rope_scaling partial_rotary_factor
-    """
-)
-FAMILY = Family(glm, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FIELDS = USUAL_FIELDS | names("hidden_act rms_norm_eps attention_bias partial_rotary_factor")
+FAMILY = Family(glm, SIZES, FIELDS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit
+from trainplan.profiling.models.families.decoder import SIZES
+from trainplan.profiling.models.families.fields import Family, Fields, Unit
 from trainplan.profiling.models.families.glm import FIELDS, glm_chain
 
 
@@ -11,4 +12,4 @@ def glm4(fields: Fields) -> tuple[list[Unit], bool]:
     return glm_chain(fields, sandwich=True)
 
 
-FAMILY = Family(glm4, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FAMILY = Family(glm4, SIZES, FIELDS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
-from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
+from trainplan.profiling.models.families.decoder import Decoder
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 
 
 def gpt2(fields: Fields) -> tuple[list[Unit], bool]:
@@ -21,19 +21,11 @@ def gpt2(fields: Fields) -> tuple[list[Unit], bool]:
     tied = fields.flag("tie_word_embeddings", True)
     common = fields.common(fields.share("layer_norm_epsilon", 1e-5))
     common |= {"tokens": fields.length("n_positions", positions), "hidden": hidden}
-    attention = Attention(
-        **common,
-        heads=heads,
-        kv_heads=heads,
-        width=hidden // heads,
-        causal=True,
-        dropout=residual,
-        attention_dropout=attended,
-    )
-    ffn = FeedForward(**common, inner=inner, activation=activation, dropout=residual)
-    embedding = TokenEmbedding(**common, vocabulary=vocabulary, positions=positions, dropout=embedded)
-    head = LanguageHead(**common, vocabulary=vocabulary)
-    return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
+    sizes = Decoder(hidden, heads, heads, hidden // heads, layers, positions, vocabulary, inner, common)
+    attention = sizes.attention(dropout=residual, attention_dropout=attended)
+    ffn = sizes.feed_forward(activation=activation, dropout=residual)
+    embedding = sizes.embedding(positions=positions, dropout=embedded)
+    return sizes.uniform({"attention": attention, "ffn": ffn}, embedding), tied
 
 
 # As of transformers' GPT2Config; the last ones are of its earlier versions.

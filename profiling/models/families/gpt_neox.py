@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
+from trainplan.profiling.models.families.decoder import Decoder
+from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
-from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, ParallelBlock, Sublayer, TokenEmbedding
+from trainplan.profiling.models.sublayers import ParallelBlock, Sublayer
 
 
 def gpt_neox(fields: Fields) -> tuple[list[Unit], bool]:
@@ -19,23 +20,14 @@ def gpt_neox(fields: Fields) -> tuple[list[Unit], bool]:
     fields.note("hidden_dropout", usual=0)
     common = fields.common(fields.share("layer_norm_eps", 1e-5))
     common |= {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
-    attention = Attention(
-        **common,
-        heads=heads,
-        kv_heads=heads,
-        width=hidden // heads,
-        causal=True,
-        bias=bias,
-        out_bias=bias,
-        attention_dropout=attended,
-        **rotation(fields, positions, common["tokens"], hidden // heads, part=0.25, called=("rotary_emb_base", "rotary_pct")),
-    )
-    ffn = FeedForward(**common, inner=inner, activation=activation)
+    sizes = Decoder(hidden, heads, heads, hidden // heads, layers, positions, vocabulary, inner, common)
+    turning = rotation(fields, positions, sizes.tokens, sizes.width, part=0.25, called=("rotary_emb_base", "rotary_pct"))
+    attention = sizes.attention(bias=bias, out_bias=bias, attention_dropout=attended, **turning)
+    ffn = sizes.feed_forward(activation=activation)
     parts: dict[str, Sublayer] = {"attention": attention, "ffn": ffn}
     if side_by_side:
         parts = {"block": ParallelBlock(**common, attention=attention, feed_forward=ffn)}
-    embedding, head = TokenEmbedding(**common, vocabulary=vocabulary), LanguageHead(**common, vocabulary=vocabulary)
-    return uniform_chain(embedding, layers, parts, head), tied
+    return sizes.uniform(parts, sizes.embedding()), tied
 
 
 # As of transformers' GPTNeoXConfig; the last ones are of its earlier versions, and of published files.
@@ -46,14 +38,4 @@ FIELDS = names(
     rotary_pct rotary_emb_base rope_scaling attention_probs_dropout_prob hidden_dropout_prob
     """
 )
-FAMILY = Family(
-    gpt_neox,
-    {
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "inner": "intermediate_size",
-        "vocabulary": "vocab_size",
-        "positions": "max_position_embeddings",
-    },
-    FIELDS,
-)
+FAMILY = Family(gpt_neox, USUAL_SIZES, FIELDS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.decoder import decoder
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
+from trainplan.profiling.models.families.decoder import SIZES, USUAL_FIELDS, decoder
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
 
 
@@ -24,11 +24,9 @@ def llama(fields: Fields) -> tuple[list[Unit], bool]:
 
 
 # As of transformers' LlamaConfig; the last ones are of its earlier versions, and of the files of SmolLM2.
-FIELDS = names(
+FIELDS = USUAL_FIELDS | names(
     """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act
-    max_position_embeddings rms_norm_eps pretraining_tp rope_parameters attention_bias attention_dropout mlp_bias head_dim
-    rope_theta rope_scaling rope_interleaved is_llama_config
+    hidden_act rms_norm_eps pretraining_tp attention_bias mlp_bias rope_interleaved is_llama_config
     """
 )
-FAMILY = Family(llama, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FAMILY = Family(llama, SIZES, FIELDS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.decoder import decoder, sliding_window
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
+from trainplan.profiling.models.families.decoder import SIZES, USUAL_FIELDS, decoder, sliding_window
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
 
 
@@ -23,11 +23,5 @@ def mistral(fields: Fields) -> tuple[list[Unit], bool]:
 
 
 # As of transformers' MistralConfig; the last ones are of its earlier versions.
-FIELDS = names(
-    """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_act
-    max_position_embeddings rms_norm_eps rope_parameters sliding_window attention_dropout
-    rope_theta rope_scaling
-    """
-)
-FAMILY = Family(mistral, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FIELDS = USUAL_FIELDS | names("hidden_act rms_norm_eps sliding_window")
+FAMILY = Family(mistral, SIZES, FIELDS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainplan.profiling.base.errors import shown
-from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
-from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
+from trainplan.profiling.models.families.decoder import Decoder
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 
 ATTENTION = "attn_config"
 
@@ -33,22 +33,10 @@ def mpt(fields: Fields) -> tuple[list[Unit], bool]:
     tied = fields.flag("tie_word_embeddings", True)
     common = fields.common(fields.share("layer_norm_epsilon", 1e-5))
     common |= {"tokens": fields.length("max_seq_len", positions), "hidden": hidden, "norm_bias": False}
-    attention = Attention(
-        **common,
-        heads=heads,
-        kv_heads=heads,
-        width=hidden // heads,
-        causal=True,
-        bias=False,
-        out_bias=False,
-        alibi=float(slopes),
-        scale=scale,
-        dropout=dropped,
-        attention_dropout=dropped,
-    )
-    ffn = FeedForward(**common, inner=4 * hidden, bias=False, dropout=dropped)
-    embedding, head = TokenEmbedding(**common, vocabulary=vocabulary), LanguageHead(**common, vocabulary=vocabulary)
-    return uniform_chain(embedding, layers, {"attention": attention, "ffn": ffn}, head), tied
+    sizes = Decoder(hidden, heads, heads, hidden // heads, layers, positions, vocabulary, 4 * hidden, common)
+    plain = {"bias": False, "dropout": dropped}
+    attention = sizes.attention(**plain, out_bias=False, alibi=float(slopes), scale=scale, attention_dropout=dropped)
+    return sizes.uniform({"attention": attention, "ffn": sizes.feed_forward(**plain)}, sizes.embedding()), tied
 
 
 # As of transformers' MptConfig; the last ones are of its earlier versions, and of published files.

@@ -5,8 +5,8 @@ Its files keep the weights of norms less 1; trainplan's are the weights that nor
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.decoder import decoder
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
+from trainplan.profiling.models.families.decoder import SIZES, USUAL_FIELDS, decoder
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
 
 
@@ -26,11 +26,5 @@ def nemotron(fields: Fields) -> tuple[list[Unit], bool]:
 
 
 # As of transformers' NemotronConfig; the last ones are of its earlier versions, and of published files.
-FIELDS = names(
-    """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads head_dim num_key_value_heads hidden_act
-    max_position_embeddings norm_eps rope_parameters attention_bias attention_dropout mlp_bias
-    rope_theta rope_scaling partial_rotary_factor rope_percent
-    """
-)
-FAMILY = Family(nemotron, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FIELDS = USUAL_FIELDS | names("hidden_act norm_eps attention_bias mlp_bias partial_rotary_factor rope_percent")
+FAMILY = Family(nemotron, SIZES, FIELDS)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from trainplan.profiling.models.families.fields import Family, Fields, Unit, names, uniform_chain
-from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
+from trainplan.profiling.models.families.decoder import Decoder
+from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
 
 FIRST_POSITION = 2
 
@@ -24,24 +22,12 @@ def opt(fields: Fields) -> tuple[list[Unit], bool]:
     dropped, attended = fields.dropout("dropout"), fields.dropout("attention_dropout", default=0.0)
     tied = fields.flag("tie_word_embeddings", True)
     common = fields.common(1e-5) | {"tokens": fields.length("max_position_embeddings", positions), "hidden": hidden}
-    attention = Attention(
-        **common,
-        heads=heads,
-        kv_heads=heads,
-        width=hidden // heads,
-        causal=True,
-        bias=bias,
-        out_bias=bias,
-        dropout=dropped,
-        attention_dropout=attended,
-    )
-    ffn = FeedForward(**common, inner=inner, activation=activation, bias=bias, dropout=dropped)
+    sizes = Decoder(hidden, heads, heads, hidden // heads, layers, positions, vocabulary, inner, common)
+    attention = sizes.attention(bias=bias, out_bias=bias, dropout=dropped, attention_dropout=attended)
+    ffn = sizes.feed_forward(activation=activation, bias=bias, dropout=dropped)
     padding = fields.padding(vocabulary, default=1)
-    tables: dict[str, Any] = {"positions": positions + FIRST_POSITION, "first_position": FIRST_POSITION, "padding": padding}
-    embedding = TokenEmbedding(**common, **tables, vocabulary=vocabulary)
-    return uniform_chain(
-        embedding, layers, {"attention": attention, "ffn": ffn}, LanguageHead(**common, vocabulary=vocabulary)
-    ), tied
+    embedding = sizes.embedding(positions=positions + FIRST_POSITION, first_position=FIRST_POSITION, padding=padding)
+    return sizes.uniform({"attention": attention, "ffn": ffn}, embedding), tied
 
 
 # As of transformers' OPTConfig; the last ones are of its earlier versions, and of published files.
@@ -53,14 +39,4 @@ FIELDS = names(
     activation_dropout
     """
 )
-FAMILY = Family(
-    opt,
-    {
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "inner": "ffn_dim",
-        "vocabulary": "vocab_size",
-        "positions": "max_position_embeddings",
-    },
-    FIELDS,
-)
+FAMILY = Family(opt, {**USUAL_SIZES, "inner": "ffn_dim"}, FIELDS)

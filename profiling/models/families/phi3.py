@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.decoder import decoder, sliding_window
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
+from trainplan.profiling.models.families.decoder import SIZES, USUAL_FIELDS, decoder, sliding_window
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
 
 
@@ -29,12 +29,10 @@ def phi3(fields: Fields) -> tuple[list[Unit], bool]:
 
 
 # As of transformers' Phi3Config; the last ones are of its earlier versions, and of published files.
-FIELDS = names(
+FIELDS = USUAL_FIELDS | names(
     """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim resid_pdrop
-    embd_pdrop attention_dropout hidden_act max_position_embeddings original_max_position_embeddings rms_norm_eps
-    rope_parameters sliding_window
-    rope_theta rope_scaling partial_rotary_factor attention_bias interpolate_factor lm_head_bias mlp_bias full_attn_mod
+    resid_pdrop embd_pdrop hidden_act original_max_position_embeddings rms_norm_eps sliding_window partial_rotary_factor
+    attention_bias interpolate_factor lm_head_bias mlp_bias full_attn_mod
     """
 )
-FAMILY = Family(phi3, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FAMILY = Family(phi3, SIZES, FIELDS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.decoder import Decoder, decoder, layer_windows, sliding_window
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit, names
+from trainplan.profiling.models.families.decoder import SIZES, USUAL_FIELDS, Decoder, decoder, layer_windows, sliding_window
+from trainplan.profiling.models.families.fields import Family, Fields, Unit, names
 from trainplan.profiling.models.families.rotation import rotation
 
 
@@ -30,12 +30,9 @@ def qwen_chain(fields: Fields, sizes: Decoder, bias: bool, out_bias: bool, norme
 
 
 # As of transformers' Qwen2Config; the last ones are of its earlier versions.
-FIELDS = names(
+FIELDS = USUAL_FIELDS | names(
     """
-    vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim hidden_act
-    max_position_embeddings rms_norm_eps rope_parameters use_sliding_window sliding_window max_window_layers layer_types
-    attention_dropout
-    rope_theta rope_scaling use_mrope
+    hidden_act rms_norm_eps use_sliding_window sliding_window max_window_layers layer_types use_mrope
     """
 )
-FAMILY = Family(qwen2, {**USUAL_SIZES, "width": "head_dim"}, FIELDS)
+FAMILY = Family(qwen2, SIZES, FIELDS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainplan.profiling.models.families.decoder import decoder
-from trainplan.profiling.models.families.fields import USUAL_SIZES, Family, Fields, Unit
+from trainplan.profiling.models.families.decoder import SIZES, decoder
+from trainplan.profiling.models.families.fields import Family, Fields, Unit
 from trainplan.profiling.models.families.qwen2 import FIELDS, qwen_chain
 
 
@@ -14,4 +14,4 @@ def qwen3(fields: Fields) -> tuple[list[Unit], bool]:
 
 
 # As of transformers' Qwen3Config.
-FAMILY = Family(qwen3, {**USUAL_SIZES, "width": "head_dim"}, FIELDS | {"attention_bias"})
+FAMILY = Family(qwen3, SIZES, FIELDS | {"attention_bias"})
