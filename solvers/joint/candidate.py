@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,14 @@ from trainplan.formulations.joint.problem import Configuration, Instance, Soluti
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.closed_form import least_u_ns
-from trainplan.solvers.joint.fronts import front
+from trainplan.solvers.joint.fixed_cuts import fixed_cuts
+from trainplan.solvers.joint.free_cuts import FreeCuts
+from trainplan.solvers.joint.fronts import Front, front
+from trainplan.solvers.joint.guides import Guides
 from trainplan.solvers.joint.master import Arcs, Mask, Master, StageArcs
 from trainplan.solvers.joint.path_bounds import slope
 from trainplan.solvers.joint.pipelines import agree, passes_of, steps_ns
+from trainplan.solvers.joint.pool_bounds import bounded
 from trainplan.solvers.joint.span_bounds import Exit, Weight, prices_of, span_bounds
 from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables, cut_classes, stage_tables
 from trainplan.solvers.joint.stages import Column, Entry, Stages
@@ -28,6 +32,7 @@ GRID = 1.15  # between numbers of micro-batches in flight that have bounds of th
 COARSE_GRID, COARSE_PRICES = 2.0, 4
 GROUPS = 3  # of interface states on either side of a cut
 EXACT_FLOATS = 2.0**51
+LIKELY = 4  # of the likeliest cuts, with which plans are tried
 
 
 class Candidate:
@@ -52,7 +57,7 @@ class Candidate:
         self.host_bytes = host
         self.exact = self._stages(1)
         self.columns: dict[tuple[int, ...], list[Column]] = {}  # by stage, first and last unit
-        self._fronts: dict[tuple[Any, ...], tuple[float, list[Column]]] = {}
+        self.guides: Guides | None = None
         longest = sum(int((kind.u_ns + kind.extra_ns).max()) for kind in map(self.tables.kinds.__getitem__, self.kinds))
         if (self.m + 4) * 2 * longest > EXACT_FLOATS:
             longest_step = f"has steps of up to {(self.m + 4) * 2 * longest} ns, which floats do not hold"
@@ -182,6 +187,11 @@ class Candidate:
             forward = np.minimum(forward, options.table.halved.forward_ns[0])
         return int(forward.min())
 
+    def _least_backward(self, kind: int) -> int:
+        options = self.tables.kinds[kind].table
+        halved = options.backward_ns if options.halved is None else options.halved.backward_ns
+        return int(np.minimum(options.backward_ns, halved).min())
+
     def _least_trip(self, kind: int) -> int:
         """The least of a first half, or the whole, forward and a backward pass of a unit."""
         options = self.tables.kinds[kind].table
@@ -247,22 +257,51 @@ class Candidate:
         count, self.exact.count = self.exact.count, 0
         return count
 
-    def enumerated(self, target: Callable[[], float], labels: int) -> float:
-        """Settle what the path bounds leave of steps up to a target, by all pipelines of all columns of the spans left: the
-        least bound of what time did not allow; infinite where nothing is left. Raises TooMany."""
-        limit = target()
-        limit = limit if np.isfinite(limit) else 2 * self.master.bound(np.inf, 0.1)[0]
-        while True:
+    def priced(self, bound: float) -> float:
+        """What is proven by weighted paths of all pipelines that the bounds on spans leave, at least `bound`; infinite where
+        nothing of interest is left. Reports plans with cuts near those of the mixture that the weights are from. Raises
+        TimeoutError."""
+        limit = self.search.target()
+        cuts = self._free_cuts(limit, bound)
+        if cuts is None or cuts.bound > self.search.target():
+            return np.inf
+        for likely in cuts.likely[: -LIKELY - 1 : -1]:
+            if self._cuttable(likely):
+                configurations = list(self.instance.configurations)
+                configurations[self.place] = replace(self.configuration, cuts=likely)
+                part = replace(self.instance, configurations=tuple(configurations))
+                fixed_cuts(part, self.place, bound, self.search)
+        self.guides = Guides(cuts)
+        return cuts.bound
+
+    def _free_cuts(self, limit: float, bound: float) -> FreeCuts | None:
+        """The linear program of all pipelines that may have a step up to a limit; None where there are none."""
+        begins = None
+        if np.isfinite(limit):
             left = self.master.left(limit)
-            if left is not None:
-                value = self._searched(*left, limit, target, labels)
-                if value <= limit or self.search.objective is not None:
-                    return value
-            if np.isfinite(target()):
-                return np.inf
-            limit *= 2
-            if limit > EXACT_FLOATS:
-                return np.inf
+            if left is None:
+                return None
+            begins = self._begins(left[0])
+        cuts = FreeCuts(self.instance, self.place, bound, begins)
+        cuts.run(lambda: cuts.bound <= self.search.target(), self.search.check_time)
+        return cuts
+
+    def _begins(self, masks: Sequence[Mask]) -> NDArray[np.bool_]:
+        """(L, P): the units that stages may begin with."""
+        begins = np.zeros((self.units, self.stages), bool)
+        for x, (low, mask) in enumerate(masks):
+            begins[low : low + mask.shape[1], x] = mask.any(axis=(0, 2, 3))
+        return begins
+
+    def _cuttable(self, cuts: Sequence[int]) -> bool:
+        borders = (0, *cuts, self.units)
+        return all(a < b for a, b in pairwise(borders)) and all(self.instance.cuttable[cut - 1] for cut in cuts)
+
+    def enumerated(self, limit: float, target: Callable[[], float], labels: int) -> float:
+        """Settle what the path bounds leave of steps up to a limit, by all pipelines of all columns of the spans left: the
+        least bound of what time did not allow; infinite where nothing is left. Raises TooMany and TimeoutError."""
+        left = self.master.left(limit)
+        return np.inf if left is None else self._searched(*left, limit, target, labels)
 
     def partitions(self, limit: float, most: int) -> list[tuple[int, ...]] | None:
         """The cuts that a step up to the limit may have by the bounds on spans; None where they are more than so many."""
@@ -280,33 +319,41 @@ class Candidate:
         return [borders[1:-1] for borders in waiting if borders[-1] == self.units]
 
     def _searched(
-        self, left: Sequence[Mask], before: Sequence[Floats], limit: float, target: Callable[[], float], labels: int
+        self, masks: Sequence[Mask], before: Sequence[Floats], limit: float, target: Callable[[], float], labels: int
     ) -> float:
-        pools = []
-        for x, (low, mask) in enumerate(left):
-            spans: list[tuple[int, int]] = []
-            columns: list[Column] = []
-            apart = bool(self.tied_ns) and x in (0, self.stages - 1)
-            for first, last in _spans_left(low, mask):
-                self.search.check_time()
-                key = (self.kinds[first : last + 1], self.instance.boundary_kinds[first:last], self.in_flight[x], apart)
-                if key not in self._fronts or self._fronts[key][0] < limit / self.m:
-                    found = front(self.exact, first, last, self.in_flight[x], limit / self.m, apart, labels)
-                    self._fronts[key] = limit / self.m, found
-                for column in self._fronts[key][1]:
-                    spans.append((first, last))
-                    columns.append(column)
-            if not columns:
-                return np.inf
-            pools.append(Pool.of(spans, columns))
+        guide = None if self.guides is None else self.guides.at(limit, self._begins(masks))
         least = [each.min(axis=0) for each in before]
+        behind, pools = self.master.behind(masks), list[Pool]()
+        for x in reversed(range(self.stages)):
+            first, last = (np.array(ends, np.intp) for ends in zip(*_spans_left(*masks[x]), strict=True))
+            most = self.master.most_u(x, limit, first, least[x][first], behind[x + 1][last + 1])
+            wanted = Front(
+                first,
+                last,
+                most,
+                depth=self.in_flight[x],
+                begins=x == 0,
+                ends_apart=bool(self.tied_ns) and x in (0, self.stages - 1),
+                hidden_ns=sum(self._least_backward(kind) for kind in self.kinds[: int(first.min())]),
+                guide=None if guide is None else guide.stage(x),
+            )
+            pools.append(front(self.exact, wanted, labels, self.search.check_time))
+            if not len(pools[-1].columns):
+                return np.inf
+        pools, bounds = pools[::-1], None
         if self.schedule == "sliced":
             head = self.master.arcs.head_ns
             assert head is not None
             least = [head] * len(before)
+        elif self.guides is not None:
+            bounded_pools = bounded(self.guides, pools, self.tied_ns, limit)
+            if bounded_pools is None:
+                return np.inf
+            pools, bounds = bounded_pools
+            least = [bounds.before_ns(x) for x in range(self.stages)]
         kinds = self.instance.boundary_kinds
         enumeration = Enumeration(
-            self.tables, self.configuration, pools, kinds, least, self.master.arcs.before_ns, self.tied_ns
+            self.tables, self.configuration, pools, kinds, least, self.master.arcs.before_ns, self.tied_ns, bounds
         )
 
         def report(suffixes: Suffixes, place: int) -> None:

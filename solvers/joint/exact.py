@@ -7,6 +7,7 @@
                 until its bounds are exact
     classes     the same with interface states at cuts told apart, where stages do not know what their neighbours send
     whole       the same along one whole partition at a time                              `whole_paths`
+    priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts`
     suffixes    all columns of the spans that are left, and all pipelines of them          `fronts`, `suffixes`
 
 What no configuration leaves below the best plan, less the gap asked for, is proven.
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+import numpy as np
 from trainplan.formulations.joint.problem import Instance, uncounted
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
@@ -36,11 +38,12 @@ from trainplan.solvers.joint.whole_paths import Step
 SOURCE = "bounds on all spans, a master over suffixes, exact on the stages used"
 SEARCHED = "bounds on all spans, exact on the stages used, the rest simulated"
 MEMORY = "least memory over all stages"
-STEPS = ("coarse", "fine", "paths", "classes", "suffixes", "interleaved")
-QUICK, COARSE, FINE, PATHS, CLASSES, SUFFIXES = range(6)
+STEPS = ("coarse", "fine", "paths", "classes", "priced", "suffixes", "interleaved")
+QUICK, COARSE, FINE, PATHS, CLASSES, PRICED, SUFFIXES = range(7)
 SHARE = 16  # of the gap asked for, what one stage may be off
 FINENESS = 16  # of the gap asked for, what bisection may be off
-LABELS = 2000  # of one unit, in a front
+LABELS = 20_000  # of one unit, in a front
+PARTS = 8  # of what is between bound and target, of which one is settled first, and then twice as much each time
 MOST_PARTITIONS = 40  # that are bounded one by one where fronts are larger
 
 
@@ -60,6 +63,11 @@ class _Entry:
     path: tuple[Step, ...] | None = None
     told_apart: bool = False
     whole: bool = False
+    share: float = 1 / PARTS
+
+
+def _or_none(value: float) -> float | None:
+    return None if value == inf else value
 
 
 class _Run:
@@ -169,25 +177,41 @@ class _Run:
                 entry.whole = True
                 value, path = candidate.master.bound(self.search.target(), fineness, bound, whole=True)
             else:
-                entry.stage = SUFFIXES
+                entry.stage = PRICED
             entry.path = path
         elif entry.stage == CLASSES:
             self.statistics["classes"] += 1
             candidate.prepare(self.search.target(), coarse=False, groups=GROUPS)
             value, entry.path = candidate.master.bound(self.search.target(), fineness, bound)
             entry.stage, entry.told_apart = PATHS, True
+        elif entry.stage == PRICED:
+            entry.stage = SUFFIXES
+            if candidate.schedule == "sliced":
+                return bound
+            self.statistics["priced"] += 1
+            return _or_none(candidate.priced(bound))
         else:
-            self.statistics["suffixes"] += 1
-            self.source = SEARCHED
-            try:
-                value = candidate.enumerated(self.search.target, LABELS)
-            except TooMany:
-                value = self._by_partitions(candidate, bound)
-            self.left = min(self.left, value)
-            return None
+            return self._settled(candidate, bound, entry)
         if value == inf or entry.path is None:
             return None
         return value
+
+    def _settled(self, candidate: Candidate, bound: float, entry: _Entry) -> float | None:
+        """See `_advanced`, of all pipelines with a step up to a limit between the bound and the target."""
+        self.statistics["suffixes"] += 1
+        self.source, target = SEARCHED, self.search.target()
+        limit = 2 * bound if target == inf else min(target, bound + np.ceil((target - bound) * entry.share))
+        try:
+            value = candidate.enumerated(limit, self.search.target, LABELS)
+        except TooMany:
+            value = self._by_partitions(candidate, bound)
+            self.left = min(self.left, value)
+            return None
+        if value < inf:
+            self.left = min(self.left, value)
+            return None
+        entry.share = min(1.0, 2 * entry.share)
+        return None if limit >= self.search.target() else limit + 1
 
     def _by_partitions(self, candidate: Candidate, bound: float) -> float:
         """What is proven of a configuration by the linear program of each partition that the bounds on spans leave, where these

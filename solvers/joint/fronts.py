@@ -1,19 +1,31 @@
-"""All columns of a span that may matter: those that no other one beats, by label-setting in several times at once.
+"""All columns of a stage that may matter: those that no other one beats, by label-setting in several times at once.
 
-Labels run from the span's last unit to its first one, as in `chain.label_setting`: the times of passes and of what comes once,
-the peak H of the units so far, their states M, and what they hold on the host. Of two labels entered and left alike, one with
-no entry above the other's is as good, whatever stands before them.
+Labels run from the last units of the spans that are left to their first ones: the times of passes and of what comes once, the
+peak H of the units so far, their states M, and what they hold on the host. Of two labels of one last unit, entered and left
+alike, one with no entry above the other's is as good, whatever stands before them. What cannot matter is not compared: H and M
+where any units before them fit; and what comes once on a stage after the first, where the stages before it take longer anyway.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.solvers.chain.dominance import undominated
-from trainplan.solvers.joint.stage_tables import KindOptions, Places
+from trainplan.solvers.joint.guides import Guide
+from trainplan.solvers.joint.pipelines import Passes
+from trainplan.solvers.joint.stage_tables import Floats, KindOptions, Places
 from trainplan.solvers.joint.stages import Column, Stages
+from trainplan.solvers.joint.suffixes import Pool
+
+RAW = 40  # times as many labels before those are dropped that others do for
+FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER, FIRST_HALF, SECOND_HALF, HALVED, PEAK, STATES, HOST = range(
+    11
+)  # entries of a label
+PASSES = [FORWARD, BACKWARD, FIRST_HALF, SECOND_HALF, HALVED]
 
 
 class TooMany(Exception):
@@ -21,55 +33,87 @@ class TooMany(Exception):
 
 
 @dataclass(frozen=True, eq=False)
+class Front:
+    """What a stage may be, and what of it counts. first, last, most_u_ns: (F,), spans of units, and the largest u of each.
+
+    depth: micro-batches in flight. begins: whether it is the first stage. ends_apart: whether it matters what of the end comes
+    before the sum of a shared table. hidden_ns: what comes once and is no longer than this ends before the first stage does;
+    0 of the first stage itself.
+    """
+
+    first: Places
+    last: Places
+    most_u_ns: Floats
+    depth: int
+    begins: bool
+    ends_apart: bool
+    hidden_ns: int = 0
+    guide: Guide | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class _Labels:
-    """In parallel arrays (N,): options of the first unit, places of the labels behind them, ways in and out. entries: (E, N),
-    the times, then H, M and the host's bytes."""
+    """In parallel arrays (N,): options of the first unit, places of the labels behind them, ways in, and group: last unit times
+    the number of ways out, plus the way out. entries: (11, N). sums: (K, N), see `Guide`."""
 
     option: Places
     parent: Places
     enter: Places
-    leave: Places
+    group: Places
     entries: Integers
+    sums: Floats
+
+    def at(self, places: Places) -> _Labels:
+        return _Labels(*(column[..., places] for column in vars(self).values()))
 
 
-def front(stages: Stages, first: int, last: int, depth: int, most_u_ns: float, ends_apart: bool, limit: int) -> list[Column]:
-    """The columns of a span with `depth` micro-batches in flight that fit the memory, have no u above `most_u_ns`, and are not
-    beaten in every time by another one entered and left alike.
-
-    ends_apart: whether it matters what of the end comes before the sum of a shared table. limit: of labels of one unit. Raises
-    TooMany.
-    """
-    kinds = [stages.tables.kinds[kind] for kind in stages.kinds[first : last + 1]]
-    least = np.concatenate([[0], np.cumsum([int(kind.u_ns.min()) for kind in kinds])])
-    trail: list[_Labels] = []
-    for place in reversed(range(len(kinds))):
-        labels = _begun(kinds[-1], depth) if not trail else _longer(stages, first, place, trail[-1], kinds, depth)
-        if len(labels.option) > 20 * limit:
-            raise TooMany
-        entries = labels.entries
-        if place == 0:
-            entries = _headed(kinds[0], labels)
-        fits = (entries[-3] <= stages.memory_bytes) & (_u_ns(entries, stages.tables.sliced) + least[place] <= most_u_ns)
-        if stages.host_bytes is not None:
-            fits &= entries[-1] <= stages.host_bytes
-        compared = entries if place else entries[:-3]
-        if not ends_apart:
-            compared = np.concatenate([compared[:3], (compared[3] + compared[4])[None], compared[5:]])
-        kept = np.flatnonzero(fits)
-        kind = labels.enter * stages.tables.ways_out + labels.leave
-        varied = [row[kept] for row in compared[1:] if len(kept) and (row[kept] != row[kept[0]]).any()]
-        varied = varied or [np.zeros(len(kept), np.int64)]
-        kept = kept[undominated(kind[kept], compared[0][kept], varied)] if len(kept) else kept
-        if len(kept) > limit:
-            raise TooMany
-        trail.append(
-            _Labels(labels.option[kept], labels.parent[kept], labels.enter[kept], labels.leave[kept], entries[:, kept])
+def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], None] = lambda: None) -> Pool:
+    """The columns of a stage that fit the memory, are within their spans' u and the guide's limits, and are not beaten in every
+    time by another one of their span that is entered and left alike. limit: of labels of one unit. Raises TooMany."""
+    low, high = int(wanted.first.min()), int(wanted.last.max())
+    kinds = {l: stages.tables.kinds[stages.kinds[l]] for l in range(low, high + 1)}
+    times = {id(kind): _times(kind) for kind in kinds.values()}
+    least = np.concatenate([[0], np.cumsum([int(kinds[l].u_ns.min()) for l in range(low, high + 1)])])
+    trail: dict[int, _Labels] = {}
+    found: list[tuple[int, Places, Integers]] = []  # first unit, labels, and entries
+    behind: _Labels | None = None
+    for l in range(high, low - 1, -1):
+        check_time()
+        inside = (wanted.first <= l) & (wanted.last >= l)
+        most = np.full(high + 1, -np.inf)  # by last unit, the largest u of what is behind l that some span leaves
+        np.maximum.at(most, wanted.last[inside], (wanted.most_u_ns - (least[l - low] - least[wanted.first - low]))[inside])
+        parts = []
+        if (wanted.last == l).any():
+            parts.append(_begun(stages, l, kinds[l], times[id(kinds[l])], wanted))
+        if behind is not None and len(behind.option):
+            parts.append(_longer(stages, l, behind, kinds[l], times[id(kinds[l])], wanted))
+        if not parts:
+            behind = None
+            continue
+        labels = _Labels(
+            *(np.concatenate(columns, axis=-1) for columns in zip(*(vars(p).values() for p in parts), strict=True))
         )
-    return [stages.column(first, _traced(trail, number)) for number in range(len(trail[-1].option))]
+        fits = labels.entries[PEAK] <= stages.memory_bytes
+        fits &= _u_ns(labels.entries, stages.tables.sliced) <= most[labels.group // stages.tables.ways_out]
+        if stages.host_bytes is not None:
+            fits &= labels.entries[HOST] <= stages.host_bytes
+        if wanted.guide is not None:
+            fits &= wanted.guide.may_go_on(l, labels.enter, labels.sums)
+        if fits.sum() > RAW * limit:
+            raise TooMany
+        labels = labels.at(np.flatnonzero(fits))
+        before = [kinds[k] for k in range(low, l)]
+        labels = labels.at(_best(stages, labels, _compared(stages, labels.entries, before, wanted)))
+        if len(labels.option) > limit:
+            raise TooMany
+        trail[l] = behind = labels
+        if (wanted.first == l).any():
+            found.append((l, *_completed(stages, l, kinds[l], labels, wanted)))
+    return _pool(stages, trail, found)
 
 
 def _times(kind: KindOptions) -> Integers:
-    """(8, S): forward, backward, last, reduce, optimizer; both halves, the backward pass of both; 0 where none is sliced."""
+    """(8, S): the entries of options that are times; halves are 0 where none is sliced."""
     table = kind.table.keep(kind.places.tolist())
     halves = np.zeros((3, len(kind.places)), np.int64)
     if table.halved is not None:
@@ -82,53 +126,134 @@ def _times(kind: KindOptions) -> Integers:
 def _u_ns(entries: Integers, sliced: bool) -> Integers:
     """The u of labels, by the cheaper way where some micro-batches are sliced."""
     if not sliced:
-        return entries[0] + entries[1]
-    return np.minimum(entries[0], entries[5] + entries[6]) + np.minimum(entries[1], entries[7])
+        return entries[FORWARD] + entries[BACKWARD]
+    forward = np.minimum(entries[FORWARD], entries[FIRST_HALF] + entries[SECOND_HALF])
+    u: Integers = forward + np.minimum(entries[BACKWARD], entries[HALVED])
+    return u
 
 
-def _begun(kind: KindOptions, depth: int) -> _Labels:
-    """The labels of the last unit alone."""
-    options, states = np.arange(len(kind.places)), kind.states(depth)
-    times = _times(kind)
-    times[1] += kind.final_ns
-    times[7] += kind.final_ns
+def _begun(stages: Stages, l: int, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
+    """The labels of a last unit alone."""
+    options, states = np.arange(len(kind.places)), kind.states(wanted.depth)
     entries = np.concatenate([times, np.stack([states + kind.kept + kind.work, states, kind.host])])
-    return _Labels(options, np.zeros(len(options), np.intp), kind.enter, kind.leave, entries)
+    entries[BACKWARD] += kind.final_ns
+    entries[HALVED] += kind.final_ns
+    sums = np.zeros((0, len(options))) if wanted.guide is None else wanted.guide.begun(l, kind.leave)
+    group = l * stages.tables.ways_out + kind.leave
+    return _Labels(options, np.zeros(len(options), np.intp), kind.enter, group, entries, sums)
 
 
-def _longer(stages: Stages, first: int, place: int, behind: _Labels, kinds: list[KindOptions], depth: int) -> _Labels:
+def _longer(stages: Stages, l: int, behind: _Labels, kind: KindOptions, times: Integers, wanted: Front) -> _Labels:
     """All labels of a unit before those of the next one, where their states agree."""
-    kind, boundary = kinds[place], stages.boundaries[first + place]
+    boundary = stages.boundaries[l]
     option, parent = np.nonzero(np.isfinite(stages.tables.moves[boundary])[kind.leave][:, behind.enter])
     crossing, state = stages.tables.crossings[boundary], (kind.leave[option], behind.enter[parent])
-    entries = behind.entries[:, parent].copy()
-    entries[:8] += _times(kind)[:, option]
-    entries[0] += crossing.forward_ns[state]
-    entries[1] += crossing.backward_ns[state]
-    entries[5] += crossing.halved_forward_ns[state]
-    entries[6] += crossing.halved_forward_ns[state]
-    entries[7] += crossing.halved_backward_ns[state]
-    states, h, m = kind.states(depth)[option], entries[-3], entries[-2]
-    entries[-3] = states + kind.kept[option] + np.maximum(kind.work[option] + m, h)
-    entries[-2] = states + m
-    entries[-1] += kind.host[option]
-    return _Labels(option, parent, kind.enter[option], behind.leave[parent], entries)
+    entries = behind.entries[:, parent]
+    entries[: HALVED + 1] += times[:, option]
+    entries[FORWARD] += crossing.forward_ns[state]
+    entries[BACKWARD] += crossing.backward_ns[state]
+    entries[FIRST_HALF] += crossing.halved_forward_ns[state]
+    entries[SECOND_HALF] += crossing.halved_forward_ns[state]
+    entries[HALVED] += crossing.halved_backward_ns[state]
+    states, h, m = kind.states(wanted.depth)[option], entries[PEAK], entries[STATES]
+    entries[PEAK] = states + kind.kept[option] + np.maximum(kind.work[option] + m, h)
+    entries[STATES] = states + m
+    entries[HOST] += kind.host[option]
+    sums = behind.sums[:, parent]
+    if wanted.guide is not None:
+        sums += wanted.guide.more(l, option, *state)
+    return _Labels(option, parent, kind.enter[option], behind.group[parent], entries, sums)
 
 
-def _headed(kind: KindOptions, labels: _Labels) -> Integers:
-    """The entries of labels with what a stage's first unit adds."""
+def _compared(stages: Stages, entries: Integers, before: Sequence[KindOptions], wanted: Front) -> list[Integers]:
+    """What labels are compared by, units of these kinds before them."""
+    rows = [entries[row] for row in PASSES]
+    if wanted.begins and wanted.ends_apart:
+        rows += [entries[LAST] + entries[REDUCE], entries[OPTIMIZER]]
+    elif wanted.begins:
+        rows.append(entries[LAST] + entries[REDUCE] + entries[OPTIMIZER])
+    else:
+        ends = entries[REDUCE] if wanted.ends_apart else entries[REDUCE] + entries[OPTIMIZER]
+        more = sum(
+            int((kind.table.reduce_ns if wanted.ends_apart else kind.table.end_ns)[kind.places].max()) for kind in before
+        )
+        rows += [entries[LAST], np.where(ends + more <= wanted.hidden_ns, 0, ends)]
+        rows += [entries[OPTIMIZER]] if wanted.ends_apart else []
+    if not before:
+        return [*rows, entries[PEAK], entries[STATES], entries[HOST]]
+    # With any units before them the peak is at most max(H, M + work) + sum (states + kept), by the largest of each.
+    room = sum(int((kind.states(wanted.depth) + kind.kept).max()) for kind in before)
+    work = max(int(kind.work.max()) for kind in before)
+    fits = np.maximum(entries[PEAK], entries[STATES] + work) + room <= stages.memory_bytes
+    return [*rows, np.where(fits, 0, entries[PEAK]), np.where(fits, 0, entries[STATES]), entries[HOST]]
+
+
+def _best(stages: Stages, labels: _Labels, compared: list[Integers]) -> Places:
+    """The places of the labels that no other one does for."""
+    if not len(labels.option):
+        return np.zeros(0, np.intp)
+    first, *others = compared
+    varied = [row for row in others if (row != row[0]).any()] or [np.zeros(len(first), np.int64)]
+    return undominated(labels.group * stages.tables.ways_in + labels.enter, first, varied)
+
+
+def _completed(stages: Stages, l: int, kind: KindOptions, labels: _Labels, wanted: Front) -> tuple[Places, Integers]:
+    """The labels that are columns of spans which begin with a unit, and their entries with what a stage's first unit adds."""
     table, places = kind.table, kind.places[labels.option]
-    head, tail = table.head_ns[places], table.tail_ns[places]
     entries = labels.entries.copy()
-    for row, more in ((0, head), (5, head), (6, head), (1, tail), (7, tail)):
-        entries[row] += more
-    return entries
+    entries[[FORWARD, FIRST_HALF, SECOND_HALF]] += table.head_ns[places]
+    entries[[BACKWARD, HALVED]] += table.tail_ns[places]
+    most = np.full(len(stages.kinds), -np.inf)
+    here = wanted.first == l
+    most[wanted.last[here]] = wanted.most_u_ns[here]
+    fits = _u_ns(entries, stages.tables.sliced) <= most[labels.group // stages.tables.ways_out]
+    if wanted.guide is not None:
+        fits &= wanted.guide.may_begin(l, labels.option, labels.enter, labels.sums)
+    kept = np.flatnonzero(fits)
+    times = _compared(stages, entries[:, kept], (), wanted)[:-3]
+    kept = kept[_best(stages, labels.at(kept), times)]
+    return kept, entries[:, kept]
 
 
-def _traced(trail: list[_Labels], number: int) -> tuple[int, ...]:
-    """The options of a label of the first unit, from the first on."""
-    options = []
-    for labels in reversed(trail):
-        options.append(int(labels.option[number]))
-        number = int(labels.parent[number])
-    return tuple(options)
+def _pool(stages: Stages, trail: dict[int, _Labels], found: Sequence[tuple[int, Places, Integers]]) -> Pool:
+    firsts = np.concatenate([np.full(len(places), l, np.intp) for l, places, _ in found] or [np.zeros(0, np.intp)])
+    places = np.concatenate([each for _, each, _ in found] or [np.zeros(0, np.intp)])
+    entries = np.concatenate([each for _, _, each in found] or [np.zeros((11, 0), np.int64)], axis=1)
+    groups = np.concatenate([trail[l].group[each] for l, each, _ in found] or [np.zeros(0, np.intp)])
+    enters = np.concatenate([trail[l].enter[each] for l, each, _ in found] or [np.zeros(0, np.intp)])
+    last, leave = np.divmod(groups, stages.tables.ways_out)
+    passes = Passes(
+        forward_ns=entries[FORWARD][None],
+        backward_ns=entries[BACKWARD][None],
+        last_ns=entries[LAST][None],
+        reduce_ns=entries[REDUCE][None],
+        optimizer_ns=entries[OPTIMIZER][None],
+        halves_ns=entries[[FIRST_HALF, SECOND_HALF]][:, None],
+        halved_backward_ns=entries[HALVED][None],
+    )
+    return Pool(_Columns(stages, trail, firsts, last, places), firsts, last, enters, leave, passes)
+
+
+class _Columns(Sequence[Column]):
+    """Columns that are made when they are asked for. first, last: their units; places: in the labels of the first unit."""
+
+    def __init__(self, stages: Stages, trail: dict[int, _Labels], first: Places, last: Places, places: Places) -> None:
+        self.stages, self.trail, self.first, self.last, self.places = stages, trail, first, last, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, number: int) -> Column: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Column]: ...
+
+    def __getitem__(self, number: int | slice) -> Column | Sequence[Column]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(len(self))[number]]
+        options, place = [], int(self.places[number])
+        for l in range(int(self.first[number]), int(self.last[number]) + 1):
+            options.append(int(self.trail[l].option[place]))
+            place = int(self.trail[l].parent[place])
+        return self.stages.column(int(self.first[number]), options)

@@ -205,6 +205,34 @@ class Master:
             before = sharper
         return masks, before
 
+    def behind(self, masks: Sequence[Mask]) -> list[Floats]:
+        """(stages + 1) of (L + 1,): the least S of the stages from each one on, by the arcs that masks leave."""
+        after = np.full((1, self.units + 1), np.inf)
+        after[0, self.units] = 0.0
+        found = [after[0]]
+        for arcs, (low, mask) in zip(reversed(self.arcs.stages), reversed(masks), strict=True):
+            _, rows, width, _ = mask.shape
+            first = np.arange(low, low + rows)
+            end = np.minimum(first[:, None] + 1 + np.arange(width), self.units)
+            u = arcs.u_ns[:, low - arcs.low : low - arcs.low + rows, :width]
+            through = np.where(mask, u + after[:, end].transpose(1, 2, 0), np.inf)
+            after = np.full((mask.shape[0], self.units + 1), np.inf)
+            after[:, first] = through.min(axis=(2, 3))
+            found.append(after.min(axis=0))
+        return found[::-1]
+
+    def most_u(self, x: int, limit: float, first: NDArray[np.intp], before: Floats, after: Floats) -> Floats:
+        """(N,): the largest whole u that spans as stage x leave within a limit on the step, by halving: its bounds rise with u.
+        before, after: (N,), the least H and S."""
+        low, high = np.full(len(first), -1.0), np.full(len(first), np.floor(limit / self.m) + 1)
+        prefix = before if self.arcs.head_ns is None or not x else self.arcs.head_ns[first]
+        while (high - low > 1).any():
+            middle = np.floor((low + high) / 2)
+            shape = (slice(None), None, None)
+            fits = prefix + self.need(middle[shape], after[shape], self.stages - 1 - x, first)[:, 0, 0] <= limit
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        return low
+
     def _backward(self, limit: float, before: Sequence[Floats]) -> tuple[list[Mask], tuple[Step, ...]] | None:
         """By stage, the arcs that a step up to the limit may use, and the path of least S; None where there is none."""
         self.check_time()

@@ -175,7 +175,7 @@ class Relaxation:
         equal = np.concatenate([np.ones(stages), np.zeros(len(agreed))])
         lower = np.concatenate([[path.constant_ns / scale_ns for path in paths], np.full(len(rows), -inf), equal])
         upper = np.concatenate([np.full(len(paths), inf), np.ones(len(rows)), equal])
-        values, duals = _solved(matrix, lower, upper, np.concatenate([[1, OVER], np.zeros(count * stages)]))
+        values, duals = solve_program(matrix, lower, upper, np.concatenate([[1, OVER], np.zeros(count * stages)]))
         weights = np.maximum(duals[: len(paths)], 0.0) if duals[: len(paths)].max() > 0 else np.ones(len(paths))
         weights = weights / weights.sum()
         prices = np.maximum(-duals[len(paths) : below], 0.0) * scale_ns
@@ -220,7 +220,7 @@ def priced(times: Mapping[str, Floats], rows: list[tuple[Row, float]]) -> Prices
     return Prices(times, units, entering, returning)
 
 
-def _solved(matrix: Floats, lower: Floats, upper: Floats, cost: Floats) -> tuple[Floats, Floats]:
+def solve_program(matrix: Floats, lower: Floats, upper: Floats, cost: Floats) -> tuple[Floats, Floats]:
     """The values and the rows' duals of: minimise cost x, lower <= matrix x <= upper, x >= 0."""
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)

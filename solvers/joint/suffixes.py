@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.problem import Configuration
-from trainplan.solvers.joint.pipelines import NAMES, Passes, pass_ends_ns
+from trainplan.solvers.joint.pipelines import Passes, pass_ends_ns
 from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables
 from trainplan.solvers.joint.stages import Column
+
+if TYPE_CHECKING:
+    from trainplan.solvers.joint.pool_bounds import PoolBounds
 
 CHUNK = 2048
 PASSES = 2**23  # of all pipelines that are simulated at once
@@ -25,28 +29,42 @@ PASSES = 2**23  # of all pipelines that are simulated at once
 class Pool:
     """The columns that a stage may have, in parallel arrays (N,): first and last unit, states, and passes (1, N)."""
 
-    columns: tuple[Column, ...]
+    columns: Sequence[Column]
     first: Places
     last: Places
     enter: Places
     leave: Places
     passes: Passes
 
-    @classmethod
-    def of(cls, spans: Sequence[tuple[int, int]], columns: Sequence[Column]) -> Pool:
-        """Columns with their spans."""
-        rows = {name: np.array([getattr(column, name) for column in columns], np.int64) for name in NAMES}
-        halves = rows.pop("halves_ns").reshape(-1, 2).T[:, None]
-        first, last = (np.array(ends, np.intp) for ends in zip(*spans, strict=True))
-        enter, leave = (np.array([getattr(c, name) for c in columns], np.intp) for name in ("enter", "leave"))
-        return cls(
-            tuple(columns),
-            first,
-            last,
-            enter,
-            leave,
-            Passes(halves_ns=halves, **{name: row[None] for name, row in rows.items()}),
+    def at(self, places: Places) -> Pool:
+        """Some of them."""
+        arrays = (self.first, self.last, self.enter, self.leave)
+        return Pool(
+            Chosen(self.columns, places),
+            *(column[places] for column in arrays),
+            passes=_each(self.passes, lambda column: column[..., places]),
         )
+
+
+class Chosen(Sequence[Column]):
+    """Some of a sequence of columns, by their places there."""
+
+    def __init__(self, columns: Sequence[Column], places: Places) -> None:
+        self.columns, self.places = columns, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, number: int) -> Column: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Column]: ...
+
+    def __getitem__(self, number: int | slice) -> Column | Sequence[Column]:
+        if isinstance(number, slice):
+            return Chosen(self.columns, self.places[number])
+        return self.columns[int(self.places[number])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +100,7 @@ class Enumeration:
     """The pipelines of one configuration. pools: by stage; boundary_kinds: between units.
 
     before_ns: by stage, (L + 1,), the least H up to each unit, infinite where no pipeline of interest has a cut; forward_ns:
-    (L + 1,), the least forward passes.
+    (L + 1,), the least forward passes. bounds: by weighted paths, where there are any.
     """
 
     tables: StageTables
@@ -92,6 +110,7 @@ class Enumeration:
     before_ns: Sequence[Floats]
     forward_ns: Floats
     tied_ns: int
+    bounds: PoolBounds | None = None
 
     def run(
         self,
@@ -176,5 +195,7 @@ class Enumeration:
         if x:
             bound = np.maximum(bound, self.before_ns[x][suffixes.first] + ends[0])
         bound = np.maximum(bound, suffixes.bound)
+        if self.bounds is not None and x:
+            bound = np.maximum(bound, self.bounds.least_ns(x, suffixes.first, suffixes.enter, passes))
         chosen = replace(suffixes, bound=bound)
         return chosen.at(np.flatnonzero(bound <= limit))

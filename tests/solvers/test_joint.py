@@ -30,7 +30,7 @@ from trainplan.solvers.core.solve import solve
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
 from trainplan.solvers.joint.closed_form import quick_bound_ns
 from trainplan.solvers.joint.exact import decomposition
-from trainplan.solvers.joint.fronts import front
+from trainplan.solvers.joint.fronts import Front, front
 from trainplan.solvers.joint.path_bounds import gpipe_ns, one_f_one_b_ns, sliced_ns, slope
 from trainplan.solvers.joint.pipelines import Passes, pass_ends_ns, passes_of, steps_ns
 from trainplan.solvers.joint.quick import cheap_bound, first_plan, quick_plan
@@ -284,7 +284,8 @@ def test_fronts_hold_a_column_as_good_as_any_choice_of_a_stage(seed: int) -> Non
         candidate = Candidate(instance, solution.configuration, Search(judge(instance)))
         tables = stage_tables(configuration.tables[0])
         for x, (first, last) in enumerate(solution.spans()):
-            columns = front(candidate.exact, first, last, candidate.in_flight[x], np.inf, True, 10**6)
+            span = np.array([first], np.intp), np.array([last], np.intp), np.array([np.inf])
+            columns = front(candidate.exact, Front(*span, candidate.in_flight[x], False, ends_apart=True), 10**6).columns
             times, units, boundaries = evaluation.stages[x].times, *_tables_of(instance, solution)
             ends = units[instance.units[first].kind], units[instance.units[last].kind]
             enter = tables.enter_state[ends[0].enter[solution.choice[first]]]

@@ -1,0 +1,322 @@
+"""The units of a configuration with free cuts as one chain: least sums of its numbers at prices, over cuts and options at once.
+
+At prices of each stage's times and memory, what a solution costs is a sum over its units, its boundaries and its cuts. With the
+number of the stage that a unit is in beside the interface state, its least value over all cuts and options is a shortest path.
+All stages, and several sets of prices, are found together, a unit at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Instance
+from trainplan.formulations.joint.tables import FORBIDDEN
+from trainplan.solvers.joint.priced_chain import BACK, BACKWARD, FORWARD, INTO, LAST, NAMES, OPTIMIZER, REDUCE
+from trainplan.solvers.joint.stage_tables import Floats, Places, stage_tables
+
+Booleans = NDArray[np.bool_]
+COLUMNS = (FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER)
+
+
+@dataclass(frozen=True, eq=False)
+class FreePrices:
+    """K sets of prices of what the p stages take, each (K, p). times: by name of `NAMES`; memory: of a byte of the stage's
+    memory when its last unit's pass runs; host: of a byte on its host."""
+
+    times: Mapping[str, Floats]
+    memory: Floats
+    host: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """Cuts and options of all units, by their places in the reduced tables. stages: (L,), of each unit."""
+
+    stages: Places
+    options: Places
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The first units of the stages after the first."""
+        return tuple((np.flatnonzero(np.diff(self.stages)) + 1).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Before:
+    """The least sums of all that comes before each unit is entered, (L, K, p, E) by its stage and the state it is entered in:
+    where it is not its stage's first unit (inner), and where it is (first)."""
+
+    inner: Floats
+    first: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Behind:
+    """The least sums of all that comes behind each unit, (L, K, p, D) by its stage and the state it is left in: where it is not
+    its stage's last unit (inner), and where it is (last)."""
+
+    inner: Floats
+    last: Floats
+
+
+class FreeChain:
+    """The chain of one configuration of an instance with one stage on each of equal sites."""
+
+    def __init__(self, instance: Instance, place: int) -> None:
+        configuration = instance.configurations[place]
+        assert configuration.schedule.chunks == 1 and not configuration.schedule.sliced
+        self.instance, self.configuration = instance, configuration
+        self.units, self.stages = instance.length, configuration.stages
+        self.tables = stage_tables(configuration.tables[configuration.sites[0].kind])
+        self.kinds = np.array([unit.kind for unit in instance.units], np.intp)
+        self.boundaries = np.array(instance.boundary_kinds, np.intp)
+        self.in_flight = np.array([configuration.in_flight(x) for x in range(self.stages)], np.float64)
+        self.links = np.array(configuration.links, np.intp)
+        self.begins = np.zeros((self.units, self.stages), bool)  # whether a unit may be a stage's first one
+        self.begins[0, 0] = True
+        self.begins[1:, 1:] = np.array(instance.cuttable, bool)[:, None]
+        if configuration.cuts is not None:
+            fixed = np.zeros_like(self.begins)
+            fixed[[0, *configuration.cuts], np.arange(self.stages)] = True
+            self.begins &= fixed
+
+    # Tables
+
+    @cached_property
+    def _columns(self) -> list[Floats]:
+        """By kind of unit, (11, S): times, what the whole step and each micro-batch in flight hold, and the host; as first unit
+        forward and backward; as last unit backward, and its work."""
+        stacked = []
+        for kind in self.tables.kinds:
+            times = [getattr(kind.table, name)[kind.places] for name in COLUMNS]
+            ends = [getattr(kind.table, name)[kind.places] for name in ("head_ns", "tail_ns", "turn_ns")]
+            stacked.append(np.stack([*times, kind.state, kind.kept + kind.held, kind.host, *ends, kind.work]).astype(float))
+        return stacked
+
+    @cached_property
+    def _crossings(self) -> tuple[Floats, Floats, Floats, Floats, Booleans]:
+        """Re-layouts each way (Q, D, E) and messages each way (Q, links, D, E) as floats, 0 where forbidden; and what is."""
+        each = self.tables.crossings
+        shape = (0, self.tables.ways_out, self.tables.ways_in)
+        forward, backward = (
+            np.stack([getattr(crossing, name) for crossing in each]) if each else np.zeros(shape, np.int64)
+            for name in ("forward_ns", "backward_ns")
+        )
+        messages = [
+            np.stack([getattr(crossing, name) for crossing in each]) if each else np.zeros((0, 1, *shape[1:]), np.int64)
+            for name in ("message_forward_ns", "message_backward_ns")
+        ]
+        apart = (forward >= FORBIDDEN) | (backward >= FORBIDDEN)
+        there, back = (np.where(apart, 0, matrix).astype(float) for matrix in (forward, backward))
+        into, out = (np.where(apart[:, None], 0, matrix).astype(float) for matrix in messages)
+        return there, back, into, out, apart
+
+    def unit_costs(self, prices: FreePrices) -> tuple[list[Floats], list[Floats], list[Floats]]:
+        """By kind of unit, (K, p, S): what its options cost, and what more as a stage's first and as its last unit."""
+        times, memory = prices.times, prices.memory
+        weights = np.stack([*(times[name] for name in COLUMNS), memory, memory * self.in_flight, prices.host], axis=-1)
+        first = np.stack([times[FORWARD], times[BACKWARD]], axis=-1)
+        last = np.stack([times[BACKWARD], memory], axis=-1)
+        costs = [weights @ columns[:8] for columns in self._columns]
+        return costs, [first @ columns[8:10] for columns in self._columns], [last @ columns[10:] for columns in self._columns]
+
+    def boundary_costs(self, prices: FreePrices) -> tuple[Floats, Floats]:
+        """By kind of boundary, (Q, K, p, D, E) inside each stage, and (Q, K, p - 1, D, E) between each stage and the next;
+        infinite where states do not agree."""
+        there, back, into, out, apart = self._crossings
+        forward, backward = (prices.times[name][..., None, None] for name in (FORWARD, BACKWARD))
+        inside = forward * there[:, None, None] + backward * back[:, None, None]
+        across = forward[:, 1:] * there[:, None, None] + backward[:, :-1] * back[:, None, None]
+        sent, returned = (matrix[:, self.links].swapaxes(0, 1)[:, :, None] for matrix in (into, out))  # (p - 1, Q, 1, D, E)
+        across = across + (
+            prices.times[INTO][:, 1:, None, None] * sent.transpose(1, 2, 0, 3, 4)
+            + prices.times[BACK][:, :-1, None, None] * returned.transpose(1, 2, 0, 3, 4)
+        )
+        where = np.broadcast_to(apart[:, None, None], inside.shape)
+        inside[where] = np.inf
+        across[where[:, :, 1:]] = np.inf
+        return inside, across
+
+    # Shortest paths
+
+    def before(self, prices: FreePrices, begins: Booleans | None = None) -> tuple[Before, Floats]:
+        """What comes before each unit at least, and (K,) the least sums of whole pipelines. begins: (L, p), whether a unit may
+        be the first one of a stage; by default where cuts may be."""
+        begins = self.begins if begins is None else begins
+        costs, first_costs, last_costs = self.unit_costs(prices)
+        inside, across = self.boundary_costs(prices)
+        tables, shape = self.tables, prices.memory.shape
+        plain = not any(cost.any() for cost in first_costs)
+        cells = [
+            [tables.by_cell(kind, cost) for kind, cost in enumerate(each)]
+            for each in (
+                costs,
+                [a + b for a, b in zip(costs, last_costs, strict=True)],
+                [a + b for a, b in zip(costs, first_costs, strict=True)],
+                [a + b + c for a, b, c in zip(costs, first_costs, last_costs, strict=True)],
+            )
+        ]
+        inner = np.full((self.units, *shape, tables.ways_in), np.inf)
+        first = np.full((self.units, *shape, tables.ways_in), np.inf)
+        if begins[0, 0]:
+            first[0, :, 0] = 0.0
+        left = ended = np.zeros(0)
+        for l in range(self.units):
+            if l:
+                boundary = self.boundaries[l - 1]
+                inner[l] = (left[..., :, None] + inside[boundary]).min(axis=-2)
+                if begins[l].any():
+                    into = (ended[:, :-1, :, None] + across[boundary]).min(axis=-2)
+                    first[l, :, 1:] = np.where(begins[l, 1:, None], into, np.inf)
+            kind = self.kinds[l]
+            if plain:
+                reached = np.minimum(inner[l], first[l])[..., tables.cell_enter]
+                left = tables.by_leave(reached + cells[0][kind])
+                ended = tables.by_leave(reached + cells[1][kind])
+            else:
+                reached, begun = inner[l][..., tables.cell_enter], first[l][..., tables.cell_enter]
+                left = tables.by_leave(np.minimum(reached + cells[0][kind], begun + cells[2][kind]))
+                ended = tables.by_leave(np.minimum(reached + cells[1][kind], begun + cells[3][kind]))
+        return Before(inner, first), ended[:, -1].min(axis=-1)
+
+    def behind(self, prices: FreePrices, begins: Booleans | None = None) -> Behind:
+        """What comes behind each unit at least; of a stage's last unit, without what it adds as such. begins: see `before`."""
+        begins = self.begins if begins is None else begins
+        costs, first_costs, last_costs = self.unit_costs(prices)
+        inside, across = self.boundary_costs(prices)
+        shape, ways = prices.memory.shape, self.tables.ways_out
+        inner = np.full((self.units, *shape, ways), np.inf)
+        last = np.full((self.units, *shape, ways), np.inf)
+        last[-1, :, -1] = 0.0
+        for l in reversed(range(1, self.units)):
+            number, boundary = self.kinds[l], self.boundaries[l - 1]
+            kind = self.tables.kinds[number]
+            after = costs[number] + np.minimum(inner[l][..., kind.leave], last[l][..., kind.leave] + last_costs[number])
+            inner[l - 1] = (inside[boundary] + self._by_enter(number, after)[..., None, :]).min(axis=-1)
+            if begins[l].any():
+                entered = self._by_enter(number, after + first_costs[number])[:, 1:]
+                back = (across[boundary] + entered[..., None, :]).min(axis=-1)
+                last[l - 1, :, :-1] = np.where(begins[l, 1:, None], back, np.inf)
+        return Behind(inner, last)
+
+    def _by_enter(self, number: int, values: Floats) -> Floats:
+        """The least value of a kind's options by how they are entered: (.., S) to (.., E)."""
+        order, starts, states = self._entered[number]
+        least = np.full((*values.shape[:-1], self.tables.ways_in), np.inf)
+        least[..., states] = np.minimum.reduceat(values[..., order], starts, axis=-1)
+        return least
+
+    @cached_property
+    def _entered(self) -> list[tuple[Places, Places, Places]]:
+        """By kind of unit: its options sorted by how they are entered, where each state's begin, and the states."""
+        found = []
+        for kind in self.tables.kinds:
+            order = np.argsort(kind.enter, kind="stable")
+            states, starts = np.unique(kind.enter[order], return_index=True)
+            found.append((order, starts, states))
+        return found
+
+    def least(self, prices: FreePrices, begins: Booleans | None = None, which: int = 0) -> tuple[float, Pipeline | None]:
+        """The least sum of one set of prices, and a pipeline that has it; infinite and None where no states agree."""
+        before, values = self.before(prices, begins)
+        if not np.isfinite(values[which]):
+            return np.inf, None
+        costs, first_costs, last_costs = self.unit_costs(prices)
+        inside, across = self.boundary_costs(prices)
+        x, stages, options = self.stages - 1, [], []
+        after, ends = np.zeros(self.tables.ways_out), True
+        for l in reversed(range(self.units)):
+            kind = self.tables.kinds[self.kinds[l]]
+            cost = costs[self.kinds[l]][which, x] + after[kind.leave]
+            if ends:
+                cost = cost + last_costs[self.kinds[l]][which, x]
+            inner = before.inner[l, which, x, kind.enter] + cost
+            begun = before.first[l, which, x, kind.enter] + cost + first_costs[self.kinds[l]][which, x]
+            begins_here = bool(begun.min() <= inner.min())
+            s = int((begun if begins_here else inner).argmin())
+            stages.append(x)
+            options.append(s)
+            if l:
+                matrix = (
+                    across[self.boundaries[l - 1], which, x - 1] if begins_here else inside[self.boundaries[l - 1], which, x]
+                )
+                after, ends = matrix[:, kind.enter[s]], begins_here
+                x -= begins_here
+        return float(values[which]), Pipeline(np.array(stages[::-1], np.intp), np.array(options[::-1], np.intp))
+
+    # Pipelines
+
+    @cached_property
+    def _offsets(self) -> Places:
+        counts = [len(kind.places) for kind in self.tables.kinds]
+        return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
+
+    @cached_property
+    def _all(self) -> dict[str, Integers]:
+        """Columns of the options of all kinds of units, one kind after the other."""
+        kinds = self.tables.kinds
+        names = (*COLUMNS, "head_ns", "tail_ns", "turn_ns")
+        columns = {name: np.concatenate([getattr(kind.table, name)[kind.places] for kind in kinds]) for name in names}
+        own = ("places", "enter", "leave", "state", "kept", "held", "work", "host")
+        return columns | {name: np.concatenate([getattr(kind, name) for kind in kinds]) for name in own}
+
+    def column(self, name: str, pipeline: Pipeline) -> Integers:
+        """(L,): a column of a pipeline's options."""
+        values: Integers = self._all[name][self._offsets[self.kinds] + pipeline.options]
+        return values
+
+    def times(self, pipeline: Pipeline) -> dict[str, Integers]:
+        """The times of each stage, (p,) by name of `NAMES`."""
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
+        times = {name: np.add.reduceat(self.column(name, pipeline), starts) for name in COLUMNS}
+        ends = np.append(starts[1:], self.units) - 1
+        times[FORWARD] += self.column("head_ns", pipeline)[starts]
+        times[BACKWARD] += self.column("tail_ns", pipeline)[starts] + self.column("turn_ns", pipeline)[ends]
+        times[INTO], times[BACK] = np.zeros((2, self.stages), np.int64)
+        leave, enter = self.column("leave", pipeline)[:-1], self.column("enter", pipeline)[1:]
+        each = self.tables.crossings
+        for l, (boundary, out, into) in enumerate(zip(self.boundaries.tolist(), leave, enter, strict=True), 1):
+            before, after = int(pipeline.stages[l - 1]), int(pipeline.stages[l])
+            times[FORWARD][after] += each[boundary].forward_ns[out, into]
+            times[BACKWARD][before] += each[boundary].backward_ns[out, into]
+            if before != after:
+                link = self.links[before]
+                times[INTO][after] = each[boundary].message_forward_ns[link, out, into]
+                times[BACK][before] = each[boundary].message_backward_ns[link, out, into]
+        return times
+
+    def memory(self, pipeline: Pipeline) -> Floats:
+        """(p,): each stage's memory when its last unit's pass runs."""
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
+        state, kept, held = (np.add.reduceat(self.column(name, pipeline), starts) for name in ("state", "kept", "held"))
+        ends = np.append(starts[1:], self.units) - 1
+        total: Floats = state + self.in_flight * (kept + held) + self.column("work", pipeline)[ends]
+        return total
+
+    def host(self, pipeline: Pipeline) -> Integers:
+        """(p,): what each stage has on its host."""
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(pipeline.stages)) + 1])
+        return np.add.reduceat(self.column("host", pipeline), starts)
+
+    def choice(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """The options of a pipeline by the formulation's numbers."""
+        return tuple(self.column("places", pipeline).tolist())
+
+
+def one(times: Mapping[str, Floats], memory: Floats, host: Floats) -> FreePrices:
+    """One set of prices, each (p,)."""
+    return FreePrices({name: times[name][None] for name in NAMES}, memory[None], host[None])
+
+
+def stacked(prices: Sequence[FreePrices]) -> FreePrices:
+    """Several sets of prices as one."""
+    return FreePrices(
+        {name: np.concatenate([each.times[name] for each in prices]) for name in NAMES},
+        np.concatenate([each.memory for each in prices]),
+        np.concatenate([each.host for each in prices]),
+    )

@@ -1,0 +1,206 @@
+"""Configurations with free cuts, bounded by paths and memory: a linear program over mixtures of whole pipelines.
+
+What `relaxation` does for fixed cuts, for all cuts at once. For weights w >= 0 of longest paths, which add up to 1, and prices
+y >= 0 of a byte of each stage's memory, every pipeline within the memory has
+
+    step >= sum_r w_r path_r + sum_x y_x (memory_x - E)   >=   its least over all cuts and options,
+
+a shortest path (`free_chain`); memory_x is what stage x has when its last unit's pass runs, or what it has on its host. Where
+pipelines have few micro-batches, no single path tells as much as their mixture. Weights and prices come from a linear program
+over mixtures of pipelines seen so far, stage by stage, which agree at each cut about its place and the states on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Instance
+from trainplan.solvers.joint.free_chain import Booleans, FreeChain, FreePrices, Pipeline
+from trainplan.solvers.joint.longest_paths import Path, Times, longest_path
+from trainplan.solvers.joint.priced_chain import BACK, BACKWARD, FORWARD, INTO, NAMES
+from trainplan.solvers.joint.relaxation import EXACT, OVER, PathKey, solve_program
+from trainplan.solvers.joint.stage_tables import Floats
+
+ROUNDS, SETTLED = 80, 1e-5  # of the linear program; how near its value the bound is to come, in proportion
+FIRST = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 1e9)  # prices of memory, in proportion to what it costs in the mean
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A pipeline, with what the linear program counts of it, (p,) each: times by name, memory and host in bytes."""
+
+    pipeline: Pipeline
+    times: Mapping[str, Integers]
+    memory: Floats
+    host: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Weights of paths, which add up to 1, and prices of a byte of each stage's memory and host, (p,)."""
+
+    weights: Mapping[PathKey, float]
+    memory: Floats
+    host: Floats
+
+    def towards(self, other: Point, share: float) -> Point:
+        """A point between this one and another one."""
+        keys = {**self.weights, **other.weights}
+        weights = {key: (1 - share) * self.weights.get(key, 0.0) + share * other.weights.get(key, 0.0) for key in keys}
+        memory, host = ((1 - share) * a + share * b for a, b in ((self.memory, other.memory), (self.host, other.host)))
+        return Point(weights, memory, host)
+
+    def with_prices(self, other: Point) -> Point:
+        """These weights with the other point's prices."""
+        return Point(self.weights, other.memory, other.host)
+
+
+class FreeCuts:
+    """The linear program of one configuration, and what it has come to. bound: no step is below it. point: that has it."""
+
+    def __init__(self, instance: Instance, place: int, bound: float, begins: Booleans | None = None) -> None:
+        self.chain, self.bound = FreeChain(instance, place), bound
+        if begins is not None:
+            self.chain.begins &= begins
+        self.configuration = configuration = self.chain.configuration
+        self.stages = configuration.stages
+        self.tied_ns = 0 if configuration.tied is None else configuration.tied.reduce_ns
+        self.memory_bytes = instance.limit_bytes(configuration.sites[0])
+        self.host_bytes = instance.host_limit_bytes(configuration.sites[0])
+        self.seen: list[Seen] = []
+        self.paths: dict[PathKey, Path] = {}
+        self.point: Point | None = None
+        self.likely: list[tuple[int, ...]] = []  # cuts of pipelines near the bound, the likeliest last
+
+    def run(self, worth: Callable[[], bool], check_time: Callable[[], None]) -> None:
+        """Raise the bound as far as it goes, or as long as it is worth it. Raises TimeoutError, by `check_time`."""
+        self._begin()
+        best = -inf  # the largest value of any point
+        for _ in range(ROUNDS if self.seen else 0):
+            check_time()
+            value, point, shares = self._solve()
+            self._take_path({name: (shares * self._of_seen(name)).sum(axis=0) for name in NAMES})
+            self.point = self.point or point
+            for tried in (point.towards(self.point, 0.5), point):
+                least, pipeline = self.least(tried)
+                if pipeline is None:
+                    self.bound = inf
+                    return
+                self._take(pipeline)
+                if least > best:
+                    best, self.point = least, tried
+                    break
+            self.bound = max(self.bound, best)
+            if not worth() or best >= value * (1 - SETTLED):
+                return
+
+    def least(self, point: Point) -> tuple[float, Pipeline | None]:
+        """The bound by a point, a whole number, and a pipeline that has it."""
+        value, pipeline = self.chain.least(self.prices(point))
+        constant, taken = self.constants_ns(point)
+        return float(np.floor(value + constant - taken - EXACT * (value + constant + taken) - 1)), pipeline
+
+    def prices(self, point: Point) -> FreePrices:
+        """A point as prices of the chain's numbers."""
+        times = {
+            name: np.asarray(sum(weight * self.paths[key].counts[name] for key, weight in point.weights.items()))[None]
+            for name in NAMES
+        }
+        return FreePrices(times, point.memory[None], point.host[None])
+
+    def constants_ns(self, point: Point) -> tuple[float, float]:
+        """What paths have beside times of stages, and what the memory of all stages costs at the point's prices."""
+        paths = sum(weight * self.paths[key].constant_ns for key, weight in point.weights.items())
+        return paths, float(point.memory.sum() * self.memory_bytes + point.host.sum() * (self.host_bytes or 0))
+
+    def _begin(self) -> None:
+        """See pipelines of least even work at a few prices of memory."""
+        chain, m = self.chain, self.configuration.micro_batches
+        often = dict.fromkeys((FORWARD, BACKWARD, INTO, BACK), m)
+        even = {name: np.full((1, self.stages), often.get(name, 1) / self.stages) for name in NAMES}
+        kinds = chain.tables.kinds
+        spread = sum(float(np.ptp(kind.state + kind.kept)) for kind in kinds)
+        mean = sum(float(np.ptp(kind.u_ns)) * m / self.stages for kind in kinds) / max(spread, 1.0)
+        nothing = np.zeros((1, self.stages))
+        for factor in FIRST:
+            _, pipeline = chain.least(FreePrices(even, nothing + factor * mean, nothing))
+            if pipeline is not None:
+                self._take(pipeline)
+
+    def _take(self, pipeline: Pipeline) -> None:
+        chain = self.chain
+        self.seen.append(Seen(pipeline, chain.times(pipeline), chain.memory(pipeline), chain.host(pipeline)))
+        self._take_path(self.seen[-1].times)
+
+    def _take_path(self, times: Times) -> None:
+        path = longest_path(self.configuration, times, self.tied_ns)
+        self.paths.setdefault(path.key, path)
+
+    def _of_seen(self, name: str) -> Integers:
+        return np.stack([seen.times[name] for seen in self.seen])
+
+    def _solve(self) -> tuple[float, Point, Floats]:
+        """The linear program's value in ns, infinite where it goes past the memory; the point; and the share of each pipeline
+        in each stage, (K, p)."""
+        count, stages, paths = len(self.seen), self.stages, list(self.paths.values())
+        by_path = sum(
+            np.stack([path.counts[name] for path in paths])[:, None] * self._of_seen(name)[None] for name in NAMES
+        )  # (paths, K, p)
+        scale = float(by_path.sum(axis=2).max(axis=0).min()) or 1.0
+        limits = [(np.stack([seen.memory for seen in self.seen]), self.memory_bytes)]
+        if self.host_bytes is not None:
+            limits.append((np.stack([seen.host for seen in self.seen]), self.host_bytes))
+        agreed = self._agreement()
+        rows = len(limits) * stages
+        matrix = np.zeros((len(paths) + rows + 1 + len(agreed), 2 + count * stages))
+        matrix[: len(paths), 0], matrix[: len(paths), 2:] = 1, -by_path.reshape(len(paths), -1) / scale
+        shares = matrix[:, 2:].reshape(len(matrix), count, stages)
+        for number, (sizes, limit) in enumerate(limits):
+            for x in range(stages):
+                row = len(paths) + number * stages + x
+                matrix[row, 1], shares[row, :, x] = -1, sizes[:, x] / max(limit, 1)
+        matrix[:, 2:] = shares.reshape(len(matrix), -1)
+        matrix[len(paths) + rows, 2::stages] = 1
+        matrix[len(paths) + rows + 1 :, 2:] = agreed
+        equal = np.concatenate([[1.0], np.zeros(len(agreed))])
+        lower = np.concatenate([[path.constant_ns / scale for path in paths], np.full(rows, -inf), equal])
+        upper = np.concatenate([np.full(len(paths), inf), np.ones(rows), equal])
+        values, duals = solve_program(matrix, lower, upper, np.concatenate([[1, OVER], np.zeros(count * stages)]))
+        weights = np.maximum(duals[: len(paths)], 0.0)
+        weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(paths), 1 / len(paths))
+        prices = np.maximum(-duals[len(paths) : len(paths) + rows], 0.0).reshape(len(limits), stages) * scale
+        prices = prices / np.array([[max(limit, 1)] for _, limit in limits])
+        host = prices[1] if len(limits) > 1 else np.zeros(stages)
+        point = Point({key: float(w) for key, w in zip(self.paths, weights, strict=True) if w > 0}, prices[0], host)
+        value = float(values[0]) * scale if values[1] < 1e-9 else inf
+        self._note_likely(values[2:].reshape(count, stages))
+        return value, point, values[2:].reshape(count, stages)
+
+    def _note_likely(self, shares: Floats) -> None:
+        cuts = np.array([seen.pipeline.cuts for seen in self.seen]).reshape(len(self.seen), -1)
+        mean = np.rint((shares[:, 1:] * cuts).sum(axis=0) / shares[:, 1:].sum(axis=0)).astype(int)
+        mean = tuple(mean.tolist())
+        if mean in self.likely:
+            self.likely.remove(mean)
+        self.likely.append(mean)
+
+    def _agreement(self) -> Floats:
+        """Rows over the shares of pipelines in stages, (.., K p): at each cut, and for each of its places and pair of states
+        around it, the share in the stage before is the share in the stage after."""
+        chain, rows = self.chain, list[Floats]()
+        leaves = [chain.column("leave", seen.pipeline) for seen in self.seen]
+        enters = [chain.column("enter", seen.pipeline) for seen in self.seen]
+        for x in range(self.stages - 1):
+            alike: dict[tuple[int, int, int], list[int]] = {}
+            for number, seen in enumerate(self.seen):
+                cut = seen.pipeline.cuts[x]
+                alike.setdefault((cut, int(leaves[number][cut - 1]), int(enters[number][cut])), []).append(number)
+            for numbers in alike.values():
+                row = np.zeros((len(self.seen), self.stages))
+                row[numbers, x], row[numbers, x + 1] = 1, -1
+                rows.append(row.ravel())
+        return np.array(rows).reshape(len(rows), len(self.seen) * self.stages)

@@ -1,0 +1,127 @@
+"""Guides: weighted paths through a configuration's pipelines, by which parts of pipelines are left out.
+
+A set of weights of longest paths, and prices of memory, bounds every pipeline from below by a sum over its units
+(`free_cuts`). With the least sums before and behind each unit, so does it any part of a pipeline: what part, before and behind
+add up to is at most a limit on the step where some pipeline with this part may have such a step. Several sets, each sharp for
+other parts, are looked at together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from trainplan.solvers.joint.free_chain import COLUMNS, Before, Behind, Booleans, FreeChain, FreePrices, stacked
+from trainplan.solvers.joint.free_cuts import FreeCuts, Point
+from trainplan.solvers.joint.longest_paths import longest_path
+from trainplan.solvers.joint.priced_chain import NAMES
+from trainplan.solvers.joint.relaxation import EXACT
+from trainplan.solvers.joint.stage_tables import Floats, Places
+
+MOST_SETS = 24
+TOWARDS, SLOWER = (0.15, 0.4), 1.2  # how far sets go towards single paths; how much slower a stage is made for one of these
+
+
+class Guides:
+    """K sets of weights of one configuration. weights: (5, K, p), of the times of stages by name in the order of `COLUMNS`;
+    constants_ns: (K,), what paths have beside these."""
+
+    def __init__(self, cuts: FreeCuts) -> None:
+        self.chain: FreeChain = cuts.chain
+        points = _points(cuts)
+        self.prices: FreePrices = stacked([cuts.prices(point) for point in points])
+        self.constants_ns = np.array([cuts.constants_ns(point)[0] for point in points])
+        self.taken_ns = np.array([cuts.constants_ns(point)[1] for point in points])  # by the memory of all stages
+        self.weights = np.stack([self.prices.times[name] for name in COLUMNS])
+
+    def at(self, limit: float, begins: Booleans) -> GuidesAt:
+        """The guides under a limit on the step, where stages begin only with some units, (L, p)."""
+        begins = self.chain.begins & begins
+        before, _ = self.chain.before(self.prices, begins)
+        return GuidesAt(
+            self, before, self.chain.behind(self.prices, begins), loosened(limit - self.constants_ns + self.taken_ns)
+        )
+
+    @cached_property
+    def unit_costs(self) -> tuple[list[Floats], list[Floats], list[Floats]]:
+        """See `FreeChain.unit_costs`."""
+        return self.chain.unit_costs(self.prices)
+
+    @cached_property
+    def boundary_costs(self) -> tuple[Floats, Floats]:
+        """See `FreeChain.boundary_costs`."""
+        return self.chain.boundary_costs(self.prices)
+
+
+@dataclass(frozen=True, eq=False)
+class GuidesAt:
+    """Guides under a limit on the step. limits: (K,), of all sums."""
+
+    guides: Guides
+    before: Before
+    behind: Behind
+    limits: Floats
+
+    def stage(self, x: int) -> Guide:
+        """The guide of one stage."""
+        return Guide(self, x)
+
+
+class Guide:
+    """The guides of one stage, for labels that begin with its last unit; sums: (K, N), of what is known of each."""
+
+    def __init__(self, at: GuidesAt, x: int) -> None:
+        guides, self.limits = at.guides, at.limits[:, None]
+        self.costs, self.first_costs, self.last_costs = ([cost[:, x] for cost in each] for each in guides.unit_costs)
+        self.inside = guides.boundary_costs[0][:, :, x]
+        self.began = at.before.first[:, :, x]
+        self.before = np.minimum(at.before.inner[:, :, x], self.began)
+        self.behind = at.behind.last[:, :, x]
+        self.kinds, self.boundaries = guides.chain.kinds, guides.chain.boundaries
+
+    def begun(self, l: int, leave: Places) -> Floats:
+        """The sums of a unit's options as the stage's last one."""
+        sums: Floats = self.costs[self.kinds[l]] + self.last_costs[self.kinds[l]] + self.behind[l][:, leave]
+        return sums
+
+    def more(self, l: int, option: Places, leave: Places, enter: Places) -> Floats:
+        """What options of a unit add that stand before others."""
+        more: Floats = self.costs[self.kinds[l]][:, option] + self.inside[self.boundaries[l]][:, leave, enter]
+        return more
+
+    def may_go_on(self, l: int, enter: Places, sums: Floats) -> NDArray[np.bool_]:
+        """Whether some pipeline within the limit may have what is known, with a unit entered so."""
+        may: NDArray[np.bool_] = (sums + self.before[l][:, enter] <= self.limits).all(axis=0)
+        return may
+
+    def may_begin(self, l: int, option: Places, enter: Places, sums: Floats) -> NDArray[np.bool_]:
+        """Whether some pipeline within the limit may have what is known as a whole stage."""
+        total = sums + self.first_costs[self.kinds[l]][:, option] + self.began[l][:, enter]
+        may: NDArray[np.bool_] = (total <= self.limits).all(axis=0)
+        return may
+
+
+def loosened(limits: Floats) -> Floats:
+    """Limits on sums of floats that whole numbers below them keep."""
+    return limits + EXACT * np.abs(limits) + 1
+
+
+def _points(cuts: FreeCuts) -> list[Point]:
+    """The point of the best bound, and points on the ways from it to single paths: those that it weighs most, and those of
+    pipelines near the ones seen with one stage slower than the others."""
+    assert cuts.point is not None
+    point = cuts.point
+    keys = sorted(point.weights, key=lambda key: -point.weights[key])[: MOST_SETS // (2 * len(TOWARDS))]
+    mean = {name: np.mean([seen.times[name] for seen in cuts.seen[-5:]], axis=0) for name in NAMES}
+    for x in range(cuts.stages)[: MOST_SETS // len(TOWARDS) - len(keys)]:
+        slower = {name: times * np.where(np.arange(cuts.stages) == x, SLOWER, 1.0) for name, times in mean.items()}
+        path = longest_path(cuts.configuration, slower, cuts.tied_ns)
+        cuts.paths.setdefault(path.key, path)
+        keys.append(path.key)
+    nothing = np.zeros(cuts.stages)
+    singles: Sequence[Point] = [Point({key: 1.0}, nothing, nothing) for key in dict.fromkeys(keys)]
+    near = [point.towards(single.with_prices(point), share) for share in TOWARDS for single in singles]
+    return [point, *near]
