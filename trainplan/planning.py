@@ -144,6 +144,11 @@ class _Way:
         """The seconds that are left; None without a limit."""
         return None if self.time_limit is None else max(LEAST_SECONDS, self.remaining())
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the arguments, those for every search beside the one that was asked for."""
+        return {name: self.arguments[name] for name in ("seed", "jobs") if name in self.arguments}
+
     def walk(self, margin: int, bound_ns: int | None = None) -> Planned:
         """One round: with that much less memory for the solver. bound_ns: that of the first round, which the claim keeps."""
         self.begin("measuring" if self.request.measured and not self.request.obtained else "estimating")
@@ -202,7 +207,7 @@ class _Way:
             if not instances:
                 return None
             self.begin("looking for the best plan with one strategy")
-            answer = best_answer(instances, method, time_limit=self.seconds, clock=self.clock, seed=self.arguments["seed"])
+            answer = best_answer(instances, method, time_limit=self.seconds, clock=self.clock, **self.settings)
             made = self.plan(_bounded(answer, best.answer.bound_ns), margin)
             if (over := self.excess_bytes(made)) <= 0:
                 return made
@@ -244,7 +249,7 @@ class _Way:
         if not possible:
             return None
         limit, place = min(possible)
-        answer = self.search([tight[place]], "exact", seed=self.arguments["seed"])
+        answer = self.search([tight[place]], "exact", **self.settings)
         return self.plan(_bounded(answer, bound_ns), whole.limit_bytes - limit)
 
     def needed(self, least: Planned) -> tuple[int, list[str]]:

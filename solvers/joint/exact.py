@@ -25,6 +25,7 @@ from trainplan.formulations.joint.problem import Instance, uncounted
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.joint.ahead import JOBS, ahead
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
 from trainplan.solvers.joint.closed_form import holds_states, quick_bound_ns
 from trainplan.solvers.joint.fixed_cuts import fixed_cuts
@@ -97,19 +98,22 @@ class _Run:
         except TimeoutError:
             return Outcome(bound_source=self.source, message="time ran out before all configurations were bounded")
         heapq.heapify(waiting)
-        while waiting and waiting[0][0] <= self.search.target():
-            bound, place, entry = waiting[0]
-            self._note(min(bound, self.left))
-            if self.search.out_of_time():
-                break
-            try:
-                following = self._advanced(bound, entry)
-            except TimeoutError:
-                break
-            if following is None:
-                heapq.heappop(waiting)
-            else:
-                heapq.heapreplace(waiting, (max(bound, following), place, entry))
+        with ahead(
+            self, self.search.options.get(JOBS), (QUICK, COARSE), lambda place, stage: _Entry(place, stage=stage)
+        ) as jobs:
+            while waiting and waiting[0][0] <= self.search.target():
+                bound, place, entry = waiting[0]
+                self._note(min(bound, self.left))
+                if self.search.out_of_time():
+                    break
+                try:
+                    following = jobs.advanced(bound, entry, waiting)
+                except TimeoutError:
+                    break
+                if following is None:
+                    heapq.heappop(waiting)
+                else:
+                    heapq.heapreplace(waiting, (max(bound, following), place, entry))
         return self._ended(min([self.left, *(each[0] for each in waiting)]))
 
     def _note(self, bound: float) -> None:
@@ -133,7 +137,7 @@ class _Run:
             ended = f"given up above the gap where the columns of a stage are more than {LABELS} labels"
         return Outcome(bound=search.bound, bound_source=search.bound_source, message=ended, statistics=self.statistics)
 
-    def _advanced(self, bound: float, entry: _Entry) -> float | None:
+    def advanced(self, bound: float, entry: _Entry) -> float | None:
         """The configuration's bound after one more step; None once nothing of it is of interest. Raises TimeoutError."""
         if self.instance.configurations[entry.place].schedule.chunks > 1:
             self.statistics["interleaved"] += 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainplan.solvers.core.entries import MODELS, Methods, proving
+from trainplan.solvers.core.entries import MODELS, Methods, Option, proving
 
 DECOMPOSED = "bounds on all spans, a master over suffixes of stages, exact stages and fronts where it uses them"
 
+LARGEST_JOBS = 1024
+
 METHODS = Methods(
     (
-        replace(proving("decomposition", "joint.exact", DECOMPOSED), starts=True),
+        replace(proving("decomposition", "joint.exact", DECOMPOSED, Option("jobs", most=LARGEST_JOBS)), starts=True),
         *MODELS,
     ),
     explain="trainplan.solvers.joint.least_memory:explain",

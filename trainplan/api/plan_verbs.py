@@ -87,6 +87,7 @@ def plan(
     seed: int = 0,
     cold: bool = False,
     solver_memory: str | int | None = None,
+    jobs: int | None = None,
     progress: Callable[[Any], None] | None = None,
     measuring: Callable[[dict[str, Any]], None] | None = None,
     **choices: Any,
@@ -104,8 +105,9 @@ def plan(
         planned as galvatron-bmw, and `instead` says why). method: a name of `methods`. backend: of `run`, on which the plan
         must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the method. cold:
         MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
-        progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns) for each
-        better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
+        jobs: processes that search, which change nothing in the answer (default: as many as there are cores; 1 where the work
+        is small). progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns)
+        for each better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
         joint: pipeline, micro_batches, schedule, sliced, chunks, by_unit, zero, hybrid, sequence_parallel, modules, host; and
         constraints, whose costs are in `prices`, as that of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts.
@@ -128,6 +130,8 @@ def plan(
         made = _request(chosen, method, asked, choices)
     limits: dict[str, Any] = {"gap": gap, "seed": seed, "progress": progress, "cold": cold, "solver_memory": solver_memory}
     settings = {name: value for name, value in choices.items() if name not in {each.name for each in chosen.parameters}}
+    if jobs is not None:
+        settings |= _processes(chosen, method, jobs)
     clock = Clock()
     began = clock()
     best = planned(made, chosen, method, backend=backend, time_limit=time_limit, **limits, **settings)
@@ -137,6 +141,18 @@ def plan(
     relaxed = {text: partial(_without, name, chosen, method, asked, choices) for name, text in constraints.items()}
     left = None if time_limit is None else time_limit - (clock() - began)
     return priced(best, relaxed, method, left, backend=backend, **limits, **settings)
+
+
+def _processes(chosen: Preset, method: str, jobs: int) -> dict[str, int]:
+    """The option of a method for a number of processes. Raises InputError where it has none, or not so many."""
+    options = {option.name: option for option in method_named(chosen.problem_name, method).options}
+    if "jobs" not in options:
+        problem, fix = f"is {jobs}, and {chosen.name} with --method {method} searches in one process", "leave it out"
+        raise InputError("command line", "--jobs", problem, fix)
+    most = options["jobs"].most
+    if not 1 <= jobs <= (most or jobs):
+        raise InputError("command line", "--jobs", f"is {jobs}", f"give 1 to {most}, or leave it out for the number of cores")
+    return {"jobs": jobs}
 
 
 def _constraints(chosen: Preset, asked: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, str]:

@@ -48,10 +48,13 @@ BACKEND = panel(
     options.SEARCHING,
     [
         flag(
+            "jobs", int | None, "Processes that search, with the same answer. [default: the number of cores; 1 for small work]"
+        ),
+        flag(
             "backend",
             str | None,
             "The back-end of `run` that the plan is for, fits on and is predicted on. [default: serial; with switches streams]",
-        )
+        ),
     ],
 )
 

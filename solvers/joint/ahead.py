@@ -1,0 +1,284 @@
+"""Configurations advanced on several cores, with the answer of one.
+
+The search advances the configuration of the least bound, by a step that depends on the best plan so far. Forked processes,
+which have the instance and its tables already, take that step; those that are idle meanwhile take the first steps of what
+stands behind it. A step taken ahead counts if the best plan is still the same when its turn comes; else it is taken again. So
+steps count in the order of a search in one process, and plan, bound and counts are the same on any number of cores.
+
+A process that has bounds of a configuration on all spans keeps them, and takes the later steps of that configuration. All of
+them are killed once the search is over, however it ends; if the process that forked them is gone, they end by themselves.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from math import inf
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from trainplan.solvers.core.clock import wait_seconds
+from trainplan.solvers.core.memory_limit import memory_limited
+from trainplan.solvers.core.search import Search
+
+JOBS = "jobs"  # the method's option
+SMALL_SECONDS = 0.3  # of steps in one process, up to which no others are worth their start
+AHEAD = 4  # configurations for each process, of which the first step may be taken ahead
+PATIENCE_SECONDS = 0.15  # beyond the limit, for a process that has not noticed it yet
+
+
+class Entry(Protocol):
+    """A configuration on its way. place: in the instance. stage: which step comes next."""
+
+    place: int
+    stage: int
+
+
+class Run(Protocol):
+    """A search in one process: what `_advanced` changes of it beside the entry is added up in these fields."""
+
+    search: Search
+    statistics: dict[str, Any]
+    left: float
+    given_up: bool
+    source: str
+    loosest: float
+
+    def advanced(self, bound: float, entry: Any) -> float | None:
+        """The bound of a configuration after one more step; None once nothing of it is of interest. Raises TimeoutError."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step of a configuration, with all that it depends on: its bound, its stage and the best plan's objective.
+
+    provisional: as of `Search`.
+    """
+
+    place: int
+    stage: int
+    bound: float
+    objective: int | None
+    provisional: bool
+
+
+@dataclass
+class _Process:
+    """A forked process by its number, the task that it is at, and the plans that it has sent of that."""
+
+    number: int
+    connection: Connection
+    task: Task | None = None
+    plans: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Step:
+    """What a task came to. bound: None once nothing is of interest; error: in place of all else; plans: reported on the way, in
+    order, those aside that the search has already; process: that took it."""
+
+    task: Task
+    stage: int = 0
+    bound: float | None = None
+    left: float = inf
+    given_up: bool = False
+    source: str = ""
+    loosest: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    error: Exception | None = None
+    plans: list[Any] = field(default_factory=list)
+    process: _Process | None = None
+
+
+def cores() -> int:
+    """The number of cores that this process may use, where others can be forked; else 1."""
+    if not hasattr(os, "fork"):
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Ahead:
+    """The processes of one search. early: the stages whose steps depend on nothing but their tasks; entry: makes an entry in
+    such a stage. jobs: processes, 1 for none beside this one; None for as many as there are cores, unless the work is small."""
+
+    def __init__(self, run: Run, jobs: int | None, early: Sequence[int], entry: Callable[[int, int], Entry]) -> None:
+        self.run, self.search, self.early, self.entry = run, run.search, early, entry
+        self.jobs = cores() if jobs is None else jobs if hasattr(os, "fork") else 1
+        self.start = SMALL_SECONDS if jobs is None else 0.0
+        self.seconds = 0.0  # of steps in this process
+        self.source = run.source
+        self.processes: list[_Process] = []
+        self.lifeline: int | None = None
+        self.keepers: dict[int, _Process] = {}  # by place, of configurations with bounds on all spans
+        self.ready: dict[int, Step] = {}  # by place, taken ahead
+
+    def advanced(self, bound: float, entry: Any, waiting: Sequence[tuple[float, int, Any]]) -> float | None:
+        """The bound of the entry after one more step, as of `Run.advanced`. waiting: all entries, the heap that it is first of.
+
+        Raises TimeoutError."""
+        if not self.processes:
+            if self.jobs == 1 or len(waiting) == 1 or self.seconds < self.start:
+                began = self.search.clock()
+                following = self.run.advanced(bound, entry)
+                self.seconds += self.search.clock() - began
+                return following
+            self._fork([each[2] for each in waiting])
+        task = self._task(bound, entry)
+        step = self.ready.pop(task.place, None)
+        while step is None or step.task != task:
+            self._give(task)
+            for ahead_bound, _, other in heapq.nsmallest(AHEAD * self.jobs, waiting):
+                if other.stage in self.early and other is not entry and ahead_bound <= self.search.target():
+                    following = self._task(ahead_bound, other)
+                    if other.place not in self.ready or self.ready[other.place].task != following:
+                        self._give(following)
+            self._receive(task)
+            step = self.ready.pop(task.place, None)
+        return self._counted(step, entry)
+
+    def _task(self, bound: float, entry: Entry) -> Task:
+        return Task(entry.place, entry.stage, bound, self.search.objective, self.search.provisional)
+
+    def _give(self, task: Task) -> None:
+        """Send a task to an idle process that can take it, unless there is none, or one has it."""
+        if any(process.task == task for process in self.processes):
+            return
+        keeper = None if task.stage in self.early else self.keepers.get(task.place)
+        for process in self.processes if keeper is None else [keeper]:
+            if process.task is None:
+                process.task = task
+                with suppress(OSError):  # a process that is gone is noticed when its answer is waited for
+                    process.connection.send(task)
+                return
+
+    def _receive(self, needed: Task) -> None:
+        """Take what the processes send; plans of the task that is needed are reported at once. Raises TimeoutError."""
+        busy = {process.connection: process for process in self.processes if process.task is not None}
+        left = self.search.remaining() + PATIENCE_SECONDS
+        if left < 0:
+            raise TimeoutError
+        for connection in wait(list(busy), wait_seconds(left)):
+            process = busy[connection]  # type: ignore[index]
+            try:
+                message = process.connection.recv()
+            except (EOFError, OSError):
+                if self.search.memory_bytes is not None:
+                    raise MemoryError from None
+                raise RuntimeError("a process of the search broke off") from None
+            if not isinstance(message, Step):
+                process.plans.append(message)
+            if process.task == needed:
+                self._report(process.plans)
+            if isinstance(message, Step):
+                message.plans, message.process = process.plans, process
+                process.task, process.plans = None, []
+                if message.task == needed or message.task.objective == self.search.objective:
+                    self.ready[message.task.place] = message
+
+    def _report(self, plans: list[Any]) -> None:
+        """Report plans, in order, and leave none."""
+        for plan in plans:
+            self.search.report(plan)
+        plans.clear()
+
+    def _counted(self, step: Step, entry: Entry) -> float | None:
+        """Add a step to the run; the entry's bound after it. Raises what the step raised."""
+        run = self.run
+        self._report(step.plans)
+        if step.error is not None:
+            raise step.error
+        assert step.process is not None
+        entry.stage, self.keepers[entry.place] = step.stage, step.process
+        run.left, run.loosest = min(run.left, step.left), max(run.loosest, step.loosest)
+        run.given_up |= step.given_up
+        run.source = run.source if step.source == self.source else step.source
+        for name, count in step.counts.items():
+            run.statistics[name] += count
+        return step.bound
+
+    # Processes
+
+    def _fork(self, entries: Sequence[Any]) -> None:
+        """Start the processes, which inherit the run and its entries. Interrupts wait until each leaves them to this one."""
+        lifeline, self.lifeline = os.pipe()
+        for _ in range(self.jobs):
+            connection, other_end = Pipe()
+            signals = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGALRM])
+            try:
+                if (number := os.fork()) == 0:
+                    try:
+                        os.close(self.lifeline)
+                        threading.Thread(target=_watch, args=[lifeline], daemon=True).start()
+                        signal.signal(signal.SIGINT, signal.SIG_IGN)
+                        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+                        self._serve({entry.place: entry for entry in entries}, other_end)
+                    finally:
+                        os._exit(0)
+                self.processes.append(_Process(number, connection))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+            other_end.close()
+        os.close(lifeline)
+        for entry in entries:  # of which the processes have copies
+            entry.candidate = None
+
+    def close(self) -> None:
+        """End the processes."""
+        if self.lifeline is not None:
+            os.close(self.lifeline)
+            self.lifeline = None
+        for process in self.processes:
+            os.kill(process.number, signal.SIGKILL)
+            os.waitpid(process.number, 0)
+            process.connection.close()
+        self.processes = []
+
+    def _serve(self, entries: dict[int, Any], connection: Connection) -> None:
+        """In a forked process: take steps until it is killed."""
+        search, memory_bytes = self.search, self.search.memory_bytes
+        search.progress = lambda _: connection.send(search.best)
+        with suppress(EOFError, OSError), memory_limited(None if memory_bytes is None else memory_bytes // self.jobs):
+            while True:
+                task: Task = connection.recv()
+                if task.stage in self.early:
+                    entries[task.place] = self.entry(task.place, task.stage)
+                search.best, search.objective, search.provisional = None, task.objective, task.provisional
+                step = self._taken(task, entries[task.place])
+                if step.bound is None:
+                    del entries[task.place]
+                connection.send(step)
+
+    def _taken(self, task: Task, entry: Any) -> Step:
+        """What a task comes to in this process."""
+        run, step = self.run, Step(task)
+        run.left, run.given_up, run.loosest, run.source = inf, False, 0.0, self.source
+        run.statistics.update(dict.fromkeys(run.statistics, 0))
+        try:
+            step.bound = run.advanced(task.bound, entry)
+        except Exception as error:
+            step.error = error
+        step.stage, step.left, step.given_up = entry.stage, run.left, run.given_up
+        step.source, step.loosest, step.counts = run.source, run.loosest, dict(run.statistics)
+        return step
+
+
+def _watch(lifeline: int) -> None:
+    """In a forked process: end it once the process that forked it is gone, which alone holds the other end of the pipe."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+@contextmanager
+def ahead(run: Run, jobs: int | None, early: Sequence[int], entry: Callable[[int, int], Entry]) -> Iterator[Ahead]:
+    """The processes of a search, which end with it."""
+    processes = Ahead(run, jobs, early, entry)
+    try:
+        yield processes
+    finally:
+        processes.close()

@@ -1,0 +1,154 @@
+"""The joint search on several cores: the answer of one, within the same limits, and no process that outlives it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.formulations.joint.problem import Solution
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import load_model
+from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.search import Search, judge
+from trainplan.solvers.joint import ahead, exact
+from trainplan.solvers.joint.exact import decomposition
+
+import trainplan as tp
+from tests.solvers.joint_instances import random_instance
+
+MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+REQUEST: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16}
+LONG = """
+import trainplan as tp
+answer = tp.plan(model="bert-xhuge", cluster="a100-64", batch=64, sequence=512, jobs=2)
+print("step", answer.step_ns, answer.result.stopped, flush=True)
+"""
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
+
+
+def children(number: int) -> list[int]:
+    """The processes that a process has started, and that have not ended."""
+    living = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == number and state != "Z":
+            living.append(int(stat.parent.name))
+    return living
+
+
+def answered(instance: Any, jobs: int, gap: float = 0.0) -> tuple[Any, ...]:
+    """All that is the same on any number of cores."""
+    search = Search(judge(instance), gap=gap, options={"jobs": jobs})
+    outcome = decomposition(instance, search)
+    return search.best, search.objective, outcome.bound, outcome.bound_source, outcome.infeasible, outcome.statistics
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_number_of_processes_gives_the_same_answer_of_tiny_instances(seed: int) -> None:
+    instance = random_instance(random.Random(seed))
+    assert answered(instance, 1) == answered(instance, 2)
+
+
+@pytest.mark.parametrize(("gap", "memory"), [(0.0, "24GiB"), (1e-2, "5MiB")])
+def test_any_number_of_processes_gives_the_same_answer(gap: float, memory: str) -> None:
+    instance = tp.build("joint", **REQUEST, memory=memory, schedule="all")
+    first = answered(instance, 1, gap)
+    assert isinstance(first[0], Solution) and first[-1]["coarse"] > 3
+    for jobs in (2, 3):
+        assert answered(instance, jobs, gap) == first
+    assert not children(os.getpid())
+
+
+def test_processes_are_started_in_the_midst_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the number is left open: what this process has found out by then, they know, too."""
+    instance = tp.build("joint", **REQUEST)
+    alone = answered(instance, 1)
+    monkeypatch.setattr(ahead, "cores", lambda: 2)
+    started = list[int]()
+    forked = ahead.Ahead._fork
+    monkeypatch.setattr(ahead.Ahead, "_fork", lambda self, entries: (started.append(len(entries)), forked(self, entries)))
+    steps = sum(alone[-1][name] for name in exact.STEPS)
+    advanced = exact._Run.advanced
+    for place in range(0, steps, max(1, steps // 3)):
+        hand, taken = [0.0], [0]
+
+        def counted(run: Any, bound: float, entry: Any, hand: Any = hand, taken: Any = taken, place: int = place) -> Any:
+            taken[0] += 1
+            hand[0] += taken[0] == place
+            return advanced(run, bound, entry)
+
+        monkeypatch.setattr(exact._Run, "advanced", counted)
+        search = Search(judge(instance), clock=Clock(lambda hand=hand: hand[0]))
+        outcome = decomposition(instance, search)
+        assert (search.best, search.objective, outcome.bound, outcome.statistics) == (*alone[:3], alone[-1])
+    assert started
+
+
+def test_a_limit_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = tp.build("joint", **REQUEST)
+    monkeypatch.setattr(exact._Run, "advanced", lambda run, bound, entry: time.sleep(1000))
+    result = tp.solve(instance, time_limit=0.5, jobs=2)
+    assert result.stopped == "time limit" and result.objective is not None
+    assert not children(os.getpid())
+
+
+def test_an_error_in_a_process_is_the_search_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Any, bound: float, entry: Any) -> float:
+        raise ArithmeticError("no such bound")
+
+    monkeypatch.setattr(exact._Run, "advanced", broken)
+    result = tp.solve(tp.build("joint", **REQUEST), jobs=2)
+    assert result.status == "failed" and result.message == "ArithmeticError: no such bound"
+
+    monkeypatch.setattr(exact._Run, "advanced", lambda run, bound, entry: os._exit(1))
+    result = tp.solve(tp.build("joint", **REQUEST), jobs=2)
+    assert result.status == "failed" and "broke off" in str(result.message)
+    assert not children(os.getpid())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_the_one_that_plans(number: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, text=True, start_new_session=True) as planning:
+        assert planning.stdout is not None
+        while len(workers := children(planning.pid)) < 2:
+            assert planning.poll() is None, "it planned without others"
+            time.sleep(0.02)
+        if number == signal.SIGINT:
+            os.killpg(planning.pid, number)  # as a terminal does
+            told = planning.stdout.read()
+            assert "step" in told and "interrupt" in told
+        else:
+            os.kill(planning.pid, number)
+        planning.wait()
+        for worker in workers:
+            while Path(f"/proc/{worker}").exists() and worker in _alive():
+                time.sleep(0.02)
+
+
+def _alive() -> set[int]:
+    """Processes that have not ended, by number."""
+    return {
+        int(stat.parent.name)
+        for stat in Path("/proc").glob("[0-9]*/stat")
+        if stat.exists() and " Z " not in stat.read_text().rpartition(")")[2][:4]
+    }
+
+
+def test_jobs_are_for_who_can_use_them() -> None:
+    with pytest.raises(InputError, match="jobs is 2, and amp with method exact searches in one process"):
+        tp.plan(like="amp", **REQUEST, jobs=2)
+    with pytest.raises(InputError, match="jobs is 0; give 1 to 1024"):
+        tp.plan(**REQUEST, jobs=0)
+    one, two = (tp.plan(**REQUEST, jobs=jobs) for jobs in (1, 2))
+    assert one.plan is not None and two.plan is not None and one.plan.units == two.plan.units
+    assert (one.answer.objective_ns, one.answer.bound_ns) == (two.answer.objective_ns, two.answer.bound_ns)
