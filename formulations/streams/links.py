@@ -11,7 +11,6 @@ from trainplan.profiling.clusters.sheets import DeviceSheet
 PCIE_LEVELS = {3: "pcie-3", 4: "pcie-4", 5: "pcie-5"}
 # Of a ring's step within a node, beside what its bytes take, assumed; sheets and cluster files have those of whole kernels.
 STEP_NS, LAUNCH_NS = 1_500, 15_000
-TREE_FROM = 2  # nodes from which reductions of few bytes go by trees, whose depth grows with the logarithm of the nodes
 
 
 @dataclass(frozen=True)

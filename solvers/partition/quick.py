@@ -17,9 +17,9 @@ SOURCE = "one micro-batch through all stages, the others on the largest of them"
 def cheap_bound(instance: Instance) -> tuple[int, str]:
     """No partition within the memory has a shorter iteration than these nanoseconds; and why.
 
-    Proof: those of `even_bound_ns`, `slowest_bound_ns` and `bottleneck_bound_ns`.
+    Proof: those of `even_bound_ns` and `bottleneck_bound_ns`.
     """
-    return max(bound(instance) for bound in (even_bound_ns, slowest_bound_ns, bottleneck_bound_ns)), SOURCE
+    return max(even_bound_ns(instance), bottleneck_bound_ns(instance)), SOURCE
 
 
 def even_bound_ns(instance: Instance) -> int:
@@ -31,17 +31,6 @@ def even_bound_ns(instance: Instance) -> int:
     """
     p, m, way = instance.stages, instance.micro_batches, _way_ns(instance)
     return way - (1 - m) * way // (p if m > p else 2 * p)
-
-
-def slowest_bound_ns(instance: Instance) -> int:
-    """No partition is below A + (m - 1) max(f, b) + max(0, m - p) min(f, b), with f and b of any one sub-layer.
-
-    Proof: the stage that holds it has no shorter passes, and adds as much to the way A by the paths of
-    `formulations.pipeline_partition.bounds`, with at least m - p forward passes left over.
-    """
-    longer, shorter = (pick(instance.forward_ns, instance.backward_ns) for pick in (np.maximum, np.minimum))
-    left = max(0, instance.micro_batches - instance.stages)
-    return _way_ns(instance) + int(((instance.micro_batches - 1) * longer + left * shorter).max())
 
 
 def bottleneck_bound_ns(instance: Instance) -> int:

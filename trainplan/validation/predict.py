@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +101,3 @@ def interval(laid: LaidRun, table: EfficiencyTable) -> tuple[float, float, tuple
         if each.precision in (laid.layout.precision, laid.layout.base, None) and each.device != laid.sheet.name
     )
     return 1 / (1 + product.error), 1 + product.error, borrowed
-
-
-def errors(predictions: Iterable[Prediction]) -> Mapping[str, float]:
-    """Relative errors of steps by id."""
-    return {each.run.id: each.error for each in predictions if each.error is not None}
