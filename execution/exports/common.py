@@ -7,10 +7,12 @@ out, and said so, where only time or memory differ (sliced forward passes, shard
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.features import refuse_others
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy
@@ -18,6 +20,7 @@ from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import check_writable, unwritable, write_whole
 
 # A chain of sub-layers in letters: E embedding, a attention, f feed-forward, L head with the loss.
+ENDS = ("embedding", "head")
 LETTERS = {"embedding": "E", "attention": "a", "ffn": "f", "head": "L"}
 
 
@@ -44,25 +47,53 @@ class Export:
         }
 
 
-def check_pipeline(plan: Plan, families: tuple[str, ...], runtime: str, where: str) -> None:
-    """Raises InputError where the plan is no pipeline of equal replicas of a model that the runtime has."""
+def check_pipeline(
+    plan: Plan,
+    families: tuple[str, ...],
+    runtime: str,
+    where: str,
+    *,
+    able: Collection[str] = ("master weights",),
+    interleaved: bool = False,
+    one_stage: bool = False,
+) -> None:
+    """Raises InputError where the plan is no pipeline of equal replicas of a model that the runtime has.
+
+    able: features beyond those of every plan that the runtime has, or that may be left out; interleaved, one_stage: whether it
+    also takes plans with several stages on each rank, and with one.
+    """
     family = plan.planned_model().family
     if family not in families:
         fix = f"give a plan of one of: {', '.join(families)}"
         raise InputError(where, "model.config.model_type", f"is {family!r}, which is not exported to {runtime}", fix)
-    if len(plan.stages) == 1:
+    if len(plan.stages) == 1 and not one_stage:
         raise InputError(where, "stages", "has 1 item", "give a plan with a pipeline, such as one of `plan --pipeline 2`")
-    if plan.chunks > 1:
+    if plan.chunks > 1 and not interleaved:
         fix = f"give 1f1b or gpipe: interleaved stages are not exported to {runtime}"
         raise InputError(where, "schedule", f"is {plan.schedule!r}", fix)
-    ranks = [rank for stage in plan.stages for rank in stage.ranks]
+    ranks = [rank for stage in plan.stages[: plan.depth] for rank in stage.ranks]
     if len(set(plan.stage_sizes)) > 1 or ranks != list(range(plan.world)):
         fix = f"give stages of equal size on ranks in order, as {runtime} has them"
         raise InputError(where, "stages", f"are of {shown(plan.stage_sizes)} ranks", fix)
     if plan.batch.shares is not None:
         fix = f"plan without uneven shares: all replicas run the same number of micro-batches in {runtime}"
         raise InputError(where, "batch.shares", f"is {shown(plan.batch.shares)}", fix)
-    refuse_others(plan, ("master weights",), f"the export to {runtime}", where)
+    refuse_others(plan, able, f"the export to {runtime}", where)
+
+
+def as_exported(plan: Plan, where: str, runtime: str, strategy: Strategy) -> int:
+    """The most that any device holds of the plan as a runtime runs it: all units under one strategy, those but embedding and
+    head recomputed where any is, no forward pass in halves. Raises InputError where that is more than the plan may take."""
+    again, _ = recomputation(plan)
+    inner = replace(strategy, ckpt=again, modules=() if again else strategy.modules)
+    units = [unit.laid_out(strategy if unit.name in ENDS else inner) for unit in plan.units]
+    changed = plan.changed(units=units, sliced=0, predicted=None, claim=None)
+    made = compiled(changed, default_backend(changed), by_class=True)
+    peak_bytes = max(walk.peak_bytes for walk in made.memory(default_backend(changed)))
+    if peak_bytes > plan.memory_bytes:
+        problem = f"is {plan.memory_bytes} bytes; as {runtime} runs it the plan takes {peak_bytes}"
+        raise InputError(where, "memory_bytes", problem, "plan with --zero 0,1 --one-strategy, so that nothing is left out")
+    return peak_bytes
 
 
 def letters(plan: Plan) -> list[str]:
@@ -92,11 +123,11 @@ def refuse_half_cut(plan: Plan, runtime: str, other: str, where: str) -> None:
 
 def common_strategy(plan: Plan, runtime: str, where: str) -> Strategy:
     """The strategy of all units, recomputation aside. Raises InputError where they differ."""
-    first, *others = [replace(strategy, ckpt=False) for strategy in plan.strategies()]
+    first, *others = [replace(strategy, ckpt=False, modules=()) for strategy in plan.strategies()]
     for position, strategy in enumerate(others, 1):
         if strategy != first:
             problem = f"is {str(plan.units[position].strategy)!r}, where units[0] has {str(plan.units[0].strategy)!r}"
-            fix = f"plan with one strategy for all units: {runtime} changes no layout between them"
+            fix = f"plan with --one-strategy: {runtime} changes no layout between units"
             raise InputError(where, f"units[{position}].{plan.units[position].field}", problem, fix)
     return first
 
@@ -108,9 +139,19 @@ def micro_batch_samples(plan: Plan, data_degree: int) -> int:
 
 def recomputation(plan: Plan) -> tuple[bool, list[str]]:
     """Whether layers are recomputed, which is all or none in other runtimes; and what is to be said where the plan has some."""
-    inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ("embedding", "head")]
+    inner = [s.ckpt for unit, s in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS]
     some = f"recomputation of single units: the plan has {sum(inner)} of {len(inner)}, here all layers are; more time"
     return any(inner), [some] if any(inner) and not all(inner) else []
+
+
+def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tuple[list[str], list[str]]:
+    """What a runtime calls the modules that any layer recomputes by themselves; and what is to be said of the others."""
+    by_unit = {strategy.modules for unit, strategy in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS}
+    modules = sorted({module for each in by_unit for module in each})
+    lines = [f"recomputation of {module}: {runtime} keeps it; more memory" for module in modules if module not in names]
+    if len(by_unit) > 1 and modules:
+        lines.append("recomputation of modules of single units: here all layers have the same; more time or memory")
+    return [names[module] for module in modules if module in names], lines
 
 
 def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
@@ -118,12 +159,17 @@ def left_out_of_all(plan: Plan, runtime: str) -> list[str]:
     lines = []
     if plan.sliced:
         lines.append(f"sliced: {runtime} runs all forward passes whole, so that its start-up takes longer")
-    if plan.precision.master is not None:
-        dtype = plan.planned_model().dtype
-        lines.append(f"precision: set {runtime} to {dtype} with {plan.precision.master} masters, as the plan counts its memory")
     if plan.placement is not None and plan.placement != sorted(plan.placement):
         lines.append("placement: launch rank r on the device placement[r] of the plan yourself")
     return lines
+
+
+def left_out_precision(plan: Plan, runtime: str) -> list[str]:
+    """Of runtimes that are told of no precision."""
+    if plan.precision.master is None:
+        return []
+    dtype = plan.planned_model().dtype
+    return [f"precision: set {runtime} to {dtype} with {plan.precision.master} masters, as the plan counts its memory"]
 
 
 def left_out_order(strategy: Strategy) -> list[str]:

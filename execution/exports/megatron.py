@@ -1,26 +1,31 @@
-"""Plans for Megatron-LM: arguments of its training scripts.
+"""Plans for Megatron-LM: all arguments of its training scripts, and what starts them.
 
-Cuts between layers: `--pipeline-model-parallel-layout` (megatron/core/transformer/pipeline_parallel_layer_layout.py, 2025):
+Arguments as of `megatron/training/arguments.py` (core 0.15, 2025): those of the model (see `megatron_model`), of the plan, of
+precision; data and the optimizer's numbers are the user's, from the environment, with defaults on which it starts (made-up
+data). Cuts between layers: `--pipeline-model-parallel-layout` (megatron/core/transformer/pipeline_parallel_layer_layout.py):
 stages in a string with `|` between them, `E` embedding, `t` layer, `L` final norm, head and loss; `t*3` is `ttt`. Where the
 middle stages are equal, `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers` say the same to
-versions before it. Cuts within a layer: HybridModel's `--hybrid-layer-pattern`
-(megatron/core/models/hybrid/hybrid_layer_allocation.py, 2026), where `*` is an attention layer, `-` a feed-forward layer and
-`|` the end of a stage; the embedding is on the first stage, the head on the last. It is another model class: checkpoints of
-GPTModel are converted (tools/checkpoint/gpt_hybrid_conversion.py).
+versions before it. Of interleaved stages the layout has all chunks in order. Cuts within a layer: HybridModel's
+`--hybrid-layer-pattern` (megatron/core/models/hybrid/hybrid_layer_allocation.py, 2026), where `*` is an attention layer, `-` a
+feed-forward layer and `|` the end of a stage; the embedding is on the first stage, the head on the last. It is another model
+class: checkpoints of GPTModel are converted (tools/checkpoint/gpt_hybrid_conversion.py).
 
-Without virtual stages Megatron-LM runs 1F1B-Flush, and data-parallel ranks are those that are left. Refused: GPipe, units with
-different strategies, uneven shares, cuts within BERT's layers. Left out: sliced forward passes, recomputation of single units,
-sharded parameters (its distributed optimizer shards the optimizer's state alone), the order of levels, placement.
+Data-parallel ranks are those that are left. Its distributed optimizer is ZeRO stage 1, with
+`--num-distributed-optimizer-instances` copies under hybrid sharding; stages 2 and 3 become stage 1, if that still fits.
+Refused: GPipe, units with different strategies, uneven shares, cuts within BERT's layers, states on the host. Left out: sliced
+forward passes, recomputation of single units, the order of levels, placement.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from itertools import pairwise
 
 from trainplan.execution.exports.common import (
     Export,
+    as_exported,
     check_pipeline,
     common_strategy,
     half_cut,
@@ -30,14 +35,42 @@ from trainplan.execution.exports.common import (
     letters,
     micro_batch_samples,
     recomputation,
+    recomputed_modules,
     refuse_half_cut,
 )
+from trainplan.execution.exports.launching import page, slurm, torchrun
+from trainplan.execution.exports.megatron_model import model_arguments
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import Model
 
-RUNTIME = "Megatron-LM"
-FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "nemotron", "bert")  # whose layers GPTModel and BertModel have
+RUNTIME, VERSION = "Megatron-LM", "Megatron-LM with megatron-core 0.15 (2025)"
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "phi3", "glm", "nemotron", "bert")  # those of GPTModel and BertModel
+ABLE = ("master weights", "ZeRO stage 1", "ZeRO stage 2", "sequence parallelism", "recomputation of modules")
 HYBRID_SPEC = "megatron.core.models.hybrid.hybrid_layer_specs"
+MODULES = {"attention": "core_attn", "norms": "layernorm"}  # that can be recomputed by themselves
+PRECISIONS = {"bfloat16": ["--bf16", "--grad-reduce-in-bf16"], "float16": ["--fp16"], "float32": []}
+DATA = """# Yours: TOKENIZER (a Hugging Face folder or name) and DATA_PATH (of preprocess_data.py, without .bin or .idx).
+if [ -n "${DATA_PATH:-}" ]; then
+    DATA_ARGS=(--data-path "$DATA_PATH" --tokenizer-type HuggingFaceTokenizer --tokenizer-model "${TOKENIZER:?is not set}")
+else
+    DATA_ARGS=(--mock-data --tokenizer-type NullTokenizer --vocab-size %d)
+fi
+"""
+TRAINING = """# Yours: how long, and how fast to learn.
+TRAINING_ARGS=(
+    --train-iters "${TRAIN_ITERS:-100}" --lr "${LR:-3e-4}" --min-lr "${MIN_LR:-3e-5}" --lr-decay-style cosine
+    --lr-warmup-iters "${WARMUP_ITERS:-0}" --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0
+    --log-interval 1 --log-throughput --eval-iters 0 --save "${SAVE:-checkpoints}" --save-interval "${SAVE_INTERVAL:-1000}"
+)
+"""
+DECIDES = (
+    "gradients are reduced behind the backward pass, and parameters gathered ahead (--overlap-*): faster than predicted",
+    "attention, norms, activations and the loss run in its own kernels, which keep other activations",
+    "gradients are kept in one buffer, in fp32 unless --grad-reduce-in-bf16",
+    "the vocabulary is padded to a multiple of the tensor-parallel degree",
+)
 
 
 def layout(plan: Plan) -> str:
@@ -64,47 +97,101 @@ def end_counts(plan: Plan) -> list[str] | None:
 
 
 def export(plan: Plan, where: str) -> Export:
-    """File megatron_args.sh, a bash array of arguments. Raises InputError."""
-    check_pipeline(plan, FAMILIES, RUNTIME, where)
-    if plan.schedule != "1f1b":
+    """Files megatron_args.sh, with all arguments as bash arrays, launch.sh and slurm.sh, which start it, and README.md. Raises
+    InputError."""
+    check_pipeline(plan, FAMILIES, RUNTIME, where, able=ABLE, interleaved=True, one_stage=True)
+    if plan.schedule not in ("1f1b", "interleaved-1f1b"):
         raise InputError(where, "schedule", f"is {plan.schedule!r}", f"plan with --schedule 1f1b: {RUNTIME} runs no other")
     model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
+    if model.dtype not in PRECISIONS:
+        raise InputError(where, "model.dtype", f"is {model.dtype!r}", f"plan in one of {', '.join(PRECISIONS)}")
     if model.family == "bert":
         refuse_half_cut(plan, f"{RUNTIME}'s BertModel", "export it --to torch", where)
-    blocks, stages = len(plan.units) // 2 - 1, len(plan.stages)
-    head = [
-        *("--pipeline-model-parallel-size", str(stages)),
+    if plan.chunks > 1:
+        refuse_half_cut(plan, f"{RUNTIME}'s interleaved schedule", "plan with --schedule 1f1b", where)
+    parallel, left_out = _parallel(plan, model, strategy)
+    again, partly = recomputation(plan)
+    modules, others = recomputed_modules(plan, MODULES, RUNTIME)
+    left_out = [*left_out_of_all(plan, RUNTIME), *left_out, *partly, *others]
+    recompute = []
+    if again:
+        recompute = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+    elif modules:
+        recompute = ["--recompute-granularity", "selective", "--recompute-modules", *modules]
+    stages, script, same = _stages(plan, model)
+    head = [*parallel, *recompute]
+    arguments = [*head, *stages]
+    described = [] if model.family == "bert" else model_arguments(model, RUNTIME, where)
+    if model.family == "bert":
+        left_out.append("the model's own arguments: give pretrain_bert.py those of BERT")
+    if "--hybrid-layer-pattern" in stages:  # it counts the layers itself
+        described = described[2:]
+    other = None if same is None else [*head, *same]
+    peak_bytes = as_exported(plan, where, RUNTIME, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy)
+    precision = PRECISIONS[model.dtype]
+    settings = {
+        "script": script,
+        "model": described,
+        "arguments": arguments,
+        "precision": precision,
+        "world": plan.world,
+        "without_layout": other,
+        "peak_bytes": peak_bytes,
+    }
+    lines = [f"# All arguments of {script} on {plan.world} ranks, for {VERSION}: launch.sh reads this file."]
+    lines += _array("MODEL_ARGS", described) + _array("PIPELINE_ARGS", arguments) + _array("PRECISION_ARGS", precision)
+    if other is not None:
+        lines += ["", "# The same stages for versions without --pipeline-model-parallel-layout, in place of PIPELINE_ARGS."]
+        lines += _array("END_COUNT_ARGS", other)
+    lines += ["", TRAINING + DATA % (model.vocabulary - 1)]  # its null tokenizer adds a token
+    every = " ".join(f'"${{{name}_ARGS[@]}}"' for name in ("MODEL", "PIPELINE", "PRECISION", "TRAINING", "DATA"))
+    before = ["source megatron_args.sh", f'MEGATRON="${{MEGATRON:?is not set: the folder of {RUNTIME}, with {script}}}"']
+    files = {
+        "megatron_args.sh": "\n".join(lines),
+        "launch.sh": torchrun(plan.world, f'"$MEGATRON/{script}" {every} "$@"', before),
+        "slurm.sh": slurm(plan.world),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, DECIDES),
+    }
+    return Export("megatron", settings, files, tuple(left_out))
+
+
+def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], list[str]]:
+    """The arguments of degrees and batch, and what they leave out."""
+    arguments = [
+        *("--pipeline-model-parallel-size", str(plan.depth)),
         *("--tensor-model-parallel-size", str(strategy.degree("tp"))),
         *("--micro-batch-size", str(micro_batch_samples(plan, strategy.data_degree))),
         *("--global-batch-size", str(plan.batch.global_samples)),
+        *("--make-vocab-size-divisible-by", "1"),
     ]
-    if not model.tied:
-        head.append("--untie-embeddings-and-output-weights")
-    left_out = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)]
-    if strategy.degree("sdp") > 1:
-        head.append("--use-distributed-optimizer")
-        left_out.append(f"{strategy}: parameters and gradients are not sharded, the optimizer's state is; more memory")
-    again, partly = recomputation(plan)
-    if again:
-        head += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
-    left_out += partly
-    same = None
-    if half_cut(plan) is None:
-        script = "pretrain_bert.py" if model.family == "bert" else "pretrain_gpt.py"
-        same = end_counts(plan)
-        split = ["--num-layers", str(blocks), "--pipeline-model-parallel-layout", layout(plan)]
-    else:
-        script = "pretrain_hybrid.py"
-        split = ["--spec", HYBRID_SPEC, "hybrid_stack_spec", "--hybrid-layer-pattern", hybrid_pattern(plan)]
-    arguments = head + split
-    other = None if same is None else [*head, "--num-layers", str(blocks), *same]
-    settings = {"script": script, "arguments": arguments, "world": plan.world, "without_layout": other}
-    lines = [f"# {script} on {plan.world} ranks: source this file, then give the script" + ' "${PIPELINE_ARGS[@]}".']
-    lines += _array("PIPELINE_ARGS", arguments)
-    if other is not None:
-        lines += ["", "# The same split for versions without --pipeline-model-parallel-layout."]
-        lines += _array("END_COUNT_ARGS", other)
-    return Export("megatron", settings, {"megatron_args.sh": "\n".join(lines) + "\n"}, tuple(left_out))
+    if strategy.data_degree > 1:
+        arguments.append("--overlap-grad-reduce")
+    left_out = left_out_order(strategy)
+    if strategy.zero_stage:
+        arguments += ["--use-distributed-optimizer", "--overlap-param-gather"]
+        if strategy.degree("dp") > 1:
+            arguments += ["--num-distributed-optimizer-instances", str(strategy.degree("dp"))]
+    if strategy.zero_stage > 1:
+        what = "gradients are" if strategy.zero_stage == 2 else "parameters and gradients are"
+        left_out.append(f"{strategy}: {what} not sharded, the optimizer's state is; more memory")
+    if strategy.sequence_parallel:
+        arguments.append("--sequence-parallel")
+    return arguments, left_out
+
+
+def _stages(plan: Plan, model: Model) -> tuple[list[str], str, list[str] | None]:
+    """The arguments that say what each stage has; the script that takes them; and the same by numbers of layers, if it can be
+    said so."""
+    if half_cut(plan) is not None:
+        arguments = ["--spec", HYBRID_SPEC, "hybrid_stack_spec", "--hybrid-layer-pattern", hybrid_pattern(plan)]
+        return arguments, "pretrain_hybrid.py", None
+    script = "pretrain_bert.py" if model.family == "bert" else "pretrain_gpt.py"
+    layers = [] if model.family != "bert" else ["--num-layers", str(len(plan.units) // 2 - 1)]
+    if len(plan.stages) == 1:
+        return layers, script, None
+    same = end_counts(plan) if plan.chunks == 1 else None
+    split = [*layers, "--pipeline-model-parallel-layout", layout(plan)]
+    return split, script, None if same is None else [*layers, *same]
 
 
 def _array(name: str, arguments: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainplan.execution.exports.common import Export, check_pipeline, left_out_of_all, micro_batch_samples
+from trainplan.execution.exports.common import Export, check_pipeline, left_out_of_all, left_out_precision, micro_batch_samples
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.schedules import orders
 from trainplan.profiling.base.errors import InputError
@@ -120,7 +120,7 @@ def export(plan: Plan, where: str) -> Export:
         "stages": stages,
         "split_spec": dict.fromkeys(points, "BEGINNING"),
     }
-    left_out = left_out_of_all(plan, RUNTIME)
+    left_out = [*left_out_of_all(plan, RUNTIME), *left_out_precision(plan, RUNTIME)]
     if sharded := sum(strategy.degree("sdp") > 1 for strategy in strategies):
         left_out.append(f"sdp of {sharded} of {len(names)} units: the script replicates parameters; a rank needs more memory")
     if "attn_implementation" in model.config:

@@ -25,6 +25,7 @@ from trainplan.execution.exports.common import (
     layers_of,
     left_out_of_all,
     left_out_order,
+    left_out_precision,
     micro_batch_samples,
     recomputation,
     refuse_half_cut,
@@ -63,7 +64,7 @@ def export(plan: Plan, where: str) -> Export:
         raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)
     stages, parts, samples = len(plan.stages), plan.batch.micro_batches, micro_batch_samples(plan, strategy.data_degree)
     dp, sdp = strategy.degree("dp"), strategy.degree("sdp")
-    left_out = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)]
+    left_out = [*left_out_of_all(plan, RUNTIME), *left_out_precision(plan, RUNTIME), *left_out_order(strategy)]
     if dp > 1 and sdp == 1:
         left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
         dp, sdp = sdp, dp

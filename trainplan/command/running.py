@@ -25,7 +25,7 @@ EXAMPLES = {
     "run": "trainplan run plan.json --steps 3 --scale-down 8 --dtype float64; "
     "trainplan run plan.json --measure --cluster cpu-4 -o profile.json",
     "trial": "trainplan trial --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --scale-down 8 --top 3 -o plan.json",
-    "export": "trainplan export plan.json --to megatron -o megatron_args.sh",
+    "export": "trainplan export plan.json --to megatron -o run",
     "throughput": "trainplan throughput --model bert-huge-32 --cluster rtx-titan-8 --memory 12GiB --planner galvatron-bmw "
     "--planner optimum",
 }
@@ -170,12 +170,14 @@ def export(plan: Path, to: str, target: Path | None) -> Outcome:
 
     torchtitan (Llama): its settings as TOML and as Python. Refused: cuts within layers, tied heads.
 
-    megatron (Megatron-LM; GPT-2, Llama, BERT): arguments with the stages as a layout; cuts within layers as the pattern of its
-    HybridModel. Refused: GPipe, cuts within BERT's layers.
+    megatron (Megatron-LM; GPT-2, Llama, Mistral, Qwen, Nemotron and others that its GPTModel has, BERT): a folder with all
+    arguments, what starts them by torchrun or Slurm, and a page on what was left out; one stage too, interleaved stages, ZeRO
+    stage 1 (2 and 3 become 1, if that fits), sequence parallelism, recomputation of modules; cuts within layers as the
+    pattern of its HybridModel. Refused: GPipe, cuts within BERT's layers. `plan --one-strategy --zero 0,1` makes what it runs.
 
-    Both of these also refuse units with different strategies, and all three uneven shares and plans without a pipeline. What
-    costs only time or memory is left out, and named: sliced forward passes, data that would be sharded or recomputed
-    otherwise, the order of ranks, and the devices' placement.
+    Both of these also refuse units with different strategies, and all three uneven shares; torch and torchtitan plans without
+    a pipeline. What costs only time or memory is left out, and named: sliced forward passes, data that would be sharded or
+    recomputed otherwise, the order of ranks, and the devices' placement.
     """
     exported = api.export(plan, to)
     written = [str(path) for path in write_export(exported, target)] if target else []

@@ -1,0 +1,80 @@
+"""How an exported run is started, for all runtimes: lines for torchrun and for Slurm, and a page on what was exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+
+PER_NODE = 8  # devices of a node where there are as many
+
+
+def torchrun(world: int, command: str, before: Sequence[str] = ()) -> str:
+    """A script that starts all ranks of one node, or its part of several. command: what each runs; before: lines of bash."""
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# Starts {world} ranks. On several nodes, on each: NODE_RANK=<0, 1, ..> MASTER_ADDR=<the first node> ./launch.sh",
+        "set -euo pipefail",
+        'cd "$(dirname "$0")"',
+        f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{min(PER_NODE, world)}}}",
+        f"NODES=$(({world} / GPUS_PER_NODE))",
+        *before,
+        "torchrun \\",
+        '    --nproc-per-node "$GPUS_PER_NODE" --nnodes "$NODES" --node-rank "${NODE_RANK:-${SLURM_NODEID:-0}}" \\',
+        '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
+        f"    {command}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def slurm(world: int) -> str:
+    """A batch file that runs `launch.sh` on all nodes of a Slurm cluster."""
+    size = min(PER_NODE, world)
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"#SBATCH --nodes={-(-world // size)}",
+            "#SBATCH --ntasks-per-node=1",
+            f"#SBATCH --gpus-per-node={size}",
+            "#SBATCH --exclusive",
+            "# sbatch slurm.sh, from this folder",
+            "set -euo pipefail",
+            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            f"export GPUS_PER_NODE={size}",
+            "srun bash launch.sh",
+            "",
+        ]
+    )
+
+
+def page(plan: Plan, runtime: str, version: str, peak_bytes: int, left_out: Sequence[str], decides: Sequence[str]) -> str:
+    """What was exported, predicted, left out, and what the runtime decides by itself. peak_bytes: of the plan as exported."""
+    model, predicted = plan.planned_model(), plan.predicted
+    lines = [
+        f"# {model.name} on {plan.world} devices, by {runtime}",
+        "",
+        f"Written for {version}. `launch.sh` starts it, `slurm.sh` does so under Slurm.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| batch | {plan.batch.global_samples} samples of {model.tokens} tokens |",
+        f"| micro-batches | {plan.batch.micro_batches} |",
+        f"| pipeline | {plural(plan.depth, 'stage')}, {plural(plan.chunks, 'chunk')} on each device, {plan.schedule} |",
+    ]
+    if predicted is not None:
+        step, back_end = format_time(predicted.step_ns), predicted.backend
+        lines.append(f"| predicted step of the plan | {step} (cost model {predicted.cost_model}, lanes of {back_end}) |")
+    lines += [
+        f"| predicted memory, as exported | {format_bytes(peak_bytes)} of {format_bytes(plan.memory_bytes)} on a device |",
+        "",
+        "## Left out",
+        "",
+        *([f"- {line}" for line in left_out] or ["Nothing."]),
+        "",
+        f"## What {runtime} decides by itself",
+        "",
+        *[f"- {line}" for line in decides],
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+"""What Megatron-LM has to be told of a model: the arguments of its GPTModel, from the parts that a model's layers have.
+
+Names as of `megatron/training/arguments.py` (core 0.15, 2025). Every number of a part that GPTModel has no argument for is
+refused by name, so that what is exported is the model that was planned.
+"""
+
+from __future__ import annotations
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import Attention, FeedForward, LanguageHead, TokenEmbedding
+
+NORMS = {"rms": "RMSNorm", "layer": "LayerNorm"}
+ACTIVATIONS: dict[tuple[str, bool], list[str]] = {  # by name and whether it is gated
+    ("silu", True): ["--swiglu"],
+    ("relu2", False): ["--squared-relu"],
+    ("gelu", False): [],
+    ("gelu_tanh", False): [],  # its fused kernel computes the same approximation
+}
+
+
+def model_arguments(model: Model, runtime: str, where: str) -> list[str]:
+    """The arguments that make GPTModel this model. Raises InputError naming what it lacks."""
+    embedding, attention, ffn, head = _parts(model, runtime, where)
+    _refuse_odd(embedding, attention, ffn, head, runtime, where)
+    layers = sum(isinstance(unit.sublayer, Attention) for unit in model.units)
+    arguments = [
+        *("--num-layers", str(layers)),
+        *("--hidden-size", str(embedding.hidden)),
+        *("--ffn-hidden-size", str(ffn.inner)),
+        *("--num-attention-heads", str(attention.heads)),
+        *("--kv-channels", str(attention.width)),
+        *("--seq-length", str(model.tokens)),
+        *("--max-position-embeddings", str(embedding.positions or model.tokens)),
+        *("--normalization", NORMS[embedding.norm]),
+        *("--norm-epsilon", f"{embedding.epsilon:g}"),
+        *("--attention-dropout", f"{attention.attention_dropout:g}"),
+        *("--hidden-dropout", f"{attention.dropout:g}"),
+    ]
+    if attention.kv_heads != attention.heads:
+        arguments += ["--group-query-attention", "--num-query-groups", str(attention.kv_heads)]
+    if attention.rotary:
+        arguments += ["--position-embedding-type", "rope", "--rotary-base", f"{attention.rotary:.0f}"]
+        if attention.rotary_width:
+            arguments += ["--rotary-percent", f"{attention.rotary_width / attention.width:g}"]
+        if attention.interleaved:
+            arguments += ["--rotary-interleaved"]
+        if attention.scaling is not None:
+            arguments += ["--use-rope-scaling", "--rope-scaling-factor", f"{attention.scaling.factor:g}"]
+    else:
+        arguments += ["--position-embedding-type", "learned_absolute"]
+    arguments += ACTIVATIONS[ffn.activation, ffn.gated]
+    if not ffn.bias:
+        arguments.append("--disable-bias-linear")
+    if attention.bias and not attention.out_bias:
+        arguments.append("--add-qkv-bias")
+    if attention.normed_heads:
+        arguments.append("--qk-layernorm")
+    if attention.sliding:  # tokens before it, and itself
+        arguments += ["--window-size", f"{attention.sliding - 1},0"]
+    if not model.tied:
+        arguments.append("--untie-embeddings-and-output-weights")
+    return arguments
+
+
+def _parts(model: Model, runtime: str, where: str) -> tuple[TokenEmbedding, Attention, FeedForward, LanguageHead]:
+    """The four parts that the whole model is made of. Raises InputError where there are others, or more of a kind."""
+    kinds = (TokenEmbedding, Attention, FeedForward, LanguageHead)
+    parts = [[part for part in model.sublayers.values() if isinstance(part, kind)] for kind in kinds]
+    if any(len(each) != 1 for each in parts) or len(model.sublayers) != len(kinds):
+        names = ", ".join(model.sublayers)
+        fix = (
+            f"give a plan of a model of equal layers of attention and feed-forward network: {runtime}'s GPTModel has no others"
+        )
+        raise InputError(where, "model.config", f"has the parts {names}", fix)
+    (embedding,), (attention,), (ffn,), (head,) = parts
+    return embedding, attention, ffn, head  # type: ignore[return-value]
+
+
+def _refuse_odd(
+    embedding: TokenEmbedding, attention: Attention, ffn: FeedForward, head: LanguageHead, runtime: str, where: str
+) -> None:
+    """Raises InputError naming the first number that GPTModel has no argument for."""
+    scaling, width = attention.scaling, attention.rotary_width or attention.width
+    odd = [
+        ("norms behind the sub-layers", attention.post_norm or ffn.post_norm),
+        ("norms on both sides of the sub-layers", attention.sandwich or ffn.sandwich),
+        ("norms without bias", embedding.norm == "layer" and not embedding.norm_bias),
+        ("scaled embeddings", embedding.scale != 1),
+        ("token types", embedding.token_types > 0),
+        ("dropout of the attention's input", attention.input_dropout > 0),
+        ("several probabilities of dropout", len({embedding.dropout, attention.dropout, ffn.dropout}) > 1 or ffn.inner_dropout),
+        ("attention in both directions", not attention.causal),
+        ("windows", attention.window > 0 or attention.shift > 0),
+        ("relative positions", bool(attention.relative) or attention.alibi > 0),
+        ("capped logits", attention.softcap > 0 or head.softcap > 0),
+        ("a scale of queries of its own", attention.scale not in (0, attention.width**-0.5)),
+        ("rotation of an odd part of a head", width % 2 > 0),
+        (f"rotary scaling of kind {scaling.kind if scaling else ''}", scaling is not None and scaling.kind != "llama3"),
+        (f"{ffn.activation} feed-forward networks", (ffn.activation, ffn.gated) not in ACTIVATIONS),
+        ("biases in some linear layers alone", attention.out_bias != ffn.bias or (ffn.bias and not attention.bias)),
+        ("a transformed or scaled head", head.transform is not None or head.scale != 1 or head.bias),
+    ]
+    for what, present in odd:
+        if present:
+            fix = f"export it --to torch, or run it by trainplan: {runtime}'s GPTModel has no {what}"
+            raise InputError(where, "model.config", f"has {what}", fix)

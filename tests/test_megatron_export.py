@@ -1,0 +1,182 @@
+"""Exports to Megatron-LM, read back by a table of its documented arguments, and held against the plan number by number."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.execution.exports.common import write_export
+from trainplan.formulations.plan import Plan, Stage
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import load_model
+from trainplan.profiling.models.sublayers import Attention, FeedForward
+
+import trainplan as tp
+from tests.execution.plans import plan_of
+from tests.test_exporting import checked_layout, refused
+
+# megatron/training/arguments.py of core 0.15: what we may write, and of which type.
+FLAGS = """
+group-query-attention rotary-interleaved use-rope-scaling swiglu squared-relu disable-bias-linear add-qkv-bias qk-layernorm
+untie-embeddings-and-output-weights overlap-grad-reduce overlap-param-gather use-distributed-optimizer sequence-parallel bf16
+fp16 grad-reduce-in-bf16 log-throughput mock-data
+"""
+WHOLE = """
+num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels seq-length max-position-embeddings num-query-groups
+rotary-base pipeline-model-parallel-size tensor-model-parallel-size micro-batch-size global-batch-size
+make-vocab-size-divisible-by num-distributed-optimizer-instances recompute-num-layers train-iters lr-warmup-iters log-interval
+eval-iters save-interval vocab-size decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
+"""
+REAL = """
+norm-epsilon attention-dropout hidden-dropout rotary-percent rope-scaling-factor lr min-lr weight-decay adam-beta1 adam-beta2
+clip-grad
+"""
+CHOICES = {
+    "normalization": ["LayerNorm", "RMSNorm"],
+    "position-embedding-type": ["learned_absolute", "rope", "mrope", "relative", "none"],
+    "recompute-granularity": ["full", "selective"],
+    "recompute-method": ["uniform", "block"],
+    "lr-decay-style": ["constant", "linear", "cosine", "inverse-square-root", "WSD"],
+    "tokenizer-type": ["HuggingFaceTokenizer", "NullTokenizer"],
+}
+TEXT = "pipeline-model-parallel-layout window-size save tokenizer-model data-path hybrid-layer-pattern"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of these arguments alone, each whole: a misspelt one is an error."""
+    made = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for name in FLAGS.split():
+        made.add_argument(f"--{name}", action="store_true")
+    for names, kind in ((WHOLE, int), (REAL, float), (TEXT, str)):
+        for name in names.split():
+            made.add_argument(f"--{name}", type=kind)
+    for name, choices in CHOICES.items():
+        made.add_argument(f"--{name}", choices=choices)
+    made.add_argument("--recompute-modules", nargs="*", choices=["core_attn", "layernorm", "mlp", "moe", "moe_act"])
+    made.add_argument("--spec", nargs="*")
+    return made
+
+
+def read_back(folder: Path) -> argparse.Namespace:
+    """What the training script is started with: launch.sh runs with a torchrun that writes its arguments down."""
+    (folder / "torchrun").write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" > arguments\n')
+    (folder / "torchrun").chmod(0o755)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "MEGATRON": "/megatron"}
+    done = subprocess.run(["bash", folder / "launch.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    words = (folder / "arguments").read_text().split("\0")[:-1]
+    script = next(place for place, word in enumerate(words) if word.startswith("/megatron/"))
+    return parser().parse_args(words[script + 1 :])
+
+
+def layers_of(plan: Plan, stage: Stage) -> int:
+    return sum(unit.name.endswith("ffn") for unit in plan.units[stage.first_unit : stage.last_unit + 1])
+
+
+def random_exported(rng: random.Random) -> Plan:
+    """One strategy for all units, as GPTModel has them, of a model of its kind."""
+    model = load_model(rng.choice(["llama3-8b", "gpt2-345m", "qwen3-8b", "mistral-7b", "nemotron4-15b", "llama3.1-8b"]), 1024)
+    units, tp_degree = len(model.units), rng.choice([1, 2, 4])
+    dp, sdp, stages = rng.choice([1, 2]), rng.choice([1, 2, 4]), rng.choice([1, 2, 4])
+    levels = [f"{name}{degree}" for name, degree in (("dp", dp), ("sdp", sdp), ("tp", tp_degree)) if degree > 1]
+    text = "-".join(levels) or "single"
+    text += rng.choice(["-zero1", "-zero2", ""]) * (sdp > 1) + rng.choice(["", "-sp"]) * (tp_degree > 1)
+    text += rng.choice(["", "-ckpt", "-ckpt:attention+norms"])
+    layers, micro_batches = (units - 2) // 2, rng.choice([1, 4, 8])
+    cuts = [1 + 2 * cut for cut in sorted(rng.sample(range(1, layers), stages - 1))]
+    samples = dp * sdp * micro_batches * rng.choice([1, 2])
+    plan = plan_of(model, [text] * units, dp * sdp * tp_degree * stages, samples, micro_batches, cuts)
+    return plan.changed(memory_bytes=2**50)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_argument_reads_back_as_the_plan_says(tmp_path: Path, seed: int) -> None:
+    plan = random_exported(random.Random(seed))
+    write_export(tp.export(plan, "megatron"), tmp_path)
+    got, model = read_back(tmp_path), plan.planned_model()
+    strategy = plan.strategies()[0]
+    attention = next(part for part in model.sublayers.values() if isinstance(part, Attention))
+    ffn = next(part for part in model.sublayers.values() if isinstance(part, FeedForward))
+    layers = (len(plan.units) - 2) // 2
+    assert (got.num_layers, got.hidden_size, got.ffn_hidden_size) == (layers, attention.hidden, ffn.inner)
+    assert (got.num_attention_heads, got.num_query_groups or got.num_attention_heads) == (attention.heads, attention.kv_heads)
+    assert (got.kv_channels, got.seq_length, got.vocab_size + 1) == (attention.width, model.tokens, model.vocabulary)
+    assert got.untie_embeddings_and_output_weights == (not model.tied) and got.disable_bias_linear == (not ffn.bias)
+    assert (got.swiglu, got.squared_relu) == (
+        ffn.gated,
+        ffn.activation == "relu2",
+    ) and got.qk_layernorm == attention.normed_heads
+    assert (got.position_embedding_type == "rope") == (attention.rotary > 0)
+    assert not attention.rotary or got.rotary_base == attention.rotary
+    assert (got.use_rope_scaling, got.window_size is not None) == (attention.scaling is not None, attention.sliding > 0)
+    assert got.pipeline_model_parallel_size == plan.depth and got.tensor_model_parallel_size == strategy.degree("tp")
+    data_parallel = plan.world // plan.depth // got.tensor_model_parallel_size
+    assert (data_parallel, got.global_batch_size) == (strategy.data_degree, plan.batch.global_samples)
+    assert got.global_batch_size == data_parallel * got.micro_batch_size * plan.batch.micro_batches
+    assert got.use_distributed_optimizer == (strategy.zero_stage > 0)
+    assert (got.num_distributed_optimizer_instances or 1) == (strategy.degree("dp") if strategy.zero_stage else 1)
+    assert (got.sequence_parallel, got.bf16) == (strategy.sequence_parallel, model.dtype == "bfloat16")
+    wanted = "full" if strategy.ckpt else "selective" if strategy.modules else None
+    assert got.recompute_granularity == wanted
+    assert got.recompute_modules == (["core_attn", "layernorm"] if strategy.modules else None)
+    if plan.depth > 1:
+        counts = checked_layout(got.pipeline_model_parallel_layout, plan.depth, layers)
+        assert counts == [layers_of(plan, stage) for stage in plan.stages]
+
+
+def test_a_misspelt_argument_is_an_error() -> None:
+    with pytest.raises((argparse.ArgumentError, SystemExit)):
+        parser().parse_args(["--num-layer", "3"])
+
+
+def test_interleaved_stages_are_laid_out_in_order_of_the_model() -> None:
+    plan = tp.plan(
+        model="gpt2-345m", cluster="h100-8", batch=64, pipeline=2, micro_batches=8, schedule="interleaved", one_strategy=True
+    ).plan
+    assert plan is not None and plan.chunks > 1
+    found = tp.export(plan, "megatron")
+    layout = found.settings["arguments"][found.settings["arguments"].index("--pipeline-model-parallel-layout") + 1]
+    assert layout.count("|") == len(plan.stages) - 1
+    assert checked_layout(layout, len(plan.stages), 24) == [layers_of(plan, stage) for stage in plan.stages]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("gemma2-9b", "the parts embedding, attention, ffn, attention.1, head"),
+        ("glm-4-9b-0414", "norms on both sides"),
+        ("mpt-7b", "norms without bias"),
+        ("opt-6.7b", "several probabilities of dropout"),
+    ],
+)
+def test_models_that_gptmodel_lacks_say_what_it_lacks(name: str, what: str) -> None:
+    from trainplan.execution.exports.megatron_model import model_arguments
+
+    with pytest.raises(InputError, match=re.escape(what)):
+        model_arguments(load_model(name, 2048), "Megatron-LM", "plan")
+
+
+def test_numbers_are_the_users_by_the_environment(tmp_path: Path) -> None:
+    """The batch file and the page are there; made-up data stand in until DATA_PATH is set."""
+    plan: Any = random_exported(random.Random(3))
+    files = tp.export(plan, "megatron").files
+    assert set(files) == {"megatron_args.sh", "launch.sh", "slurm.sh", "README.md"}
+    for name in ("megatron_args.sh", "launch.sh", "slurm.sh"):
+        (tmp_path / name).write_text(files[name])
+        assert subprocess.run(["bash", "-n", tmp_path / name], check=False).returncode == 0
+    assert f"--nodes={-(-plan.world // min(8, plan.world))}" in files["slurm.sh"]
+    command = f"cd {shlex.quote(str(tmp_path))}; DATA_PATH=/d TOKENIZER=/t; source megatron_args.sh; echo ${{DATA_ARGS[@]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--data-path", "/d", "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "/t"]
+    assert "## Left out" in files["README.md"] and "predicted memory, as exported" in files["README.md"]
+
+
+def test_gpipe_and_host_copies_are_refused() -> None:
+    plan = random_exported(random.Random(3))
+    refused(plan.changed(schedule="gpipe"), "megatron", "schedule is 'gpipe'", "1f1b")
