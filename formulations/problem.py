@@ -213,6 +213,11 @@ class Problem(ABC):
         """A solution of the first instance of `uniform` as one of the instance; None where the problem does not say."""
         return None
 
+    def incumbent_of(self, instance: Any, plan: Plan) -> Any | None:
+        """The solution of an instance that a plan stands for, whoever made it; None where there is none, or where the problem
+        does not say."""
+        return None
+
     # Brute force
 
     @abstractmethod

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.command.calls import call
 from trainplan.presets import PAPERS
+from trainplan.rivals import BEGUN
 
 MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+WORDS = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
 
 
 @pytest.mark.parametrize(("cluster", "memory"), [("cpu-4", None), ("a100-16", None), ("a100-16", "8MiB")])
 def test_no_planner_is_better_than_the_joint_optimum(cluster: str, memory: str | None) -> None:
     rows = tp.compare_planners(model=MODEL, cluster=cluster, batch=32, memory=memory, gap=1e-5)
-    assert [row.planner for row in rows] == [each.label for each in PAPERS]
-    best = rows[0]
+    assert [row.planner for row in rows] == [*(each.label for each in PAPERS), f"{PAPERS[0].label}, {BEGUN}"]
+    best, last = rows[0], rows[-1]
     assert best.step_ns is not None and best.above == 0 and best.gap is not None and 0 <= best.gap < 0.05
     for row in rows[1:]:
         if row.step_ns is None:
@@ -26,6 +31,8 @@ def test_no_planner_is_better_than_the_joint_optimum(cluster: str, memory: str |
         elif row.outside is None:
             assert row.above is not None and row.above >= 0 and row.gap is not None and row.gap >= 0
     assert sum(row.step_ns is not None for row in rows) >= (3 if memory is None else 1)
+    if last.step_ns is not None:
+        assert abs(last.above or 0) <= 1e-5 and last.whole_seconds is not None and last.whole_seconds > last.seconds
 
 
 def test_the_step_of_each_is_that_of_its_plan() -> None:
@@ -36,13 +43,72 @@ def test_the_step_of_each_is_that_of_its_plan() -> None:
 
 
 def test_the_command_compares_planners() -> None:
-    words = ["--model", "gpt2", "--cluster", "cpu-4", "--batch", "8", "--sequence", "64"]
+    words = WORDS
     done = call("compare", *words, "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert rows[0]["planner"] == "joint optimum" and {"step_ns", "peak_bytes", "gap", "seconds", "above"} <= set(rows[0])
     shown = call("compare", *words).stdout
     assert all(each.label in shown for each in PAPERS) and "above the joint optimum" in shown
-    refused = call("compare", "instance.json", *words)
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert BEGUN in shown and "with theirs" in shown
     assert "--batch is missing" in call("compare", *words[:4]).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["instance.json", *WORDS], "--model is given beside a file; give it without files, or leave it out"),
+        (["instance.json", "--host", "all"], "--host is given beside a file"),
+        (["instance.json", "--gap", "0.1"], "--gap is given beside an instance; leave it out"),
+        (["plan.json", "other.json", "--seed", "1"], "--seed is given beside plan files; leave it out"),
+        ([*WORDS, "--method", "milp"], "--method is given without an instance; leave it out: each planner has its own"),
+        ([*WORDS, "--warm"], "--warm is given without an instance"),
+        ([*WORDS, "--schedule", "none"], "--schedule is 'none'"),
+        ([*WORDS, "--seed", "-1"], "--seed is -1"),
+    ],
+)
+def test_options_that_do_not_count_are_refused_by_name(words: list[str], told: str, tmp_path: Path) -> None:
+    (tmp_path / "instance.json").write_text("{}")
+    done = call("compare", *words, folder=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and told in done.stderr
+    with pytest.raises(InputError, match="method is 'amp'; leave it out: each planner has its own"):
+        tp.compare_planners(model=MODEL, cluster="cpu-4", batch=16, method="amp")
+
+
+def test_the_optimum_is_planned_as_it_is_asked_for() -> None:
+    """With the options of the joint problem; planners have what means the same to them, and rows say what they went without."""
+    request: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16, "pipeline": 2, "forbid": ["sdp"]}
+    rows = {row.planner: row for row in tp.compare_planners(**request)}
+    alone = tp.plan(**request, backend="serial", gap=1e-4)
+    assert alone.step_ns == rows["joint optimum"].step_ns and rows["joint optimum"].stages == 2
+    assert rows["Galvatron-BMW"].stages == 2 and rows["Galvatron-BMW"].outside == "planned without --forbid"
+    assert rows["AMP"].outside == "planned without --forbid, --pipeline" and rows["AMP"].gap is None
+    wider = tp.compare_planners(model=MODEL, cluster="rtx-titan-8", batch=16, schedule="all", modules=True)
+    assert all("planned without" not in str(row.outside) for row in wider)
+
+
+def test_seconds_are_of_a_planner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the best plan with one strategy nor the prices of constraints are looked for."""
+    monkeypatch.setattr("trainplan.planning._Way.uniform", lambda *_: pytest.fail("looked for"))
+    monkeypatch.setattr("trainplan.api.plan_verbs.priced", lambda *_, **__: pytest.fail("looked for"))
+    assert tp.compare_planners(model=MODEL, cluster="cpu-4", batch=16, tp=2)[0].step_ns is not None
+
+
+def test_a_search_begins_from_plans_of_any_planner() -> None:
+    request: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16}
+    best, other = tp.plan(**request).plan, tp.plan(like="galvatron-bmw", **request).plan
+    assert best is not None and other is not None
+    begun = tp.plan(**request, incumbents=[other, best])
+    first, claim = begun.result.history[0], best.claim
+    assert claim is not None and begun.plan is not None and begun.plan.units == best.units
+    sources = [point.source for point in begun.result.history]
+    assert first.source == "plan that the search began from" and sources.count(first.source) <= 2
+    assert first.objective is not None and first.objective >= claim.objective_ns
+    instance = begun.instance
+    for plan in (best, other):
+        solution = begun.problem.incumbent_of(instance, plan)
+        assert solution is not None
+        again = begun.problem.plan(instance, solution, begun.request)
+        assert (again.units, again.stages, again.batch) == (plan.units, plan.stages, plan.batch)
+    with pytest.raises(InputError, match="incumbents are 1 plan, none of joint for what is asked for; leave them out"):
+        tp.plan(model=MODEL, cluster="rtx-titan-8", batch=8, incumbents=[best])

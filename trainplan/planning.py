@@ -48,22 +48,25 @@ def planned(
     gap: float = 0.0,
     seed: int = 0,
     progress: Callable[[Point | str], None] | None = None,
+    beside: bool = True,
+    incumbents: Sequence[Plan] = (),
     **options: Any,
 ) -> Planned:
     """The best plan for a request, as a preset plans.
 
     backend: of `run`, on which the plan must fit, too (default: the one that the programs are made for). time_limit: seconds of
     all searches; the last plan is compiled and walked even after it. progress: called with a text that names what is begun, and
-    with a Point of each better plan or bound. gap, seed, options: of the method. Raises InputError.
+    with a Point of each better plan or bound. beside: look for the best plan with one strategy, too. incumbents: plans that the
+    search begins from. gap, seed, options: of the method. Raises InputError, where no incumbent is a plan of the problem, too.
     """
     check_arguments(time_limit, gap, seed)
     if backend is not None and backend not in BACKENDS:
         raise InputError("command line", "--backend", f"is {shown(backend)}", one_of(backend, BACKENDS))
     preset.check(request)
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
-    way = _Way(request, preset, method, backend, arguments, time_limit)
+    way = _Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents))
     best = _best(way)
-    if best.plan is None or best.plan.one_strategy is not None or best.interrupted:
+    if not beside or best.plan is None or best.plan.one_strategy is not None or best.interrupted:
         return best
     try:
         uniform = way.uniform(best)
@@ -118,6 +121,7 @@ class _Way:
     backend: str | None
     arguments: dict[str, Any]
     time_limit: float | None = None
+    incumbents: tuple[Plan, ...] = ()
     clock: Clock = field(default_factory=Clock)
     started: float = field(init=False)
     walk_seconds: list[float] = field(default_factory=list)  # of each plan that has been compiled and walked
@@ -154,8 +158,18 @@ class _Way:
         self.begin("measuring" if self.request.measured and not self.request.obtained else "estimating")
         instances = self.preset.problem.instances(self.request.with_margin(margin))
         self.begin(f"solving ({self.method})")
-        answer = self.search(instances, self.method, **self.arguments)
+        answer = self.search(instances, self.method, **self.arguments, **self.starts(instances))
         return self.plan(answer if margin == 0 else _bounded(answer, bound_ns), margin)
+
+    def starts(self, instances: Sequence[Any]) -> dict[str, Any]:
+        """The incumbents as an argument of a search, where there are some. Raises InputError."""
+        problem, plans = self.preset.problem, self.incumbents
+        if not plans:
+            return {}
+        if all(problem.incumbent_of(instance, plan) is None for instance in instances for plan in plans):
+            told = f"are {plural(len(plans), 'plan')}, none of {self.preset.name} for what is asked for"
+            raise InputError("command line", "--incumbents", told, "leave them out")
+        return {"incumbents": plans}
 
     def search(self, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
         """The preset's search of these instances, in the time that is left."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainplan.planned import Planned
-from trainplan.presets import PAPERS, Published
+from trainplan.presets import DEFAULT, PAPERS, Published, preset
 from trainplan.profiling.base.errors import InputError
 
+BEGUN = "begun from their plans"
 JUDGED_ON = "serial"  # the back-end whose steps the joint problem minimises
+
+
+SHARED = ("pipeline", "micro_batches", "dp", "tp")  # parameters that mean the same to every planner that has them
+WIDER = ("host", "hybrid", "modules", "sliced", "chunks")  # parameters that give the joint problem more to choose from
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,8 @@ class Rival:
 
     above: how much longer its step takes than the joint optimum's, as a share of that; bound_ns, gap: what the joint problem
     proves of any plan, and how far this one is from it (None for plans that the joint problem does not contain: `outside` says
-    what). seconds: from the request to the plan.
+    what). seconds: from the request to the plan; of the optimum that begins from the planners' plans, whole_seconds are these
+    and those of the planners whose plans it began from.
     """
 
     planner: str
@@ -33,6 +39,7 @@ class Rival:
     seconds: float
     outside: str | None = None
     why: str | None = None
+    whole_seconds: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -48,43 +55,82 @@ def rivals(
     time_limit: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[list[Rival], Planned | None]:
-    """The joint optimum and every planner's plan for one request, the optimum first; and the answer of the joint problem.
+    """The joint optimum, every planner's plan for one request, and the joint optimum begun from these plans; and the answer of
+    the joint problem.
 
-    plan: `plan` of the public verbs, given the request and a preset. gap: of the joint problem; the planners run to their end.
-    time_limit: seconds for each. Raises InputError where the request does not suit the first of them.
+    plan: `plan` of the public verbs, given the request and a preset. request: with choices of the joint problem, of which the
+    planners get what is SHARED. gap: of the joint problem; the planners run to their end. time_limit: seconds for each. Raises
+    InputError where the request does not suit the first of them.
     """
     rows: list[Rival] = []
-    optimum: Planned | None = None
+    answers: list[Planned] = []
+    choices = {each.name for each in preset(published[0].preset).parameters}
+    limits: dict[str, Any] = {"backend": JUDGED_ON, "time_limit": time_limit, "beside": False}
     for each in published:
         if progress is not None:
             progress(each.label)
         began = time.perf_counter()
-        options = {"gap": gap} if each.method == "exact" else {"method": each.method}
+        without: list[str] = []
+        options: dict[str, Any] = {"gap": gap, **request}
+        if answers:
+            asked, without = _asked_of(each, request, choices)
+            options = {"method": each.method, **asked}
         try:
-            answer = plan(**request, **options, like=each.preset, backend=JUDGED_ON, time_limit=time_limit)
+            answer = plan(**options, **limits, like=each.preset)
         except InputError as error:
-            if optimum is None:
+            if not answers:
                 raise
-            rows.append(Rival(each.label, None, None, None, None, None, None, time.perf_counter() - began, why=str(error)))
+            rows.append(_none(each.label, str(error), time.perf_counter() - began))
             continue
-        optimum = answer if optimum is None else optimum
-        rows.append(_row(each, answer, optimum, time.perf_counter() - began))
+        answers.append(answer)
+        rows.append(_row(each.label, answer, answers[0], time.perf_counter() - began, without))
         if answer.interrupted:
-            break
-    return rows, optimum
+            return rows, answers[0]
+    label = f"{published[0].label}, {BEGUN}"
+    if progress is not None:
+        progress(label)
+    began = time.perf_counter()
+    incumbents = [answer.plan for answer in answers[1:] if answer.plan is not None]
+    try:
+        answer = plan(**request, **limits, gap=gap, like=published[0].preset, incumbents=incumbents)
+    except InputError as error:
+        return [*rows, _none(label, str(error), time.perf_counter() - began)], answers[0]
+    last = _row(label, answer, answers[0], time.perf_counter() - began)
+    planners = sum(row.seconds for row in rows[1:] if row.step_ns is not None)
+    return [*rows, replace(last, whole_seconds=last.seconds + planners)], answers[0]
 
 
-def _row(each: Published, answer: Planned, optimum: Planned, seconds: float) -> Rival:
+def _asked_of(planner: Published, request: dict[str, Any], choices: set[str]) -> tuple[dict[str, Any], list[str]]:
+    """What of a request is asked of a planner; and the flags of choices that narrow the joint problem, and not its own."""
+    parameters, asked, without = preset(planner.preset).parameters, dict(request), list[str]()
+    own = {parameter.name for parameter in parameters}
+    for name in choices & set(request):
+        parameter = next(each for each in preset(DEFAULT).parameters if each.name == name)
+        if request[name] in (None, parameter.default) or not (name in SHARED and name in own):
+            del asked[name]
+            if request[name] not in (None, parameter.default) and name not in WIDER and request[name] != "all":
+                without.append(parameter.flag)
+    return asked, sorted(without)
+
+
+def _none(planner: str, why: str, seconds: float) -> Rival:
+    return Rival(planner, None, None, None, None, None, None, seconds, why=why)
+
+
+def _row(planner: str, answer: Planned, optimum: Planned, seconds: float, without: Sequence[str] = ()) -> Rival:
+    """What an answer comes to. without: choices that narrow the joint problem, and that the planner does not know."""
     plan, best_ns, bound_ns = answer.plan, optimum.step_ns, optimum.answer.bound_ns
     if plan is None or plan.predicted is None:
         reason = answer.result.reason or answer.result.message or answer.result.status
         why = f"plans of {plan.planned_model().family} are no programs yet" if plan is not None else str(reason)
-        return Rival(each.label, None, None, None, None, None, None, seconds, why=why)
-    outside = "states or hidden states on the host" if plan.uses_host else None
-    outside = "micro-batches in halves" if plan.sliced and answer is not optimum else outside
+        return _none(planner, why, seconds)
+    outside = f"planned without {', '.join(without)}" if without else None
+    if answer.preset.name != optimum.preset.name:
+        outside = "states or hidden states on the host" if plan.uses_host else outside
+        outside = "micro-batches in halves" if plan.sliced else outside
     step_ns = plan.predicted.step_ns
     return Rival(
-        planner=each.label,
+        planner=planner,
         step_ns=step_ns,
         peak_bytes=plan.predicted.most_bytes,
         stages=len(plan.stages),

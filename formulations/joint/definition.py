@@ -14,6 +14,7 @@ from trainplan.formulations.joint.constraints import CONSTRAINTS, narrowed
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
+from trainplan.formulations.joint.of_plan import incumbent_of
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.space import Space
@@ -136,6 +137,10 @@ class Joint(Problem):
             units=[_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)],
             **kept,
         )
+
+    def incumbent_of(self, instance: Instance, plan: Plan) -> Solution | None:
+        """The solution of an instance that a plan stands for; None where there is none."""
+        return incumbent_of(instance, plan)
 
     # Brute force
 

@@ -10,6 +10,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import problem_of
 from trainplan.profiling.base.arguments import checked
 from trainplan.profiling.base.errors import InputError, shown
@@ -25,6 +26,7 @@ from trainplan.solvers.core.result import Infeasibility, Result, Status, relativ
 from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, judge
 
 LEAST_MEMORY = 2**26
+INCUMBENT = "plan that the search began from"
 EXPLAINING = 0.7  # of the grace, in which an explanation and a cheap bound have to be ready
 PACKAGES = ("trainplan", "numpy", "pyomo", "highspy", "ortools")
 
@@ -51,6 +53,7 @@ def solve(
     explained: bool = True,
     cold: bool = False,
     solver_memory: str | int | None = None,
+    incumbents: Sequence[Plan] = (),
     clock: Clock | None = None,
     **options: Any,
 ) -> Result:
@@ -60,9 +63,9 @@ def solve(
     reaching it is an outcome, not an error, and so is Ctrl-C: the best solution and bound until then are the result, which says
     by what it was `stopped`. gap: relative gap at which to stop; `optimal` then means within it. explained: where a method
     finds nothing, find out whether anything fits. cold: MILP and CP-SAT do not begin from the plan of a fast method.
-    solver_memory: what the method may take beside what the process has already, such as "8GiB" or bytes (on Linux). clock: what
-    counts the seconds. options: the method's own, see `methods`. Raises InputError for a method, limit or option that does not
-    exist.
+    solver_memory: what the method may take beside what the process has already, such as "8GiB" or bytes (on Linux).
+    incumbents: plans that the search begins from, as far as they are of the instance. clock: what counts the seconds. options:
+    the method's own, see `methods`. Raises InputError for a method, limit or option that does not exist.
     """
     entry = method_named(instance.problem, method)
     check_arguments(time_limit, gap, seed)
@@ -70,7 +73,7 @@ def solve(
     _check_options(entry, options)
     search = Search(judge(instance), time_limit, seed, gap, options, progress, clock or Clock(), source=entry.name)
     search.memory_bytes = memory_bytes
-    run = _Run(instance, entry, search, cold)
+    run = _Run(instance, entry, search, cold, incumbents)
     try:
         run.solve()
         return run.result(explained)
@@ -115,8 +118,8 @@ def _memory_bytes(memory: str | int) -> int:
 class _Run:
     """One method on one instance: its outcome, and the result, which is what our own checks leave of it."""
 
-    def __init__(self, instance: Any, entry: Entry, search: Search, cold: bool) -> None:
-        self.instance, self.entry, self.search = instance, entry, search
+    def __init__(self, instance: Any, entry: Entry, search: Search, cold: bool, incumbents: Sequence[Plan]) -> None:
+        self.instance, self.entry, self.search, self.incumbents = instance, entry, search, incumbents
         self.problem = problem_of(instance)
         self.grace, self.seconds_apart = grace_seconds(search.time_limit), search.clock.seconds_apart
         self.cheap: tuple[int, str] | None = None
@@ -152,6 +155,9 @@ class _Run:
     def _begun(self) -> Outcome | None:
         """Report what the method begins from, or have ready what it falls back on; the outcome, where that is proven."""
         instance, entry, search = self.instance, self.entry, self.search
+        for plan in self.incumbents:
+            if (solution := self.problem.incumbent_of(instance, plan)) is not None:
+                search.report(solution, source=INCUMBENT)
         if (entry.model or entry.starts) and self.begins:
             search.report(first_plan(instance), source=FIRST_PLAN)
             search.provisional = entry.starts and search.best is not None

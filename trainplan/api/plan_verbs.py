@@ -88,6 +88,8 @@ def plan(
     cold: bool = False,
     solver_memory: str | int | None = None,
     jobs: int | None = None,
+    beside: bool = True,
+    incumbents: Sequence[Plan] = (),
     progress: Callable[[Any], None] | None = None,
     measuring: Callable[[dict[str, Any]], None] | None = None,
     **choices: Any,
@@ -106,8 +108,10 @@ def plan(
         must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the method. cold:
         MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
         jobs: processes that search, which change nothing in the answer (default: as many as there are cores; 1 where the work
-        is small). progress: called with a text that names what is begun, and with a `Point` (seconds, objective, bound, in ns)
-        for each better plan or bound, such as `progress=print`. measuring: called with the reports of measuring.
+        is small). beside: look for the best plan with one strategy, and for the prices of constraints, too. incumbents: plans,
+        of whatever preset, that the search begins from (joint). progress: called with a text that names what is begun, and with
+        a `Point` (seconds, objective, bound, in ns) for each better plan or bound, such as `progress=print`. measuring: called
+        with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
         joint: pipeline, micro_batches, schedule, sliced, chunks, by_unit, zero, hybrid, sequence_parallel, modules, host; and
         constraints, whose costs are in `prices`, as that of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts.
@@ -134,9 +138,10 @@ def plan(
         settings |= _processes(chosen, method, jobs)
     clock = Clock()
     began = clock()
-    best = planned(made, chosen, method, backend=backend, time_limit=time_limit, **limits, **settings)
+    starts: dict[str, Any] = {"beside": beside, "incumbents": incumbents}
+    best = planned(made, chosen, method, backend=backend, time_limit=time_limit, **starts, **limits, **settings)
     best = replace(best, instead=instead)
-    if not (constraints := _constraints(chosen, asked, choices)):
+    if not beside or not (constraints := _constraints(chosen, asked, choices)):
         return best
     relaxed = {text: partial(_without, name, chosen, method, asked, choices) for name, text in constraints.items()}
     left = None if time_limit is None else time_limit - (clock() - began)
@@ -252,13 +257,19 @@ def compare_planners(
     progress: Callable[[str], None] | None = None,
     **request: Any,
 ) -> list[Rival]:
-    """What each paper's planner loses on a model and a cluster against the joint optimum, which stands first: all plans judged
-    by the walks on the serial back-end, whose step the joint problem minimises.
+    """What each paper's planner loses on a model and a cluster against the joint optimum, which stands first, and last once
+    more, begun from their plans: all plans judged by the walks on the serial back-end, whose step the joint problem minimises.
 
-    request: as of `plan`: model, cluster, batch, memory, reserve, sequence, dtype, profile. gap: of the joint problem.
-    time_limit: seconds for each planner. progress: called with the name of each. Raises InputError.
+    request: as of `plan`, with the choices of joint, such as host or schedule; but for like, method, backend, beside and
+    incumbents, which are each planner's own. Of the choices, a planner gets those of its own among pipeline, micro_batches,
+    dp and tp, and its row says what it was planned without. gap: of the joint problem. time_limit: seconds for each planner.
+    progress: called with the name of each. Raises InputError.
     """
     check_arguments(plan, request)
+    for name in ("like", "method", "backend", "beside", "incumbents"):
+        if request.get(name) is not None:
+            fix = "leave it out: each planner has its own"
+            raise InputError("command line", "--" + name, f"is {request[name]!r}", fix)
     return rivals(plan, request, gap=gap, time_limit=time_limit, progress=progress)[0]
 
 

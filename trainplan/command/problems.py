@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from trainplan.command.options import Command, Outcome, exit_code, flag, flags_o
 from trainplan.formulations.problem import problem, problem_names, problem_of
 from trainplan.frontiers import LIMITS, memory_limits
 from trainplan.pictures import drawn
+from trainplan.presets import DEFAULT, PRESETS
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_readable, json_text, read_data, write_whole
 from trainplan.profiling.base.quantities import parse_bytes
@@ -154,38 +155,58 @@ SOURCES = word(
     "--model and --cluster]",
     None,
 )
-EACH = flag("time_limit", float, "Seconds for each method.", 30)
-COLD = flag("cold", bool, "Whether MILP and CP-SAT begin without the plan of a fast method.", True, names=("--cold/--warm",))
+SECONDS = 30.0  # for each, unless others are given
+EACH = flag("time_limit", float | None, f"Seconds for each method. [default: {SECONDS:.0f}]")
+COLD = flag(
+    "cold",
+    bool | None,
+    "Of an instance: whether MILP and CP-SAT begin without the plan of a fast method. [default: cold]",
+    names=("--cold/--warm",),
+)
+GAP = flag("gap", float | None, f"Without files: relative gap of the joint optimum. [default: {LEAST_GAP}]")
+SEED = flag("seed", int | None, "Seed of the methods. [default: 0]")
+ASKED = [*options.REQUEST[:-1], *options.flags_of(PRESETS[DEFAULT].parameters)]
 
 
-@takes([SOURCES], options.REQUEST[:-1], [METHODS, EACH, options.GAP, options.SOLVER_MEMORY, options.SEED, COLD])
+@takes([SOURCES], ASKED, [METHODS, EACH, GAP, options.SOLVER_MEMORY, SEED, COLD])
 def compare(**values: Any) -> Outcome:
     """Solve an instance with several methods and let each check the others; or hold plans side by side; or, of a model and a
     cluster, what each paper's planner loses against the joint optimum, all plans judged by the walks on the serial back-end.
     """
     sources = values.pop("sources")
-    request = {argument.name: values.pop(argument.name) for argument in options.REQUEST[:-1]}
-    gap = values.pop("gap")
+    request = {argument.name: values.pop(argument.name) for argument in ASKED}
+    settings = {name: value for name, value in values.items() if value not in (None, [])}
     if not sources:
-        limits = {"gap": gap or LEAST_GAP, "time_limit": values["time_limit"]}
+        _refuse(settings, ("method", "cold"), "is given without an instance", "leave it out: each planner has its own")
+        limits = {"gap": LEAST_GAP, "time_limit": SECONDS, **settings}
         with render.planning() as progress:
             rivals = api.compare_planners(**request, **limits, progress=progress)
         code = options.FINE if any(each.step_ns is not None for each in rivals) else options.INFEASIBLE
         return Outcome([each.to_dict() for each in rivals], partial(render.rivals, rivals), {}, code)
-    if asked := [name for name, value in request.items() if value is not None]:
-        flag = "--" + asked[0].replace("_", "-")
-        raise InputError("command line", flag, "is given beside a file", "give it without files, or leave it out")
+    asked = {name: value for name, value in request.items() if value not in (None, [])}
+    _refuse(asked, asked, "is given beside a file", "give it without files, or leave it out")
     if len(sources) > 1 or "format" in _fields(sources[0]):
+        _refuse(settings, settings, "is given beside plan files", "leave it out: nothing is searched")
         rows = api.compare_plans(sources)
         return Outcome(rows, partial(render.plan_rows, rows))
+    _refuse(settings, ("gap",), "is given beside an instance", "leave it out: methods are compared at their ends")
     with render.searching("comparing") as progress:
-        results, contradictions = api.compare(sources[0], values.pop("method"), progress=progress, **values)
+        limits = {"time_limit": SECONDS, **settings}
+        results, contradictions = api.compare(sources[0], limits.pop("method", None), progress=progress, **limits)
     interrupted = any(result.stopped == "interrupt" for result in results)
     code = options.FINE if any(result.objective is not None for result in results) and not interrupted else options.STOPPED
     if contradictions or any(result.status == "infeasible" for result in results):
         code = options.INFEASIBLE
     content = {"results": [result.to_dict() for result in results], "contradictions": contradictions}
     return Outcome(content, partial(render.comparison, results, contradictions), {}, code)
+
+
+def _refuse(options_set: Mapping[str, Any], names: Iterable[str], problem: str, fix: str) -> None:
+    """Raises InputError for the first of these options that is set."""
+    for name in names:
+        if name in options_set:
+            flag = "--warm" if name == "cold" and not options_set[name] else "--" + name.replace("_", "-")
+            raise InputError("command line", flag, problem, fix)
 
 
 def _fields(source: Path) -> Mapping[str, Any]:

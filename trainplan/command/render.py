@@ -272,7 +272,8 @@ def rivals(found: Sequence[Rival]) -> None:
         numbers = {"step_ns": each.step_ns, "peak_bytes": each.peak_bytes, "stages": each.stages, "count": each.micro_batches}
         cells = [_cell(name, value) for name, value in numbers.items()]
         cells += ["-" if share is None else f"{share:+.3%}" for share in (each.above,)]
-        cells += ["-" if each.gap is None else f"{each.gap:.3%}", f"{each.seconds:.2f}"]
+        seconds = f"{each.seconds:.2f}" + ("" if each.whole_seconds is None else f", with theirs {each.whole_seconds:.2f}")
+        cells += ["-" if each.gap is None else f"{each.gap:.3%}", seconds]
         rows.append([each.planner, *cells])
     columns = ("planner", "step", "memory", "stages", "micro-batches", "above", "gap to bound", "seconds")
     table(columns, rows, "steps by the walks, one lane a device; above the joint optimum, and above its bound")

@@ -1,0 +1,51 @@
+"""A plan, whoever made it, as a solution of a joint instance: what a search may begin from."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.plan import Plan
+
+
+def incumbent_of(instance: Instance, plan: Plan) -> Solution | None:
+    """The solution that becomes a plan of the same programs; None where the instance has none such: for another batch, with
+    stages, a schedule or strategies that it does not offer, on other devices, or with something on the host."""
+    batch, ends = plan.batch, [unit.last for unit in instance.units]
+    if batch.global_samples != instance.batch or batch.shares or len(plan.units) != ends[-1] + 1 or plan.uses_host:
+        return None
+    if plan.placement not in (None, list(range(plan.world))) or any(unit.precision != "model" for unit in plan.units):
+        return None
+    begins = {unit.first: l for l, unit in enumerate(instance.units)}
+    cuts = tuple(begins.get(stage.first_unit, 0) for stage in plan.stages[1:])
+    if 0 in cuts or any(not instance.cuttable[cut - 1] for cut in cuts):
+        return None
+    for place, configuration in enumerate(instance.configurations):
+        if _same(configuration, plan) and configuration.cuts in (None, cuts):
+            choice = _choice(instance, configuration, plan, cuts)
+            return None if choice is None else Solution(place, cuts, choice)
+    return None
+
+
+def _same(configuration: Configuration, plan: Plan) -> bool:
+    """Whether a plan has the stages, the devices, the schedule and the micro-batches of a configuration."""
+    sites, schedule, begin = configuration.sites, configuration.schedule, [0]
+    begin += accumulate(site.size for site in sites)
+    ranks = [list(range(begin[x % len(sites)], begin[x % len(sites) + 1])) for x in range(configuration.stages)]
+    if [stage.ranks for stage in plan.stages] != ranks or plan.batch.micro_batches != configuration.micro_batches:
+        return False
+    return len(ranks) == 1 or (schedule.planned, schedule.sliced) == (plan.schedule, plan.sliced)
+
+
+def _choice(instance: Instance, configuration: Configuration, plan: Plan, cuts: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The option of every unit; None where some unit has none."""
+    strategies, choice, x = plan.strategies(), list[int](), 0
+    for l, unit in enumerate(instance.units):
+        x += l in cuts
+        chosen = set(strategies[unit.first : unit.last + 1])
+        options = instance.table(configuration, x, l).options
+        places = [s for s, option in enumerate(options) if not option.host and {option.strategy} == chosen]
+        if not places:
+            return None
+        choice.append(places[0])
+    return tuple(choice)
