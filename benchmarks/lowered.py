@@ -1,10 +1,11 @@
 """Random plans lowered onto torch's own pieces, against the same plans by program and one process.
 
-`--plans` plans of worlds 1, 2 and 4, all within what is lowered: any cuts, 1F1B, GPipe and interleaved stages, each unit with
-any levels of dp, sdp and tp, ZeRO stage, sequence parallelism and recomputation, some with dropout. Each takes two steps in
-float64 by program and lowered, in the same processes. Losses, and the first step's gradients relative to the largest of their
-unit, have to be within 1e-12 of each other and of one process. Then `--drawn` plans over all that a plan can say are drawn,
-and their refusals counted by field. Exit status 1 where a plan is apart, or one within the list is refused.
+`--plans` plans of worlds 1, 2, 3 and 4, all within what is lowered: any cuts, 1F1B, GPipe and interleaved stages, each unit
+with any levels of dp, sdp and tp, ZeRO stage, sequence parallelism and recomputation, some with dropout, some with gathered
+parameters kept whole. Each takes two steps in float64 by program and lowered, in the same processes. Losses, and the first
+step's gradients relative to the largest of their unit, have to be within 1e-12 of each other and of one process. Then `--drawn`
+plans over all that a plan can say are drawn, and their refusals counted by field. Exit status 1 where a plan is apart, or a
+regular one is refused that has no residence on the host, no halves and no shares.
 
     python -m benchmarks.lowered --plans 300 --drawn 1000 --seed 0
 """
@@ -31,27 +32,31 @@ from tests.execution.any_plan import any_plan, features_of
 from tests.execution.plans import DROPPING
 
 ROOT = Path(__file__).parent.parent
-WORLDS = (1, 2, 4)
-KINDS = ("regular", "interleaved, regular")  # those whose plans are all within what is lowered
+WORLDS = (1, 2, 3, 4)
+REGULAR = ("regular", "interleaved, regular")  # kinds of plans that are all within what is lowered
+OTHERS = ("unlike", "interleaved")  # kinds of which some are: those with stages of one size
 LARGEST_DIFFERENCE = 1e-12
 STEPS = 2
 NAMES = ("gradients, lowered and by program", "losses, lowered and by program", "gradients, lowered and one process")
 
 
 def lowered_plan(rng: random.Random, world: int) -> Plan:
-    """A random plan within what is lowered; each third one drops numbers."""
-    name = ""
-    while name not in KINDS:
+    """A random plan within what is lowered, or a regular one, which has to be. Each third drops numbers, and each third keeps
+    gathered parameters."""
+    while True:
         name, plan = any_plan(rng, world)
+        if name in REGULAR or (name in OTHERS and not refusals(plan)):
+            break
     if rng.random() < 1 / 3:
         dropping = {model.digest: model for model in DROPPING}
-        if (model := dropping.get(plan.model_digest)) is not None:
-            plan = plan.changed(model=model.shape())
+        plan = plan.changed(model=dropping.get(plan.model_digest, plan.planned_model()).shape())
+    if rng.random() < 1 / 3:
+        plan = plan.changed(units=[unit.changed(states=unit.states.changed(kept_whole=True)) for unit in plan.units])
     return plan
 
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list[dict[str, float]]:
-    """Body of one rank: each plan by program, then lowered. Of each, the largest differences, those of one process on rank 0."""
+    """Body of one rank: each plan by program, then lowered. Of each, the largest differences, from one process on rank 0."""
     from trainplan.execution.lowering.ranks import flat_values
     from trainplan.execution.lowering.trainer import Trainer
     from trainplan.execution.run.comparison import Outcome, compare

@@ -8,8 +8,8 @@
               ZeRO-2  parameters whole until the last micro-batch's backward pass
               ZeRO-1  gradients, too, whole until then, and reduce-scattered once a step
 
-Everywhere gradients are summed: `set_gradient_divide_factor(1.0)`, and the loss is divided by the tokens of the whole step. With
-unlike data degrees in one model an average over each unit's own ranks would weigh units against each other.
+Everywhere gradients are summed, by `set_gradient_divide_factor(1.0)`, and the loss is divided by the tokens of the whole step.
+With unlike data degrees in one model an average over each unit's own ranks would weigh units against each other.
 
 fully_shard and tp never split a tensor along the same dimension where it has another: what tp splits by rows FSDP splits by
 columns. Of what remains, biases, both split the only one, evenly.
@@ -34,6 +34,7 @@ from torch.distributed.tensor.parallel import (
 )
 from trainplan.execution.lowering.blocks import Place, Unit
 from trainplan.execution.lowering.meshes import Ranks, level_mesh
+from trainplan.execution.lowering.weights import INTO
 from trainplan.formulations.precision import Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models import torch_units
@@ -70,22 +71,13 @@ def _styles(strategy: Strategy) -> dict[str, ParallelStyle]:
     }
     for name in ("project", "project_up"):
         styles[name] = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),))
-    for name in (
-        "project.q",
-        "project.k",
-        "project.v",
-        *(f"{into}.{way}" for into in ("project", "project_up") for way in WAYS),
-    ):
-        styles[name] = ColwiseParallel()
+        styles |= {f"{name}.{matrix}": ColwiseParallel() for matrix in INTO}
     for name in ("out", "down"):
         styles[name] = RowwiseParallel(output_layouts=outside)
     if strategy.sequence_parallel:
         for name in ("norm", "ffn_norm", "dense", "dense_norm"):
             styles[name] = SequenceParallel(use_local_output=True)
     return styles
-
-
-WAYS = ("up", "gate")
 
 
 def shards_data(strategy: Strategy, precision: Precision) -> bool:

@@ -118,20 +118,16 @@ def _of_tensors(field: str, part: Sublayer, strategy: Strategy) -> Iterator[Refu
         if parameter.split is None or parameter.name == "logits.bias":
             continue
         shape, split = _of_module(parameter)
-        table = parameter.name in ("tokens.weight", "logits.weight")
-        if shape[split] % tp and not table:
-            yield Refusal(
-                field, f"splits {parameter.name} of {shape[split]} over tp{tp}", f"give a tp that divides {shape[split]}"
-            )
-        elif table and -(-shape[split] // tp) * (tp - 1) >= shape[split]:
-            yield Refusal(field, f"splits {parameter.name} of {shape[split]} over tp{tp}", "give a smaller tp")
+        name, size, table = parameter.name, shape[split], parameter.name in ("tokens.weight", "logits.weight")
+        if size % tp and not table:
+            yield Refusal(field, f"splits {name} of {size} over tp{tp}", f"give a tp that divides {size}")
+        elif table and -(-size // tp) * (tp - 1) >= size:
+            yield Refusal(field, f"splits {name} of {size} over tp{tp}", "give a smaller tp, so that every rank has some")
         elif len(shape) > 1 and split == 0 and shape[1] % sdp:
-            yield Refusal(
-                field, f"splits {parameter.name} by its {shape[1]} columns over sdp{sdp}", f"give a divisor of {shape[1]}"
-            )
-        elif len(shape) == 1 and shape[0] % (tp * sdp):
-            problem = f"splits {parameter.name} of {shape[0]} over tp{tp} and sdp{sdp}"
-            yield Refusal(field, problem, f"give degrees whose product divides {shape[0]}")
+            yield Refusal(field, f"splits {name} by {shape[1]} columns over sdp{sdp}", f"give a divisor of {shape[1]}")
+        elif len(shape) == 1 and size % (tp * sdp):
+            problem = f"splits {name} of {size} over tp{tp} and sdp{sdp}"
+            yield Refusal(field, problem, f"give degrees whose product divides {size}")
 
 
 def _of_module(parameter: Parameter) -> tuple[tuple[int, ...], int]:

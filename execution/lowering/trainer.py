@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 from trainplan.execution.lowering.blocks import Unit
 from trainplan.execution.lowering.meshes import make_meshes
-from trainplan.execution.lowering.stages import Chain, Stage, make_schedule, make_stage
+from trainplan.execution.lowering.stages import Chain, make_schedule, make_stage
 from trainplan.execution.run.reference import LEARNING_RATE, batch_tokens
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import rows_of
@@ -151,8 +151,3 @@ class TiedTables:
                 parameter.grad = everywhere.redistribute(placements=parameter.placements)
             else:
                 parameter.grad = total.clone()
-
-
-def stages_of(trainer: Trainer) -> list[Stage]:
-    """The rank's stages."""
-    return trainer.stages
