@@ -357,6 +357,7 @@ def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard
 
 
 def activated_values(part: FeedForward, up: Tensor, gate: Tensor | None = None) -> Tensor:
+    """What lies between the matrices of a feed-forward network: the activation, with its gate where there is one."""
     function = ACTIVATIONS[part.activation]
     return function(up) if gate is None else function(gate) * up
 

@@ -14,6 +14,7 @@ from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, mo
 from trainplan.certifying import certify
 from trainplan.execution.exports.common import Export
 from trainplan.execution.exports.registry import exporter
+from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
@@ -372,9 +373,13 @@ def run(
     cluster: FilePath | Cluster | None = None,
     profile: FilePath | Profile | None = None,
     stall_timeout: float = STALL_S,
+    by: str | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
     """Run a plan on local processes. Raises InputError, WorkerError; warns where it needs more memory than it was made for.
+
+    by: torch, for FSDP2, DTensor, checkpointing and pipelining of torch itself; program, for the plan's own instructions
+    (default: torch where it carries the plan, nothing is to be measured, and back-end and transport are those by default).
 
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
     smaller. dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or
@@ -403,7 +408,10 @@ def run(
     base = None
     if cluster is not None or profile is not None:
         base = _profile_to_measure(the_plan, run_model, measure, cluster, profile)
-    return run_plans([the_plan], model=run_model, where=where, profile=base, **options)[0]
+    asked = {"backend": backend, "transport": transport, "measure": measure or measure_memory}
+    choice = runtime_of(by, the_plan, run_model, where=where, **asked)
+    report = run_plans([the_plan], model=run_model, where=where, profile=base, runtime=choice.runtime, **options)[0]
+    return replace(report, why_program=choice.why)
 
 
 def _profile_to_measure(
