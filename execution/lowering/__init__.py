@@ -15,7 +15,8 @@ factor. Tensor parallelism writes the function itself as a sum over ranks: colum
                                            micro-batches than stages: _PipelineScheduleRuntime with its order    stages
     layout.levels tp                       parallelize_module: ColwiseParallel, RowwiseParallel; loss_parallel   parallel
     layout.sequence_parallel               SequenceParallel, and Shard(1) in front of and behind the matrices    parallel
-    layout.levels dp, sdp                  fully_shard on the (dp, sdp) slice of a DeviceMesh, with sums         parallel
+    layout.levels sdp, dp with sdp         fully_shard on the (dp, sdp) slice of a DeviceMesh, with sums         parallel
+    layout.levels dp alone                 register_post_accumulate_grad_hook, all_reduce                        parallel
     states.zero 1, 2, 3; kept_whole        reshard_after_forward, set_reshard_after_backward,
                                            set_requires_gradient_sync, set_requires_all_reduce                   parallel
     unlike layouts of neighbours           DTensor.from_local(..).redistribute(..).to_local(..)                  stages
@@ -29,5 +30,6 @@ tensor at a time. Programs and lowered models take the same samples, initial val
 oracle, and `benchmarks.lowered` holds them against each other and against one process.
 
 Two things lie otherwise than in programs. A table that embedding and head share is two parameters here, whose gradients are
-summed once a step, also where a program has one. And what dp copies whole, FSDP has twice while it is in use.
+summed once a step, also where a program has one. And under ZeRO-1 and 2 FSDP has a rank's shard of the parameters beside the
+whole of them.
 """

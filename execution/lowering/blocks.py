@@ -101,6 +101,13 @@ def dropped(y: Tensor, draw: Draw | None, probability: float, site: Any = "outpu
     return y if draw is None or not probability else drop(y.clone(), draw, site, probability)
 
 
+def gathering(unit: Unit, module: nn.Module, x: Tensor) -> Any:
+    """What a module gives that reads all tokens of x. Where ranks have their own tokens of it alone, what they gather is not
+    kept for the backward pass, but gathered again; with what comes before it, where that is computed again anyway."""
+    computed_again = unit.strategy.ckpt or "norms" in unit.recomputed
+    return module(x) if unit.place.share == (0, 1) or computed_again else again(module, x)
+
+
 class Projections(nn.ModuleDict):
     """Matrices that read the same: one module, so that tensor-parallel ranks gather tokens, and sum gradients, once for all."""
 
@@ -160,7 +167,7 @@ class AttentionUnit(Unit):
 
         def entered(x: Tensor) -> tuple[Tensor, ...]:
             inside = dropped(self.norm(x), draw, part.input_dropout, "input")
-            return inside, *self.project(inside)
+            return inside, *gathering(self, self.project, inside)
 
         inside, q, k, v = self.recomputing("norms", entered, x)
         y = self.out(self.recomputing("attention", core(self, part, draw), q, k, v))
@@ -216,7 +223,7 @@ class FeedForwardUnit(Unit):
 
         def entered(x: Tensor) -> tuple[Tensor, ...]:
             inside = self.norm(x)
-            return inside, *self.project(inside)
+            return inside, *gathering(self, self.project, inside)
 
         def left(*inner: Tensor) -> Tensor:
             y: Tensor = self.down(torch_units.activated_values(part, *inner))
@@ -283,7 +290,7 @@ class HeadUnit(Unit):
             return inside * part.scale if part.scale != 1 else inside
 
         def logits(x: Tensor) -> Tensor:
-            return self.logits(entered(x))
+            return gathering(self, self.logits, entered(x))
 
         def loss(logits: Tensor) -> Tensor:
             logits = logits + self.bias if part.bias else logits

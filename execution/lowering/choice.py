@@ -29,12 +29,13 @@ def runtime_of(
     backend: str = BACKEND,
     transport: str = TRANSPORT,
     measure: bool = False,
+    measure_memory: bool = False,
     where: str = "plan",
 ) -> Choice:
     """Who runs a plan as this model. by: torch or program, or None for torch where it can.
 
-    backend, transport, measure: as of a run. They order, carry and time the instructions of programs, so torch is chosen only
-    where they are as they are by default. Raises InputError where torch is asked for and cannot.
+    backend, transport, measure, measure_memory: as of a run. The first three order, carry and time instructions of programs;
+    memory is that of the program, which is predicted, unless torch is asked for. Raises InputError where that cannot be.
     """
     if by == "program":
         return Choice("program")
@@ -47,6 +48,8 @@ def runtime_of(
             return Choice("program", f"{name} {value} is of programs" if name != "--measure" else f"{name} times instructions")
         if value:
             raise InputError("command line", name, f"is {value!r} with --by torch", "leave one of both out: it is of programs")
+    if measure_memory and by is None:
+        return Choice("program", "--measure-memory is of what is predicted; give --by torch for that of torch")
     for refusal in refusals(plan, model):
         if by is None:
             return Choice("program", f"{refusal.field} {refusal.problem}, which torch cannot carry")

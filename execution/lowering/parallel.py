@@ -2,13 +2,14 @@
 
     tp      projections by columns, the matrix behind them by rows, tables and logits by the vocabulary
     -sp     norms on a rank's own tokens, which are gathered in front of the projections and scattered behind the sum
-    dp      fully_shard over (dp, 1): gradients are all-reduced once a step, parameters stay whole
+    dp      each gradient all-reduced as soon as the step's last micro-batch has added to it (with a master copy of the
+            parameters: fully_shard over (dp, 1), which keeps both)
     sdp     fully_shard over (dp, sdp), with dp hybrid sharding:
               ZeRO-3  parameters gathered for each pass, gradients reduce-scattered in each micro-batch
               ZeRO-2  parameters whole until the last micro-batch's backward pass
               ZeRO-1  gradients, too, whole until then, and reduce-scattered once a step
 
-Everywhere gradients are summed, by `set_gradient_divide_factor(1.0)`, and the loss is divided by the tokens of the whole step.
+Everywhere gradients are summed (`set_gradient_divide_factor(1.0)`), and the loss is divided by the tokens of the whole step.
 With unlike data degrees in one model an average over each unit's own ranks would weigh units against each other.
 
 fully_shard and tp never split a tensor along the same dimension where it has another: what tp splits by rows FSDP splits by
@@ -20,6 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -81,8 +83,8 @@ def _styles(strategy: Strategy) -> dict[str, ParallelStyle]:
 
 
 def shards_data(strategy: Strategy, precision: Precision) -> bool:
-    """Whether a unit is under `fully_shard`: what its data-parallel ranks share or sum, or for parameters in two precisions."""
-    return strategy.data_degree > 1 or precision.master is not None
+    """Whether a unit is under `fully_shard`: for what its data-parallel ranks share, or for parameters in two precisions."""
+    return strategy.degree("sdp") > 1 or precision.master is not None
 
 
 def policy_of(precision: Precision, dtype: torch.dtype) -> MixedPrecisionPolicy:
@@ -115,6 +117,30 @@ def shard(unit: Unit, ranks: Ranks, device: str, policy: MixedPrecisionPolicy, k
         mp_policy=policy,
     )
     sums(unit)
+
+
+class Copies:
+    """The gradients of a unit whose data-parallel ranks have copies of it. last: whether the next backward pass is the last one
+    of a step, in which each gradient is summed over these ranks once it is complete, beside what is still computed."""
+
+    def __init__(self, unit: Unit, group: dist.ProcessGroup) -> None:
+        self.group, self.last = group, False
+        self._works: list[Any] = []
+        for parameter in unit.parameters():
+            parameter.register_post_accumulate_grad_hook(self._sum)
+
+    @torch.no_grad()
+    def _sum(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if self.last and gradient is not None:
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            self._works.append(dist.all_reduce(local, group=self.group, async_op=True))
+
+    def finish(self) -> None:
+        """Wait until all are summed."""
+        for work in self._works:
+            work.wait()
+        self._works.clear()
 
 
 def sums(module: Any) -> None:

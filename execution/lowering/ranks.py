@@ -42,7 +42,8 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
             outcome = Outcome(gradients, flat_values(trainer, program, False), losses)
             if apart := compare(each["programs"], outcome, job["seed"], everyone):
                 differences = {**apart._asdict()}
-        results.append({"losses": losses, "seconds": seconds, "peak_bytes": None, "spans": [], **differences})
+        peak = trainer.peak_bytes() if job["memory"] else None
+        results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, "spans": [], **differences})
     return results
 
 

@@ -28,6 +28,7 @@ from trainplan.execution.lowering.meshes import (
     strides_of,
 )
 from trainplan.execution.lowering.parallel import (
+    Copies,
     before_backward,
     data_mesh,
     parallelise,
@@ -104,6 +105,11 @@ class Chain(nn.Module):
             unit.to_empty(device=device)
         for position, unit in zip(self.positions, self.units, strict=True):
             fill(unit, torch_units.unit_seed(model, position, seed))
+        self.copies = [
+            Copies(unit, data_mesh(unit.strategy, ranks, kind).get_group("dp"))
+            for unit in self.units
+            if unit.strategy.degree("dp") > 1 and not isinstance(unit, FSDPModule)
+        ]
 
     def forward(self, x: Tensor, samples: Tensor, targets: Tensor | None = None) -> Tensor:
         """What the last unit leaves: hidden states of this rank, or the loss of its rows.
@@ -125,6 +131,8 @@ class Chain(nn.Module):
         for unit, whole in zip(self.units, self.kept_whole, strict=True):
             if isinstance(unit, FSDPModule):
                 before_backward(unit, unit.strategy, whole, last)
+        for each in self.copies:
+            each.last = last
 
 
 class StageModule(nn.Module):

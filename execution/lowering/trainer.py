@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 from trainplan.execution.lowering.blocks import Unit
+from trainplan.execution.lowering.memory import StorageTracker
 from trainplan.execution.lowering.meshes import make_meshes
 from trainplan.execution.lowering.stages import Chain, make_schedule, make_stage
 from trainplan.execution.run.reference import LEARNING_RATE, batch_tokens
@@ -80,6 +81,8 @@ class Trainer:
         ending = {"target": self.others["samples"], "losses": losses} if self.ends else {}
         with loss_parallel():
             self.schedule.step(*self.inputs, **self.others, **ending, return_outputs=False)
+        for copies in (copies for each in self.chains for copies in each.copies):
+            copies.finish()
         for parameter in self.parameters():
             lie_as_parameter(parameter)
         self.tied.sum()
@@ -89,6 +92,25 @@ class Trainer:
             total += torch.stack([each.detach().double() for each in losses]).sum()
         dist.all_reduce(total)
         return float(total)
+
+    def states(self) -> Iterator[Tensor]:
+        """Tensors that live from step to step: parameters, the optimizers' states, the batch, and what messages arrive in."""
+        yield from self.parameters()
+        for optimizer in self.optimizers:
+            yield from (each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor))
+        yield from (*self.inputs, *self.others.values())
+        for stage in self.stages:
+            infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
+            yield from (info.buffer for each in infos for info in each if info.buffer is not None)
+
+    def peak_bytes(self) -> int:
+        """The most bytes of a training step, which it takes: see `memory`."""
+        for parameter in self.parameters():
+            parameter.grad = None
+        with StorageTracker() as memory:
+            memory.count(self.states())
+            self.step()
+        return memory.peak_bytes
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All of the rank's."""

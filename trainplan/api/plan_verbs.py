@@ -408,7 +408,7 @@ def run(
     base = None
     if cluster is not None or profile is not None:
         base = _profile_to_measure(the_plan, run_model, measure, cluster, profile)
-    asked = {"backend": backend, "transport": transport, "measure": measure or measure_memory}
+    asked: dict[str, Any] = {"backend": backend, "transport": transport, "measure": measure, "measure_memory": measure_memory}
     choice = runtime_of(by, the_plan, run_model, where=where, **asked)
     report = run_plans([the_plan], model=run_model, where=where, profile=base, runtime=choice.runtime, **options)[0]
     return replace(report, why_program=choice.why)
