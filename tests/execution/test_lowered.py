@@ -66,7 +66,7 @@ def test_parameters_stay_with_one_process() -> None:
 def test_gradients_that_are_averaged_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(processes.TARGETS, "torch", "tests.execution.lowered:run_averaging_rank")
     units = len(UNTIED.units)
-    averaged, alone = run_plans([plan_of(UNTIED, [name] * units, 2) for name in ("dp2", "tp2")], steps=1, runtime="torch")
+    averaged, alone = run_plans([plan_of(UNTIED, [name] * units, 2) for name in ("sdp2", "tp2")], steps=1, runtime="torch")
     assert averaged.gradient_difference is not None and averaged.gradient_difference > 0.4
     assert alone.gradient_difference is not None and alone.gradient_difference < 1e-12
 
