@@ -30,17 +30,23 @@ def runtime_of(
     transport: str = TRANSPORT,
     measure: bool = False,
     measure_memory: bool = False,
+    checkpoints: bool = False,
     where: str = "plan",
 ) -> Choice:
     """Who runs a plan as this model. by: torch or program, or None for torch where it can.
 
     backend, transport, measure, measure_memory: as of a run. The first three order, carry and time instructions of programs;
-    memory is that of the program, which is predicted, unless torch is asked for. Raises InputError where that cannot be.
+    memory is that of the program, which is predicted, unless torch is asked for. checkpoints: whether some are kept or read,
+    which only torch does. Raises InputError where that cannot be.
     """
     if by == "program":
+        if checkpoints:
+            fix = "leave it out, or give --by torch: programs keep no checkpoints"
+            raise InputError("command line", "--checkpoint or --resume", "is given with --by program", fix)
         return Choice("program")
     if by not in (None, "torch"):
         raise InputError("command line", "--by", f"is {by!r}", one_of(str(by), RUNTIMES))
+    by = "torch" if checkpoints else by
     options = {"--backend": backend != BACKEND and backend, "--transport": transport != TRANSPORT and transport}
     options["--measure"] = measure and "on"
     for name, value in options.items():

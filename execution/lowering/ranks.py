@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from trainplan.execution.lowering.checkpoints import Checkpoints
+from trainplan.execution.lowering.saving import Saver, load
 from trainplan.execution.lowering.trainer import Trainer
 from trainplan.execution.lowering.weights import gathered
 from trainplan.execution.program import Program
@@ -30,26 +32,36 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
     for number, each in enumerate(job["jobs"]):
         program, plan = each["programs"][rank], each["plan"]
         trainer = Trainer(plan, program.model, rank, job["seed"], device)
+        kept = job["checkpoints"] or Checkpoints()
+        saver = Saver(trainer, kept) if kept.folder is not None else None
+        if kept.resume is not None:
+            load(trainer, kept)
         losses, seconds, gradients = [], [], dict[int, Tensor]()
-        for loss, took in steps(trainer, job, number, everyone, report):
+        for loss, took in steps(trainer, job, number, everyone, report, kept.done):
             losses.append(loss)
             seconds.append(took)
+            if saver is not None:
+                saver.after(kept.done + len(losses), job["steps"])
             if len(losses) == 1 and job["compare"]:
                 gradients = flat_values(trainer, program, True)
+        if saver is not None:
+            saver.finish()
         differences: dict[str, float | None] = dict.fromkeys(Differences._fields)
         if job["compare"]:
             report({"plan": number, "comparing": True})
             outcome = Outcome(gradients, flat_values(trainer, program, False), losses)
-            if apart := compare(each["programs"], outcome, job["seed"], everyone):
+            if apart := compare(each["programs"], outcome, job["seed"], everyone, kept.done):
                 differences = {**apart._asdict()}
         peak = trainer.peak_bytes() if job["memory"] else None
         results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, "spans": [], **differences})
     return results
 
 
-def steps(trainer: Trainer, job: dict[str, Any], number: int, everyone: Any, report: Reporter) -> Iterator[tuple[float, float]]:
-    """Loss and seconds of each step, which all ranks begin together."""
-    for step in range(1, job["steps"] + 1):
+def steps(
+    trainer: Trainer, job: dict[str, Any], number: int, everyone: Any, report: Reporter, done: int
+) -> Iterator[tuple[float, float]]:
+    """Loss and seconds of each step behind those that are done, which all ranks begin together."""
+    for step in range(done + 1, job["steps"] + 1):
         report.position.set(number, step, 0)
         dist.barrier(everyone)
         if trainer.device.type == "cuda":

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from trainplan.execution.ahead import programs_of
+from trainplan.execution.lowering.checkpoints import Checkpoints
 from trainplan.execution.lowering.choice import Runtime
 from trainplan.execution.program import Program
 from trainplan.execution.run.room import check_memory
@@ -110,10 +111,12 @@ def run_plans(
     stall_timeout: float = STALL_S,
     where: str = "plan",
     runtime: Runtime = "program",
+    checkpoints: Checkpoints | None = None,
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
 
-    runtime: the plans' programs, or torch's own pieces, which carry plans without `execution.lowering.refusals`.
+    runtime: the plans' programs, or torch's own pieces, which carry plans without `execution.lowering.refusals`. checkpoints:
+    what a run of one plan by torch keeps and begins with; steps are then counted from the first run's first.
 
     model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
     one that the plan's placement names, and so the same one in all plans. transport: how tensors travel (see there); with
@@ -131,6 +134,7 @@ def run_plans(
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
         )
+    assert checkpoints is None or (runtime == "torch" and len(plans) == 1)
     world = plans[0].world
     if len({gpus(plan, device, transport) for plan in plans}) > 1:
         raise InputError(
@@ -150,6 +154,7 @@ def run_plans(
         "compare": compare,
         "memory": measure_memory,
         "record": measure,
+        "checkpoints": checkpoints,
     }
     limits = {"timeout": timeout, "stall_timeout": stall_timeout}
     position = partial(place_in_step, jobs)

@@ -83,6 +83,9 @@ def simulate(source: Path, **values: Any) -> Outcome:
             "torch, for FSDP2, DTensor and pipelining of torch itself, or program. [default: torch where it carries the plan "
             "and nothing is measured]",
         ),
+        flag("checkpoint", Path | None, "Write checkpoints to this folder, by torch."),
+        flag("checkpoint_every", int | None, "With --checkpoint: a checkpoint every so many steps. [default: after the last]"),
+        flag("resume", Path | None, "Begin with the last checkpoint of this folder, under any plan; --steps are all."),
         options.RUN_BACKEND,
         flag("compare", bool, "Also run on one process and compare gradients.", True, names=("--compare/--no-compare",)),
         flag("measure_memory", bool, "Measure what each rank allocates in a step.", False),
