@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark calibrate study random-plans predictions against-torch fuzz mutations faults clean against-papers
+.PHONY: demo test test-long lint benchmark calibrate study random-plans lowered predictions against-torch fuzz mutations faults clean against-papers
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -73,6 +73,9 @@ against-torch: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz --degenerate --count 850
+
+lowered: $(INSTALLED)
+	$(BIN)/python -m benchmarks.lowered
 
 mutations: $(INSTALLED)
 	$(BIN)/python -m benchmarks.mutations --count 1000 --seed 0 --refused 50

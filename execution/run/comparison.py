@@ -32,10 +32,10 @@ class Differences(NamedTuple):
     loss_difference: float
 
 
-def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any) -> Differences | None:
+def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any, done: int = 0) -> Differences | None:
     """Called on all ranks of a group: rank 0 runs the model alone and compares every rank's shards, one at a time.
 
-    programs: of all ranks. The result is None on all ranks but 0.
+    programs: of all ranks. done: steps before those of the outcome. The result is None on all ranks but 0.
     """
     rank = dist.get_rank(group)
     if rank:
@@ -47,6 +47,8 @@ def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any
     reference, tokens = Reference(model, seed, programs[0].precision), batch_tokens(model, programs[0].samples, seed)
     gradients: list[dict[str, Tensor]] = []
     loss = gradient = parameter = 0.0
+    for _ in range(done):
+        reference.step(tokens)
     for step, value in enumerate(outcome.losses):
         loss = max(loss, abs(reference.step(tokens) - value))
         if step == 0:

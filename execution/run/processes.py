@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from trainplan.execution.ahead import programs_of
+from trainplan.execution.lowering.checkpoints import Checkpoints
+from trainplan.execution.lowering.choice import Runtime
 from trainplan.execution.program import Program
 from trainplan.execution.run.room import check_memory
 from trainplan.execution.walk.checks import check
@@ -25,6 +27,10 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
 
 MOST_PROCESSES = 64
+TARGETS: dict[Runtime, str] = {
+    "program": "trainplan.execution.run.processes:run_rank",
+    "torch": "trainplan.execution.lowering.ranks:run_rank",
+}
 Device = Literal["cpu", "cuda"]
 TransportName = Literal["direct", "staged"]  # see `transport`
 COMMUNICATION: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # torch's names, for tensors there
@@ -61,6 +67,9 @@ class RunReport:
     Where instructions were measured: instructions: their times by kind, measured and predicted; predicted_seconds: of a step
     on one lane, by the time walk, as the profile or the plan has it (None where neither is of the model that ran);
     walked_seconds: the same by the median times that its instructions took here; profile: the one that was given, with these.
+
+    runtime: who ran it, the plan's program on the back-end, or torch (see `execution.lowering`); why_program: what kept it from
+    being torch, where nobody asked for the program.
     """
 
     model: str
@@ -80,6 +89,8 @@ class RunReport:
     predicted_seconds: float | None = None
     walked_seconds: float | None = None
     profile: Profile | None = None
+    runtime: Runtime = "program"
+    why_program: str | None = None
 
 
 def run_plans(
@@ -99,8 +110,13 @@ def run_plans(
     timeout: float = float("inf"),
     stall_timeout: float = STALL_S,
     where: str = "plan",
+    runtime: Runtime = "program",
+    checkpoints: Checkpoints | None = None,
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
+
+    runtime: the plans' programs, or torch's own pieces, which carry plans without `execution.lowering.refusals`. checkpoints:
+    what a run of one plan by torch keeps and begins with; steps are then counted from the first run's first.
 
     model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
     one that the plan's placement names, and so the same one in all plans. transport: how tensors travel (see there); with
@@ -118,12 +134,13 @@ def run_plans(
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
         )
+    assert checkpoints is None or (runtime == "torch" and len(plans) == 1)
     world = plans[0].world
     if len({gpus(plan, device, transport) for plan in plans}) > 1:
         raise InputError(
             "plan", "placement", "differs from another plan's", "run plans of another placement on GPUs by themselves"
         )
-    jobs = [{"programs": sound_programs(plan, model, backend)} for plan in plans]
+    jobs = [{"programs": sound_programs(plan, model, backend), "plan": plan} for plan in plans]
     walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
     for plan, walked in zip(plans, walks, strict=True):
         check_memory(where, plan, walked, gpus(plan, device, transport))
@@ -137,12 +154,12 @@ def run_plans(
         "compare": compare,
         "memory": measure_memory,
         "record": measure,
+        "checkpoints": checkpoints,
     }
-    target = "trainplan.execution.run.processes:run_rank"
     limits = {"timeout": timeout, "stall_timeout": stall_timeout}
     position = partial(place_in_step, jobs)
     ranks = run_workers(
-        target, world, job, progress=progress, place=position, backend=communication(device, transport), **limits
+        TARGETS[runtime], world, job, progress=progress, place=position, backend=communication(device, transport), **limits
     )
     reports = []
     for place, plan_job in enumerate(jobs):
@@ -162,6 +179,7 @@ def run_plans(
                 parameter_difference=first["parameter_difference"],
                 loss_difference=first["loss_difference"],
                 limit_bytes=plans[place].memory_bytes,
+                runtime=runtime,
                 **(_measured(plans[place], programs, [rank[place]["spans"] for rank in ranks], profile) if measure else {}),
             )
         )

@@ -226,12 +226,12 @@ def _attention(
         if part.rotary:
             q, k = rotated(part, q), rotated(part, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    mixed = _mixed(part, p, q, k, v, shard, draw, recomputed)
+    mixed = mixed_values(part, p, q, k, v, shard, draw, recomputed)
     y = F.linear(mixed, p["out.weight"], p.get("out.bias") if shard.first else None)
     return _from_windows(part, y).reshape(-1, part.hidden) if part.window else y
 
 
-def _mixed(
+def mixed_values(
     part: Attention, p: Parameters, q: Tensor, k: Tensor, v: Tensor, shard: Shard, draw: Draw | None, recomputed: bool
 ) -> Tensor:
     """The values of all heads, mixed by their probabilities, (rows x tokens, heads x width)."""
@@ -350,13 +350,14 @@ def _feed_forward(part: FeedForward, p: Parameters, inside: Tensor, shard: Shard
     inner = [F.linear(flat, p["up.weight"], p.get("up.bias"))]
     if part.gated:
         inner.append(F.linear(flat, p["gate.weight"], p.get("gate.bias")))
-    activated, recipe = again(partial(_activated, part), *inner) if recomputed else (_activated(part, *inner), None)
+    activated, recipe = again(partial(activated_values, part), *inner) if recomputed else (activated_values(part, *inner), None)
     del inner  # a relu's is not kept
     with forgetting(recipe):
         return F.linear(activated, p["down.weight"], p.get("down.bias") if shard.first else None)
 
 
-def _activated(part: FeedForward, up: Tensor, gate: Tensor | None = None) -> Tensor:
+def activated_values(part: FeedForward, up: Tensor, gate: Tensor | None = None) -> Tensor:
+    """What lies between the matrices of a feed-forward network: the activation, with its gate where there is one."""
     function = ACTIVATIONS[part.activation]
     return function(up) if gate is None else function(gate) * up
 

@@ -14,6 +14,8 @@ from trainplan.asking import FilePath, check_spelling, cluster_of, memory_of, mo
 from trainplan.certifying import certify
 from trainplan.execution.exports.common import Export
 from trainplan.execution.exports.registry import exporter
+from trainplan.execution.lowering.checkpoints import checkpoints_of
+from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.run.processes import RunReport, run_plans
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
@@ -368,9 +370,20 @@ def run(
     cluster: FilePath | Cluster | None = None,
     profile: FilePath | Profile | None = None,
     stall_timeout: float = STALL_S,
+    by: str | None = None,
+    checkpoint: FilePath | None = None,
+    checkpoint_every: int | None = None,
+    resume: FilePath | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
     """Run a plan on local processes. Raises InputError, WorkerError; warns where it needs more memory than it was made for.
+
+    by: torch, for FSDP2, DTensor, checkpointing and pipelining of torch itself; program, for the plan's own instructions
+    (default: torch where it carries the plan, nothing is to be measured, and back-end and transport are those by default).
+
+    checkpoint: a folder for checkpoints, one every `checkpoint_every` steps and after the last, written by torch beside the
+    steps that follow. resume: such a folder, whose last checkpoint the run begins with, under this or another plan and number of
+    devices; `steps` are then all, those before it included.
 
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
     smaller. dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or
@@ -399,7 +412,15 @@ def run(
     base = None
     if cluster is not None or profile is not None:
         base = _profile_to_measure(the_plan, run_model, measure, cluster, profile)
-    return run_plans([the_plan], model=run_model, where=where, profile=base, **options)[0]
+    asked: dict[str, Any] = {"backend": backend, "transport": transport, "measure": measure, "measure_memory": measure_memory}
+    kept = checkpoint is not None or checkpoint_every is not None or resume is not None
+    choice = runtime_of(by, the_plan, run_model, where=where, checkpoints=kept, **asked)
+    options |= {
+        "runtime": choice.runtime,
+        "checkpoints": checkpoints_of(the_plan, run_model, seed, steps, checkpoint, checkpoint_every, resume),
+    }
+    report = run_plans([the_plan], model=run_model, where=where, profile=base, **options)[0]
+    return replace(report, why_program=choice.why)
 
 
 def _profile_to_measure(

@@ -366,17 +366,18 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     if plan.predicted:
         scaled = " (of the planned model)" if scale_down > 1 else ""
         rows.append(("predicted time", f"{format_time(plan.predicted.step_ns)} a step{scaled}"))
-        if LANE_OF[plan.predicted.backend] is not LANE_OF[report.backend]:
+        if report.runtime == "program" and LANE_OF[plan.predicted.backend] is not LANE_OF[report.backend]:
             rows.append(("", f"on the lanes of {plan.predicted.backend}; this run's back-end is {report.backend}"))
         rows.append(("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} peak{scaled}"))
     if (claim := plan.claim) is not None and claim.bound_ns is not None and claim.gap is not None:
         text = f"{format_time(claim.objective_ns)} of {claim.problem}, costs {claim.cost_model}, at least"
         rows.append(("claim", f"{text} {format_time(claim.bound_ns)}, gap {claim.gap:.4%} ({claim.status}, {claim.method})"))
-    rows.append(
-        ("ran", f"{report.model} in {report.dtype} on {report.world} processes, {report.backend} back-end, {report.device}")
-    )
+    by = "torch" if report.runtime == "torch" else f"its program, {report.backend} back-end"
+    rows.append(("ran", f"{report.model} in {report.dtype} on {report.world} processes, by {by}, {report.device}"))
+    if report.why_program is not None:
+        rows.append(("", f"not by torch: {report.why_program}"))
     for name, peaks, about in (
-        ("memory walk", report.predicted_peak_bytes, "of this run"),
+        ("memory walk", report.predicted_peak_bytes, "of this run" if report.runtime == "program" else "of its program"),
         ("allocated", report.peak_bytes, "measured"),
     ):
         if peaks:

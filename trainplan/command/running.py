@@ -77,6 +77,15 @@ def simulate(source: Path, **values: Any) -> Outcome:
         flag("steps", int, "Training steps.", 3),
         flag("scale_down", int, "Run the same chain about this many times smaller.", 1),
         flag("dtype", str | None, "float32, float64 or bfloat16. [default: the plan's]"),
+        flag(
+            "by",
+            str | None,
+            "torch, for FSDP2, DTensor and pipelining of torch itself, or program. [default: torch where it carries the plan "
+            "and nothing is measured]",
+        ),
+        flag("checkpoint", Path | None, "Write checkpoints to this folder, by torch."),
+        flag("checkpoint_every", int | None, "With --checkpoint: a checkpoint every so many steps. [default: after the last]"),
+        flag("resume", Path | None, "Begin with the last checkpoint of this folder, under any plan; --steps are all."),
         options.RUN_BACKEND,
         flag("compare", bool, "Also run on one process and compare gradients.", True, names=("--compare/--no-compare",)),
         flag("measure_memory", bool, "Measure what each rank allocates in a step.", False),
@@ -92,6 +101,9 @@ def simulate(source: Path, **values: Any) -> Outcome:
 )
 def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     """Run a plan: training steps on local processes, compared with one process.
+
+    By torch the plan becomes a model under fully_shard, parallelize_module, checkpoint and torch.distributed.pipelining; by
+    program its own instructions run. --measure, --measure-memory, --backend and --transport are of programs.
 
     With --measure and -o, what its instructions take goes into a profile, and `plan --profile` and `simulate --profile` then
     count with that.

@@ -1,0 +1,323 @@
+"""The sub-layers of a model as ordinary modules of torch: what `parallelize_module` and `fully_shard` are applied to.
+
+Each unit is norm, projections into the middle, the middle itself, and a projection back to the residual stream:
+
+    x + out(middle(project(norm(x))))
+
+Their parts are `nn.Linear`, `nn.LayerNorm`, `nn.RMSNorm` and `nn.Embedding`, built on the meta device. What a unit computes
+between its matrices (rotary positions, the core of attention, activations, dropout's masks) are the functions of
+`profiling.models`, on the rank's own heads, columns and samples, so that any plan, and one process, compute the same.
+
+Recomputation is `torch.utils.checkpoint`: of the whole unit; or, of single modules, of what makes the result that is not to be
+kept together with the matrix that reads it. The backward pass then stops computing again at that matrix's input, so that the
+matrix itself, and the sum behind it, are not computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.dropout import Draw, drop
+from trainplan.profiling.models.rotary import rotated
+from trainplan.profiling.models.sublayers import (
+    Attention,
+    FeedForward,
+    LanguageHead,
+    ParallelBlock,
+    Sublayer,
+    TokenEmbedding,
+    modules_of,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in a unit: its tensor-parallel mesh (None: it has the unit's matrices whole), and its own part of each
+    sample's tokens, of how many, between the matrices."""
+
+    tp: DeviceMesh | None = None
+    share: tuple[int, int] = (0, 1)
+
+    @property
+    def shard(self) -> torch_units.Shard:
+        """The rank's part of heads, columns and vocabulary."""
+        return torch_units.Shard() if self.tp is None else torch_units.Shard(self.tp.size(), self.tp.get_local_rank())
+
+
+class Unit(nn.Module):
+    """What all units share. part: the sub-layer; strategy: its recomputation; place: set when the unit is parallelised."""
+
+    def __init__(self, part: Any, strategy: Strategy) -> None:
+        super().__init__()
+        self.part, self.strategy, self.place = part, strategy, Place()
+        self.recomputed = frozenset(strategy.modules) & frozenset(modules_of(part))
+        if not isinstance(part, TokenEmbedding):
+            self.norm = norm_of(part)
+
+    def forward(self, x: Tensor, draw: Draw | None = None, targets: Tensor | None = None) -> Tensor:
+        """The output on this rank; of a head, the loss: the sum of its rows' cross-entropies.
+
+        x: (rows, tokens, hidden), or token ids (rows, tokens). draw: what masks of dropout follow from. targets: of a head, ids
+        of its rows' tokens.
+        """
+        if self.strategy.ckpt:
+            return again(self.computed, x, draw, targets)
+        return self.computed(x, draw, targets)
+
+    def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
+        """The same, without recomputation of the whole."""
+        raise NotImplementedError
+
+    def recomputing(self, module: str, function: Callable[..., Any], *inputs: Any) -> Any:
+        """A function's result, of which nothing but its inputs is kept where the plan recomputes the module."""
+        return again(function, *inputs) if module in self.recomputed else function(*inputs)
+
+
+def again(function: Callable[..., Any], *inputs: Any) -> Any:
+    """What a function gives, computed again in the backward pass. Masks follow from samples: there is no state of a generator
+    to keep."""
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+def norm_of(part: Sublayer, width: int | None = None) -> nn.Module:
+    """A sub-layer's kind of norm, of its hidden states or of so many numbers."""
+    if part.norm == "rms":
+        return nn.RMSNorm(width or part.hidden, part.epsilon)
+    return nn.LayerNorm(width or part.hidden, part.epsilon, bias=part.norm_bias)
+
+
+def dropped(y: Tensor, draw: Draw | None, probability: float, site: Any = "output") -> Tensor:
+    """Some numbers dropped; a copy, since `drop` works in place, and what a module of torch returns may be a view."""
+    return y if draw is None or not probability else drop(y.clone(), draw, site, probability)
+
+
+def gathering(unit: Unit, module: nn.Module, x: Tensor) -> Any:
+    """What a module gives that reads all tokens of x. Where ranks have their own tokens of it alone, what they gather is not
+    kept for the backward pass, but gathered again; with what comes before it, where that is computed again anyway."""
+    computed_again = unit.strategy.ckpt or "norms" in unit.recomputed
+    return module(x) if unit.place.share == (0, 1) or computed_again else again(module, x)
+
+
+class Projections(nn.ModuleDict):
+    """Matrices that read the same: one module, so that tensor-parallel ranks gather tokens, and sum gradients, once for all."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """What each of them gives, in order."""
+        return tuple(matrix(x) for matrix in self.values())
+
+
+class EmbeddingUnit(Unit):
+    """Rows of the table of tokens, plus learned positions and token types."""
+
+    def __init__(self, part: TokenEmbedding, strategy: Strategy) -> None:
+        super().__init__(part, strategy)
+        self.tokens = nn.Embedding(part.vocabulary, part.hidden, part.padding if strategy.degree("tp") == 1 else None)
+        if part.positions:
+            self.positions = nn.Embedding(part.positions, part.hidden)
+        if part.token_types:
+            self.types = nn.Embedding(part.token_types, part.hidden)
+
+    def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
+        """x: token ids (rows, tokens), of all tokens. The result is of the rank's own."""
+        part, (number, parts) = self.part, self.place.share
+        own = slice(number * part.tokens // parts, (number + 1) * part.tokens // parts)
+        y = self.tokens(x)
+        if part.padding is not None and self.place.tp is not None:  # a shard of the table does not know the padding's row
+            y = torch.where((x[:, own] == part.padding).unsqueeze(-1), y.detach(), y)
+        if part.scale != 1:
+            y = y * part.scale
+        if part.positions:
+            places = torch.arange(part.first_position, part.first_position + part.tokens, device=x.device)
+            y = y + self._of_all(self.positions(places))[own]
+        if part.token_types:
+            y = y + self._of_all(self.types(places.new_zeros(1)))
+        return dropped(y, draw, part.dropout)
+
+    def _of_all(self, rows: Tensor) -> Tensor:
+        """Rows of a table that every rank has whole, each for its own tokens: their gradients are summed over the ranks."""
+        if self.place.share == (0, 1):
+            return rows
+        return DTensor.from_local(rows, self.place.tp, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+
+
+class AttentionUnit(Unit):
+    """Norm, projections, scaled dot-product attention, output projection, residual."""
+
+    def __init__(self, part: Attention, strategy: Strategy) -> None:
+        super().__init__(part, strategy)
+        self.project = Projections(attention_matrices(part))
+        self.out = nn.Linear(part.heads * part.width, part.hidden, bias=part.out_bias)
+        add_head_norms(self, part)
+        if part.sandwich:
+            self.post_norm = norm_of(part)
+
+    def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
+        """As `forward`."""
+        part = self.part
+
+        def entered(x: Tensor) -> tuple[Tensor, ...]:
+            inside = dropped(self.norm(x), draw, part.input_dropout, "input")
+            return inside, *gathering(self, self.project, inside)
+
+        inside, q, k, v = self.recomputing("norms", entered, x)
+        y = self.out(self.recomputing("attention", core(self, part, draw), q, k, v))
+        y = self.post_norm(y) if part.sandwich else y
+        return (inside if part.post_norm else x) + dropped(y, draw, part.dropout)
+
+
+def attention_matrices(part: Attention) -> dict[str, nn.Module]:
+    """Of queries, keys and values."""
+    keys = part.kv_heads * part.width
+    return {
+        "q": nn.Linear(part.hidden, part.heads * part.width, bias=part.bias),
+        "k": nn.Linear(part.hidden, keys, bias=part.bias),
+        "v": nn.Linear(part.hidden, keys, bias=part.bias),
+    }
+
+
+def add_head_norms(unit: nn.Module, part: Attention) -> None:
+    """Norms of each query and key, where the attention has them."""
+    if part.normed_heads:
+        unit.q_norm, unit.k_norm = norm_of(part, part.width), norm_of(part, part.width)
+
+
+def core(unit: Unit, part: Attention, draw: Draw | None) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """What lies between an attention's matrices: (rows, tokens, heads x width) of queries, keys and values to the same."""
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        split = [each.unflatten(-1, (-1, part.width)) for each in (q, k, v)]
+        if part.normed_heads:
+            split[:2] = unit.q_norm(split[0]), unit.k_norm(split[1])
+        if part.rotary:
+            split[:2] = rotated(part, split[0]), rotated(part, split[1])
+        heads = [each.transpose(1, 2) for each in split]
+        values = torch_units.mixed_values(part, {}, *heads, unit.place.shard, draw, False)
+        return values.view(q.shape)
+
+    return mixed
+
+
+class FeedForwardUnit(Unit):
+    """Norm, up-projection with or without gate, activation, down-projection, residual."""
+
+    def __init__(self, part: FeedForward, strategy: Strategy) -> None:
+        super().__init__(part, strategy)
+        self.project = Projections(feed_forward_matrices(part))
+        self.down = nn.Linear(part.inner, part.hidden, bias=part.bias)
+        if part.sandwich:
+            self.post_norm = norm_of(part)
+
+    def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
+        """As `forward`."""
+        part = self.part
+
+        def entered(x: Tensor) -> tuple[Tensor, ...]:
+            inside = self.norm(x)
+            return inside, *gathering(self, self.project, inside)
+
+        def left(*inner: Tensor) -> Tensor:
+            y: Tensor = self.down(torch_units.activated_values(part, *inner))
+            return y
+
+        inside, *inner = self.recomputing("norms", entered, x)
+        y = self.recomputing("activation", left, *inner)
+        y = self.post_norm(y) if part.sandwich else y
+        return (inside if part.post_norm else x) + dropped(y, draw, part.dropout)
+
+
+def feed_forward_matrices(part: FeedForward) -> dict[str, nn.Module]:
+    """Those into the middle."""
+    return {name: nn.Linear(part.hidden, part.inner, bias=part.bias) for name in ("up", "gate")[: 1 + part.gated]}
+
+
+class ParallelUnit(Unit):
+    """Attention and feed-forward network side by side: both read the same hidden states."""
+
+    def __init__(self, part: ParallelBlock, strategy: Strategy) -> None:
+        super().__init__(part, strategy)
+        attention, network = part.attention, part.feed_forward
+        self.project = Projections(attention_matrices(attention))
+        self.out = nn.Linear(attention.heads * attention.width, part.hidden, bias=attention.out_bias)
+        add_head_norms(self, attention)
+        if not part.shared_norm:
+            self.ffn_norm = norm_of(part)
+        self.project_up = Projections(feed_forward_matrices(network))
+        self.down = nn.Linear(network.inner, part.hidden, bias=network.bias)
+
+    def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
+        """As `forward`."""
+        part, inside = self.part, self.norm(x)
+        mixed = core(self, part.attention, draw)(*self.project(inside))
+        if not part.shared_norm:
+            inside = self.ffn_norm(x)
+        inner = torch_units.activated_values(part.feed_forward, *self.project_up(inside))
+        return x + self.out(mixed) + self.down(inner)
+
+
+class HeadUnit(Unit):
+    """Norm, BERT's transform where there is one, logits over the vocabulary, and the cross-entropy on them.
+
+    tokens_in_step: of all samples of a step, by which the loss is divided, once: so that gradients are summed everywhere.
+    """
+
+    def __init__(self, part: LanguageHead, strategy: Strategy, tokens_in_step: int) -> None:
+        super().__init__(part, strategy)
+        self.tokens_in_step = tokens_in_step
+        if part.transform:
+            self.dense, self.dense_norm = nn.Linear(part.hidden, part.hidden), norm_of(part)
+        self.logits = nn.Linear(part.hidden, part.vocabulary, bias=False)
+        if part.bias:
+            self.bias = nn.Parameter(torch.empty(part.vocabulary))
+
+    def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
+        """The sum of the cross-entropies of the rank's rows, over the tokens of the step."""
+        part = self.part
+
+        def entered(x: Tensor) -> Tensor:
+            inside = self.norm(x)
+            if part.transform:
+                inside = self.dense_norm(torch_units.ACTIVATIONS[part.transform](self.dense(inside)))
+            return inside * part.scale if part.scale != 1 else inside
+
+        def logits(x: Tensor) -> Tensor:
+            return gathering(self, self.logits, entered(x))
+
+        def loss(logits: Tensor) -> Tensor:
+            logits = logits + self.bias if part.bias else logits
+            if part.softcap:
+                logits = (logits / part.softcap).tanh() * part.softcap
+            wide = logits if logits.dtype.itemsize >= 4 else logits.float()
+            assert targets is not None
+            total = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="sum") / self.tokens_in_step
+            return total.full_tensor() if isinstance(total, DTensor) else total
+
+        if "loss" not in self.recomputed:
+            return loss(self.recomputing("norms", logits, x))
+        if "norms" in self.recomputed:
+            return again(lambda x: loss(logits(x)), x)
+        return again(lambda inside: loss(self.logits(inside)), entered(x))
+
+
+def unit_of(part: Sublayer, strategy: Strategy, tokens_in_step: int) -> Unit:
+    """The module of a sub-layer; build it under `torch.device("meta")`, and it takes no memory yet."""
+    if isinstance(part, LanguageHead):
+        return HeadUnit(part, strategy, tokens_in_step)
+    return UNITS[type(part)](part, strategy)
+
+
+UNITS: dict[type[Sublayer], Callable[[Any, Strategy], Unit]] = {
+    TokenEmbedding: EmbeddingUnit,
+    Attention: AttentionUnit,
+    FeedForward: FeedForwardUnit,
+    ParallelBlock: ParallelUnit,
+}

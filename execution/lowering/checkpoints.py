@@ -1,0 +1,96 @@
+"""Checkpoints of lowered plans: what a run left, found and checked before a process starts.
+
+A folder of checkpoints has one for each step that was kept, `step-00000100`, in the format of torch.distributed.checkpoint,
+with `run.json` beside its files: what the run was of. While one is written its folder is named `writing-`, and it is renamed
+once every rank is done and what it wrote is on the disk. So what is named `step-` is whole, whatever ended the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import check_writable
+from trainplan.profiling.models.model import Model
+
+ABOUT = "run.json"
+WHOLE = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What a run keeps, and where it begins. folder: of its checkpoints, one every `every` steps and after the last (None: it
+    keeps none). resume: the folder of the checkpoint that it begins with, of `done` steps. about: what each says of the run."""
+
+    folder: str | None = None
+    every: int = 0
+    resume: str | None = None
+    done: int = 0
+    about: dict[str, Any] | None = None
+
+
+def step_folder(folder: str, step: int) -> Path:
+    """Where a whole checkpoint lies."""
+    return Path(folder, f"step-{step:08d}")
+
+
+def checkpoints_of(
+    plan: Plan, model: Model, seed: int, steps: int, folder: str | os.PathLike[str] | None, every: int | None, resume: Any
+) -> Checkpoints | None:
+    """What a run of a plan as this model keeps and begins with; None where that is nothing.
+
+    folder: as `--checkpoint`; every: as `--checkpoint-every`; resume: as `--resume`, a folder of checkpoints, of which the last
+    one counts, or one of them. Raises InputError where they do not fit each other or the run.
+    """
+    about = {"model_digest": model.digest, "dtype": model.dtype, "samples": plan.batch.global_samples, "seed": seed}
+    about |= {"master": plan.precision.of(model).master, "sequence": model.tokens, "hidden": model.units[-1].sublayer.hidden}
+    if every is not None and folder is None:
+        raise InputError("command line", "--checkpoint-every", f"is {every}", "give --checkpoint with a folder, too")
+    if every is not None and every < 1:
+        raise InputError("command line", "--checkpoint-every", f"is {every}", "give 1 or more")
+    if folder is None and resume is None:
+        return None
+    kept = None if folder is None else _made(Path(folder))
+    if resume is None:
+        return Checkpoints(kept, every or steps, about=about)
+    path, done, written = _last(Path(resume))
+    for name, value in about.items():
+        if written.get(name) != value:
+            fix = f"run what it is of: {name} {written.get(name)!r}"
+            raise InputError(str(path), name, f"is {written.get(name)!r}, and of this run {value!r}", fix)
+    if steps <= done:
+        fix = f"give more than {done}: steps are counted from the first run's first"
+        raise InputError("command line", "--steps", f"is {steps}, and {path} is of {done}", fix)
+    return Checkpoints(kept, every or steps, str(path), done, about)
+
+
+def _made(folder: Path) -> str:
+    """A folder that can be written to, absolute."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("command line", "--checkpoint", f"is {str(folder)!r}: {error.strerror}", "give a folder") from None
+    check_writable(folder / ABOUT)
+    return str(folder.absolute())
+
+
+def _last(folder: Path) -> tuple[Path, int, dict[str, Any]]:
+    """The last whole checkpoint of a folder, or the folder itself, its steps, and what it says of its run."""
+    each = (
+        [folder]
+        if WHOLE.fullmatch(folder.name)
+        else sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
+    )
+    whole = [path for path in each if WHOLE.fullmatch(path.name) and (path / ABOUT).exists()]
+    if not whole:
+        fix = "give a folder that `run --checkpoint` has written to, or one of the step-... in it"
+        raise InputError("command line", "--resume", f"is {str(folder)!r}, which has no whole checkpoint", fix)
+    match = WHOLE.fullmatch(whole[-1].name)
+    assert match is not None
+    return whole[-1].absolute(), int(match[1]), json.loads((whole[-1] / ABOUT).read_text())

@@ -1,0 +1,63 @@
+"""Who runs a plan: torch's own pieces where they can carry it and what is asked of the run, else the plan's program."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from trainplan.execution.lowering.refusals import refusals
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError, one_of
+from trainplan.profiling.models.model import Model
+
+Runtime = Literal["torch", "program"]
+RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
+BACKEND, TRANSPORT = "serial", "direct"  # of programs, where nothing else is asked for
+
+
+class Choice(NamedTuple):
+    """Who runs a plan, and why it is not torch, where nobody asked for the program."""
+
+    runtime: Runtime
+    why: str | None = None
+
+
+def runtime_of(
+    by: str | None,
+    plan: Plan,
+    model: Model,
+    *,
+    backend: str = BACKEND,
+    transport: str = TRANSPORT,
+    measure: bool = False,
+    measure_memory: bool = False,
+    checkpoints: bool = False,
+    where: str = "plan",
+) -> Choice:
+    """Who runs a plan as this model. by: torch or program, or None for torch where it can.
+
+    backend, transport, measure, measure_memory: as of a run. The first three order, carry and time instructions of programs;
+    memory is that of the program, which is predicted, unless torch is asked for. checkpoints: whether some are kept or read,
+    which only torch does. Raises InputError where that cannot be.
+    """
+    if by == "program":
+        if checkpoints:
+            fix = "leave it out, or give --by torch: programs keep no checkpoints"
+            raise InputError("command line", "--checkpoint or --resume", "is given with --by program", fix)
+        return Choice("program")
+    if by not in (None, "torch"):
+        raise InputError("command line", "--by", f"is {by!r}", one_of(str(by), RUNTIMES))
+    by = "torch" if checkpoints else by
+    options = {"--backend": backend != BACKEND and backend, "--transport": transport != TRANSPORT and transport}
+    options["--measure"] = measure and "on"
+    for name, value in options.items():
+        if value and by is None:
+            return Choice("program", f"{name} {value} is of programs" if name != "--measure" else f"{name} times instructions")
+        if value:
+            raise InputError("command line", name, f"is {value!r} with --by torch", "leave one of both out: it is of programs")
+    if measure_memory and by is None:
+        return Choice("program", "--measure-memory is of what is predicted; give --by torch for that of torch")
+    for refusal in refusals(plan, model):
+        if by is None:
+            return Choice("program", f"{refusal.field} {refusal.problem}, which torch cannot carry")
+        raise InputError(where, refusal.field, f"{refusal.problem}, which torch cannot carry", refusal.fix)
+    return Choice("torch")

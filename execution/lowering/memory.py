@@ -1,0 +1,80 @@
+"""What a rank of a lowered plan has in memory at most, by a dispatch tracker.
+
+The tracker is a `TorchDispatchMode`: each operation of torch passes through it, and what storages its results have is counted
+until they are gone; `UntypedStorage.resize_`, with which FSDP empties and fills its own, is watched beside. So it sees all
+tensors, and on CPUs and GPUs alike, but no workspace within a kernel, nor what an allocator or a communicator keeps for itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+Resize = Callable[[torch.UntypedStorage, int], None]
+
+
+class StorageTracker(TorchDispatchMode):
+    """Context manager. Afterwards `peak_bytes`: the most bytes of storages alive at once, of those in `counted` before and of
+    those made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive_bytes = self.peak_bytes = 0
+        self._sizes: dict[int, int] = {}
+        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._resize: Resize = torch.UntypedStorage.resize_
+
+    def count(self, tensors: Iterable[Tensor]) -> None:
+        """Count the storages of tensors from now on, each once."""
+        for tensor in tensors:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if not is_traceable_wrapper_subclass(local) and local.device.type != "meta":
+                self._see(local.untyped_storage())
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._watched or self._watched[key]() is None:
+            self._watched[key] = weakref.ref(storage, partial(self._forget, key))
+            self._sizes[key] = 0
+        self.alive_bytes += storage.nbytes() - self._sizes[key]
+        self._sizes[key] = storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
+
+    def _forget(self, key: int, gone: weakref.ref[torch.UntypedStorage]) -> None:
+        if self._watched.get(key) is gone:
+            del self._watched[key]
+            self.alive_bytes -= self._sizes.pop(key)
+
+    def __enter__(self) -> StorageTracker:
+        original = self._resize
+
+        def resize(storage: torch.UntypedStorage, size: int) -> None:
+            original(storage, size)
+            if storage.device.type != "meta":
+                self._see(storage)
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        super().__exit__(kind, error, trace)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign, assignment]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """An operation, and what it makes. One on DTensors comes again, as operations on their parts."""
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        if torch._guards.active_fake_mode() is None:  # shapes of a DTensor's result are tried out without memory
+            self.count(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        return result

@@ -1,0 +1,105 @@
+"""The device meshes of a plan, and where hidden states lie on them.
+
+A rank of a stage is numbered in mixed radix over the levels of a unit's strategy, the first level outermost. So the ranks of
+all stages, as an array with a dimension for the stage and one for each level, are a `DeviceMesh`, and each group that a unit
+communicates in is a slice of it. Dimensions are put in one order whatever that of the levels: stage, dp, sdp, tp.
+
+Two neighbours with unlike levels need a mesh that both can be said on: the ranks of a stage, cut at every stride of either. On
+it hidden states are `Shard(0)` (rows) along what dp or sdp split, `Shard(1)` (tokens) along tp with sequence parallelism,
+`Replicate()` along tp without. Rows are split from the outermost dimension to the innermost, as DTensor splits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import DATA, Strategy
+
+Ranks = tuple[tuple[int, ...], ...]  # of each stage that has ranks of its own
+AXES = ("dp", "sdp", "tp")
+
+
+def stage_ranks(plan: Plan) -> Ranks:
+    """The ranks of each stage that has ranks of its own, ascending."""
+    return tuple(tuple(stage.ranks) for stage in plan.stages[: plan.depth])
+
+
+@cache
+def pipeline_mesh(device: str, ranks: Ranks) -> DeviceMesh:
+    """Stages by places: the ranks of one place are a pipeline."""
+    return DeviceMesh(device, torch.tensor(ranks), mesh_dim_names=("stage", "place"))
+
+
+@cache
+def level_mesh(device: str, ranks: Ranks, levels: tuple[tuple[str, int], ...]) -> DeviceMesh:
+    """All ranks, (stages, dp, sdp, tp), of a strategy with these levels."""
+    names, degrees = [axis for axis, _ in levels], dict(levels)
+    grid = torch.tensor(ranks).view(len(ranks), *degrees.values())
+    order = [1 + names.index(axis) for axis in AXES if axis in degrees]
+    grid = grid.permute(0, *order).reshape(len(ranks), *(degrees.get(axis, 1) for axis in AXES))
+    return DeviceMesh(device, grid, mesh_dim_names=("stage", *AXES))
+
+
+def strides_of(*strategies: Strategy) -> list[int] | None:
+    """The strides at which ranks are cut so that each of these strategies can be said, ascending, from 1 to all ranks of the
+    stage. None where there are none: dp2-tp3 and dp3-tp2 cut six ranks in ways that do not nest."""
+    strides = {1, *(strategy.group for strategy in strategies)}
+    for strategy in strategies:
+        strides |= set(strategy.strides().values())
+    cuts = sorted(strides)
+    return None if any(high % low for low, high in pairwise(cuts)) else cuts
+
+
+@cache
+def relay_mesh(device: str, ranks: Ranks, degrees: tuple[int, ...]) -> DeviceMesh:
+    """All ranks, (stages, *degrees), on which two neighbouring units with unlike layouts can both be said."""
+    names = tuple(f"d{place}" for place in range(len(degrees)))
+    return DeviceMesh(device, torch.tensor(ranks).view(len(ranks), *degrees), mesh_dim_names=("stage", *names))
+
+
+def degrees_of(cuts: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of a relay mesh's dimensions, the outermost first."""
+    return tuple(high // low for low, high in reversed(list(pairwise(cuts))))
+
+
+def placements(strategy: Strategy, cuts: Sequence[int]) -> tuple[Placement, ...]:
+    """Where a unit's hidden states, (rows, tokens, hidden), lie along each dimension of a relay mesh."""
+    strides, found = strategy.strides(), list[Placement]()
+    for low, _ in reversed(list(pairwise(cuts))):
+        axis = next(axis for axis, degree in strategy.levels if strides[axis] <= low < strides[axis] * degree)
+        if axis in DATA:
+            found.append(Shard(0))
+        else:
+            found.append(Shard(1) if strategy.sequence_parallel else Replicate())
+    return tuple(found)
+
+
+def local_shape(strategy: Strategy, rows: int, tokens: int, hidden: int) -> tuple[int, int, int]:
+    """What one rank has of the hidden states of a micro-batch of so many rows."""
+    parts = strategy.degree("tp") if strategy.sequence_parallel else 1
+    return rows // strategy.data_degree, tokens // parts, hidden
+
+
+def make_meshes(plan: Plan, device: str) -> None:
+    """Make every mesh of a plan, in one order on all ranks: making one is a collective of all."""
+    ranks, strategies = stage_ranks(plan), plan.strategies()
+    pipeline_mesh(device, ranks)
+    for strategy in strategies:
+        level_mesh(device, ranks, strategy.levels)
+    for before, after in pairwise(strategies):
+        if relays(before, after):
+            cuts = strides_of(before, after)
+            assert cuts is not None and prod(degrees_of(cuts)) == before.group
+            relay_mesh(device, ranks, degrees_of(cuts))
+
+
+def relays(before: Strategy, after: Strategy) -> bool:
+    """Whether hidden states lie differently under two strategies of one group."""
+    return (before.layout, before.token_digit) != (after.layout, after.token_digit)

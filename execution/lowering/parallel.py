@@ -1,0 +1,156 @@
+"""A unit's strategy in torch's words: `parallelize_module` for tp and sequence parallelism, `fully_shard` for dp and sdp.
+
+    tp      projections by columns, the matrix behind them by rows, tables and logits by the vocabulary
+    -sp     norms on a rank's own tokens, which are gathered in front of the projections and scattered behind the sum
+    dp      each gradient all-reduced as soon as the step's last micro-batch has added to it (with a master copy of the
+            parameters: fully_shard over (dp, 1), which keeps both)
+    sdp     fully_shard over (dp, sdp), with dp hybrid sharding:
+              ZeRO-3  parameters gathered for each pass, gradients reduce-scattered in each micro-batch
+              ZeRO-2  parameters whole until the last micro-batch's backward pass
+              ZeRO-1  gradients, too, whole until then, and reduce-scattered once a step
+
+Everywhere gradients are summed (`set_gradient_divide_factor(1.0)`), and the loss is divided by the tokens of the whole step.
+With unlike data degrees in one model an average over each unit's own ranks would weigh units against each other.
+
+fully_shard and tp never split a tensor along the same dimension where it has another: what tp splits by rows FSDP splits by
+columns. Of what remains, biases, both split the only one, evenly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from trainplan.execution.lowering.blocks import Place, Unit
+from trainplan.execution.lowering.meshes import Ranks, level_mesh
+from trainplan.execution.lowering.weights import INTO
+from trainplan.formulations.precision import Precision
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.models import torch_units
+
+
+def parallelise(unit: Unit, ranks: Ranks, device: str) -> None:
+    """Split a unit's matrices over its tensor-parallel ranks."""
+    strategy, tp = unit.strategy, unit.strategy.degree("tp")
+    if tp == 1:
+        return
+    mesh = level_mesh(device, ranks, strategy.levels)["tp"]
+    share = (mesh.get_local_rank(), tp) if strategy.sequence_parallel else (0, 1)
+    unit.place = Place(mesh, share)
+    styles = {name: style for name, style in _styles(strategy).items() if _has(unit, name)}
+    parallelize_module(unit, mesh, styles)
+    if isinstance(bias := getattr(unit, "bias", None), Tensor):  # of a head: added to logits that are split
+        unit.bias = nn.Parameter(distribute_tensor(bias.detach(), mesh, [Replicate()], src_data_rank=None))
+
+
+def _has(unit: Unit, name: str) -> bool:
+    """Whether a unit has a submodule of this name."""
+    return any(name == each for each, _ in unit.named_modules())
+
+
+def _styles(strategy: Strategy) -> dict[str, ParallelStyle]:
+    """Of all names that submodules have, how they are split. What lies between the matrices works on a rank's own tokens with
+    sequence parallelism, and on all of them, on every rank alike, without."""
+    outside: Any = Shard(1) if strategy.sequence_parallel else Replicate()
+    styles: dict[str, ParallelStyle] = {
+        "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=outside),
+        "logits": ColwiseParallel(input_layouts=outside, output_layouts=Shard(-1), use_local_output=False),
+        "q_norm": SequenceParallel(sequence_dim=2, use_local_output=True),  # heads, of which each rank has its own
+        "k_norm": SequenceParallel(sequence_dim=2, use_local_output=True),
+    }
+    for name in ("project", "project_up"):
+        styles[name] = PrepareModuleInput(input_layouts=(outside,), desired_input_layouts=(Replicate(),))
+        styles |= {f"{name}.{matrix}": ColwiseParallel() for matrix in INTO}
+    for name in ("out", "down"):
+        styles[name] = RowwiseParallel(output_layouts=outside)
+    if strategy.sequence_parallel:
+        for name in ("norm", "ffn_norm", "dense", "dense_norm"):
+            styles[name] = SequenceParallel(use_local_output=True)
+    return styles
+
+
+def shards_data(strategy: Strategy, precision: Precision) -> bool:
+    """Whether a unit is under `fully_shard`: for what its data-parallel ranks share, or for parameters in two precisions."""
+    return strategy.degree("sdp") > 1 or precision.master is not None
+
+
+def policy_of(precision: Precision, dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Parameters are kept in the master copy's dtype, and computed with in the model's."""
+    if precision.master is None:
+        return MixedPrecisionPolicy()
+    reduce = dtype if precision.gradients == "model" else torch_units.DTYPES[precision.gradients]
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)
+
+
+def data_mesh(strategy: Strategy, ranks: Ranks, device: str) -> DeviceMesh:
+    """The ranks that share a unit's samples: (dp, sdp), where either may be 1."""
+    return level_mesh(device, ranks, strategy.levels)["dp", "sdp"]
+
+
+def shard(unit: Unit, ranks: Ranks, device: str, policy: MixedPrecisionPolicy, kept_whole: bool) -> None:
+    """Put a unit under `fully_shard`. kept_whole: whether gathered parameters stay until the step's last backward pass."""
+
+    def dimension(parameter: nn.Parameter) -> Shard | None:
+        if isinstance(parameter, DTensor) and parameter.ndim > 1 and parameter.placements == (Shard(0),):
+            return Shard(1)
+        return None
+
+    strategy = unit.strategy
+    fully_shard(
+        unit,
+        mesh=data_mesh(strategy, ranks, device),
+        reshard_after_forward=strategy.shares_parameters and not kept_whole,
+        shard_placement_fn=dimension,
+        mp_policy=policy,
+    )
+    sums(unit)
+
+
+class Copies:
+    """The gradients of a unit whose data-parallel ranks have copies of it. last: whether the next backward pass is the last one
+    of a step, in which each gradient is summed over these ranks once it is complete, beside what is still computed."""
+
+    def __init__(self, unit: Unit, group: dist.ProcessGroup) -> None:
+        self.group, self.last = group, False
+        self._works: list[Any] = []
+        for parameter in unit.parameters():
+            parameter.register_post_accumulate_grad_hook(self._sum)
+
+    @torch.no_grad()
+    def _sum(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if self.last and gradient is not None:
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            self._works.append(dist.all_reduce(local, group=self.group, async_op=True))
+
+    def finish(self) -> None:
+        """Wait until all are summed."""
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+
+
+def sums(module: Any) -> None:
+    """Gradients are sums, whatever the ranks that have a part in them."""
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+
+
+def before_backward(unit: FSDPModule, strategy: Strategy, kept_whole: bool, last: bool) -> None:
+    """What the backward pass of a micro-batch does with a unit's parameters and gradients behind it. last: of the step."""
+    unit.set_reshard_after_backward(last or (strategy.shares_parameters and not kept_whole), recurse=False)
+    unit.set_requires_gradient_sync(last or strategy.shares_gradients, recurse=False)
+    unit.set_requires_all_reduce(last, recurse=False)

@@ -1,0 +1,137 @@
+"""What of a plan torch's own pieces cannot carry, or not as the plan says: by field, a line each.
+
+A plan without any is lowered; one with some is run by its program, which can do all that a plan may say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.base.errors import shown
+from trainplan.profiling.models.model import Model
+from trainplan.profiling.models.sublayers import (
+    Attention,
+    FeedForward,
+    LanguageHead,
+    ParallelBlock,
+    Parameter,
+    Sublayer,
+    TokenEmbedding,
+)
+
+LOWERED_PARTS = (Attention, FeedForward, LanguageHead, ParallelBlock, TokenEmbedding)
+PACKED = ("qkv.", "kv.")  # of parameters that are several matrices, one behind the other
+
+
+class Refusal(NamedTuple):
+    """A field of a plan, what is wrong with it for torch, and what would work."""
+
+    field: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.problem}; {self.fix}"
+
+    @property
+    def kind(self) -> str:
+        """The field without its places in lists: for counting."""
+        return re.sub(r"\[\d+\]", "", self.field)
+
+
+def refusals(plan: Plan, model: Model | None = None) -> list[Refusal]:
+    """All of a plan's, in the order of its fields. model: to run in place of the plan's own."""
+    model = model or plan.planned_model()
+    return [*_of_step(plan), *_of_stages(plan), *_of_units(plan, model)]
+
+
+def _of_step(plan: Plan) -> Iterator[Refusal]:
+    if plan.batch.shares is not None:
+        problem = f"is {shown(plan.batch.shares)}"
+        yield Refusal("batch.shares", problem, "leave it out: torch's replicas take equal numbers of micro-batches")
+    if plan.schedule == "zero-bubble":
+        yield Refusal("schedule", "is 'zero-bubble'", "give 1f1b, gpipe or interleaved-1f1b")
+    if plan.sliced:
+        yield Refusal("sliced", f"is {plan.sliced}", "leave it out: torch's schedules have no halves of micro-batches")
+
+
+def _of_stages(plan: Plan) -> Iterator[Refusal]:
+    own = plan.stages[: plan.depth]
+    size = len(own[0].ranks)
+    for number, stage in enumerate(own):
+        if len(stage.ranks) != size:
+            problem = f"are {len(stage.ranks)}, and those of stages[0] {size}"
+            yield Refusal(f"stages[{number}].ranks", problem, "give stages of one size: torch's send from place to place")
+            return
+    for number, (before, after) in enumerate(pairwise(own), 1):
+        if any(one > other for one, other in zip(before.ranks, after.ranks, strict=True)):
+            problem = f"are {shown(after.ranks)}, behind {shown(before.ranks)}"
+            fix = "give each place's ranks in the order of stages: torch numbers the ranks of a group so"
+            yield Refusal(f"stages[{number}].ranks", problem, fix)
+
+
+def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
+    strategies = plan.strategies()
+    for position, (unit, described) in enumerate(zip(plan.units, model.units, strict=True)):
+        where, part, strategy = f"units[{position}]", described.sublayer, unit.strategy
+        if not isinstance(part, LOWERED_PARTS) or (isinstance(part, Attention) and (part.window or part.relative)):
+            problem = f"is {model.family!r}, whose {described.name} is not lowered"
+            yield Refusal("model.config.model_type", problem, "run it by program, where that has it")
+            return
+        for axis in ("cp", "ep"):
+            if axis in dict(strategy.levels):
+                yield Refusal(f"{where}.layout.levels", f"have {axis}", "give levels of dp, sdp and tp")
+        for name in ("parameters", "gradients", "optimizer"):
+            if getattr(unit.states, name) == "host":
+                yield Refusal(f"{where}.states.{name}", "is 'host'", "give 'device': torch copies none in for each pass")
+        if unit.activations.hidden == "host":
+            yield Refusal(f"{where}.activations.hidden", "is 'host'", "give 'device'")
+        if unit.precision != "model":
+            yield Refusal(f"{where}.precision", f"is {unit.precision!r}", "give 'model'")
+        yield from _of_tensors(f"{where}.layout", part, strategy)
+        if position and _irregular(strategies[position - 1], strategy):
+            problem = f"is {str(strategy)!r}, behind {str(strategies[position - 1])!r}"
+            fix = "give degrees that cut the ranks at common places, such as powers of two: DTensor re-lays along dimensions"
+            yield Refusal(f"{where}.layout", problem, fix)
+
+
+def _irregular(before: Strategy, after: Strategy) -> bool:
+    """Whether two neighbours cut ranks of one number at places that do not nest."""
+    cuts = sorted({1, before.group, after.group, *before.strides().values(), *after.strides().values()})
+    return before.group == after.group and any(high % low for low, high in pairwise(cuts))
+
+
+def _of_tensors(field: str, part: Sublayer, strategy: Strategy) -> Iterator[Refusal]:
+    """What DTensor and FSDP cannot split: the columns of a matrix unevenly, as the next one has to take them; one dimension
+    both ways unevenly. A vocabulary may be uneven, as long as every rank has some of it."""
+    tp, sdp = strategy.degree("tp"), strategy.degree("sdp")
+    if tp == 1:
+        return
+    if part.sandwich:
+        yield Refusal(field, f"is {str(strategy)!r}, of a unit with a norm behind its matrices", "give no tp level")
+    for parameter in part.parameters():
+        if parameter.split is None or parameter.name == "logits.bias":
+            continue
+        shape, split = _of_module(parameter)
+        name, size, table = parameter.name, shape[split], parameter.name in ("tokens.weight", "logits.weight")
+        if size % tp and not table:
+            yield Refusal(field, f"splits {name} of {size} over tp{tp}", f"give a tp that divides {size}")
+        elif table and -(-size // tp) * (tp - 1) >= size:
+            yield Refusal(field, f"splits {name} of {size} over tp{tp}", "give a smaller tp, so that every rank has some")
+        elif len(shape) > 1 and split == 0 and shape[1] % sdp:
+            yield Refusal(field, f"splits {name} by {shape[1]} columns over sdp{sdp}", f"give a divisor of {shape[1]}")
+        elif len(shape) == 1 and size % (tp * sdp):
+            problem = f"splits {name} of {size} over tp{tp} and sdp{sdp}"
+            yield Refusal(field, problem, f"give degrees whose product divides {size}")
+
+
+def _of_module(parameter: Parameter) -> tuple[tuple[int, ...], int]:
+    """Shape and split dimension of the matrix or bias of a module that a parameter, or a part of it, is."""
+    assert parameter.split is not None
+    packed = parameter.name.startswith(PACKED)
+    return parameter.shape[packed:], parameter.split - packed

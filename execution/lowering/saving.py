@@ -1,0 +1,98 @@
+"""Save and load what lives from step to step, by `torch.distributed.checkpoint`.
+
+A tensor's name is that of its unit and parameter, so that it does not depend on the plan: what one plan has sharded over four
+ranks another reads whole, or cut otherwise. Parameters are saved as they lie, each part by one of the ranks that have it, and so
+are AdamW's moments and counts of steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from trainplan.execution.lowering.checkpoints import ABOUT, Checkpoints, step_folder
+from trainplan.execution.lowering.trainer import Trainer
+
+
+def state_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Parameters and AdamW's states of the rank's units, by plan-independent names; the tensors themselves, to save or to load
+    into. States that are not there yet, before the first step, are made."""
+    names = {
+        parameter: f"{trainer.plan.units[position].name}.{name}"
+        for position, unit in trainer.units.items()
+        for name, parameter in unit.named_parameters()
+    }
+    state: dict[str, Tensor] = {name: parameter.detach() for parameter, name in names.items()}
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                kept = optimizer.state[parameter]
+                if not kept:
+                    kept["step"] = torch.zeros((), dtype=torch.float32, device=trainer.device)
+                    kept["exp_avg"], kept["exp_avg_sq"] = (torch.zeros_like(parameter).detach() for _ in range(2))
+                state |= {f"{names[parameter]}:{name}": value for name, value in kept.items()}
+    return state
+
+
+def load(trainer: Trainer, checkpoints: Checkpoints) -> None:
+    """Go on where the checkpoint was."""
+    dcp.load(state_of(trainer), checkpoint_id=checkpoints.resume)
+    for each in trainer.chains:
+        each.step = checkpoints.done
+
+
+class Saver:
+    """Writes checkpoints beside the steps that follow, one at a time, over a group of its own."""
+
+    def __init__(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
+        self.trainer, self.checkpoints = trainer, checkpoints
+        self.group = dist.new_group(backend="gloo")
+        self._writing: tuple[Future[Any], Path, Path] | None = None
+
+    def after(self, step: int, last: int) -> None:
+        """Called on all ranks after each step: begin a checkpoint where one is due."""
+        folder = self.checkpoints.folder
+        if folder is None or (step % self.checkpoints.every and step != last):
+            return
+        self.finish()
+        final = step_folder(folder, step)
+        aside = final.with_name(f"writing-{final.name}")
+        if dist.get_rank() == 0:
+            shutil.rmtree(aside, ignore_errors=True)  # of a run that was ended
+        dist.barrier(self.group)
+        writing = dcp.async_save(state_of(self.trainer), checkpoint_id=aside, process_group=self.group)
+        assert isinstance(writing, Future)
+        self._writing = writing, aside, final
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is written, and give it its name."""
+        if self._writing is None:
+            return
+        writing, aside, final = self._writing
+        writing.result()
+        self._writing = None
+        dist.barrier(self.group)
+        if dist.get_rank() == 0:
+            (aside / ABOUT).write_text(json.dumps(self.checkpoints.about, indent=1) + "\n")
+            for path in (*aside.iterdir(), aside):
+                _to_disk(path)
+            shutil.rmtree(final, ignore_errors=True)
+            aside.rename(final)
+            _to_disk(final.parent)
+        dist.barrier(self.group)
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

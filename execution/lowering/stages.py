@@ -1,0 +1,209 @@
+"""Stages: chains of units with re-layouts between, and the schedule of torch.distributed.pipelining that runs them.
+
+Hidden states cross from stage to stage in the layout of the unit that made them, between ranks of one place; the first unit
+behind a cut lays them out anew, as between any two units. A plan of one stage is a pipeline of one.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor, Placement
+from trainplan.execution.lowering.blocks import HeadUnit, unit_of
+from trainplan.execution.lowering.meshes import (
+    degrees_of,
+    local_shape,
+    pipeline_mesh,
+    placements,
+    relay_mesh,
+    relays,
+    stage_ranks,
+    strides_of,
+)
+from trainplan.execution.lowering.parallel import (
+    Copies,
+    before_backward,
+    data_mesh,
+    parallelise,
+    policy_of,
+    shard,
+    shards_data,
+    sums,
+)
+from trainplan.execution.lowering.weights import fill
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.step.schedules import orders
+from trainplan.formulations.strategies import Strategy, rows_of
+from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.dropout import Draw
+from trainplan.profiling.models.model import Model
+
+
+class Relay(nn.Module):
+    """Hidden states laid out anew: from where one unit leaves them to where the next one wants them."""
+
+    def __init__(self, before: Strategy, after: Strategy, plan: Plan, device: str) -> None:
+        super().__init__()
+        self.mesh: DeviceMesh | None = None
+        self.ways: tuple[tuple[Placement, ...], tuple[Placement, ...]] = (), ()
+        if relays(before, after):
+            cuts = strides_of(before, after)
+            assert cuts is not None
+            mesh = relay_mesh(device, stage_ranks(plan), degrees_of(cuts))
+            self.mesh, self.ways = mesh[mesh.mesh_dim_names[1:]], (placements(before, cuts), placements(after, cuts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x, and the result: (rows, tokens, hidden), of this rank. A gradient goes back the same way, laid out as x is."""
+        if self.mesh is None:
+            return x
+        before, after = self.ways
+        laid_out = DTensor.from_local(x, self.mesh, before, run_check=False).redistribute(placements=after)
+        return laid_out.to_local(grad_placements=after)
+
+
+class Chain(nn.Module):
+    """The units of one stage, on one rank.
+
+    step: how many steps are done, which masks follow from. samples of a micro-batch are named by ids, and a unit takes those of
+    its own block.
+    """
+
+    def __init__(self, plan: Plan, model: Model, stage: int, place: int, seed: int, device: torch.device) -> None:
+        super().__init__()
+        first, last = plan.stages[stage].first_unit, plan.stages[stage].last_unit
+        self.positions, self.place, self.seed, self.step = range(first, last + 1), place, seed, 0
+        ranks, strategies, kind = stage_ranks(plan), plan.strategies(), device.type
+        self.kept_whole = [plan.units[position].states.kept_whole for position in self.positions]
+        precision, dtype = plan.precision.of(model), torch_units.DTYPES[model.dtype]
+        policy = policy_of(precision, dtype)
+        total, kept = plan.batch.global_samples * model.tokens, torch_units.DTYPES[precision.master or model.dtype]
+        with torch.device("meta"):
+            parts = [unit_of(model.units[position].sublayer, strategies[position], total) for position in self.positions]
+        self.units = nn.ModuleList(part.to(kept) for part in parts)
+        before = [strategies[max(position - 1, 0)] for position in self.positions]
+        self.relays = nn.ModuleList(Relay(one, unit.strategy, plan, kind) for one, unit in zip(before, self.units, strict=True))
+        for unit, whole in zip(self.units, self.kept_whole, strict=True):
+            parallelise(unit, ranks, kind)
+            if shards_data(unit.strategy, precision):
+                shard(unit, ranks, kind, policy, whole)
+        sharded = [unit for unit in self.units if isinstance(unit, FSDPModule)]
+        if sharded:  # one root for all: it waits for all gradients at the end, and lets units gather ahead of each other
+            others = {each for unit in self.units if not isinstance(unit, FSDPModule) for each in unit.parameters()}
+            fully_shard(self, mesh=data_mesh(sharded[0].strategy, ranks, kind), ignored_params=others)
+            sums(self)
+            for one, other in pairwise(sharded):
+                one.set_modules_to_forward_prefetch([other])
+                other.set_modules_to_backward_prefetch([one])
+        for unit in self.units:
+            unit.to_empty(device=device)
+        for position, unit in zip(self.positions, self.units, strict=True):
+            fill(unit, torch_units.unit_seed(model, position, seed))
+        self.copies = [
+            Copies(unit, data_mesh(unit.strategy, ranks, kind).get_group("dp"))
+            for unit in self.units
+            if unit.strategy.degree("dp") > 1 and not isinstance(unit, FSDPModule)
+        ]
+
+    def forward(self, x: Tensor, samples: Tensor, targets: Tensor | None = None) -> Tensor:
+        """What the last unit leaves: hidden states of this rank, or the loss of its rows.
+
+        x: token ids, or hidden states as the unit before left them. samples: ids of the micro-batch's samples. targets: for the
+        stage with the head, ids of this rank's tokens.
+        """
+        ids = tuple(samples.tolist())
+        for position, relay, unit in zip(self.positions, self.relays, self.units, strict=True):
+            draw = None
+            if unit.part.draws:
+                own = rows_of(unit.strategy, self.place, 0, len(ids))
+                draw = Draw(self.seed, self.step, position, ids[own.start : own.stop], unit.place.share)
+            x = unit(relay(x), draw, targets) if isinstance(unit, HeadUnit) else unit(relay(x), draw)
+        return x
+
+    def before_backward(self, last: bool) -> None:
+        """Called before each micro-batch's backward pass. last: of the step."""
+        for unit, whole in zip(self.units, self.kept_whole, strict=True):
+            if isinstance(unit, FSDPModule):
+                before_backward(unit, unit.strategy, whole, last)
+        for each in self.copies:
+            each.last = last
+
+
+class StageModule(nn.Module):
+    """A chain as the pipeline sees it: no FSDP module itself, so that each micro-batch's gradients are reduced where the plan
+    says so. A pipeline of torch reduces those of an FSDP module once, at the end of a step."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, *inputs: Tensor, **others: Tensor) -> Tensor:
+        """As `Chain.forward`."""
+        result: Tensor = self.chain(*inputs, **others)
+        return result
+
+
+class Stage(PipelineStage):
+    """A stage that tells its chain which backward pass is a step's last."""
+
+    def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
+        """As PipelineStage's."""
+        self.submod.chain.before_backward(last_backward)
+        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward=last_backward)
+
+
+def make_stage(plan: Plan, model: Model, number: int, chain: Chain, device: torch.device) -> Stage:
+    """A stage with the shapes of what it receives and sends, so that nothing has to be tried out first."""
+    strategies, rows = plan.strategies(), plan.batch.global_samples // plan.batch.micro_batches
+    dtype = torch_units.DTYPES[model.dtype]
+
+    def left_by(position: int) -> Tensor:
+        shape = local_shape(strategies[position], rows, model.tokens, model.units[position].sublayer.hidden)
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+    first, last = chain.positions[0], chain.positions[-1]
+    if first == 0:
+        entering = torch.empty((rows // strategies[0].data_degree, model.tokens), dtype=torch.int64, device="meta")
+    else:
+        entering = left_by(first - 1)
+    if last == len(strategies) - 1:
+        leaving = torch.empty((), dtype=torch.float64 if dtype == torch.float64 else torch.float32, device="meta")
+        leaving.requires_grad_()
+    else:
+        leaving = left_by(last)
+    group = pipeline_mesh(device.type, stage_ranks(plan)).get_group("stage")
+    return Stage(
+        StageModule(chain), number, len(plan.stages), device, input_args=(entering,), output_args=(leaving,), group=group
+    )
+
+
+def _loss_of(output: Tensor, target: Tensor) -> Tensor:
+    """The head has computed it, so that its logits can be computed again."""
+    return output
+
+
+def make_schedule(plan: Plan, stages: list[Stage]) -> Any:
+    """The schedule of a plan. Gradients are not divided by the number of micro-batches: the loss is, once."""
+    parts, options = plan.batch.micro_batches, {"loss_fn": _loss_of, "scale_grads": False}
+    if plan.schedule == "interleaved-1f1b":
+        return ScheduleInterleaved1F1B(stages, parts, **options)
+    if plan.schedule == "gpipe":
+        return ScheduleGPipe(stages[0], parts, **options)
+    if parts >= len(plan.stages):
+        return Schedule1F1B(stages[0], parts, **options)
+    # Schedule1F1B wants as many micro-batches as stages; the order itself does not.
+    runtime = _PipelineScheduleRuntime(stages, parts, **options)
+    kinds = {"forward": _ComputationType.FORWARD, "backward": _ComputationType.FULL_BACKWARD}
+    runtime._prepare_schedule_with_comms(
+        {
+            device: [_Action(one.stage, kinds[one.kind], one.micro_batch) for one in order]
+            for device, order in enumerate(orders(plan.schedule, len(plan.stages), parts))
+        }
+    )
+    return runtime

@@ -1,0 +1,175 @@
+"""One rank of a lowered plan: its stages, its optimizers, and a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import loss_parallel
+from trainplan.execution.lowering.blocks import Unit
+from trainplan.execution.lowering.memory import StorageTracker
+from trainplan.execution.lowering.meshes import make_meshes
+from trainplan.execution.lowering.stages import Chain, make_schedule, make_stage
+from trainplan.execution.run.reference import LEARNING_RATE, batch_tokens
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import rows_of
+from trainplan.profiling.models.model import Model
+
+
+class Trainer:
+    """A rank of a plan that trains on one batch, as the executor of programs does: same samples, same initial values.
+
+    Made on all ranks at once. model: to run in place of the plan's own. Every unit has optimizers of its own, one for each mesh
+    that its parameters lie on: fused ones take tensors of one.
+    """
+
+    def __init__(self, plan: Plan, model: Model, rank: int, seed: int, device: torch.device) -> None:
+        self.plan, self.model, self.rank, self.device = plan, model, rank, device
+        make_meshes(plan, device.type)
+        numbers = [number for number, stage in enumerate(plan.stages) if rank in stage.ranks]
+        self.place = plan.stages[numbers[0]].ranks.index(rank)
+        chains = [Chain(plan, model, number, self.place, seed, device) for number in numbers]
+        self.stages = [make_stage(plan, model, number, one, device) for number, one in zip(numbers, chains, strict=True)]
+        self.chains: list[Chain] = chains
+        self.schedule = make_schedule(plan, self.stages)
+        self.tied = TiedTables(plan, model, self)
+        self.optimizers = [one for unit in self.units.values() for one in optimizers_of(unit)]
+        self._batch(batch_tokens(model, plan.batch.global_samples, seed))
+
+    @property
+    def units(self) -> dict[int, Unit]:
+        """The rank's units by their positions in the model."""
+        return dict(chain.from_iterable(zip(each.positions, each.units, strict=True) for each in self.chains))
+
+    def _batch(self, tokens: Tensor) -> None:
+        """What this rank has of a batch, (samples, sequence + 1): micro-batch after micro-batch, its own rows of each."""
+        plan, strategies = self.plan, self.plan.strategies()
+        count = plan.batch.global_samples // plan.batch.micro_batches
+
+        def rows(position: int) -> list[int]:
+            starts = range(0, plan.batch.global_samples, count)
+            return [row for start in starts for row in rows_of(strategies[position], self.place, start, count)]
+
+        samples = torch.arange(plan.batch.global_samples)
+        self.inputs: tuple[Tensor, ...] = ()
+        self.others: dict[str, Any] = {"samples": samples}
+        if 0 in self.units:
+            self.inputs = (tokens[rows(0), :-1].to(self.device),)
+        self.ends = len(strategies) - 1 in self.units
+        if self.ends:
+            self.others |= {"targets": tokens[rows(len(strategies) - 1), 1:].contiguous().to(self.device)}
+
+    def step(self) -> float:
+        """One training step; the loss of the whole batch before it."""
+        loss = self.gradients()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for each in self.chains:
+            each.step += 1
+        return loss
+
+    def gradients(self) -> float:
+        """The loss of the batch, with its gradients left in `.grad` of the parameters, each where its parameter lies."""
+        for unit in self.units.values():
+            unit.zero_grad(set_to_none=True)
+        losses: list[Tensor] = []
+        ending = {"target": self.others["samples"], "losses": losses} if self.ends else {}
+        with loss_parallel():
+            self.schedule.step(*self.inputs, **self.others, **ending, return_outputs=False)
+        for copies in (copies for each in self.chains for copies in each.copies):
+            copies.finish()
+        for parameter in self.parameters():
+            lie_as_parameter(parameter)
+        self.tied.sum()
+        total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        last = self.plan.strategies()[-1]
+        if self.ends and last.index(self.place, "tp") == 0:
+            total += torch.stack([each.detach().double() for each in losses]).sum()
+        dist.all_reduce(total)
+        return float(total)
+
+    def states(self) -> Iterator[Tensor]:
+        """Tensors that live from step to step: parameters, the optimizers' states, the batch, and what messages arrive in."""
+        yield from self.parameters()
+        for optimizer in self.optimizers:
+            yield from (each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor))
+        yield from (*self.inputs, *self.others.values())
+        for stage in self.stages:
+            infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
+            yield from (info.buffer for each in infos for info in each if info.buffer is not None)
+
+    def peak_bytes(self) -> int:
+        """The most bytes of a training step, which it takes: see `memory`."""
+        for parameter in self.parameters():
+            parameter.grad = None
+        with StorageTracker() as memory:
+            memory.count(self.states())
+            self.step()
+        return memory.peak_bytes
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All of the rank's."""
+        for unit in self.units.values():
+            yield from unit.parameters()
+
+
+@torch.no_grad()
+def lie_as_parameter(parameter: nn.Parameter) -> None:
+    """Lay a gradient out as its parameter is: ranks that worked on their own tokens or heads have parts of a sum."""
+    gradient = parameter.grad
+    if isinstance(parameter, DTensor) and isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+        parameter.grad = gradient.redistribute(placements=parameter.placements)
+
+
+def optimizers_of(unit: Unit) -> list[torch.optim.Optimizer]:
+    """AdamW for a unit's parameters, those of each mesh by themselves."""
+    by_mesh: dict[Any, list[nn.Parameter]] = {}
+    for parameter in unit.parameters():
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        by_mesh.setdefault(mesh, []).append(parameter)
+    return [torch.optim.AdamW(each, lr=LEARNING_RATE, fused=True) for each in by_mesh.values()]
+
+
+class TiedTables:
+    """A table that embedding and head share: one parameter by the model, two here, which begin alike and get the sum of both
+    gradients in every step, so that they stay alike."""
+
+    def __init__(self, plan: Plan, model: Model, trainer: Trainer) -> None:
+        self.ends: list[nn.Parameter] = []
+        self.group: Any = None
+        if not model.tied:
+            return
+        ranks = sorted({*plan.stages[0].ranks, *plan.stages[-1].ranks})
+        self.group = dist.new_group(ranks) if len(ranks) > 1 else None
+        names = {0: "tokens.weight", len(plan.units) - 1: "logits.weight"}
+        for position, name in names.items():
+            if position in trainer.units:
+                self.ends.append(trainer.units[position].get_parameter(name))
+        self.first = trainer.place == 0
+
+    @torch.no_grad()
+    def sum(self) -> None:
+        """Sum both gradients: of each table, the first rank of its stage puts in the whole."""
+        if not self.ends:
+            return
+        total: Tensor | None = None
+        for parameter in self.ends:
+            assert parameter.grad is not None
+            whole = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            whole = whole if self.first else torch.zeros_like(whole)
+            total = whole.clone() if total is None else total.add_(whole)
+        assert total is not None
+        if self.group is not None:
+            dist.all_reduce(total, group=self.group)
+        for parameter in self.ends:
+            if isinstance(parameter, DTensor):
+                mesh = parameter.device_mesh
+                everywhere = DTensor.from_local(total, mesh, [Replicate()] * mesh.ndim, run_check=False)
+                parameter.grad = everywhere.redistribute(placements=parameter.placements)
+            else:
+                parameter.grad = total.clone()
