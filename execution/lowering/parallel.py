@@ -37,9 +37,9 @@ from torch.distributed.tensor.parallel import (
 from trainplan.execution.lowering.blocks import Place, Unit
 from trainplan.execution.lowering.meshes import Ranks, level_mesh
 from trainplan.execution.lowering.weights import INTO
-from trainplan.formulations.precision import Precision
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models import torch_units
+from trainplan.profiling.models.precision import Precision
 
 
 def parallelise(unit: Unit, ranks: Ranks, device: str) -> None:

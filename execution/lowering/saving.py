@@ -1,8 +1,8 @@
 """Save and load what lives from step to step, by `torch.distributed.checkpoint`.
 
 A tensor's name is that of its unit and parameter, so that it does not depend on the plan: what one plan has sharded over four
-ranks another reads whole, or cut otherwise. Parameters are saved as they lie, each part by one of the ranks that have it, and so
-are AdamW's moments and counts of steps.
+ranks another reads whole, or cut otherwise. Parameters are saved as they lie, each part by one of the ranks that have it, and
+so are AdamW's moments and counts of steps.
 """
 
 from __future__ import annotations
