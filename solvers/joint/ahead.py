@@ -135,9 +135,9 @@ class Ahead:
             self._give(task)
             for ahead_bound, _, other in heapq.nsmallest(AHEAD * self.jobs, waiting):
                 if other.stage in self.early and other is not entry and ahead_bound <= self.search.target():
-                    following = self._task(ahead_bound, other)
-                    if other.place not in self.ready or self.ready[other.place].task != following:
-                        self._give(following)
+                    next_task = self._task(ahead_bound, other)
+                    if other.place not in self.ready or self.ready[other.place].task != next_task:
+                        self._give(next_task)
             self._receive(task)
             step = self.ready.pop(task.place, None)
         return self._counted(step, entry)

@@ -147,9 +147,8 @@ class FreeCuts:
         """The linear program's value in ns, infinite where it goes past the memory; the point; and the share of each pipeline
         in each stage, (K, p)."""
         count, stages, paths = len(self.seen), self.stages, list(self.paths.values())
-        by_path = sum(
-            np.stack([path.counts[name] for path in paths])[:, None] * self._of_seen(name)[None] for name in NAMES
-        )  # (paths, K, p)
+        counts = {name: np.stack([path.counts[name] for path in paths]) for name in NAMES}
+        by_path = np.sum([counts[name][:, None] * self._of_seen(name)[None] for name in NAMES], axis=0)  # (paths, K, p)
         scale = float(by_path.sum(axis=2).max(axis=0).min()) or 1.0
         limits = [(np.stack([seen.memory for seen in self.seen]), self.memory_bytes)]
         if self.host_bytes is not None:

@@ -38,11 +38,13 @@ class Pool:
 
     def at(self, places: Places) -> Pool:
         """Some of them."""
-        arrays = (self.first, self.last, self.enter, self.leave)
         return Pool(
             Chosen(self.columns, places),
-            *(column[places] for column in arrays),
-            passes=_each(self.passes, lambda column: column[..., places]),
+            self.first[places],
+            self.last[places],
+            self.enter[places],
+            self.leave[places],
+            _each(self.passes, lambda column: column[..., places]),
         )
 
 
