@@ -16,6 +16,7 @@ from tests.command.calls import call
 from trainplan.planned import Planned, Price
 
 MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+TWELVE_LAYERS = MODEL.with_fields(n_layer=12)
 REQUEST: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16}
 
 
@@ -94,11 +95,22 @@ def test_tensor_parallelism_stays_inside_nodes() -> None:
         ({"cuts": ["block1.ffn", "block2.ffn"]}, "cuts begin 3 stages"),
         ({"cuts": ["block1.ffn"], "pipeline": 4}, "cuts begin 2 stages"),
         ({"cuts": ["block1.ffn"], "by_unit": False}, "leave by_unit=False out"),
+        ({"dp": 2, "sdp": 2}, "sdp is 2 beside dp 2, and units have copies or shards, not copies of shards; give hybrid, too"),
+        ({"schedule": "interleaved", "pipeline": 1}, "give 1f1b, or pipeline of at least 2 and micro_batches a multiple of it"),
+        ({"schedule": "interleaved", "pipeline": 4, "micro_batches": 2}, "give 1f1b, or pipeline of at least 2"),
+        ({"schedule": "interleaved", "pipeline": 8}, "give 1f1b: no chunks make stages of as many layers each"),
+        ({"model": TWELVE_LAYERS, "schedule": "interleaved", "pipeline": 4}, "give chunks 3: stages have as many layers each"),
+        ({"schedule": "interleaved", "cuts": ["block2.attention"]}, "give cuts as many stages as pipeline times chunks"),
     ],
 )
 def test_constraints_that_cannot_be_are_told(constraints: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        tp.plan(**REQUEST, **constraints)
+        tp.plan(**REQUEST | constraints)
+
+
+def test_copies_of_shards_are_for_who_asks_for_hybrids() -> None:
+    plan = made(dp=2, sdp=2, hybrid=True)[1]
+    assert degrees(plan, "dp") == degrees(plan, "sdp") == {2}
 
 
 def test_constraints_that_leave_nothing_say_what_each_takes() -> None:

@@ -63,6 +63,10 @@ def restrictions(options: Mapping[str, Any]) -> list[str]:
 
 
 def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
+    copies, shares = options["dp"] or 1, options["sdp"] or 1
+    if copies > 1 and shares > 1 and not options["hybrid"]:
+        problem = f"is {shares} beside --dp {copies}, and units have copies or shards, not copies of shards"
+        raise InputError("command line", "--sdp", problem, "give --hybrid, too, or one of the two")
     for paradigm in ("tp", "dp", "sdp"):
         if (degree := options[paradigm]) is not None:
             _check_degree(request, paradigm, degree)
