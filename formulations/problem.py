@@ -82,7 +82,7 @@ class Problem(ABC):
     has to name where it has no profile. largest: the most solutions that brute force takes. solution_field: of the solution's
     file format, the list that a bare sequence of numbers stands for. picture: the function that draws a solution,
     given the instance and it, as `module:name`. constraints: parameters that users set though the problem would choose them;
-    planning says what each costs.
+    planning says what each costs. widest: the value that leaves nothing out, of parameters whose default leaves something out.
     """
 
     home: ModuleType  # no ClassVar, which mypy takes no assigned module for
@@ -96,6 +96,7 @@ class Problem(ABC):
     solution_field: ClassVar[str] = "choice"
     picture: ClassVar[str | None] = None
     constraints: ClassVar[tuple[Parameter, ...]] = ()
+    widest: ClassVar[Mapping[str, Any]] = {}
 
     # Files
 
@@ -212,6 +213,10 @@ class Problem(ABC):
     def of_uniform(self, instance: Any, solution: Any) -> Any | None:
         """A solution of the first instance of `uniform` as one of the instance; None where the problem does not say."""
         return None
+
+    def restrictions(self, options: Mapping[str, Any]) -> list[str]:
+        """What the values of the parameters leave out, as the command's options say it; nothing else is proven."""
+        return []
 
     def incumbent_of(self, instance: Any, plan: Plan) -> Any | None:
         """The solution of an instance that a plan stands for, whoever made it; None where there is none, or where the problem

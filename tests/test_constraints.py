@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.planned import Planned
+from trainplan.planned import Planned, Price
 
 MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
+TWELVE_LAYERS = MODEL.with_fields(n_layer=12)
 REQUEST: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16}
 
 
@@ -39,6 +41,9 @@ def degrees(plan: Plan, paradigm: Any) -> set[int]:
         {"one_strategy": True},
         {"cuts": ["block2.attention"]},
         {"reserve": "22GiB"},
+        {"pipeline": 4},
+        {"micro_batches": 16},
+        {"zero": "0"},
     ],
 )
 def test_constraints_hold_and_cost_what_is_said(constraints: dict[str, Any]) -> None:
@@ -53,7 +58,7 @@ def test_constraints_hold_and_cost_what_is_said(constraints: dict[str, Any]) -> 
         assert plan.one_strategy is not None
     if "cuts" in constraints:
         assert [plan.units[stage.first_unit].name for stage in plan.stages[1:]] == constraints["cuts"]
-    assert len(answer.prices) == len([name for name in constraints if name != "pipeline"])
+    assert len(answer.prices) == len(constraints)
     assert free.prices == ()
     for price in answer.prices:
         step = price.step_ns(answer.step_ns)
@@ -90,11 +95,22 @@ def test_tensor_parallelism_stays_inside_nodes() -> None:
         ({"cuts": ["block1.ffn", "block2.ffn"]}, "cuts begin 3 stages"),
         ({"cuts": ["block1.ffn"], "pipeline": 4}, "cuts begin 2 stages"),
         ({"cuts": ["block1.ffn"], "by_unit": False}, "leave by_unit=False out"),
+        ({"dp": 2, "sdp": 2}, "sdp is 2 beside dp 2, and units have copies or shards, not copies of shards; give hybrid, too"),
+        ({"schedule": "interleaved", "pipeline": 1}, "give 1f1b, or pipeline of at least 2 and micro_batches a multiple of it"),
+        ({"schedule": "interleaved", "pipeline": 4, "micro_batches": 2}, "give 1f1b, or pipeline of at least 2"),
+        ({"schedule": "interleaved", "pipeline": 8}, "give 1f1b: no chunks make stages of as many layers each"),
+        ({"model": TWELVE_LAYERS, "schedule": "interleaved", "pipeline": 4}, "give chunks 3: stages have as many layers each"),
+        ({"schedule": "interleaved", "cuts": ["block2.attention"]}, "give cuts as many stages as pipeline times chunks"),
     ],
 )
 def test_constraints_that_cannot_be_are_told(constraints: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        tp.plan(**REQUEST, **constraints)
+        tp.plan(**REQUEST | constraints)
+
+
+def test_copies_of_shards_are_for_who_asks_for_hybrids() -> None:
+    plan = made(dp=2, sdp=2, hybrid=True)[1]
+    assert degrees(plan, "dp") == degrees(plan, "sdp") == {2}
 
 
 def test_constraints_that_leave_nothing_say_what_each_takes() -> None:
@@ -134,3 +150,49 @@ def test_the_command_says_what_constraints_cost() -> None:
     assert done.returncode == 0
     assert "price of --tp 2" in done.stdout and "price of --forbid ckpt,sdp4" in done.stdout
     assert "a step without it" in done.stdout
+
+
+def test_prices_are_exact_only_where_both_steps_are_proven() -> None:
+    exact, _ = made(pipeline=4)
+    (price,) = exact.prices
+    share = price.share(exact)
+    assert share is not None and share[0] == share[1] == exact.answer.objective_ns / made()[0].answer.objective_ns - 1  # type: ignore[operator]
+    assert dict(exact.summary())["price of --pipeline 4"].endswith(f"a step without it, {share[0]:+.3%} with it")
+    rough, _ = made(pipeline=4, gap=0.3)
+    (price,) = rough.prices
+    between = price.share(rough)
+    assert between is not None and between[1] is not None and between[0] <= share[0] <= between[1] and between[0] < between[1]
+    text = dict(rough.summary())["price of --pipeline 4"]
+    assert (
+        f"{between[0]:+.3%} to {between[1]:+.3%} with it, by the bounds of both" in text and " to " in text.split("a step")[0]
+    )
+    assert rough.to_dict()["prices"][0]["share"] == between
+    unbounded = replace(rough, answer=replace(rough.answer, bound_ns=None))
+    assert price.share(unbounded) == (0.0, between[1])
+    open_ended = Price(price.constraint, replace(price.without, answer=replace(price.without.answer, bound_ns=None)))  # type: ignore[type-var, union-attr]
+    assert open_ended.share(rough) == (between[0], None)
+    assert "less than" in rough._price(open_ended) and "at least" in rough._price(open_ended)
+
+
+def test_a_schedule_is_priced_against_all_of_them() -> None:
+    answer, _ = made(schedule="gpipe", pipeline=2, micro_batches=4)
+    assert [price.constraint for price in answer.prices] == ["--pipeline 2", "--micro-batches 4", "--schedule gpipe"]
+    without = answer.prices[2].without
+    assert without is not None and without.request.options["schedule"] == "all" and without.request.options["pipeline"] == 2
+    assert answer.prices[0].without.request.options["schedule"] == "gpipe"  # type: ignore[union-attr]
+    for schedule in ("all", "1f1b"):  # neither leaves out what is not left out anyway
+        assert made(schedule=schedule, pipeline=1, micro_batches=1, gap=0.5)[0].prices[-1].constraint == "--micro-batches 1"
+
+
+def test_what_is_proven_says_under_which_restrictions() -> None:
+    answer, _ = made(pipeline=2, forbid=["sdp", "tp4"], sequence_parallel=False, hybrid=True)
+    under = "--pipeline 2, --schedule 1f1b, --sliced 0, --no-sequence-parallel, no --modules, --host none, --forbid sdp,tp4"
+    assert dict(answer.summary())["proven under"] == under
+    assert ", ".join(answer.restrictions) == under
+    certified = tp.certify(answer).plan
+    assert certified is not None
+    claim = tp.check(certified).claim  # type: ignore[union-attr]
+    assert claim is not None and f"no plan of the problem under {under} is more than" in claim.verdict
+    wide = {**answer.request.options, "schedule": "all", "pipeline": 1, "sliced": 1, "modules": True, "sequence_parallel": True}
+    told = answer.problem.restrictions(wide)
+    assert told == ["--pipeline 1", "--sliced 1", "--host none", "--forbid sdp,tp4", "--chunks 2"]

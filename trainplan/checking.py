@@ -45,8 +45,9 @@ class CheckedClaim:
     """What `check` says of a plan's claim, without any solver.
 
     claimed_bound_ns, claimed_source: what the solver says, which nothing here has checked. objective_ns: the plan's, evaluated
-    again. bound_ns: what the claim's evidence proves in whole numbers; weak_bound_ns: what needs no evidence;
-    evidence: whether there is some beyond that. faults: what is claimed and does not hold. unchecked: why nothing was checked.
+    again. bound_ns: what the claim's evidence proves in whole numbers; weak_bound_ns: what needs no evidence; evidence: whether
+    there is some beyond that. restrictions: what the request left out, as the command's options say it. faults: what is claimed
+    and does not hold. unchecked: why nothing was checked.
     """
 
     problem: str
@@ -56,6 +57,7 @@ class CheckedClaim:
     bound_ns: int | None = None
     weak_bound_ns: int | None = None
     evidence: bool = False
+    restrictions: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     unchecked: str | None = None
 
@@ -67,7 +69,8 @@ class CheckedClaim:
         if self.faults or self.objective_ns is None or self.bound_ns is None:
             return "refuted"
         gap = 1 - self.bound_ns / self.objective_ns
-        return f"no plan of the problem is more than {gap:.4%} faster, checked without any solver"
+        under = f" under {', '.join(self.restrictions)}" if self.restrictions else ""
+        return f"no plan of the problem{under} is more than {gap:.4%} faster, checked without any solver"
 
 
 @dataclass(frozen=True)
@@ -204,8 +207,9 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
         profile=profile,
         options=evidence.options,
     )
-    faults, objective, bound, weak = list[str](), None, None, None
+    faults, restrictions, objective, bound, weak = list[str](), tuple[str, ...](), None, None, None
     try:
+        restrictions = tuple(stated.restrictions(evidence.options))
         instance = stated.instance(request)
         bound = weak = stated.checked_bound_ns(instance, None)
         solution = stated.load_solution(evidence.solution)
@@ -223,7 +227,7 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
         raise
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         faults.append(f"the evidence is damaged: {error}" if not isinstance(error, ValueError) else str(error))
-    return CheckedClaim(*said, objective, bound, weak, evidence.proof is not None, tuple(faults))
+    return CheckedClaim(*said, objective, bound, weak, evidence.proof is not None, restrictions, tuple(faults))
 
 
 def _same(one: Plan, other: Plan) -> bool:

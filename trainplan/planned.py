@@ -26,10 +26,29 @@ class Price:
     constraint: str
     without: Planned | None
 
-    def step_ns(self, own_ns: int | None) -> int | None:
-        """The step without the constraint, by the walks where plans have programs; own_ns: with it, which needs no more."""
+    def step_ns(self, with_ns: int | None) -> int | None:
+        """The step without the constraint, by the walks where plans have programs; with_ns: with it, which needs no more."""
         step = None if self.without is None else self.without.step_ns
-        return step if step is None or own_ns is None else min(step, own_ns)
+        return step if step is None or with_ns is None else min(step, with_ns)
+
+    def steps_ns(self, constrained: Planned | None = None) -> tuple[int | None, int | None]:
+        """Between what the least step without the constraint lies, by the problem's costs: the bound, and the best that is
+        known, that of the answer with it, too. None where nothing is."""
+        if self.without is None:
+            return None, None
+        bound, best = self.without.answer.bound_ns, self.without.answer.objective_ns
+        above = None if constrained is None else constrained.answer.objective_ns
+        return bound, min((step for step in (best, above) if step is not None), default=None)
+
+    def share(self, constrained: Planned) -> tuple[float, float | None] | None:
+        """Between what it lies by how much longer the least step is with the constraint, as a share of that without it, by what
+        is proven of both: one number twice where both are known, None for the larger one where it has no limit. None where
+        there is no plan with it, or none without it. constrained: the answer with it."""
+        (bound, best), answer = self.steps_ns(constrained), constrained.answer
+        if best is None or answer.objective_ns is None or self.without is None or self.without.answer.objective_ns is None:
+            return None
+        least = 0.0 if answer.bound_ns is None else max(0.0, answer.bound_ns / best - 1)
+        return least, None if not bound else answer.objective_ns / bound - 1
 
 
 @dataclass(frozen=True)
@@ -135,6 +154,11 @@ class Planned:
         return None if solution is None else self.problem.any_schedule_ns(self.instance, solution)
 
     @property
+    def restrictions(self) -> list[str]:
+        """What the request leaves out of all plans that the problem knows, as the command's options say it."""
+        return self.problem.restrictions(self.request.options)
+
+    @property
     def step_ns(self) -> int | None:
         """The predicted step; of a plan without programs, the claimed one; None without a plan."""
         if self.plan is None or self.plan.claim is None:
@@ -157,7 +181,11 @@ class Planned:
             "uniform": None if self.uniform is None or self.uniform.plan is None else self.uniform.plan.model_dump(),
             "uniform_excess": self.uniform_excess,
             "any_schedule_ns": self.any_schedule_ns,
-            "prices": [{"constraint": each.constraint, "step_ns": each.step_ns(self.step_ns)} for each in self.prices],
+            "restrictions": self.restrictions,
+            "prices": [
+                {"constraint": each.constraint, "step_ns": each.step_ns(self.step_ns), "share": each.share(self)}
+                for each in self.prices
+            ],
         }
 
     def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
@@ -212,19 +240,25 @@ class Planned:
 
     def _prices(self) -> list[tuple[str, str]]:
         """What each constraint costs."""
-        rows = []
-        for price in self.prices:
-            step = price.step_ns(self.step_ns)
-            if step is None:
-                text = (
-                    "the time was up" if price.without is None else f"no plan without it, either: {price.without.result.status}"
-                )
-            elif self.step_ns is None:
-                text = f"{format_time(step)} a step without it"
-            else:
-                text = f"{format_time(step)} a step without it, {self.step_ns / step - 1:+.3%} with it"
-            rows.append((f"price of {price.constraint}", text))
-        return rows
+        return [(f"price of {price.constraint}", self._price(price)) for price in self.prices]
+
+    def _price(self, price: Price) -> str:
+        """What a constraint costs: a number only where both steps are proven."""
+        (bound, best), share = price.steps_ns(self), price.share(self)
+        if price.without is None:
+            return "the time was up"
+        if price.without.answer.objective_ns is None or best is None:
+            return f"no plan without it, either: {price.without.result.status}"
+        without = f"{format_time(best)} a step without it"
+        if bound != best:
+            without = f"{'less than' if bound is None else f'{format_time(bound)} to'} {without}"
+        if share is None:
+            return without
+        least, most = share
+        if least == most:
+            return f"{without}, {least:+.3%} with it"
+        between = f"at least {least:+.3%}" if most is None else f"{least:+.3%} to {most:+.3%}"
+        return f"{without}, {between} with it, by the bounds of both"
 
     def _claim(self) -> list[tuple[str, str]]:
         claim = None if self.plan is None else self.plan.claim
@@ -238,6 +272,7 @@ class Planned:
             ("bound of claim", bound),
             ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
             *self._any_schedule(claim.objective_ns),
+            *([("proven under", ", ".join(self.restrictions))] if self.restrictions and claim.bound_ns is not None else []),
             ("method", claim.method),
         ]
         if self.excess is not None and self.excess != 0:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
+from trainplan.formulations.joint.asked import CHUNKS, PARAMETERS, SCHEDULE, SLICED, ZERO
 from trainplan.formulations.joint.costs import tp_degrees
 from trainplan.formulations.joint.space import Filter, Space
-from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy, parse_strategy
 from trainplan.profiling.base.errors import InputError, shown
@@ -26,6 +27,8 @@ ONE_STRATEGY = Parameter("one_strategy", bool, "one strategy for all units", Fal
 TP_IN_NODE = Parameter("tp_in_node", bool, "tensor parallelism inside a node only", False)
 CUTS = Parameter("cuts", str, "the units that begin the stages after the first, by name; may be repeated", many=True)
 CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS)
+PRICED = (PIPELINE, MICRO_BATCHES, SCHEDULE, ZERO, *CONSTRAINTS)
+WIDEST = {"schedule": "all", "hybrid": True, "modules": True, "host": "all"}  # where a default leaves something out
 
 WORD = re.compile(r"(dp|sdp|tp|cp|ep)(\d*)|single|sp|ckpt(:[a-z+]+)?|zero[12]")
 
@@ -41,7 +44,29 @@ def narrowed(space: Space, request: Request) -> Space:
     return replace(space, strategies=lambda strategy: all(each(strategy) for each in filters), cuts=cuts)
 
 
+def restrictions(options: Mapping[str, Any]) -> list[str]:
+    """What the values of the parameters leave out of all plans that the problem knows, as the command's options say it."""
+    texts = []
+    for parameter in (*PARAMETERS, *CONSTRAINTS):
+        value, name = options.get(parameter.name, parameter.default), parameter.name
+        if parameter is CHUNKS or (value == WIDEST.get(name, parameter.default) and parameter is not SLICED):
+            continue
+        if isinstance(value, bool):
+            texts.append(
+                parameter.flag if value else f"--no-{parameter.flag[2:]}" if parameter.default else f"no {parameter.flag}"
+            )
+        else:
+            texts.append(f"{parameter.flag} {value if isinstance(value, str | int) else ','.join(map(str, value))}")
+    if options.get("schedule") in ("interleaved", "all"):
+        texts.append(f"{CHUNKS.flag} {options.get('chunks', CHUNKS.default)}")
+    return texts
+
+
 def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
+    copies, shares = options["dp"] or 1, options["sdp"] or 1
+    if copies > 1 and shares > 1 and not options["hybrid"]:
+        problem = f"is {shares} beside --dp {copies}, and units have copies or shards, not copies of shards"
+        raise InputError("command line", "--sdp", problem, "give --hybrid, too, or one of the two")
     for paradigm in ("tp", "dp", "sdp"):
         if (degree := options[paradigm]) is not None:
             _check_degree(request, paradigm, degree)

@@ -230,11 +230,25 @@ class JointCosts:
                         configurations.append(self._configuration(schedule, depth, count, batch // count))
         if not configurations:
             if any(self.options(Setting(devices // depth, batch // m)) for depth in depths for m in numbers if batch % m == 0):
-                problem, fix = f"is {' or '.join(space.schedules)}", "give 1f1b: these depths and micro-batches do not suit it"
-                raise InputError("command line", "--schedule", problem, fix)
+                raise self._schedule_error(depths, numbers)
             fix = f"give a multiple of {devices}"
             raise InputError("command line", "--batch", f"is {batch}, which no strategy of the space divides", fix)
         return configurations
+
+    def _schedule_error(self, depths: Sequence[int], numbers: Sequence[int]) -> InputError:
+        """Why none of the schedules suits any depth and number of micro-batches."""
+        fix = "give 1f1b: these depths and micro-batches do not suit it"
+        if "interleaved" in self.space.schedules:
+            pairs = [depth for depth in depths if depth > 1 and any(count % depth == 0 for count in numbers)]
+            enough = [n for n in range(2, len(self.units)) if any(even_chunks(self.layers, depth * n) for depth in pairs)]
+            fix = "give 1f1b, or --pipeline of at least 2 and --micro-batches a multiple of it"
+            if self.space.cuts is not None:
+                fix = "give --cuts as many stages as --pipeline times --chunks, or leave them out"
+            elif enough:
+                fix = f"give --chunks {enough[0]}: stages have as many layers each"
+            elif pairs:
+                fix = "give 1f1b: no --chunks make stages of as many layers each"
+        return InputError("command line", "--schedule", f"is {' or '.join(self.space.schedules)}", fix)
 
     def _sound(self, schedule: Schedule, group: int, samples: int) -> bool:
         """Whether the fixed cuts suit the schedule, and some strategy halves of micro-batches, where it slices them."""

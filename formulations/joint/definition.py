@@ -10,7 +10,7 @@ from trainplan.formulations.joint import home
 from trainplan.formulations.joint.asked import PARAMETERS, space_of
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.certificate import Evidence, any_schedule_ns, checked_bound_ns, closed_form_ns
-from trainplan.formulations.joint.constraints import CONSTRAINTS, narrowed
+from trainplan.formulations.joint.constraints import CONSTRAINTS, PRICED, WIDEST, narrowed, restrictions
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
@@ -39,11 +39,15 @@ class Joint(Problem):
     record, solution_record = InstanceRecord, SolutionRecord
     solved_by = "trainplan.solvers.joint"
     parameters = (*PARAMETERS, *CONSTRAINTS)
-    constraints = CONSTRAINTS
+    constraints, widest = PRICED, WIDEST
 
     def cost_model(self, instance: Instance) -> str:
         """The name of the costs, and how a step is judged."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
+
+    def restrictions(self, options: Mapping[str, Any]) -> list[str]:
+        """What the values of the parameters leave out of all plans that the problem knows."""
+        return restrictions(options)
 
     # Certificates
 

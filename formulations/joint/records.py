@@ -13,6 +13,7 @@ from trainplan.formulations.joint.tables import BYTES, TIMES
 from trainplan.formulations.step.schedules import most_sliced
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import Record
+from trainplan.profiling.base.quantities import plural
 from trainplan.profiling.clusters.network import Network
 
 
@@ -138,6 +139,8 @@ class InstanceRecord(InstanceFile):
             raise InputError(
                 "", f"{where}.tied", f"is {record.tied}", f"give a place of ties, of which there are {len(self.ties)}"
             )
+        if record.tied is not None:
+            self._check_tied(where, record, self.ties[record.tied])
         if record.reduction is not None and not record.reduction.network.reaches(max(record.reduction.devices) + 1):
             fix = "give an island that holds them"
             raise InputError("", f"{where}.reduction.network", "does not reach all devices", fix)
@@ -146,6 +149,27 @@ class InstanceRecord(InstanceFile):
         if record.cuts is not None and not all(a < b for a, b in pairwise((0, *record.cuts, units))):
             raise InputError("", f"{where}.cuts", f"is {record.cuts}", f"give rising numbers of 1 to {units - 1}")
         self._check_sums(where, record)
+
+    def _check_tied(self, where: str, record: ConfigurationRecord, tied: TiedRecord) -> None:
+        """Raises InputError where a shared table does not suit the first and the last unit of a configuration."""
+        if tied.equal is None or tied.once is None:
+            return
+        name, stages, units = f"ties[{record.tied}]", len(record.sites) * record.schedule.chunks, len(self.units)
+        if stages > 1 or units < 2:
+            problem = f"is {record.tied}, with `once`, of {plural(stages, 'stage')} and {plural(units, 'unit')}"
+            raise InputError("", f"{where}.tied", problem, "give one without `once`: only one stage of several units has it")
+        tables = self.tables[record.tables[record.sites[0].kind]]
+        first, last = (tables.units[self.units[l].kind] for l in (0, -1))
+        check_length(f"{name}.once.options", tied.once.options, len(last.options), "as many as the last unit has")
+        check_length(f"{name}.equal", tied.equal, len(first.options), "one for each option of the first unit", "rows")
+        for row, flags in enumerate(tied.equal):
+            check_length(f"{name}.equal[{row}]", flags, len(last.options), "one for each option of the last unit")
+        if [option.name for option in tied.once.options] != [option.name for option in last.options]:
+            raise InputError("", f"{name}.once.options", "are not those of the last unit's table", "give those, in their order")
+        for column in ("enter", "leave"):
+            zeros = [0] * len(last.options)
+            if tied.once.columns.get(column, zeros) != last.columns.get(column, zeros):
+                raise InputError("", f"{name}.once.columns.{column}", "is not that of the last unit's table", "give that")
 
     def _check_schedule(self, where: str, record: ConfigurationRecord) -> None:
         schedule, sites, m = record.schedule, len(record.sites), record.micro_batches

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,11 +18,13 @@ from trainplan.profiling.base.errors import InputError, as_arguments, named, one
 from trainplan.profiling.base.quantities import parse_bytes
 from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.result import Point
+from typer import Exit
 
 import trainplan as tp
 from tests.command.calls import call
 from tests.command.test_command import COMMAND, told
-from trainplan.command import options, printing, render
+from tests.instances import paper_instance
+from trainplan.command import options, printing, problems, render
 from trainplan.command.app import COMMANDS, GROUPS, TASKS
 from trainplan.presets import PRESETS, planner, preset
 
@@ -204,6 +207,16 @@ def test_planning_names_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
         for event in ("estimating", "solving (exact)", Point(0.1, 2_000_000, 1_000_000)):
             progress(event)
     assert "measuring" not in text.getvalue() and "solving (exact): best 2 ms, bound 1 ms" in text.getvalue()
+
+
+def test_a_frontier_shows_its_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text, path = StringIO(), tmp_path / "instance.json"
+    monkeypatch.setattr(render, "err", Console(file=text, force_terminal=True, width=100))
+    path.write_text(json.dumps(paper_instance().to_dict()))
+    ends: dict[str, Any] = {"least": "8GiB", "most": "9GiB", "points": 2, "picture": None, "as_json": True}
+    with pytest.raises(Exit):
+        problems.frontier(instance=path, **ends, method=["exact"], time_limit=30.0, gap=0.0, seed=0)
+    assert "solving: exact, 9 GiB" in text.getvalue()
 
 
 def test_plan_writes_its_picture_and_the_plan_with_one_strategy(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +121,64 @@ def test_faults_are_told_in_one_line(change: dict[str, Any], text: str) -> None:
 def test_solutions_that_are_none_are_told(change: Callable[[dict[str, Any]], dict[str, Any]], text: str) -> None:
     with pytest.raises(InputError, match=text):
         load_solution(change({"configuration": 0, "cuts": [1], "choice": [0, 0]}))
+
+
+def shared(**changes: Any) -> dict[str, Any]:
+    """An instance of one stage whose ends share a table, of three and two options, with other values of the tie."""
+    rng = random.Random(0)
+    table = {"options": [{"name": "a"}, {"name": "b"}], "columns": {"enter": [0, 1], "forward_ns": [3, 4]}}
+    value: dict[str, Any] = random_instance(rng, 4, 2, plain=True).to_dict()
+    while len(value["configurations"][0]["sites"]) > 1 or len(value["units"]) < 2:
+        value = random_instance(rng, 4, 2, plain=True).to_dict()
+    value = json.loads(json.dumps(value))
+    for place, unit in enumerate(value["units"]):
+        unit["kind"] = int(place > 0)
+    first = {"options": [{"name": name} for name in "abc"], "columns": {}}
+    zeros = [[0, 0]]
+    boundary = {"relayout_forward_ns": zeros, "relayout_backward_ns": zeros, "message_forward_ns": [zeros] * 2}
+    boundary["message_backward_ns"] = [zeros] * 2
+    for tables in value["tables"]:
+        tables["units"], tables["boundaries"] = [first, table], [boundary] * (max(value["boundary_kinds"]) + 1)
+    once = {**table, "columns": {"enter": [0, 1], "forward_ns": [1, 2]}}
+    value["ties"] = [{"reduce_ns": 5, "equal": [[True, False]] * 3, "once": once, **changes}]
+    value["configurations"] = [{**value["configurations"][0], "tied": 0}]
+    return value
+
+
+ONCE: dict[str, Any] = shared()["ties"][0]["once"]
+TIES: list[tuple[dict[str, Any], str]] = [
+    ({"reduce_ns": -1}, r"ties\[0\].reduce_ns is -1"),
+    ({"equal": [[True, False]] * 2}, r"ties\[0\].equal has 2 rows; give 3, one for each option of the first unit"),
+    ({"equal": []}, r"ties\[0\].equal has 0 rows; give 3"),
+    ({"equal": [[True, False], [True], [True, True]]}, r"ties\[0\].equal\[1\] has 1 entries; give 2, one for each option of"),
+    ({"equal": [[True, False, True]] * 3}, r"ties\[0\].equal\[0\] has 3 entries; give 2"),
+    (
+        {"once": {"options": [{"name": "a"}], "columns": {}}},
+        r"ties\[0\].once.options has 1 entries; give 2, as many as the last",
+    ),
+    ({"once": {**ONCE, "options": [{"name": "b"}, {"name": "a"}]}}, r"ties\[0\].once.options are not those of the last unit"),
+    ({"once": {**ONCE, "columns": {"enter": [0, 7]}}}, r"ties\[0\].once.columns.enter is not that of the last unit's table"),
+    ({"once": {**ONCE, "columns": {"enter": [0, 1], "leave": [2, 0]}}}, r"ties\[0\].once.columns.leave is not that"),
+    ({"once": {**ONCE, "columns": {"enter": [0, 1], "forward_ns": [1]}}}, r"ties\[0\].once.columns.forward_ns has 1 entries"),
+    ({"once": None}, r"ties\[0\].once and equal are not both there"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), TIES, ids=[text for _, text in TIES])
+def test_shared_tables_of_another_shape_are_told_in_one_line(change: dict[str, Any], text: str) -> None:
+    assert all(evaluate(load(shared()), each).time_ns > 0 for each in solutions(load(shared())) if each is not None)
+    with pytest.raises(InputError, match=text) as caught:
+        load(shared(**change))
+    assert "\n" not in str(caught.value)
+
+
+def test_only_one_stage_has_a_shared_table_as_one_parameter(tmp_path: Path) -> None:
+    value = shared()
+    value["configurations"][0] |= {"sites": value["configurations"][0]["sites"] * 2, "links": [0], "cuts": None}
+    path = tmp_path / "shared.json"
+    path.write_text(json.dumps(value))
+    with pytest.raises(
+        InputError, match=r"configurations\[0\].tied is 0, with `once`, of 2 stages and \d units; give"
+    ) as caught:
+        load(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)

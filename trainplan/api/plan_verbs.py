@@ -115,8 +115,8 @@ def plan(
         a `Point` (seconds, objective, bound, in ns) for each better plan or bound, such as `progress=print`. measuring: called
         with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
-        joint: pipeline, micro_batches, schedule, sliced, chunks, by_unit, zero, hybrid, sequence_parallel, modules, host; and
-        constraints, whose costs are in `prices`, as that of `reserve` is: tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts.
+        joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host; and constraints, whose costs are in `prices`,
+        as that of `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts.
         galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
         `partition`. h3t: see `switch`.
 
@@ -166,7 +166,8 @@ def _constraints(chosen: Preset, asked: Mapping[str, Any], choices: Mapping[str,
     """The constraints that a request sets, by argument, as the command's options say them."""
     texts = {}
     for parameter in chosen.problem.constraints:
-        if (value := choices.get(parameter.name)) not in (None, parameter.default):
+        neutral = (None, parameter.default, chosen.problem.widest.get(parameter.name))
+        if (value := choices.get(parameter.name)) not in neutral:
             many = [value] if isinstance(value, str) else value
             words = ",".join(many) if parameter.many else value
             texts[parameter.name] = parameter.flag if value is True else f"{parameter.flag} {words}"
@@ -176,8 +177,10 @@ def _constraints(chosen: Preset, asked: Mapping[str, Any], choices: Mapping[str,
 
 
 def _without(name: str, chosen: Preset, method: str, asked: Mapping[str, Any], choices: Mapping[str, Any]) -> Request:
-    """What is asked of a preset, one argument left out. Raises InputError."""
+    """What is asked of a preset, one argument left out, or at the value that leaves nothing out. Raises InputError."""
     kept = [{key: value for key, value in each.items() if key != name} for each in (asked, choices)]
+    if name in chosen.problem.widest:
+        kept[1][name] = chosen.problem.widest[name]
     return _request(chosen, method, *kept)
 
 

@@ -119,14 +119,12 @@ def frontier(instance: Path, least: str | None, most: str | None, points: int, *
         if ends[0] >= ends[1]:
             raise InputError("command line", "--from", f"is {least}, and --to {most}", "give the smaller one first")
         limits = [ends[0] + (ends[1] - ends[0]) * step // (points - 1) for step in range(points)]
-    with render.working("solving") as progress:
-        found = api.frontier(
-            loaded, limits, values.pop("method"), progress=lambda *event: progress({"done": len(event)}), **values
-        )
-    stopped = any(point.result.stopped == "interrupt" for point in found)
-    files = {"picture": partial(api.draw_frontier, found)}
-    show = partial(render.frontier, found)
-    return Outcome([point.to_dict() for point in found], show, files, options.STOPPED if stopped else options.FINE)
+    with render.sweeping("solving") as progress:
+        solved = api.frontier(loaded, limits, values.pop("method"), progress=progress, **values)
+    stopped = any(point.result.stopped == "interrupt" for point in solved)
+    files = {"picture": partial(api.draw_frontier, solved)}
+    show = partial(render.frontier, solved)
+    return Outcome([point.to_dict() for point in solved], show, files, options.STOPPED if stopped else options.FINE)
 
 
 CHECKED = word("source", Path, "A plan file, or an instance file.")
