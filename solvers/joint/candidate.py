@@ -32,7 +32,7 @@ GRID = 1.15  # between numbers of micro-batches in flight that have bounds of th
 COARSE_GRID, COARSE_PRICES = 2.0, 4
 GROUPS = 3  # of interface states on either side of a cut
 EXACT_FLOATS = 2.0**51
-LIKELY = 4  # of the likeliest cuts, with which plans are tried
+LIKELY, MOST_PASSES = 4, 512  # of the likeliest cuts, with which plans are tried; of pipelines that are worth it
 
 
 class Candidate:
@@ -62,6 +62,11 @@ class Candidate:
         if (self.m + 4) * 2 * longest > EXACT_FLOATS:
             longest_step = f"has steps of up to {(self.m + 4) * 2 * longest} ns, which floats do not hold"
             raise Unsuited("instance", f"configurations[{place}]", longest_step, "give smaller times, or take another method")
+
+    @property
+    def filling(self) -> bool:
+        """Whether the pipeline mostly fills and empties, where bounds of single paths are weak."""
+        return self.schedule != "sliced" and self.m < 2 * self.stages
 
     def _stages(self, groups: int) -> Stages:
         cuts = cut_classes(self.tables, groups)
@@ -265,8 +270,9 @@ class Candidate:
         cuts = self._free_cuts(limit, bound)
         if cuts is None or cuts.bound > self.search.target():
             return np.inf
+        few = self.stages * self.m <= MOST_PASSES
         for likely in cuts.likely[: -LIKELY - 1 : -1]:
-            if self._cuttable(likely):
+            if few and self._cuttable(likely):
                 configurations = list(self.instance.configurations)
                 configurations[self.place] = replace(self.configuration, cuts=likely)
                 part = replace(self.instance, configurations=tuple(configurations))
@@ -327,10 +333,13 @@ class Candidate:
         for x in reversed(range(self.stages)):
             first, last = (np.array(ends, np.intp) for ends in zip(*_spans_left(*masks[x]), strict=True))
             most = self.master.most_u(x, limit, first, least[x][first], behind[x + 1][last + 1])
+            weight, most_ns = self.master.most_with_extra(x, limit, first, last, least[x][first], behind[x + 1][last + 1])
             wanted = Front(
                 first,
                 last,
                 most,
+                weight,
+                most_ns - (self.tied_ns if x in (0, self.stages - 1) else 0),
                 depth=self.in_flight[x],
                 begins=x == 0,
                 ends_apart=bool(self.tied_ns) and x in (0, self.stages - 1),

@@ -3,6 +3,7 @@
     quick       every unit at its cheapest, stages even                                  `closed_form`, `quick.first_plan`
     coarse      a master over rough bounds on all spans: is a better step possible?      `span_bounds`, `master`
     fine        the same with all prices and depths: the least step by these bounds
+                Pipelines that mostly fill and empty go on with `priced`, others with
     paths       stages that the least path uses are solved exactly, its pipeline is simulated, and the path is sought again,
                 until its bounds are exact
     classes     the same with interface states at cuts told apart, where stages do not know what their neighbours send
@@ -162,7 +163,7 @@ class _Run:
             self.statistics["fine"] += 1
             candidate.prepare(self.search.target(), coarse=False)
             value, entry.path = candidate.master.bound(self.search.target(), fineness, bound)
-            entry.stage = FINE
+            entry.stage = PRICED if candidate.filling else FINE
         elif entry.stage in (FINE, PATHS):
             self.statistics["paths"] += 1
             assert entry.path is not None

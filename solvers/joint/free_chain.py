@@ -45,6 +45,11 @@ class Pipeline:
         """The first units of the stages after the first."""
         return tuple((np.flatnonzero(np.diff(self.stages)) + 1).tolist())
 
+    @property
+    def key(self) -> bytes:
+        """What tells it from other pipelines."""
+        return self.stages.tobytes() + self.options.tobytes()
+
 
 @dataclass(frozen=True, eq=False)
 class Before:

@@ -54,10 +54,6 @@ class Point:
         memory, host = ((1 - share) * a + share * b for a, b in ((self.memory, other.memory), (self.host, other.host)))
         return Point(weights, memory, host)
 
-    def with_prices(self, other: Point) -> Point:
-        """These weights with the other point's prices."""
-        return Point(self.weights, other.memory, other.host)
-
 
 class FreeCuts:
     """The linear program of one configuration, and what it has come to. bound: no step is below it. point: that has it."""
@@ -72,6 +68,7 @@ class FreeCuts:
         self.memory_bytes = instance.limit_bytes(configuration.sites[0])
         self.host_bytes = instance.host_limit_bytes(configuration.sites[0])
         self.seen: list[Seen] = []
+        self._keys: set[bytes] = set()
         self.paths: dict[PathKey, Path] = {}
         self.point: Point | None = None
         self.likely: list[tuple[int, ...]] = []  # cuts of pipelines near the bound, the likeliest last
@@ -83,19 +80,19 @@ class FreeCuts:
         for _ in range(ROUNDS if self.seen else 0):
             check_time()
             value, point, shares = self._solve()
-            self._take_path({name: (shares * self._of_seen(name)).sum(axis=0) for name in NAMES})
+            new = self._take_path({name: (shares * self._of_seen(name)).sum(axis=0) for name in NAMES})
             self.point = self.point or point
             for tried in (point.towards(self.point, 0.5), point):
                 least, pipeline = self.least(tried)
                 if pipeline is None:
                     self.bound = inf
                     return
-                self._take(pipeline)
+                new |= self._take(pipeline)
                 if least > best:
-                    best, self.point = least, tried
+                    best, self.point, new = least, tried, True
                     break
             self.bound = max(self.bound, best)
-            if not worth() or best >= value * (1 - SETTLED):
+            if not new or not worth() or best >= value * (1 - SETTLED):
                 return
 
     def least(self, point: Point) -> tuple[float, Pipeline | None]:
@@ -131,14 +128,21 @@ class FreeCuts:
             if pipeline is not None:
                 self._take(pipeline)
 
-    def _take(self, pipeline: Pipeline) -> None:
+    def _take(self, pipeline: Pipeline) -> bool:
+        """Take a pipeline and its longest path into the linear program; whether it is new."""
+        if pipeline.key in self._keys:
+            return False
         chain = self.chain
+        self._keys.add(pipeline.key)
         self.seen.append(Seen(pipeline, chain.times(pipeline), chain.memory(pipeline), chain.host(pipeline)))
         self._take_path(self.seen[-1].times)
+        return True
 
-    def _take_path(self, times: Times) -> None:
+    def _take_path(self, times: Times) -> bool:
         path = longest_path(self.configuration, times, self.tied_ns)
+        new = path.key not in self.paths
         self.paths.setdefault(path.key, path)
+        return new
 
     def _of_seen(self, name: str) -> Integers:
         return np.stack([seen.times[name] for seen in self.seen])

@@ -25,7 +25,7 @@ RAW = 40  # times as many labels before those are dropped that others do for
 FORWARD, BACKWARD, LAST, REDUCE, OPTIMIZER, FIRST_HALF, SECOND_HALF, HALVED, PEAK, STATES, HOST = range(
     11
 )  # entries of a label
-PASSES = [FORWARD, BACKWARD, FIRST_HALF, SECOND_HALF, HALVED]
+PASSES, ONCE = [FORWARD, BACKWARD, FIRST_HALF, SECOND_HALF, HALVED], [LAST, REDUCE, OPTIMIZER]
 
 
 class TooMany(Exception):
@@ -35,6 +35,7 @@ class TooMany(Exception):
 @dataclass(frozen=True, eq=False)
 class Front:
     """What a stage may be, and what of it counts. first, last, most_u_ns: (F,), spans of units, and the largest u of each.
+    weight, most_ns: a number p, and (F,), the largest p u + g of each span.
 
     depth: micro-batches in flight. begins: whether it is the first stage. ends_apart: whether it matters what of the end comes
     before the sum of a shared table. hidden_ns: what comes once and is no longer than this ends before the first stage does;
@@ -44,6 +45,8 @@ class Front:
     first: Places
     last: Places
     most_u_ns: Floats
+    weight: int
+    most_ns: Floats
     depth: int
     begins: bool
     ends_apart: bool
@@ -73,15 +76,20 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
     low, high = int(wanted.first.min()), int(wanted.last.max())
     kinds = {l: stages.tables.kinds[stages.kinds[l]] for l in range(low, high + 1)}
     times = {id(kind): _times(kind) for kind in kinds.values()}
-    least = np.concatenate([[0], np.cumsum([int(kinds[l].u_ns.min()) for l in range(low, high + 1)])])
+    p = wanted.weight
+    least = _sums([int(kinds[l].u_ns.min()) for l in range(low, high + 1)])
+    least_ends = _sums([int((p * kinds[l].u_ns + kinds[l].extra_ns).min()) for l in range(low, high + 1)])
     trail: dict[int, _Labels] = {}
     found: list[tuple[int, Places, Integers]] = []  # first unit, labels, and entries
     behind: _Labels | None = None
     for l in range(high, low - 1, -1):
         check_time()
         inside = (wanted.first <= l) & (wanted.last >= l)
-        most = np.full(high + 1, -np.inf)  # by last unit, the largest u of what is behind l that some span leaves
+        # By last unit, the most of what is behind l that some span leaves.
+        most, most_ends = np.full((2, high + 1), -np.inf)
         np.maximum.at(most, wanted.last[inside], (wanted.most_u_ns - (least[l - low] - least[wanted.first - low]))[inside])
+        ends = wanted.most_ns - (least_ends[l - low] - least_ends[wanted.first - low])
+        np.maximum.at(most_ends, wanted.last[inside], ends[inside])
         parts = []
         if (wanted.last == l).any():
             parts.append(_begun(stages, l, kinds[l], times[id(kinds[l])], wanted))
@@ -94,7 +102,8 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
             *(np.concatenate(columns, axis=-1) for columns in zip(*(vars(p).values() for p in parts), strict=True))
         )
         fits = labels.entries[PEAK] <= stages.memory_bytes
-        fits &= _u_ns(labels.entries, stages.tables.sliced) <= most[labels.group // stages.tables.ways_out]
+        u_ns, last = _u_ns(labels.entries, stages.tables.sliced), labels.group // stages.tables.ways_out
+        fits &= (u_ns <= most[last]) & (p * u_ns + labels.entries[ONCE].sum(axis=0) <= most_ends[last])
         if stages.host_bytes is not None:
             fits &= labels.entries[HOST] <= stages.host_bytes
         if wanted.guide is not None:
@@ -110,6 +119,11 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
         if (wanted.first == l).any():
             found.append((l, *_completed(stages, l, kinds[l], labels, wanted)))
     return _pool(stages, trail, found)
+
+
+def _sums(values: list[int]) -> Integers:
+    """Sums of all values before each one, and of all."""
+    return np.concatenate([[0], np.cumsum(values)])
 
 
 def _times(kind: KindOptions) -> Integers:

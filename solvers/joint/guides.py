@@ -8,7 +8,6 @@ other parts, are looked at together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,12 +16,13 @@ from numpy.typing import NDArray
 from trainplan.solvers.joint.free_chain import COLUMNS, Before, Behind, Booleans, FreeChain, FreePrices, stacked
 from trainplan.solvers.joint.free_cuts import FreeCuts, Point
 from trainplan.solvers.joint.longest_paths import longest_path
-from trainplan.solvers.joint.priced_chain import NAMES
+from trainplan.solvers.joint.priced_chain import BACKWARD, NAMES
 from trainplan.solvers.joint.relaxation import EXACT
 from trainplan.solvers.joint.stage_tables import Floats, Places
 
-MOST_SETS = 24
-TOWARDS, SLOWER = (0.15, 0.4), 1.2  # how far sets go towards single paths; how much slower a stage is made for one of these
+MOST_SETS = 36
+TOWARDS = (0.15, 0.5, 1.0)  # how far sets go towards single paths
+SLOWER = 1.2  # how much slower a stage is made for one of these
 
 
 class Guides:
@@ -121,7 +121,15 @@ def _points(cuts: FreeCuts) -> list[Point]:
         path = longest_path(cuts.configuration, slower, cuts.tied_ns)
         cuts.paths.setdefault(path.key, path)
         keys.append(path.key)
-    nothing = np.zeros(cuts.stages)
-    singles: Sequence[Point] = [Point({key: 1.0}, nothing, nothing) for key in dict.fromkeys(keys)]
-    near = [point.towards(single.with_prices(point), share) for share in TOWARDS for single in singles]
-    return [point, *near]
+    singles = [Point({key: 1.0}, point.memory, point.host) for key in dict.fromkeys(keys)]
+    return [point, *(_scaled(cuts, point, point.towards(single, share)) for share in TOWARDS for single in singles)]
+
+
+def _scaled(cuts: FreeCuts, point: Point, other: Point) -> Point:
+    """A point with the prices of memory of another one, as much higher or lower in each stage as its times weigh."""
+    own, its = (
+        np.sum([weight * cuts.paths[key].counts[BACKWARD] for key, weight in each.weights.items()], axis=0)
+        for each in (point, other)
+    )
+    factors = its / np.maximum(own, 1e-9)
+    return Point(other.weights, point.memory * factors, point.host * factors)

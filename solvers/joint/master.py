@@ -233,6 +233,20 @@ class Master:
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         return low
 
+    def most_with_extra(
+        self, x: int, limit: float, first: NDArray[np.intp], last: NDArray[np.intp], before: Floats, after: Floats
+    ) -> tuple[int, Floats]:
+        """A weight p, and (N,) the largest p u + g that spans as stage x leave within a limit on the step; see `most_u`.
+
+        Proof: behind stage x comes its g, before it H, and of a later stage the forward passes alone; and the step rises by p
+        with u at least, from what it is at the least u.
+        """
+        arcs, p, shape = self.arcs.stages[x], self.rates[x], (slice(None), None, None)
+        u = arcs.u_ns[:, first - arcs.low, last - first].min(axis=(0, 2))
+        least = self.need(u[shape], after[shape], self.stages - 1 - x, first)[:, 0, 0] - p * u
+        prefix = before if not x else self.arcs.before_ns[first]
+        return p, limit - prefix - least
+
     def _backward(self, limit: float, before: Sequence[Floats]) -> tuple[list[Mask], tuple[Step, ...]] | None:
         """By stage, the arcs that a step up to the limit may use, and the path of least S; None where there is none."""
         self.check_time()

@@ -11,7 +11,8 @@ from math import inf
 import numpy as np
 import pytest
 from trainplan.formulations.joint.evaluation import evaluate, malformed, violations
-from trainplan.formulations.joint.problem import Instance, Schedule, Site, Solution
+from trainplan.formulations.joint.problem import Configuration, Instance, Schedule, ScheduleName, Site, Solution
+from trainplan.formulations.joint.simulation import StageTimes, step_ns
 from trainplan.formulations.joint.tables import Tied
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.joint.fixed_cuts import fixed_cuts
@@ -147,3 +148,26 @@ def test_interleaved_stages_of_a_whole_model_are_solved_to_a_small_gap() -> None
     bound = interleaved(instance, 0, 0.0, search)
     assert search.objective is not None and not violations(instance, search.best)
     assert search.objective * 0.98 < bound <= search.objective
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+def test_longest_paths_in_blocks_are_those_pass_by_pass(name: ScheduleName) -> None:
+    """As long as the step that the formulation simulates, and no other path that is met is longer."""
+    rng = np.random.default_rng(11)
+    for _ in range(300):
+        stages, m = int(rng.integers(1, 6)), int(rng.integers(1, 9))
+        configuration = Configuration(
+            schedule=Schedule(name),
+            micro_batches=m,
+            sites=(Site((1,)),) * stages,
+            links=(0,) * (stages - 1),
+            make_tables=tuple,
+        )
+        tied = int(rng.integers(0, 2) * rng.integers(0, 40))
+        paths = []
+        for _ in range(3):
+            times = {each: rng.integers(0, rng.choice([2, 50]), stages) for each in NAMES}
+            step = step_ns(configuration, [StageTimes(**{k: int(v[x]) for k, v in times.items()}) for x in range(stages)], tied)
+            paths.append(longest_path(configuration, times, tied))
+            assert paths[-1].length_ns(times) == step
+            assert all(path.length_ns(times) <= step for path in paths)

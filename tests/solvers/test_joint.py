@@ -284,7 +284,7 @@ def test_fronts_hold_a_column_as_good_as_any_choice_of_a_stage(seed: int) -> Non
         candidate = Candidate(instance, solution.configuration, Search(judge(instance)))
         tables = stage_tables(configuration.tables[0])
         for x, (first, last) in enumerate(solution.spans()):
-            span = np.array([first], np.intp), np.array([last], np.intp), np.array([np.inf])
+            span = np.array([first], np.intp), np.array([last], np.intp), np.array([np.inf]), 1, np.array([np.inf])
             columns = front(candidate.exact, Front(*span, candidate.in_flight[x], False, ends_apart=True), 10**6).columns
             times, units, boundaries = evaluation.stages[x].times, *_tables_of(instance, solution)
             ends = units[instance.units[first].kind], units[instance.units[last].kind]
