@@ -1,4 +1,4 @@
-"""Checkpoints of lowered plans: resumed under other plans, left whole by a rank that is killed, refused where they do not fit."""
+"""Checkpoints of lowered plans: resumed under other plans, left whole by a killed rank, refused where they do not fit."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _children(process: int) -> list[int]:
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     plan = plan_of(UNTIED, ["dp2"] * len(UNTIED.units), 2)
     (tmp_path / "step-00000005").mkdir()  # without what says that it is whole
-    with pytest.raises(InputError, match="resume is .* which has no whole checkpoint"):
+    with pytest.raises(InputError, match=r"resume is .* which has no whole checkpoint"):
         tp.run(plan, resume=tmp_path)
     with pytest.raises(InputError, match="checkpoint_every is 2; give checkpoint with a folder, too"):
         tp.run(plan, checkpoint_every=2)
