@@ -29,7 +29,5 @@ and sharded there, and given memory and the values of their seed last, so that n
 tensor at a time. Programs and lowered models take the same samples, initial values and masks of dropout: each is the other's
 oracle, and `benchmarks.lowered` holds them against each other and against one process.
 
-Two things lie otherwise than in programs. A table that embedding and head share is two parameters here, whose gradients are
-summed once a step, also where a program has one. And under ZeRO-1 and 2 FSDP has a rank's shard of the parameters beside the
-whole of them.
+One thing lies otherwise than in programs: under ZeRO-1 and 2 FSDP has a rank's shard of the parameters beside all of them.
 """

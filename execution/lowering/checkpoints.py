@@ -7,7 +7,6 @@ once every rank is done and what it wrote is on the disk. So what is named `step
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
-from trainplan.profiling.base.files import check_writable
+from trainplan.profiling.base.files import check_writable, read_data
 from trainplan.profiling.models.model import Model
 
 ABOUT = "run.json"
@@ -82,15 +81,10 @@ def _made(folder: Path) -> str:
 
 def _last(folder: Path) -> tuple[Path, int, dict[str, Any]]:
     """The last whole checkpoint of a folder, or the folder itself, its steps, and what it says of its run."""
-    each = (
-        [folder]
-        if WHOLE.fullmatch(folder.name)
-        else sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
-    )
-    whole = [path for path in each if WHOLE.fullmatch(path.name) and (path / ABOUT).exists()]
+    each = [folder] if WHOLE.fullmatch(folder.name) else folder.glob("step-*")
+    whole = {int(match[1]): path for path in each if (match := WHOLE.fullmatch(path.name)) and (path / ABOUT).exists()}
     if not whole:
         fix = "give a folder that `run --checkpoint` has written to, or one of the step-... in it"
         raise InputError("command line", "--resume", f"is {str(folder)!r}, which has no whole checkpoint", fix)
-    match = WHOLE.fullmatch(whole[-1].name)
-    assert match is not None
-    return whole[-1].absolute(), int(match[1]), json.loads((whole[-1] / ABOUT).read_text())
+    done = max(whole)
+    return whole[done].absolute(), done, read_data(whole[done] / ABOUT)

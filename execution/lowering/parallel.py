@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -34,7 +34,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from trainplan.execution.lowering.blocks import Place, Unit
+from trainplan.execution.lowering.blocks import EmbeddingUnit, Place, Unit
 from trainplan.execution.lowering.meshes import Ranks, level_mesh
 from trainplan.execution.lowering.weights import INTO
 from trainplan.formulations.strategies import Strategy
@@ -52,6 +52,8 @@ def parallelise(unit: Unit, ranks: Ranks, device: str) -> None:
     unit.place = Place(mesh, share)
     styles = {name: style for name, style in _styles(strategy).items() if _has(unit, name)}
     parallelize_module(unit, mesh, styles)
+    if isinstance(unit, EmbeddingUnit) and hasattr(unit, "table"):
+        unit.table.tie()
     if isinstance(bias := getattr(unit, "bias", None), Tensor):  # of a head: added to logits that are split
         unit.bias = nn.Parameter(distribute_tensor(bias.detach(), mesh, [Replicate()], src_data_rank=None))
 
@@ -76,6 +78,7 @@ def _styles(strategy: Strategy) -> dict[str, ParallelStyle]:
         styles |= {f"{name}.{matrix}": ColwiseParallel() for matrix in INTO}
     for name in ("out", "down"):
         styles[name] = RowwiseParallel(output_layouts=outside)
+    styles |= {f"table.{name}": styles[name] for name in ("tokens", "logits")}
     if strategy.sequence_parallel:
         for name in ("norm", "ffn_norm", "dense", "dense_norm"):
             styles[name] = SequenceParallel(use_local_output=True)
@@ -109,14 +112,20 @@ def shard(unit: Unit, ranks: Ranks, device: str, policy: MixedPrecisionPolicy, k
         return None
 
     strategy = unit.strategy
-    fully_shard(
-        unit,
-        mesh=data_mesh(strategy, ranks, device),
-        reshard_after_forward=strategy.shares_parameters and not kept_whole,
-        shard_placement_fn=dimension,
-        mp_policy=policy,
-    )
-    sums(unit)
+    for module in sharded_modules(unit):
+        fully_shard(
+            module,
+            mesh=data_mesh(strategy, ranks, device),
+            reshard_after_forward=strategy.shares_parameters and not kept_whole,
+            shard_placement_fn=dimension,
+            mp_policy=policy,
+        )
+        sums(module)
+
+
+def sharded_modules(unit: Unit) -> list[Any]:
+    """A unit, and before it a table within it that the head reads, too."""
+    return [unit.table, unit] if isinstance(unit, EmbeddingUnit) and hasattr(unit, "table") else [unit]
 
 
 class Copies:
@@ -149,8 +158,10 @@ def sums(module: Any) -> None:
     module.set_force_sum_reduction_for_comms(True)
 
 
-def before_backward(unit: FSDPModule, strategy: Strategy, kept_whole: bool, last: bool) -> None:
+def before_backward(unit: Unit, kept_whole: bool, last: bool) -> None:
     """What the backward pass of a micro-batch does with a unit's parameters and gradients behind it. last: of the step."""
-    unit.set_reshard_after_backward(last or (strategy.shares_parameters and not kept_whole), recurse=False)
-    unit.set_requires_gradient_sync(last or strategy.shares_gradients, recurse=False)
-    unit.set_requires_all_reduce(last, recurse=False)
+    strategy = unit.strategy
+    for module in sharded_modules(unit):
+        module.set_reshard_after_backward(last or (strategy.shares_parameters and not kept_whole), recurse=False)
+        module.set_requires_gradient_sync(last or strategy.shares_gradients, recurse=False)
+        module.set_requires_all_reduce(last, recurse=False)

@@ -1,8 +1,9 @@
 """Save and load what lives from step to step, by `torch.distributed.checkpoint`.
 
 A tensor's name is that of its unit and parameter, so that it does not depend on the plan: what one plan has sharded over four
-ranks another reads whole, or cut otherwise. Parameters are saved as they lie, each part by one of the ranks that have it, and
-so are AdamW's moments and counts of steps.
+ranks another reads whole, or cut otherwise. Parameters, and AdamW's moments and counts of steps, are saved as they lie, each
+part by one of the ranks that have it. A table that embedding and head share is saved under both names, since another plan may
+have two of it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
         for position, unit in trainer.units.items()
         for name, parameter in unit.named_parameters()
     }
+    names = {parameter: name.replace(".table.", ".") for parameter, name in names.items()}
     state: dict[str, Tensor] = {name: parameter.detach() for parameter, name in names.items()}
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
@@ -39,6 +41,10 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
                     kept["step"] = torch.zeros((), dtype=torch.float32, device=trainer.device)
                     kept["exp_avg"], kept["exp_avg_sq"] = (torch.zeros_like(parameter).detach() for _ in range(2))
                 state |= {f"{names[parameter]}:{name}": value for name, value in kept.items()}
+    if trainer.tied.once:
+        first, last = (f"{unit.name}." for unit in (trainer.plan.units[0], trainer.plan.units[-1]))
+        table = {name: value for name, value in state.items() if name.startswith(f"{first}tokens.")}
+        state |= {name.replace(f"{first}tokens.", f"{last}logits."): value for name, value in table.items()}
     return state
 
 

@@ -41,6 +41,7 @@ from trainplan.execution.lowering.weights import fill
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.schedules import orders
 from trainplan.formulations.strategies import Strategy, rows_of
+from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
@@ -84,8 +85,9 @@ class Chain(nn.Module):
         precision, dtype = plan.precision.of(model), torch_units.DTYPES[model.dtype]
         policy = policy_of(precision, dtype)
         total, kept = plan.batch.global_samples * model.tokens, torch_units.DTYPES[precision.master or model.dtype]
+        tied = model.tied and table_once(strategies, self.positions)
         with torch.device("meta"):
-            parts = [unit_of(model.units[position].sublayer, strategies[position], total) for position in self.positions]
+            parts = [unit_of(model.units[position].sublayer, strategies[position], total, tied) for position in self.positions]
         self.units = nn.ModuleList(part.to(kept) for part in parts)
         before = [strategies[max(position - 1, 0)] for position in self.positions]
         self.relays = nn.ModuleList(Relay(one, unit.strategy, plan, kind) for one, unit in zip(before, self.units, strict=True))
@@ -103,6 +105,9 @@ class Chain(nn.Module):
                 other.set_modules_to_backward_prefetch([one])
         for unit in self.units:
             unit.to_empty(device=device)
+        if tied:
+            self.units[0].table.tie()
+            self.units[-1].borrowed.append(self.units[0].table)
         for position, unit in zip(self.positions, self.units, strict=True):
             fill(unit, torch_units.unit_seed(model, position, seed))
         self.copies = [
@@ -130,7 +135,7 @@ class Chain(nn.Module):
         """Called before each micro-batch's backward pass. last: of the step."""
         for unit, whole in zip(self.units, self.kept_whole, strict=True):
             if isinstance(unit, FSDPModule):
-                before_backward(unit, unit.strategy, whole, last)
+                before_backward(unit, whole, last)
         for each in self.copies:
             each.last = last
 

@@ -18,6 +18,7 @@ from trainplan.execution.lowering.stages import Chain, make_schedule, make_stage
 from trainplan.execution.run.reference import LEARNING_RATE, batch_tokens
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import rows_of
+from trainplan.formulations.work.moves import table_once
 from trainplan.profiling.models.model import Model
 
 
@@ -136,13 +137,14 @@ def optimizers_of(unit: Unit) -> list[torch.optim.Optimizer]:
 
 
 class TiedTables:
-    """A table that embedding and head share: one parameter by the model, two here, which begin alike and get the sum of both
-    gradients in every step, so that they stay alike."""
+    """A table that embedding and head share, where they are on unlike stages or laid out unlike, and each has one: they begin
+    alike and get the sum of both gradients in every step, so that they stay alike. once: whether it is one parameter."""
 
     def __init__(self, plan: Plan, model: Model, trainer: Trainer) -> None:
         self.ends: list[nn.Parameter] = []
         self.group: Any = None
-        if not model.tied:
+        self.once = model.tied and table_once(plan.strategies(), range(plan.stages[0].last_unit + 1))
+        if not model.tied or self.once:
             return
         ranks = sorted({*plan.stages[0].ranks, *plan.stages[-1].ranks})
         self.group = dist.new_group(ranks) if len(ranks) > 1 else None

@@ -24,13 +24,22 @@ def module_names(unit: Unit, name: str) -> list[str]:
     for each in PACKED.get(first, (first,)):
         into = "project_up" if each in ("up", "gate") and hasattr(unit, "project_up") else "project"
         names.append(f"{into}.{each}{dot}{rest}" if each in INTO else each + dot + rest)
+    if name == "tokens.weight" and hasattr(unit, "table"):
+        return ["table.tokens.weight"]
     return ["bias"] if name == "logits.bias" else names
+
+
+def borrows(unit: Unit, name: str) -> bool:
+    """Whether a parameter of a unit's sub-layer is another unit's: a head's table that is the embedding's."""
+    return name == "logits.weight" and not hasattr(unit, "logits")
 
 
 def fill(unit: Unit, position_seed: int) -> None:
     """Give a unit, whose memory is there, the values that its seed gives on every rank."""
     parameters = dict(unit.named_parameters())
     for name, value in torch_units.whole_parameters(unit.part, position_seed).items():
+        if borrows(unit, name):
+            continue
         names = module_names(unit, name)
         for target, piece in zip(names, value.unbind(0) if len(names) > 1 else [value], strict=True):
             write(parameters.pop(target), piece)
@@ -66,6 +75,8 @@ def gathered(unit: Unit, gradients: bool) -> Iterator[tuple[str, Tensor]]:
     """The whole of each parameter of a unit, or of its gradient, by the sub-layer's names: a collective of the unit's ranks."""
     parameters = dict(unit.named_parameters())
     for parameter in unit.part.parameters():
+        if borrows(unit, parameter.name):
+            continue
         values = []
         for name in module_names(unit, parameter.name):
             one: Tensor | None = parameters[name].grad if gradients else parameters[name].detach()

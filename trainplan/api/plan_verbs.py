@@ -385,8 +385,8 @@ def run(
     (default: torch where it carries the plan, nothing is to be measured, and back-end and transport are those by default).
 
     checkpoint: a folder for checkpoints, one every `checkpoint_every` steps and after the last, written by torch beside the
-    steps that follow. resume: such a folder, whose last checkpoint the run begins with, under this or another plan and number
-    of devices; `steps` are then all, those before it included.
+    steps that follow. resume: such a folder, whose last checkpoint the run begins with, under any plan and number of devices;
+    `steps` are then all, those before it included.
 
     model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
     smaller. dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or
