@@ -452,6 +452,11 @@ def trials(text: str) -> AbstractContextManager[Any]:
     return _live(text, shown)
 
 
+def sweeping(text: str) -> AbstractContextManager[Any]:
+    """Progress of a frontier: a callback for each method and its point."""
+    return _live(text, lambda name, point: {"description": f"{text}: {name}, {format_bytes(point.memory_bytes)}"})
+
+
 def working(text: str) -> AbstractContextManager[Any]:
     """Progress of measuring or running: a callback for reports of the processes."""
 
