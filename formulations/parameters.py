@@ -34,8 +34,8 @@ class Parameter:
 
     @property
     def flag(self) -> str:
-        """The command's flag, such as `--micro-batches`."""
-        return "--" + self.name.replace("_", "-")
+        """The command's flag, such as `--micro-batches`. (A name that Python keeps for itself ends with `_`.)"""
+        return "--" + self.name.rstrip("_").replace("_", "-")
 
     def value(self, asked: Any) -> Any:
         """The value of the parameter that is asked for: the default for None, and a choice in its own spelling.

@@ -258,7 +258,7 @@ def test_torchtitan() -> None:
     assert dp * parallel["tensor_parallel_degree"] * parallel["pipeline_parallel_degree"] == plan.world
     assert toml["activation_checkpoint"] == {"mode": "full"}
     assert parallel["pipeline_parallel_schedule"] == "1F1B" and "schedule.csv" not in found.files
-    assert [line.split(":")[0] for line in found.left_out] == ["dp2-tp2-ckpt".removesuffix("-ckpt")]
+    assert [line.split(":")[0] for line in found.left_out] == ["dp2-tp2", "tokens"]
     for field in ("module_fqns_per_model_part", "pipeline_parallel_module_fqns_per_model_part"):
         config = titan_apply(found.files["torchtitan_config.py"], field)
         given = getattr(config.parallelism, field)

@@ -25,7 +25,6 @@ from trainplan.execution.exports.common import (
     layers_of,
     left_out_of_all,
     left_out_order,
-    left_out_precision,
     micro_batch_samples,
     recomputation,
     refuse_half_cut,
@@ -35,6 +34,7 @@ from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME = "torchtitan"
+ABLE = ("master weights", "ZeRO stage 2", "sequence parallelism")
 CSV = "schedule.csv"
 # The field of the modules of each stage has had two names in 2026.
 MODULE_FIELDS = ("pipeline_parallel_module_fqns_per_model_part", "module_fqns_per_model_part")
@@ -56,44 +56,51 @@ def export(plan: Plan, where: str) -> Export:
 
     Raises InputError.
     """
-    check_pipeline(plan, ("llama",), RUNTIME, where)
+    check_pipeline(plan, ("llama",), RUNTIME, where, able=ABLE, one_stage=True)
     refuse_half_cut(plan, RUNTIME, "export it --to torch or megatron", where)
     model, strategy = plan.planned_model(), common_strategy(plan, RUNTIME, where)
     if model.tied:
         fix = "plan a model with an output matrix of its own: torchtitan ties none across stages"
         raise InputError(where, "model.config.tie_word_embeddings", "is true", fix)
     stages, parts, samples = len(plan.stages), plan.batch.micro_batches, micro_batch_samples(plan, strategy.data_degree)
-    dp, sdp = strategy.degree("dp"), strategy.degree("sdp")
-    left_out = [*left_out_of_all(plan, RUNTIME), *left_out_precision(plan, RUNTIME), *left_out_order(strategy)]
+    dp, sdp, tp = (strategy.degree(paradigm) for paradigm in ("dp", "sdp", "tp"))
+    left_out = [*left_out_of_all(plan, RUNTIME), *left_out_order(strategy)]
     if dp > 1 and sdp == 1:
         left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
         dp, sdp = sdp, dp
-    elif sdp > 1:
+    elif sdp > 1 and stages > 1:
         left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
+    if tp > 1 and not strategy.sequence_parallel:
+        left_out.append("tokens: tensor-parallel ranks share them here; less memory")
     again, partly = recomputation(plan)
     left_out += partly
+    pipelined = {"pipeline_parallel_schedule": {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule]} if stages > 1 else {}
     common: dict[str, Any] = {
         "pipeline_parallel_degree": stages,
-        "pipeline_parallel_schedule": {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule],
+        **pipelined,
         "data_parallel_replicate_degree": dp,
         "data_parallel_shard_degree": sdp,
-        "fsdp_reshard_after_forward": "always" if strategy.degree("sdp") > 1 else "never",
-        "tensor_parallel_degree": strategy.degree("tp"),
+        "fsdp_reshard_after_forward": "always" if strategy.shares_parameters else "never",
+        "tensor_parallel_degree": tp,
     }
+    split = {"module_fqns_per_model_part": modules(plan, "output")}
+    precision = {"mixed_precision_param": model.dtype} if plan.precision.master is not None else {}
     files: dict[str, str] = {}
-    if plan.schedule == "1f1b" and parts < stages:  # torch's 1F1B wants as many micro-batches as stages; the order does not
+    if (
+        plan.schedule == "1f1b" and parts < stages and stages > 1
+    ):  # torch's 1F1B wants as many micro-batches as stages; the order does not
         common["pipeline_parallel_schedule_csv"] = CSV
         files[CSV] = schedule_csv(plan)
     toml = {
         "training": {
-            "local_batch_size": samples * parts,
+            "local_batch_size": samples * parts if stages > 1 else samples,  # of one stage gradients are accumulated
             "global_batch_size": plan.batch.global_samples,
             "seq_len": model.tokens,
+            **precision,
         },
         "parallelism": {
             **common,
-            "pipeline_parallel_microbatch_size": samples,
-            "module_fqns_per_model_part": modules(plan, "output"),
+            **({"pipeline_parallel_microbatch_size": samples, **split} if stages > 1 else {}),
         },
         "activation_checkpoint": {"mode": "full" if again else "none"},
     }
@@ -102,9 +109,10 @@ def export(plan: Plan, where: str) -> Export:
             "num_tokens_per_microbatch_per_dp_rank": samples * model.tokens,
             "num_tokens_per_train_step": plan.batch.global_samples * model.tokens,
             "max_context_length": model.tokens,
+            **precision,
         },
-        "parallelism": {**common, "num_pp_microbatches": parts},
-        "modules": modules(plan, "lm_head"),
+        "parallelism": {**common, **({"num_pp_microbatches": parts} if stages > 1 else {})},
+        "modules": modules(plan, "lm_head") if stages > 1 else [],
         "activation_checkpoint": toml["activation_checkpoint"]["mode"],
     }
     files = {"torchtitan.toml": _toml(toml), "torchtitan_config.py": _script(python), **files}
@@ -138,10 +146,10 @@ def _script(python: dict[str, Any]) -> str:
     for section in ("parallelism", "training"):
         lines += [f"    config.{section}.{key} = {json.dumps(value)}" for key, value in python[section].items()]
     new, old = MODULE_FIELDS
-    lines += [
-        f'    field = "{new}"',
-        f'    setattr(config.parallelism, field if hasattr(config.parallelism, field) else "{old}", MODULES)',
-        f"    {checkpointing}",
-        "    return config",
-    ]
+    if python["modules"]:
+        lines += [
+            f'    field = "{new}"',
+            f'    setattr(config.parallelism, field if hasattr(config.parallelism, field) else "{old}", MODULES)',
+        ]
+    lines += [f"    {checkpointing}", "    return config"]
     return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainplan.formulations.joint.asked import CHUNKS, PARAMETERS, SCHEDULE, SLICED, ZERO
 from trainplan.formulations.joint.costs import tp_degrees
+from trainplan.formulations.joint.runtimes import FOR, RUNTIMES
 from trainplan.formulations.joint.space import Filter, Space
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
 from trainplan.formulations.request import Request
@@ -26,7 +27,7 @@ FORBID = Parameter(
 ONE_STRATEGY = Parameter("one_strategy", bool, "one strategy for all units", False)
 TP_IN_NODE = Parameter("tp_in_node", bool, "tensor parallelism inside a node only", False)
 CUTS = Parameter("cuts", str, "the units that begin the stages after the first, by name; may be repeated", many=True)
-CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS)
+CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS, FOR)
 PRICED = (PIPELINE, MICRO_BATCHES, SCHEDULE, ZERO, *CONSTRAINTS)
 WIDEST = {"schedule": "all", "hybrid": True, "modules": True, "host": "all"}  # where a default leaves something out
 
@@ -73,6 +74,8 @@ def _filters(request: Request, options: Mapping[str, Any]) -> Iterator[Filter]:
             yield _of_degree(paradigm, degree)
     if words := [word for text in options["forbid"] or () for word in text.split(",")]:
         yield _without(words)
+    if options[FOR.name] is not None:
+        yield RUNTIMES[options[FOR.name]].carries
     if options["tp_in_node"]:
         yield _inside(_node_devices(request), request.origin.devices)
 

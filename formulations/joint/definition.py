@@ -17,6 +17,7 @@ from trainplan.formulations.joint.evaluation import table_once
 from trainplan.formulations.joint.of_plan import incumbent_of
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
+from trainplan.formulations.joint.runtimes import within_runtime
 from trainplan.formulations.joint.space import Space
 from trainplan.formulations.joint.suits import unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
@@ -89,6 +90,7 @@ class Joint(Problem):
 
     def instance(self, request: Request) -> Instance:
         """All depths, micro-batches and strategies that are possible, or those asked for. Raises InputError."""
+        request = within_runtime(request)
         instance = build(request, narrowed(space_of(request.options), request))
         return self.uniform(instance)[0][0] if request.options["one_strategy"] else instance
 

@@ -143,7 +143,7 @@ def test_plans_are_folded_to_smaller_ones_with_the_same_re_layouts_of_tokens() -
     for texts in (["dp8-tp2-sp", "tp2-dp8-sp"], ["dp8-tp2-sp", "dp8-tp2"], ["dp4-tp4-sp", "dp8-tp2-sp", "sdp4-tp4-sp"]):
         strategies = [texts[place % len(texts)] for place in range(len(GPT2.units))]
         plan = plan_of(GPT2, strategies, 16, 16, 2)
-        assert fold(plan).folded.world < 16
+        assert fold(plan, plan.planned_model()).folded.world < 16
         assert check_classes(compile_classes(plan)) == []
 
 

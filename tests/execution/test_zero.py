@@ -216,6 +216,6 @@ def test_large_worlds_fold_and_are_compiled_by_class() -> None:
     units = len(model.units)
     strategies = [("sdp128-zero1", "dp8-sdp16-zero2", "sdp32-tp4-zero1", "dp2-sdp64")[n % 4] for n in range(units)]
     plan = plan_of(model, strategies, 256, 128 * 16, 16, [units // 2])
-    assert fold(plan).folded.world <= 64
+    assert fold(plan, plan.planned_model()).folded.world <= 64
     classes = compile_classes(plan)
     assert len(classes) == 2 and check_classes(classes) == []

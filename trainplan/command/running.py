@@ -180,14 +180,17 @@ def export(plan: Path, to: str, target: Path | None) -> Outcome:
     torch (torch.distributed.pipelining): names of each stage's modules, split points, the schedule as CSV, and a script that
     trains GPT-2, BERT or Llama so; cuts within layers, data parallelism and recomputation too. Refused: tensor parallelism.
 
-    torchtitan (Llama): its settings as TOML and as Python. Refused: cuts within layers, tied heads.
+    torchtitan (Llama): its settings as TOML and as Python; one stage, too, sharded by FSDP2 (ZeRO stages 2 and 3), with
+    tensor-parallel ranks that share the tokens. Refused: cuts within layers, tied heads, ZeRO stage 1.
 
     megatron (Megatron-LM; GPT-2, Llama, Mistral, Qwen, Nemotron and others that its GPTModel has, BERT): a folder with all
     arguments, what starts them by torchrun or Slurm, and a page on what was left out; one stage too, interleaved stages, ZeRO
     stage 1 (2 and 3 become 1, if that fits), sequence parallelism, recomputation of modules; cuts within layers as the
-    pattern of its HybridModel. Refused: GPipe, cuts within BERT's layers. `plan --one-strategy --zero 0,1` makes what it runs.
+    pattern of its HybridModel. Refused: GPipe, cuts within BERT's layers.
 
-    Both of these also refuse units with different strategies, and all three uneven shares; torch and torchtitan plans without
+    `plan --for megatron` and `plan --for torchtitan` find the best plan that can be exported, and what that costs.
+
+    Both of these also refuse units with different strategies, and all three uneven shares; torch plans without
     a pipeline. What costs only time or memory is left out, and named: sliced forward passes, data that would be sharded or
     recomputed otherwise, the order of ranks, and the devices' placement.
     """

@@ -1,0 +1,66 @@
+"""What other runtimes run of the joint problem: `plan --for NAME` plans within it, so that `export --to NAME` takes the plan.
+
+megatron: Megatron-LM's GPTModel. One strategy for all units, copies or its distributed optimizer (ZeRO stage 1), sequence
+parallelism, recomputation of whole layers or of attention and norms, 1F1B and interleaved stages of whole layers; ranks of
+tensor parallelism are neighbours.
+
+torchtitan: one strategy for all units, sharded by FSDP2 (ZeRO stage 3, or 2 where parameters stay gathered) or copied, tensor
+parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from trainplan.formulations.joint.space import ZERO_STAGES
+from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import Strategy
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a runtime runs. zero: ZeRO stages; modules: those that it can recompute by themselves; shares_tokens: whether
+    tensor-parallel ranks always share the tokens."""
+
+    schedules: tuple[str, ...]
+    zero: tuple[int, ...]
+    modules: Collection[str] = ()
+    shares_tokens: bool = False
+
+    def carries(self, strategy: Strategy) -> bool:
+        """Whether it runs units under a strategy."""
+        names = [name for name, _ in strategy.levels]
+        neighbours = "tp" not in names[:-1]
+        tokens = strategy.sequence_parallel or not self.shares_tokens or strategy.degree("tp") == 1
+        return neighbours and tokens and set(strategy.modules) <= set(self.modules) and strategy.zero_stage in self.zero
+
+
+RUNTIMES = {
+    "megatron": Runtime(("1f1b", "interleaved"), (0, 1), ("attention", "norms")),
+    "torchtitan": Runtime(("1f1b", "gpipe"), (0, 2, 3), shares_tokens=True),
+}
+FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to` it", None, tuple(RUNTIMES))
+
+
+def within_runtime(request: Request) -> Request:
+    """The request with the options that its runtime leaves. Raises InputError where there is nothing left of one."""
+    name = request.options[FOR.name]
+    if name is None:
+        return request
+    runtime, options = RUNTIMES[name], dict(request.options)
+    schedule = options["schedule"]
+    if schedule != "all" and schedule not in runtime.schedules:
+        fix = f"give {' or '.join(runtime.schedules)}: {name} runs no other"
+        raise InputError(COMMAND_LINE, "--schedule", f"is {schedule}", fix)
+    asked = {word.strip() for word in options["zero"].split(",")}
+    zero = [str(stage) for stage in ZERO_STAGES if stage in runtime.zero and str(stage) in asked]
+    if not zero:
+        fix = f"give some of {','.join(map(str, runtime.zero))}: {name} runs no other"
+        raise InputError(COMMAND_LINE, "--zero", f"is {options['zero']}", fix)
+    return replace(
+        request,
+        options={**options, "zero": ",".join(zero), "one_strategy": True, "by_unit": False, "host": "none", "sliced": 0},
+    )

@@ -1,0 +1,57 @@
+"""Plans for other runtimes: the best within what a runtime runs, which its export then takes."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.profiling.base.errors import InputError
+
+import trainplan as tp
+from tests.command.calls import call
+
+REQUEST = {"model": "llama3-8b", "cluster": "h100:8x2", "batch": 64, "sequence": 4096}
+
+
+@pytest.mark.parametrize("runtime", sorted(RUNTIMES))
+@pytest.mark.parametrize("asked", [{}, {"pipeline": 2, "micro_batches": 8}, {"memory": "30GiB"}])
+def test_the_best_plan_for_a_runtime_is_exported_to_it(runtime: str, asked: dict[str, object]) -> None:
+    free, within = tp.plan(**REQUEST, **asked), tp.plan(**REQUEST, **asked, for_=runtime)
+    assert within.plan is not None and free.plan is not None
+    assert within.plan.predicted is not None and free.plan.predicted is not None
+    assert within.plan.predicted.step_ns >= (free.plan.claim.bound_ns or 0)  # type: ignore[union-attr]
+    assert within.plan.one_strategy is not None or len({s.levels for s in within.plan.strategies()}) == 1
+    found = tp.export(within.plan, runtime)
+    assert not any("more memory" in line for line in found.left_out if "stay whole" not in line)
+    if runtime == "torchtitan":
+        settings = tomllib.loads(found.files["torchtitan.toml"])
+        parallel, training = settings["parallelism"], settings["training"]
+        degrees = [parallel[f"{name}_degree"] for name in ("pipeline_parallel", "tensor_parallel", "data_parallel_replicate")]
+        world = parallel["data_parallel_shard_degree"]
+        for degree in degrees:
+            world *= degree
+        assert world == within.plan.world and training["mixed_precision_param"] == "bfloat16"
+        assert ("module_fqns_per_model_part" in parallel) == (len(within.plan.stages) > 1)
+
+
+def test_the_price_of_a_runtime_is_printed() -> None:
+    done = call(
+        "plan", "--model", "llama3-8b", "--cluster", "h100:8x1", "--batch", "16", "--sequence", "4096", "--for", "megatron"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "price of --for megatron" in done.stdout and "--for megatron" in done.stdout.split("proven under")[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"for_": "megatron", "schedule": "gpipe"}, "give 1f1b or interleaved: megatron runs no other"),
+        ({"for_": "megatron", "zero": "3"}, "give some of 0,1: megatron runs no other"),
+        ({"for_": "nemo"}, "megatron, torchtitan"),
+    ],
+)
+def test_what_a_runtime_does_not_run_is_refused(asked: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        tp.plan(**REQUEST, **asked)
+    assert said in str(error.value)
