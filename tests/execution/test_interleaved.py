@@ -133,7 +133,7 @@ def test_an_interleaved_plan_is_simulated_drawn_and_refused_by_exports() -> None
         simulation.trace()
     for runtime in ("torch", "torchtitan"):
         with pytest.raises(
-            InputError, match="schedule is 'interleaved-1f1b'; give 1f1b or gpipe|which is not exported to torchtitan"
+            InputError, match=r"schedule is 'interleaved-1f1b'; give 1f1b or gpipe|which is not exported to torchtitan"
         ):
             tp.export(plan, runtime)
     assert tp.check(plan).violations == ()
