@@ -268,7 +268,7 @@ class Candidate:
         TimeoutError."""
         limit = self.search.target()
         cuts = self._free_cuts(limit, bound)
-        if cuts is None or cuts.bound > self.search.target():
+        if cuts is None or cuts.bound == np.inf or cuts.bound > self.search.target():
             return np.inf
         few = self.stages * self.m <= MOST_PASSES
         for likely in cuts.likely[: -LIKELY - 1 : -1]:

@@ -3,9 +3,8 @@
     quick       every unit at its cheapest, stages even                                  `closed_form`, `quick.first_plan`
     coarse      a master over rough bounds on all spans: is a better step possible?      `span_bounds`, `master`
     fine        the same with all prices and depths: the least step by these bounds
-                Pipelines that mostly fill and empty go on with `priced`, others with
     paths       stages that the least path uses are solved exactly, its pipeline is simulated, and the path is sought again,
-                until its bounds are exact
+                until its bounds are exact (not of pipelines that mostly fill and empty, which are priced at once)
     classes     the same with interface states at cuts told apart, where stages do not know what their neighbours send
     whole       the same along one whole partition at a time                              `whole_paths`
     priced      weighted paths and prices of memory along all pipelines at once, and plans from these    `free_cuts`
@@ -27,7 +26,7 @@ from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
 from trainplan.solvers.core.search import Outcome, Search
 from trainplan.solvers.joint.ahead import JOBS, ahead
-from trainplan.solvers.joint.candidate import GROUPS, Candidate
+from trainplan.solvers.joint.candidate import EXACT_FLOATS, GROUPS, Candidate
 from trainplan.solvers.joint.closed_form import holds_states, quick_bound_ns
 from trainplan.solvers.joint.fixed_cuts import fixed_cuts
 from trainplan.solvers.joint.fronts import TooMany
@@ -216,7 +215,7 @@ class _Run:
             self.left = min(self.left, value)
             return None
         entry.share = min(1.0, 2 * entry.share)
-        return None if limit >= self.search.target() else limit + 1
+        return None if limit >= min(self.search.target(), EXACT_FLOATS) else limit + 1
 
     def _by_partitions(self, candidate: Candidate, bound: float) -> float:
         """What is proven of a configuration by the linear program of each partition that the bounds on spans leave, where these

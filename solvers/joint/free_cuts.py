@@ -76,6 +76,8 @@ class FreeCuts:
     def run(self, worth: Callable[[], bool], check_time: Callable[[], None]) -> None:
         """Raise the bound as far as it goes, or as long as it is worth it. Raises TimeoutError, by `check_time`."""
         self._begin()
+        if not self.seen:  # nowhere do states agree
+            self.bound = inf
         best = -inf  # the largest value of any point
         for _ in range(ROUNDS if self.seen else 0):
             check_time()

@@ -20,7 +20,7 @@ from trainplan.solvers.joint.priced_chain import BACKWARD, NAMES
 from trainplan.solvers.joint.relaxation import EXACT
 from trainplan.solvers.joint.stage_tables import Floats, Places
 
-MOST_SETS = 36
+MOST_SETS, LARGEST = 36, 4_000_000  # sets of weights; floats of all of them, by unit, stage and state
 TOWARDS = (0.15, 0.5, 1.0)  # how far sets go towards single paths
 SLOWER = 1.2  # how much slower a stage is made for one of these
 
@@ -114,9 +114,11 @@ def _points(cuts: FreeCuts) -> list[Point]:
     pipelines near the ones seen with one stage slower than the others."""
     assert cuts.point is not None
     point = cuts.point
-    keys = sorted(point.weights, key=lambda key: -point.weights[key])[: MOST_SETS // (2 * len(TOWARDS))]
+    each = cuts.chain.units * cuts.stages * cuts.chain.tables.ways_in
+    most = max(2, min(MOST_SETS, LARGEST // each) // len(TOWARDS))  # single paths
+    keys = sorted(point.weights, key=lambda key: -point.weights[key])[: most // 2]
     mean = {name: np.mean([seen.times[name] for seen in cuts.seen[-5:]], axis=0) for name in NAMES}
-    for x in range(cuts.stages)[: MOST_SETS // len(TOWARDS) - len(keys)]:
+    for x in range(cuts.stages)[: most - len(keys)]:
         slower = {name: times * np.where(np.arange(cuts.stages) == x, SLOWER, 1.0) for name, times in mean.items()}
         path = longest_path(cuts.configuration, slower, cuts.tied_ns)
         cuts.paths.setdefault(path.key, path)
