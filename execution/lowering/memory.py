@@ -62,13 +62,13 @@ class StorageTracker(TorchDispatchMode):
             if storage.device.type != "meta":
                 self._see(storage)
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        torch.UntypedStorage.resize_ = resize
         super().__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         super().__exit__(kind, error, trace)
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign, assignment]
+        torch.UntypedStorage.resize_ = self._resize
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """An operation, and what it makes. One on DTensors comes again, as operations on their parts."""
