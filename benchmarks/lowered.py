@@ -4,10 +4,11 @@
 with any levels of dp, sdp and tp, ZeRO stage, sequence parallelism and recomputation, some with dropout, some with gathered
 parameters kept whole. Each takes two steps in float64 by program and lowered, in the same processes. Losses, and the first
 step's gradients relative to the largest of their unit, have to be within 1e-12 of each other and of one process. Then `--drawn`
-plans over all that a plan can say are drawn, and their refusals counted by field. Exit status 1 where a plan is apart, or a
-regular one is refused that has no residence on the host, no halves and no shares.
+plans over all that a plan can say are drawn, and their refusals counted by field. Last, of `--memory` plans of a wider GPT-2 in
+float32 the peaks of lowered ranks, by the dispatch tracker, are put beside what the memory walk says of their programs. Exit
+status 1 where a plan is apart, or a regular one is refused that has no residence on the host, no halves and no shares.
 
-    python -m benchmarks.lowered --plans 300 --drawn 1000 --seed 0
+    python -m benchmarks.lowered --plans 300 --drawn 1000 --memory 60 --seed 0
 """
 
 from __future__ import annotations
@@ -19,20 +20,31 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from trainplan.execution.lowering.refusals import refusals
-from trainplan.execution.run.processes import make_executor, sound_programs, start_rank
+from trainplan.execution.run.processes import make_executor, run_plans, sound_programs, start_rank
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
+from trainplan.profiling.models.model import Model
 
 from tests.execution.any_plan import any_plan, features_of
-from tests.execution.plans import DROPPING
+from tests.execution.plans import (
+    DROPPING,
+    GPT2,
+    UNTIED,
+    random_plan,
+    recomputing_modules,
+    sharing_tokens,
+    with_zero,
+)
 
 ROOT = Path(__file__).parent.parent
 WORLDS = (1, 2, 3, 4)
+POWERS = (1, 2, 4)
 REGULAR = ("regular", "interleaved, regular")  # kinds of plans that are all within what is lowered
 OTHERS = ("unlike", "interleaved")  # kinds of which some are: those with stages of one size
 LARGEST_DIFFERENCE = 1e-12
@@ -101,6 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--plans", type=int, default=300, help="plans that run both ways (default 300)")
     parser.add_argument("--drawn", type=int, default=1000, help="plans whose refusals are counted (default 1000)")
+    parser.add_argument("--memory", type=int, default=60, help="plans whose memory is measured (default 60)")
     parser.add_argument("--at-once", type=int, default=20, help="plans of one start of processes (default 20)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -134,10 +147,44 @@ def main() -> int:
         table.add_row(what, str(count))
     console.print(table)
     _count(console, rng, options.drawn)
+    if options.memory:
+        _measure(console, rng, options.memory)
     for line in failed:
         console.print(line, markup=False)
     console.print(f"{len(failed)} faults, {time.perf_counter() - started:.0f} s")
     return int(bool(failed))
+
+
+def _measure(console: Console, rng: random.Random, count: int) -> None:
+    """Print how far peaks of lowered ranks are from the walk over their programs, by what plans do."""
+    sizes = {"n_embd": 128, "n_inner": 512, "n_positions": 64, "n_layer": 4, "vocab_size": 512}
+    wide = [model.with_fields(sequence=64, **sizes).in_dtype("float32") for model in (GPT2, UNTIED)]
+    drawn = [_drawn(rng, rng.choice(wide), POWERS[number % len(POWERS)]) for number in range(count)]
+    apart: dict[str, list[float]] = {}
+    for world in POWERS:
+        plans = [plan for plan in drawn if plan.world == world]
+        reports = run_plans(plans, steps=1, compare=False, measure_memory=True, runtime="torch") if plans else []
+        for plan, report in zip(plans, reports, strict=True):
+            assert report.peak_bytes is not None
+            ratios = [peak / walk - 1 for peak, walk in zip(report.peak_bytes, report.predicted_peak_bytes, strict=True)]
+            shares = "some" if any(strategy.zero_stage in (1, 2) for strategy in plan.strategies()) else "no"
+            for name in ("all", f"{plan.schedule}, {len(plan.stages)} stages", f"{shares} ZeRO-1 or 2"):
+                apart.setdefault(name, []).extend(ratios)
+    title = f"peaks of {count} lowered plans above the memory walk over their programs"
+    table = Table("plans", "ranks", "least", "median", "most", "median error", title=title)
+    for name, ratios in sorted(apart.items()):
+        errors = median(map(abs, ratios))
+        spread = (f"{each:+.1%}" for each in (min(ratios), median(ratios), max(ratios)))
+        table.add_row(name, str(len(ratios)), *spread, f"{errors:.1%}")
+    console.print(table)
+
+
+def _drawn(rng: random.Random, model: Model, world: int) -> Plan:
+    """A random plan of a model that is lowered."""
+    while True:
+        plan = recomputing_modules(rng, sharing_tokens(rng, with_zero(rng, random_plan(rng, world, model))))
+        if not refusals(plan):
+            return plan
 
 
 def _count(console: Console, rng: random.Random, drawn: int) -> None:

@@ -222,8 +222,8 @@ def core(unit: Unit, part: Attention, draw: Draw | None) -> Callable[[Tensor, Te
             split[:2] = unit.q_norm(split[0]), unit.k_norm(split[1])
         if part.rotary:
             split[:2] = rotated(part, split[0]), rotated(part, split[1])
-        queries, keys, mixed_in = (each.transpose(1, 2) for each in split)
-        values = torch_units.mixed_values(part, {}, queries, keys, mixed_in, unit.place.shard, draw, False)
+        queries, keys, content = (each.transpose(1, 2) for each in split)
+        values = torch_units.mixed_values(part, {}, queries, keys, content, unit.place.shard, draw, False)
         return values.view(q.shape)
 
     return mixed

@@ -32,7 +32,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
     for number, each in enumerate(job["jobs"]):
         program, plan = each["programs"][rank], each["plan"]
         trainer = Trainer(plan, program.model, rank, job["seed"], device)
-        kept = job["checkpoints"] or Checkpoints()
+        kept = job.get("checkpoints") or Checkpoints()
         saver = Saver(trainer, kept) if kept.folder is not None else None
         if kept.resume is not None:
             load(trainer, kept)

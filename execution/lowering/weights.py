@@ -64,7 +64,7 @@ def local_part(value: Tensor, like: DTensor) -> Tensor:
         placement = like.placements[place]
         if isinstance(placement, Replicate):
             continue
-        dim = placement.dim
+        dim = placement.dim  # a shard of any kind
         size = -(-value.shape[dim] // like.device_mesh.size(place))
         start = min(value.shape[dim], size * coordinates[place])
         value = value.narrow(dim, start, min(size, value.shape[dim] - start))
