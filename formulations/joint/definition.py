@@ -81,8 +81,8 @@ class Joint(Problem):
     def tightest(self, instance: Instance) -> Instance | None:
         """The instance with the least memory that some solution needs; None where none is known: hosts may be too small."""
         reason = self.explain(self.with_memory(instance, 1))
-        known = reason is not None and self.explain(tight := self.with_memory(instance, reason.least_memory_bytes)) is None
-        return tight if known else None
+        enough = reason is not None and self.explain(tight := self.with_memory(instance, reason.least_memory_bytes)) is None
+        return tight if enough else None
 
     # From a request to a plan
 

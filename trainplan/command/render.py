@@ -255,10 +255,10 @@ def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
     table((*columns, "problem"), [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
 
 
-def rivals(found: Sequence[Rival]) -> None:
+def rivals(compared: Sequence[Rival]) -> None:
     """The papers' planners beside the joint optimum."""
     rows = []
-    for each in found:
+    for each in compared:
         numbers = {"step_ns": each.step_ns, "peak_bytes": each.peak_bytes, "stages": each.stages, "count": each.micro_batches}
         cells = [cell_text(name, value) for name, value in numbers.items()]
         cells += ["-" if share is None else f"{share:+.3%}" for share in (each.above,)]
@@ -267,4 +267,4 @@ def rivals(found: Sequence[Rival]) -> None:
         rows.append([each.planner, *cells])
     columns = ("planner", "step", "memory", "stages", "micro-batches", "above", "gap to bound", "seconds")
     table(columns, rows, "steps by the walks, one lane a device; above the joint optimum, and above its bound")
-    pairs([(each.planner, text) for each in found if (text := each.why or each.outside)])
+    pairs([(each.planner, text) for each in compared if (text := each.why or each.outside)])
