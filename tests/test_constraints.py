@@ -118,7 +118,7 @@ def test_constraints_that_leave_nothing_say_what_each_takes() -> None:
     assert answer.plan is None and answer.result.status == "infeasible"
     steps = {price.constraint: price.step_ns(None) for price in answer.prices}
     assert set(steps) == {"--tp 1", "--forbid sdp"}
-    rows = dict(answer.summary())
+    rows = dict(answer.summary(flags=True))
     assert all("without it" in rows[f"price of {name}"] for name in steps)
 
 
@@ -157,12 +157,12 @@ def test_prices_are_exact_only_where_both_steps_are_proven() -> None:
     (price,) = exact.prices
     share = price.share(exact)
     assert share is not None and share[0] == share[1] == exact.answer.objective_ns / made()[0].answer.objective_ns - 1  # type: ignore[operator]
-    assert dict(exact.summary())["price of --pipeline 4"].endswith(f"a step without it, {share[0]:+.3%} with it")
+    assert dict(exact.summary(flags=True))["price of --pipeline 4"].endswith(f"a step without it, {share[0]:+.3%} with it")
     rough, _ = made(pipeline=4, gap=0.3)
     (price,) = rough.prices
     between = price.share(rough)
     assert between is not None and between[1] is not None and between[0] <= share[0] <= between[1] and between[0] < between[1]
-    text = dict(rough.summary())["price of --pipeline 4"]
+    text = dict(rough.summary(flags=True))["price of --pipeline 4"]
     assert (
         f"{between[0]:+.3%} to {between[1]:+.3%} with it, by the bounds of both" in text and " to " in text.split("a step")[0]
     )
@@ -187,7 +187,8 @@ def test_a_schedule_is_priced_against_all_of_them() -> None:
 def test_what_is_proven_says_under_which_restrictions() -> None:
     answer, _ = made(pipeline=2, forbid=["sdp", "tp4"], sequence_parallel=False, hybrid=True)
     under = "--pipeline 2, --schedule 1f1b, --sliced 0, --no-sequence-parallel, no --modules, --host none, --forbid sdp,tp4"
-    assert dict(answer.summary())["proven under"] == under
+    assert dict(answer.summary(flags=True))["proven under"] == under
+    assert "pipeline 2, schedule 1f1b, sliced 0, sequence_parallel=False, no modules" in dict(answer.summary())["proven under"]
     assert ", ".join(answer.restrictions) == under
     certified = tp.certify(answer).plan
     assert certified is not None

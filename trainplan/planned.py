@@ -13,6 +13,7 @@ from trainplan.formulations.request import Request
 from trainplan.performance import Performance, performance
 from trainplan.presets import Preset
 from trainplan.profiling.base.display import html_table, rich_table
+from trainplan.profiling.base.errors import as_arguments
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
@@ -197,8 +198,8 @@ class Planned:
                 needed.append(("devices needed", f"{devices}, in whole nodes: with fewer nothing fits, proven"))
             elif self.needed_devices_unknown is not None:
                 needed.append(("devices needed", self.needed_devices_unknown))
-            return [row for row in result.summary(flags=flags) if row[0] != "problem"] + needed + self._prices()
-        rows = [*self._prediction(), *self._uniform(), *self._prices(), *self._claim()]
+            return [row for row in result.summary(flags=flags) if row[0] != "problem"] + needed + self._prices(flags)
+        rows = [*self._prediction(), *self._uniform(), *self._prices(flags), *self._claim(flags)]
         rows += result.run_rows()
         return rows + ([("message", result.message)] if result.message else [])
 
@@ -238,9 +239,10 @@ class Planned:
             text += f": {format_time(other.claim.objective_ns)} claimed, {ratio:+.2%}"
         return [(label, text)]
 
-    def _prices(self) -> list[tuple[str, str]]:
+    def _prices(self, flags: bool) -> list[tuple[str, str]]:
         """What each constraint costs."""
-        return [(f"price of {price.constraint}", self._price(price)) for price in self.prices]
+        names = [price.constraint if flags else as_arguments(price.constraint) for price in self.prices]
+        return [(f"price of {name}", self._price(price)) for name, price in zip(names, self.prices, strict=True)]
 
     def _price(self, price: Price) -> str:
         """What a constraint costs: a number only where both steps are proven."""
@@ -260,10 +262,10 @@ class Planned:
         between = f"at least {least:+.3%}" if most is None else f"{least:+.3%} to {most:+.3%}"
         return f"{without}, {between} with it, by the bounds of both"
 
-    def _claim(self) -> list[tuple[str, str]]:
+    def _claim(self, flags: bool) -> list[tuple[str, str]]:
         claim = None if self.plan is None else self.plan.claim
         assert claim is not None
-        bound, source = "none", self.result.bound_source
+        bound, source, under = "none", self.result.bound_source, ", ".join(self.restrictions)
         if claim.bound_ns is not None:
             bound = format_time(claim.bound_ns) + (f", by {source}" if source else "")
         rows = [
@@ -272,7 +274,7 @@ class Planned:
             ("bound of claim", bound),
             ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
             *self._any_schedule(claim.objective_ns),
-            *([("proven under", ", ".join(self.restrictions))] if self.restrictions and claim.bound_ns is not None else []),
+            *([("proven under", under if flags else as_arguments(under))] if under and claim.bound_ns is not None else []),
             ("method", claim.method),
         ]
         if self.excess is not None and self.excess != 0:

@@ -167,8 +167,8 @@ class _Way:
         if not plans:
             return {}
         if all(problem.incumbent_of(instance, plan) is None for instance in instances for plan in plans):
-            told = f"are {plural(len(plans), 'plan')}, none of {self.preset.name} for what is asked for"
-            raise InputError("command line", "--incumbents", told, "leave them out")
+            problem_text = f"are {plural(len(plans), 'plan')}, none of {self.preset.name} for what is asked for"
+            raise InputError("command line", "--incumbents", problem_text, "leave them out")
         return {"incumbents": plans}
 
     def search(self, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:

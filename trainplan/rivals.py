@@ -103,10 +103,10 @@ def rivals(
 def _asked_of(planner: Published, request: dict[str, Any], choices: set[str]) -> tuple[dict[str, Any], list[str]]:
     """What of a request is asked of a planner; and the flags of choices that narrow the joint problem, and not its own."""
     parameters, asked, without = preset(planner.preset).parameters, dict(request), list[str]()
-    own = {parameter.name for parameter in parameters}
+    names = {parameter.name for parameter in parameters}
     for name in choices & set(request):
         parameter = next(each for each in preset(DEFAULT).parameters if each.name == name)
-        if request[name] in (None, parameter.default) or not (name in SHARED and name in own):
+        if request[name] in (None, parameter.default) or not (name in SHARED and name in names):
             del asked[name]
             if request[name] not in (None, parameter.default) and name not in WIDER and request[name] != "all":
                 without.append(parameter.flag)

@@ -160,8 +160,8 @@ def simulate(
     if cost_model not in (None, *COST_MODELS):
         raise InputError("command line", "--cost-model", f"is {cost_model!r}", one_of(cost_model, COST_MODELS))
     if cost_model == "streams":
-        given = {"--profile": profile, "--measure": measure or None, "--schedule": schedule, "--sliced": sliced}
-        _leave_out(given, "the cost model streams has times of its own")
+        asked = {"--profile": profile, "--measure": measure or None, "--schedule": schedule, "--sliced": sliced}
+        _leave_out(asked, "the cost model streams has times of its own")
         return _simulated_streams(subject, cluster)
     if isinstance(subject, Plan):
         _leave_out({"--solution": solution, "--chunks": None if chunks == 1 else chunks, "--method": method}, "a plan says it")

@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from trainplan.formulations.joint import home
+from trainplan.formulations.joint.any_schedule import any_schedule_ns
 from trainplan.formulations.joint.asked import PARAMETERS, space_of
 from trainplan.formulations.joint.bounds import least_ns
-from trainplan.formulations.joint.certificate import Evidence, any_schedule_ns, checked_bound_ns, closed_form_ns
+from trainplan.formulations.joint.certificate import checked_bound_ns
+from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.constraints import CONSTRAINTS, PRICED, WIDEST, narrowed, restrictions
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
+from trainplan.formulations.joint.evidence import Evidence
 from trainplan.formulations.joint.of_plan import incumbent_of
 from trainplan.formulations.joint.problem import NAME, Configuration, Instance, Solution
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
@@ -79,8 +82,8 @@ class Joint(Problem):
     def tightest(self, instance: Instance) -> Instance | None:
         """The instance with the least memory that some solution needs; None where none is known: hosts may be too small."""
         reason = self.explain(self.with_memory(instance, 1))
-        known = reason is not None and self.explain(tight := self.with_memory(instance, reason.least_memory_bytes)) is None
-        return tight if known else None
+        enough = reason is not None and self.explain(tight := self.with_memory(instance, reason.least_memory_bytes)) is None
+        return tight if enough else None
 
     # From a request to a plan
 

@@ -59,10 +59,10 @@ def improving(instance: Instance) -> Generator[Solution | None, None, None]:
     best: int | None = None
     for place, configuration in enumerate(instance.configurations):
         lots = _lots(instance, place) if takes(configuration) else _single(instance, place)
-        for found in lots:
-            if found is not None and (best is None or found[0] < best):
-                best = found[0]
-                yield found[1]
+        for timed in lots:
+            if timed is not None and (best is None or timed[0] < best):
+                best = timed[0]
+                yield timed[1]
             else:
                 yield None
 

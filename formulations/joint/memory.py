@@ -63,15 +63,15 @@ def peaks(configuration: Configuration, stages: Sequence[StageBytes]) -> list[tu
     Chunks of one site share its devices: each stage's entry is the peak while its own passes run, with all that the others hold
     at the time; messages under way count with the site's first stage. The peak of the site is the largest of its stages'.
     """
-    found = [(0, 0)] * len(stages)
+    largest = [(0, 0)] * len(stages)
     for moment in moments_of(configuration):
         counts, x = dict(moment.counts), moment.stage
         others = sum(int(stages[y].state.sum()) + n * stages[y].in_flight for y, n in counts.items() if y != x)
         others += sum(n * _message_bytes(stages, message) for message, n in moment.messages)
         most, place = (0, 0) if x is None else peak(stages[x], counts[x])
         counted = min(counts) if x is None else x
-        found[counted] = max(found[counted], (most + others, place), key=lambda entry: entry[0])
-    return found
+        largest[counted] = max(largest[counted], (most + others, place), key=lambda entry: entry[0])
+    return largest
 
 
 def _message_bytes(stages: Sequence[StageBytes], message: Message) -> int:
@@ -84,11 +84,11 @@ def moments_of(configuration: Configuration) -> list[Moment]:
     if configuration.schedule.chunks == 1:
         return [Moment(((x, configuration.in_flight(x)),), stage=x) for x in range(configuration.stages)]
     items = with_messages(configuration.orders(), configuration.stages)
-    found = []
+    moments_left = []
     for order in items:
         moments = _moments(order, configuration.stages)
-        found += [each for each in moments if not any(each.within(other) for other in moments if other != each)]
-    return found
+        moments_left += [each for each in moments if not any(each.within(other) for other in moments if other != each)]
+    return moments_left
 
 
 def _moments(order: Sequence[Item], stages: int) -> list[Moment]:

@@ -121,25 +121,25 @@ class Places:
     def message_bytes(self, message: Message) -> list[tuple[Crossing, int]]:
         """What crossings add to the size of a message."""
         kind, stage = message
-        found = []
+        messages = []
         for crossing in self.crossings:
             if crossing.begins and crossing.stage == stage:
                 boundary = self.boundary(crossing.unit, stage)
                 sizes = boundary.message_forward_bytes if kind == "forward" else boundary.message_backward_bytes
                 if sizes is not None:
-                    found.append((crossing, int(sizes[crossing.before, crossing.after])))
-        return found
+                    messages.append((crossing, int(sizes[crossing.before, crossing.after])))
+        return messages
 
     # Times
 
     def of_place(self, symbol: Symbol) -> list[tuple[Place, int]]:
         """What places add to a time of a stage, beside what lies at the ends of the stage."""
         name, stage = symbol
-        found = []
+        terms = []
         for l, i, s in self.every:
             if i == stage and (value := self._place_ns(name, l, i, s)):
-                found.append(((l, i, s), value))
-        return found
+                terms.append(((l, i, s), value))
+        return terms
 
     def _place_ns(self, name: str, unit: int, stage: int, option: int) -> int:
         """What an option adds to a time of its stage; with what it adds as the first or the last unit of all."""
@@ -171,11 +171,11 @@ class Places:
     def of_crossing(self, symbol: Symbol) -> list[tuple[Crossing, int]]:
         """What crossings add to a time of a stage."""
         name, stage = symbol
-        found = []
+        terms = []
         for crossing in self.crossings:
             if value := self._crossing_ns(crossing, name, stage):
-                found.append((crossing, value))
-        return found
+                terms.append((crossing, value))
+        return terms
 
     def _crossing_ns(self, crossing: Crossing, name: str, stage: int) -> int:
         """A crossing's part of a time of a stage."""

@@ -33,10 +33,10 @@ def groups_alike(network: Network, devices: int, strategy: Strategy) -> bool:
 def stage_pairs(profile: Profile, group: int) -> list[Pairs]:
     """Pairs of devices of two stages of `group` devices that follow each other, one list for each kind of link; from the last
     stage to the first, too, where chunks of stages follow each other."""
-    found: dict[Any, Pairs] = {}
+    pairs: dict[Any, Pairs] = {}
     for ranks in _all_pairs(profile, group):
-        found.setdefault(_links_of(profile.network, ranks), ranks)
-    return list(found.values())
+        pairs.setdefault(_links_of(profile.network, ranks), ranks)
+    return list(pairs.values())
 
 
 def stage_links(profile: Profile, group: int, chunks: int) -> tuple[int, ...]:

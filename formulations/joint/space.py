@@ -96,14 +96,14 @@ def options(space: Space, layouts: Sequence[Strategy], parts: Sequence[Sublayer]
     parts: the sub-layers of the unit; none where no model is described: then neither tokens are shared, nor modules recomputed,
     nor is anything on the host.
     """
-    found = []
+    strategies = []
     for ckpt, modules in _recomputed(space, parts):
         for layout in layouts:
             shared = space.sequence_parallel and bool(parts) and layout.degree("tp") > 1
             shared = shared and not any(why_not_shared(part, layout.degree("tp")) for part in parts)
             plain = replace(layout, ckpt=ckpt, modules=modules)
-            found += [plain, replace(plain, sequence_parallel=True)] if shared else [plain]
-    return [Option.of(each, host) for each in found if space.strategies(each) for host in _on_host(space, each, parts)]
+            strategies += [plain, replace(plain, sequence_parallel=True)] if shared else [plain]
+    return [Option.of(each, host) for each in strategies if space.strategies(each) for host in _on_host(space, each, parts)]
 
 
 def _on_host(space: Space, strategy: Strategy, parts: Sequence[Sublayer]) -> list[tuple[HostPart, ...]]:

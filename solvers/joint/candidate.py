@@ -236,7 +236,7 @@ class Candidate:
         if self.schedule == "sliced" or not np.isfinite(limit) or self.master.left(limit) is None:
             return False
         most = float(self.master.most_first_u(limit)[0, last, following])
-        known = float(self.master.first_stage(limit, True)[0, last, following])
+        least = float(self.master.first_stage(limit, True)[0, last, following])
         picks = self.columns.get((0, first, last), [])
         out = (self.instance.boundary_kinds[last], self.configuration.links[0], following)
         exits = self.exact.cuts.exits[out]
@@ -245,13 +245,13 @@ class Candidate:
             return column.forward_ns + column.backward_ns + float(exits[column.leave])
 
         inside = [(u_ns(column) + column.extra_ns, place) for place, column in enumerate(picks) if u_ns(column) <= most]
-        if not inside or min(inside)[0] + self.tied_ns <= known * (1 + tolerance) + 1:
+        if not inside or min(inside)[0] + self.tied_ns <= least * (1 + tolerance) + 1:
             return False
         start = picks[min(inside)[1]]
         solved = self.exact.solve_capped(first, last, self.in_flight[0], out, int(most), start, self.search, tolerance)
         if solved.column is not None and solved.column not in picks:
             picks.append(solved.column)
-        if solved.bound + self.tied_ns <= known:
+        if solved.bound + self.tied_ns <= least:
             return False
         self._capped[last, following] = most, solved.bound + self.tied_ns
         self.master.with_capped(self._capped)

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainplan.formulations.joint.certificate import (
-    SCALE,
-    ConfigurationEvidence,
-    Evidence,
-    PriceCheck,
-    closed_form_ns,
-    least_single_ns,
-)
+from trainplan.formulations.joint.closed_form import closed_form_ns
+from trainplan.formulations.joint.evidence import SCALE, ConfigurationEvidence, Evidence
+from trainplan.formulations.joint.first_spans import least_single_ns
+from trainplan.formulations.joint.price_check import PriceCheck
 from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.span_bounds import prices_of

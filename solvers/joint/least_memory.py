@@ -1,59 +1,22 @@
 """Why no joint plan fits: the least memory of any, and what to change.
 
-A stage needs what its first unit adds to the rest of it: from the last unit to the first, with B the bytes that are there
-throughout, and G the largest pass with what is stacked below it,
-
-    B' = B + state + n held + (n - 1) kept,    G' = kept + max(work, G),    and a stage needs B + G at its first unit,
-
-so labels (B, G, host bytes) with dominance find the least of every stage that ends at a unit, the longer ones one after the
-other. A longer stage needs no less. So a limit suffices where every stage, from the last one, takes as many units as fit; and
-the least limit is found by bisection. Where options of neighbours may not agree, all starts of a stage are followed, each with
-its interface states. Interleaved chunks share their devices' memory: tiny instances are enumerated, others not explained.
+Configurations are filled by `filling`, the most promising first, each with a limit that beats the best so far.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
-from trainplan.formulations.instances import Integers
 from trainplan.formulations.joint.enumeration import solution_count, solutions
 from trainplan.formulations.joint.evaluation import Evaluation, evaluate, over_memory
-from trainplan.formulations.joint.problem import Configuration, Instance, Solution
-from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
-from trainplan.solvers.chain.dominance import undominated
+from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.solvers.core.result import Infeasibility, short_of_memory
+from trainplan.solvers.joint.filling import LARGEST, excess_bytes, ways
 
 MOST_ENUMERATED = 20_000
 COARSE = (4, 32)  # parts of a device's memory by which configurations beat each other at first
 HOST_PARTS = ("on the host", "on the device")
-LARGEST = 1 << 60
-
-Chosen = tuple[int, "Chosen"] | None  # the option of a unit, and those of all units after it
-ANY = -1  # the interface state where states need not be told apart
-
-
-class Label(NamedTuple):
-    """A way to run the units from one on to the end of its stage. chosen: with the stages after it, too."""
-
-    base: int
-    peak: int
-    host: int
-    chosen: Chosen
-
-
-class Suffix(NamedTuple):
-    """Stages up to the last one that fit. cuts: their first units."""
-
-    cuts: tuple[int, ...]
-    chosen: Chosen
-
-
-Start = tuple[int, int]  # the first unit of a stage, and the state that it is entered in
 
 
 def explain(instance: Instance) -> Infeasibility | None:
@@ -70,8 +33,8 @@ def explain(instance: Instance) -> Infeasibility | None:
 def fits(instance: Instance) -> bool | None:
     """Whether some solution fits; None where interleaved chunks might, which are not looked at."""
     plain = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks == 1]
-    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
-    if any(way.least_excess <= 0 and way.within(0) is not None for way in ways):
+    possible = sorted((way for place in plain for way in ways(instance, place)), key=lambda each: each.least_excess)
+    if any(way.least_excess <= 0 and way.within(0) is not None for way in possible):
         return True
     return False if len(plain) == len(instance.configurations) else None
 
@@ -82,23 +45,23 @@ def host_reason(instance: Instance) -> Infeasibility | None:
 
     def within(room: int) -> Solution | None:
         """A solution that needs no more of the host for each device."""
-        given = replace(instance, classes=tuple(replace(each, host_bytes=room) for each in instance.classes))
-        ways = (way for place in range(len(given.configurations)) for way in _ways(given, place))
-        return next((found for way in ways if (found := way.within(LARGEST)) is not None), None)
+        limited = replace(instance, classes=tuple(replace(each, host_bytes=room) for each in instance.classes))
+        possible = (way for place in range(len(limited.configurations)) for way in ways(limited, place))
+        return next((solution for way in possible if (solution := way.within(LARGEST)) is not None), None)
 
     rooms = [room for each in instance.configurations for x in each.sites if (room := instance.host_limit_bytes(x)) is not None]
-    found = within(LARGEST)
-    if not rooms or found is None:
+    least_host = within(LARGEST)
+    if not rooms or least_host is None:
         return None
     low = min(rooms) + 1
-    high = max(stage.host_bytes for stage in evaluate(instance, found).stages)
+    high = max(stage.host_bytes for stage in evaluate(instance, least_host).stages)
     while low < high:
         middle = (low + high) // 2
         if (smaller := within(middle)) is None:
             low = middle + 1
         else:
-            high, found = max(stage.host_bytes for stage in evaluate(instance, smaller).stages), smaller
-    stage = max(evaluate(instance, found).stages, key=lambda each: each.host_bytes)
+            high, least_host = max(stage.host_bytes for stage in evaluate(instance, smaller).stages), smaller
+    stage = max(evaluate(instance, least_host).stages, key=lambda each: each.host_bytes)
     name = f"{instance.units[stage.last].name}, of a host's part for each device"
     advice = ("give hosts of more memory, or options that keep less there",)
     return Infeasibility(min(rooms), high, stage.last, name, high, 0, advice, parts=HOST_PARTS)
@@ -110,12 +73,12 @@ def least(instance: Instance) -> Solution | None:
     best: tuple[int, Solution] | None = None
     chunked = [place for place, each in enumerate(instance.configurations) if each.schedule.chunks > 1]
     plain = [place for place in range(len(instance.configurations)) if place not in chunked]
-    ways = sorted((way for place in plain for way in _ways(instance, place)), key=lambda each: each.least_excess)
+    possible = sorted((way for place in plain for way in ways(instance, place)), key=lambda each: each.least_excess)
     for parts in COARSE:  # so that few are followed to the byte
-        for way in ways:
+        for way in possible:
             limit = max(instance.limit_bytes(site) for site in way.configuration.sites)
             best = way.much_better(best, max(1, limit // parts))
-    for way in ways:
+    for way in possible:
         if best is None or way.least_excess < best[0]:
             best = way.better(best)
     if not chunked or (best is not None and best[0] <= 0):
@@ -126,7 +89,7 @@ def least(instance: Instance) -> Solution | None:
     for solution in solutions(rest):
         if solution is not None and not _over_host(instance, chunked, solution):
             lifted = replace(solution, configuration=chunked[solution.configuration])
-            excess = _excess(instance, lifted)
+            excess = excess_bytes(instance, lifted)
             best = (excess, lifted) if best is None or excess < best[0] else best
     return None if best is None else best[1]
 
@@ -153,205 +116,3 @@ def reason(instance: Instance, solution: Solution, evaluation: Evaluation) -> In
         advice = f"take a smaller --batch than {instance.batch}, or a --cluster of more devices"
     name = f"{instance.units[worst.peak_unit].name} in stage {x} of {configuration}"
     return short_of_memory(limit, worst.peak_bytes, worst.peak_unit, name, worst.state_bytes, advice)
-
-
-def _excess(instance: Instance, solution: Solution) -> int:
-    """By how much the stage that is furthest over its limit is over it; below 0 where all fit."""
-    configuration, evaluation = instance.configurations[solution.configuration], evaluate(instance, solution)
-    return max(stage.peak_bytes - instance.limit_bytes(configuration.site(x)) for x, stage in enumerate(evaluation.stages))
-
-
-def _ways(instance: Instance, place: int) -> Iterator[_Way]:
-    """A configuration; where one stage may hold a table of both ends as one parameter, once with the options of both ends that
-    let it be so, and once with those that do not."""
-    configuration = instance.configurations[place]
-    tied = configuration.tied
-    if tied is None or tied.equal is None:
-        yield _Way(instance, configuration, place)
-        return
-    for row in np.unique(tied.equal, axis=0):
-        firsts = tuple(np.flatnonzero((tied.equal == row).all(axis=1)).tolist())
-        for once in (True, False):
-            if lasts := tuple(np.flatnonzero(row == once).tolist()):
-                yield _Way(instance, configuration, place, firsts, lasts, once)
-
-
-@dataclass(frozen=True)
-class _Way:
-    """One configuration. firsts, lasts: the options of the first and the last unit that count, None where all do; once: whether
-    a table of both is then one parameter."""
-
-    instance: Instance
-    configuration: Configuration
-    place: int
-    firsts: tuple[int, ...] | None = None
-    lasts: tuple[int, ...] | None = None
-    once: bool = False
-    rows: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict, repr=False, compare=False)
-    short: list[int] = field(default_factory=lambda: [LARGEST], repr=False, compare=False)
-
-    def better(self, best: tuple[int, Solution] | None) -> tuple[int, Solution] | None:
-        """The solution of the least excess over the limits, this one's or the best so far."""
-        found = self.within(LARGEST if best is None else best[0] - 1)
-        low = self.least_excess
-        while found is not None:
-            best = _excess(self.instance, found), found
-            high, found = best[0] - 1, None
-            while found is None and low <= high:
-                middle = (low + high) // 2
-                found = self.within(middle)
-                low = low if found is not None else max(middle + 1, self.short[0])
-        return best
-
-    def much_better(self, best: tuple[int, Solution] | None, by: int) -> tuple[int, Solution] | None:
-        """The best so far, or one of this configuration that beats it by so many bytes, as often as there is one."""
-        while best is None or self.least_excess <= best[0] - by:
-            found = self.within(LARGEST if best is None else best[0] - by)
-            if found is None:
-                return best
-            best = _excess(self.instance, found), found
-        return best
-
-    @cached_property
-    def least_excess(self) -> int:
-        """No solution is over its limits by less: every unit with what it needs least alone, and the states of all units shared
-        out evenly."""
-        count, length = self.configuration.stages, self.instance.length
-        limit = max(self.instance.limit_bytes(site) for site in self.configuration.sites)
-        alone = states = 0
-        alike = Counter((unit.kind, l == 0, l == length - 1) for l, unit in enumerate(self.instance.units))
-        places = {(unit.kind, l == 0, l == length - 1): l for l, unit in enumerate(self.instance.units)}
-        for key, units in alike.items():
-            tables = [self._table(places[key], x) for x in range(count if len(self.configuration.tables) > 1 else 1)]
-            columns = [(t.state_bytes[list(p)], (t.held_bytes + t.kept_bytes + t.work_bytes)[list(p)]) for t, p in tables]
-            alone = max(alone, min(int((state + rest).min()) for state, rest in columns))
-            states += units * min(int(state.min()) for state, _ in columns)
-        return max(alone, -(-states // count)) - limit
-
-    def within(self, excess: int) -> Solution | None:
-        """A solution whose stages are over their limits by no more than this; None where there is none. Then none is within
-        less than `short` either, the least excess of all ends of stages that were over this one."""
-        self.short[0] = LARGEST
-        reached: dict[Start, Suffix] = {(self.instance.length, ANY): Suffix((), None)}
-        for x in reversed(range(self.configuration.stages)):
-            begun: dict[Start, Suffix] = {}
-            for (end, state), suffix in reached.items():
-                for first, labels in self._stages(x, end, state, suffix, excess):
-                    if self._may_begin(x, first):
-                        begun |= {(first, key): Suffix((first, *suffix.cuts), each[0].chosen) for key, each in labels.items()}
-            if begun and not self._apart:
-                earliest = min(begun)
-                begun = {earliest: begun[earliest]}
-            reached = begun
-        for suffix in reached.values():
-            choice, chosen = [], suffix.chosen
-            while chosen is not None:
-                choice.append(chosen[0])
-                chosen = chosen[1]
-            return Solution(self.place, suffix.cuts[1:], tuple(choice))
-        return None
-
-    def _stages(
-        self, stage: int, end: int, state: int, suffix: Suffix, excess: int
-    ) -> Iterator[tuple[int, dict[int, list[Label]]]]:
-        """The stages that end before a unit, entered in a state, and fit, from the shortest on: by their first units, and by
-        the state in which those are entered, the labels that no other dominates."""
-        site = self.configuration.site(stage)
-        limit = self.instance.limit_bytes(site) + excess
-        room = self.instance.host_limit_bytes(site) if self._host_counts else None
-        labels = {state: [Label(0, 0, 0, suffix.chosen)]}
-        for unit in reversed(range(stage, end)):
-            made: dict[int, list[Label]] = {}
-            for after, rest in labels.items():
-                for key, base, kept, work, host, s in self._options(unit, stage, after):
-                    for label in rest:
-                        peak = kept + max(work, label.peak)
-                        grown = Label(base + label.base, peak, host + label.host, (s, label.chosen))
-                        if room is not None and grown.host > room:
-                            continue
-                        if grown.base + peak <= limit:
-                            made.setdefault(key, []).append(grown)
-                        else:
-                            self.short[0] = min(self.short[0], excess + grown.base + peak - limit)
-            if not made:
-                return
-            labels = {key: _undominated(each) for key, each in made.items()}
-            yield unit, labels
-
-    def _options(self, unit: int, stage: int, after: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Of each option of a unit that may be followed by a unit entered in a state: the state that it enters in, what it adds
-        to B, what it stacks, its pass, what it has on the host, and its number. Those that need no less than another are left
-        out."""
-        table, places = self._table(unit, stage)
-        if after != ANY:
-            places = tuple(s for s in places if self._agree(unit, stage, int(table.leave[s]), after))
-        n = self.configuration.in_flight(stage)
-        key = id(table), n, places
-        if key not in self.rows:
-            bases = table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes
-            enters = table.enter if self._apart else np.full(len(table.options), ANY)
-            hosts = table.host_bytes if self._host_counts else np.zeros_like(bases)
-            columns = (enters, bases, table.kept_bytes, table.work_bytes, hosts)
-            rows = sorted((*(int(column[s]) for column in columns), s) for s in places)
-            lean: list[tuple[int, ...]] = []
-            for row in rows:
-                if not any(
-                    row[0] == other[0] and all(a <= b for a, b in zip(other[1:5], row[1:5], strict=True)) for other in lean
-                ):
-                    lean.append(row)
-            self.rows[key] = lean
-        yield from self.rows[key]
-
-    def _table(self, unit: int, stage: int) -> tuple[OptionTable, tuple[int, ...]]:
-        """The options of a unit, and which of them count."""
-        table, tied = self.instance.table(self.configuration, stage, unit), self.configuration.tied
-        counted = set(range(len(table.options)))
-        if unit == 0 and self.firsts is not None:
-            counted &= set(self.firsts)
-        if unit == self.instance.length - 1 and self.lasts is not None:
-            counted &= set(self.lasts)
-            if self.once:
-                assert tied is not None and tied.once is not None
-                table = tied.once
-        return table, tuple(sorted(counted))
-
-    def _may_begin(self, stage: int, first: int) -> bool:
-        """Whether a stage may begin with a unit, and leave the stages before it as many beginnings as they need."""
-        cuts, cuttable = self.configuration.cuts, self.instance.cuttable
-        if stage == 0:
-            return first == 0
-        if cuts is not None and cuts[stage - 1] != first:
-            return False
-        return cuttable[first - 1] and sum(cuttable[: first - 1]) >= stage - 1
-
-    @cached_property
-    def _host_counts(self) -> bool:
-        """Whether some stage could need more of its host than that has: all units on one, with what they need most there."""
-        rooms = [self.instance.host_limit_bytes(site) for site in self.configuration.sites]
-        least = min((room for room in rooms if room is not None), default=None)
-        tables = self.configuration.tables
-        most = (max(int(each.units[unit.kind].host_bytes.max()) for each in tables) for unit in self.instance.units)
-        return least is not None and sum(most) > least
-
-    @cached_property
-    def _apart(self) -> bool:
-        """Whether interface states must be told apart, since some do not agree."""
-        boundaries = [boundary for tables in self.configuration.tables for boundary in tables.boundaries]
-        return any(int(matrix.max(initial=0)) >= FORBIDDEN for each in boundaries for matrix in _relayouts(each))
-
-    def _agree(self, unit: int, stage: int, leave: int, after: int) -> bool:
-        """Whether a unit may be left in a state where the next one is entered in another."""
-        if after == ANY:
-            return True
-        boundary = self.instance.boundary(self.configuration, stage, unit + 1)
-        return all(int(matrix[leave, after]) < FORBIDDEN for matrix in _relayouts(boundary))
-
-
-def _relayouts(boundary: Boundary) -> tuple[Integers, Integers]:
-    return boundary.relayout_forward_ns, boundary.relayout_backward_ns
-
-
-def _undominated(labels: list[Label]) -> list[Label]:
-    """Those that need more in nothing than any other one, whatever comes before them."""
-    base, peak, host = np.array([label[:3] for label in labels], np.int64).T
-    return [labels[place] for place in undominated(np.zeros(len(labels), np.intp), base, [peak, host])]

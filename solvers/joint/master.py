@@ -174,10 +174,10 @@ class Master:
         """None where no partition has a step up to `limit`; else the stages of one that the bounds leave."""
         before, path = self.first, None
         for turn in range(rounds):
-            found = self._backward(limit, before)
-            if found is None:
+            reached = self._backward(limit, before)
+            if reached is None:
                 return None
-            masks, path = found
+            masks, path = reached
             if turn == rounds - 1:
                 break
             sharper = self._prefixes(masks, limit)
@@ -193,10 +193,10 @@ class Master:
         where there is none."""
         before, masks = self.first, list[Mask]()
         for _ in range(rounds):
-            found = self._backward(limit, before)
-            if found is None:
+            reached = self._backward(limit, before)
+            if reached is None:
                 return None
-            masks = found[0]
+            masks = reached[0]
             sharper = self._prefixes(masks, limit)
             if not np.isfinite(sharper[-1][0, self.units]):
                 return None
@@ -295,17 +295,17 @@ class Master:
         return masks[::-1], _traced(steps[::-1])
 
     def bound(
-        self, limit: float, tolerance: float, known: float = 0.0, whole: bool = False
+        self, limit: float, tolerance: float, proven: float = 0.0, whole: bool = False
     ) -> tuple[float, tuple[Step, ...] | None]:
         """The largest whole number that no partition's step is below, within a relative tolerance, and a path near it.
 
-        limit: steps above it do not matter; where none up to it is possible, the next whole number, and no path. known: no step
-        is below it. whole: by paths of one whole partition each, see `whole_paths`.
+        limit: steps above it do not matter; where none up to it is possible, the next whole number, and no path. proven: no
+        step is below it. whole: by paths of one whole partition each, see `whole_paths`.
         """
         possible = (lambda step: whole_path(self, step, tolerance)) if whole else self.possible
         if not np.isfinite(self.least):
             return np.inf, None
-        low = np.floor(max(known, 0.0 if self.schedule == "sliced" else self.least)) - 1
+        low = np.floor(max(proven, 0.0 if self.schedule == "sliced" else self.least)) - 1
         high = np.floor(limit) if np.isfinite(limit) else max(2 * self.least + 1, low + 1)
         while (path := possible(high)) is None:
             if np.isfinite(limit) or high > 2.0**60:

@@ -175,8 +175,8 @@ def _crossing(boundary: Boundary, lefts: Places, enters: Places, links: int) -> 
         return np.where(there, stacked[inside], FORBIDDEN)
 
     def by_link(matrix: Integers | None) -> Integers:
-        given = merged(matrix) if matrix is None or len(matrix) else merged(None)
-        return np.concatenate([given, np.repeat(given[-1:], links - len(given), axis=0)])
+        links_matrix = merged(matrix) if matrix is None or len(matrix) else merged(None)
+        return np.concatenate([links_matrix, np.repeat(links_matrix[-1:], links - len(links_matrix), axis=0)])
 
     return Crossing(
         forward_ns=merged(boundary.relayout_forward_ns)[0],
@@ -252,13 +252,13 @@ def _padded(boundaries: Sequence[Boundary], units: Sequence[OptionTable]) -> tup
     enters = max([enters, *(b.relayout_forward_ns.shape[1] for b in boundaries)])
     matrices = [np.zeros((1, lefts, enters), np.int64)]
     for b in boundaries:
-        given = [b.relayout_forward_ns[None], b.relayout_backward_ns[None], b.message_forward_ns, b.message_backward_ns]
-        given += [
+        stacks = [b.relayout_forward_ns[None], b.relayout_backward_ns[None], b.message_forward_ns, b.message_backward_ns]
+        stacks += [
             each[None] if each.ndim == 2 else each
             for each in (b.halved_relayout_forward_ns, b.halved_relayout_backward_ns, b.halved_message_forward_ns)
             if each is not None
         ]
-        for each in given:
+        for each in stacks:
             whole = np.full((len(each), lefts, enters), FORBIDDEN, np.int64)
             whole[:, : each.shape[1], : each.shape[2]] = each
             matrices.append(whole)

@@ -81,12 +81,12 @@ def _prefix_waits(master: Master, masks: Sequence[Mask], before: Sequence[Floats
         _, rows, width, classes = mask.shape
         first = np.arange(low, low + rows)
         u = np.where(mask, arcs.u_ns[:, low - arcs.low : low - arcs.low + rows, :width], np.inf)
-        own = waits[-1][:, first, None, None] + rounds * u
+        through_first = waits[-1][:, first, None, None] + rounds * u
         if master.schedule == "gpipe" or w < m:
             passes = m if master.schedule == "gpipe" else m - w
             least = before[x][:, first, None, None] if x else np.zeros((1, rows, 1, 1))
-            own = np.maximum(own, least + passes * u)
-        through = np.where(mask, own, np.inf).min(axis=0)
+            through_first = np.maximum(through_first, least + passes * u)
+        through = np.where(mask, through_first, np.inf).min(axis=0)
         end = np.minimum(first[:, None] + 1 + np.arange(width), units)
         here = np.full((classes, units + 1), np.inf)
         for number in range(classes):

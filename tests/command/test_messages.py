@@ -24,7 +24,7 @@ import trainplan as tp
 from tests.command.calls import call
 from tests.command.test_command import COMMAND, told
 from tests.instances import paper_instance
-from trainplan.command import options, printing, problems, render
+from trainplan.command import bars, options, printing, problems
 from trainplan.command.app import COMMANDS, GROUPS, TASKS
 from trainplan.presets import PRESETS, planner, preset
 
@@ -202,8 +202,8 @@ def test_narrow_terminals_lose_no_column(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_planning_names_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     text = StringIO()
-    monkeypatch.setattr(render, "err", Console(file=text, force_terminal=True, width=100))
-    with render.planning() as progress:
+    monkeypatch.setattr(bars, "err", Console(file=text, force_terminal=True, width=100))
+    with bars.planning() as progress:
         for event in ("estimating", "solving (exact)", Point(0.1, 2_000_000, 1_000_000)):
             progress(event)
     assert "measuring" not in text.getvalue() and "solving (exact): best 2 ms, bound 1 ms" in text.getvalue()
@@ -211,7 +211,7 @@ def test_planning_names_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_frontier_shows_its_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text, path = StringIO(), tmp_path / "instance.json"
-    monkeypatch.setattr(render, "err", Console(file=text, force_terminal=True, width=100))
+    monkeypatch.setattr(bars, "err", Console(file=text, force_terminal=True, width=100))
     path.write_text(json.dumps(paper_instance().to_dict()))
     ends: dict[str, Any] = {"least": "8GiB", "most": "9GiB", "points": 2, "picture": None, "as_json": True}
     with pytest.raises(Exit):

@@ -17,7 +17,7 @@ import trainplan as tp
 from tests.command.calls import call
 from tests.command.test_command import told
 from tests.test_switching import GPT2, published
-from trainplan.command.render import run_report
+from trainplan.command.render_runs import run_report
 
 METHODS = {"label-setting", "milp", "cpsat", "h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3", "brute-force"}
 FAST = ("exact", "h3t-dp", "h3t-greedy", "random", "manual", "zero-2", "zero-3")

@@ -7,8 +7,11 @@ from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
-from trainplan.formulations.joint.certificate import Evidence, any_schedule_ns, checked_bound_ns, closed_form_ns, possible
+from trainplan.formulations.joint.any_schedule import any_schedule_ns
+from trainplan.formulations.joint.certificate import checked_bound_ns, possible
+from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.evaluation import evaluate
+from trainplan.formulations.joint.evidence import Evidence
 from trainplan.formulations.step.schedules import Pass
 from trainplan.solvers.joint.evidence import evidence
 

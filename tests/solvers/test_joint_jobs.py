@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def children(number: int) -> list[int]:
     return living
 
 
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    """None but those that earlier tests keep for all."""
+    before = children(os.getpid())
+    yield
+    assert not set(children(os.getpid())) - set(before)
+
+
 def answered(instance: Any, jobs: int, gap: float = 0.0) -> tuple[Any, ...]:
     """All that is the same on any number of cores."""
     search = Search(judge(instance), gap=gap, options={"jobs": jobs})
@@ -66,7 +75,6 @@ def test_any_number_of_processes_gives_the_same_answer(gap: float, memory: str) 
     assert isinstance(first[0], Solution) and first[-1]["coarse"] > 3
     for jobs in (2, 3):
         assert answered(instance, jobs, gap) == first
-    assert not children(os.getpid())
 
 
 def test_processes_are_started_in_the_midst_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +107,6 @@ def test_a_limit_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact._Run, "advanced", lambda run, bound, entry: time.sleep(1000))
     result = tp.solve(instance, time_limit=0.5, jobs=2)
     assert result.stopped == "time limit" and result.objective is not None
-    assert not children(os.getpid())
 
 
 def test_an_error_in_a_process_is_the_search_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +120,6 @@ def test_an_error_in_a_process_is_the_search_s_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(exact._Run, "advanced", lambda run, bound, entry: os._exit(1))
     result = tp.solve(tp.build("joint", **REQUEST), jobs=2)
     assert result.status == "failed" and "broke off" in str(result.message)
-    assert not children(os.getpid())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.command import options, render
+from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, panel, takes, value_of
 from trainplan.pictures import drawn
 from trainplan.planned import Planned
@@ -70,7 +70,7 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
 
     def plan(**values: Any) -> Outcome:
         values["like"] = None if chosen is None else chosen.name
-        with render.planning() as progress:
+        with bars.planning() as progress:
             answer = api.plan(progress=progress, measuring=progress, **values)
         code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
         return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
@@ -85,7 +85,7 @@ def _plans() -> Command:
     def plan(**values: Any) -> Outcome:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
         del values["like"]
-        with render.planning() as progress:
+        with bars.planning() as progress:
             answers = api.plans(progress=progress, measuring=progress, **values)
         best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
         content = [each.command_text if isinstance(each, InputError) else each.to_dict() for each in answers]

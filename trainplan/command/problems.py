@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.command import options, render
+from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, word
 from trainplan.formulations.problem import problem, problem_names, problem_of
 from trainplan.frontiers import LIMITS, memory_limits
@@ -53,7 +53,7 @@ def _build(words: Sequence[str]) -> Command:
     @takes([word("problem", str, f"{PROBLEM_HELP} {names}.")], options.REQUEST, flags_of(parameters), [about])
     def build(output: Path | None, **values: Any) -> Outcome:
         """Make an instance of a problem from a model and a cluster, or from a profile alone."""
-        with render.measuring(values["measure"]) as values["measuring"]:
+        with bars.measuring(values["measure"]) as values["measuring"]:
             instance = api.build(values.pop("problem"), **values)
         if output is None:
             return Outcome(instance.to_dict(), lambda: print(json.dumps(instance.to_dict())))
@@ -78,7 +78,7 @@ def solve(instance: Path, picture: Path | None, **values: Any) -> Outcome:
     if picture and drawing is None:
         names = " or ".join(name for name in problem_names() if problem(name).picture)
         raise InputError("command line", "--picture", f"is of a {loaded.problem} instance", f"give an instance of {names}")
-    with render.searching(f"solving ({values['method']})") as progress:
+    with bars.searching(f"solving ({values['method']})") as progress:
         result = api.solve(loaded, progress=progress, **values)
     files: dict[str, Callable[[], Any]] = {}
     if (solution := result.solution) is not None:
@@ -119,7 +119,7 @@ def frontier(instance: Path, least: str | None, most: str | None, points: int, *
         if ends[0] >= ends[1]:
             raise InputError("command line", "--from", f"is {least}, and --to {most}", "give the smaller one first")
         limits = [ends[0] + (ends[1] - ends[0]) * step // (points - 1) for step in range(points)]
-    with render.sweeping("solving") as progress:
+    with bars.sweeping("solving") as progress:
         solved = api.frontier(loaded, limits, values.pop("method"), progress=progress, **values)
     stopped = any(point.result.stopped == "interrupt" for point in solved)
     files = {"picture": partial(api.draw_frontier, solved)}
@@ -177,7 +177,7 @@ def compare(**values: Any) -> Outcome:
     if not sources:
         _refuse(settings, ("method", "cold"), "is given without an instance", "leave it out: each planner has its own")
         limits = {"gap": LEAST_GAP, "time_limit": SECONDS, **settings}
-        with render.planning() as progress:
+        with bars.planning() as progress:
             rivals = api.compare_planners(**request, **limits, progress=progress)
         code = options.FINE if any(each.step_ns is not None for each in rivals) else options.INFEASIBLE
         return Outcome([each.to_dict() for each in rivals], partial(render.rivals, rivals), {}, code)
@@ -188,7 +188,7 @@ def compare(**values: Any) -> Outcome:
         rows = api.compare_plans(sources)
         return Outcome(rows, partial(render.plan_rows, rows))
     _refuse(settings, ("gap",), "is given beside an instance", "leave it out: methods are compared at their ends")
-    with render.searching("comparing") as progress:
+    with bars.searching("comparing") as progress:
         limits = {"time_limit": SECONDS, **settings}
         results, contradictions = api.compare(sources[0], limits.pop("method", None), progress=progress, **limits)
     interrupted = any(result.stopped == "interrupt" for result in results)

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from trainplan import api
-from trainplan.command import options, render, tables
+from trainplan.command import bars, options, tables
 from trainplan.command.options import Outcome, flag, output, takes, word
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import parse_bytes
@@ -75,7 +75,7 @@ def estimate(rows: str, tp: str | None, **values: Any) -> Outcome:
 def measure(rows: str, tp: str | None, budget: float, resume: Path | None, **values: Any) -> Outcome:
     """Measure a profile on this machine: sub-layers, links, host copies, optimizer, overlap."""
     shapes = _shapes(rows, tp)
-    with render.working("measuring") as progress:
+    with bars.working("measuring") as progress:
         settings = {"measured": True, "budget_seconds": budget, "journal": resume, "progress": progress}
         return _outcome(api.profile(**values, **shapes, **settings))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan import api
-from trainplan.command import options, render
+from trainplan.command import bars, options, render, render_runs
 from trainplan.command.ending import tell
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, value_of, word
 from trainplan.execution.exports.common import write_export
@@ -63,11 +63,11 @@ def simulate(source: Path, **values: Any) -> Outcome:
 
     A plan's step is what the time walk over its programs says; of data-parallel pipelines one is drawn.
     """
-    with render.measuring(values["measure"]) as values["measuring"]:
+    with bars.measuring(values["measure"]) as values["measuring"]:
         simulation = api.simulate(source, **values)
     draw = partial(api.draw_simulation, simulation)
     files: dict[str, Callable[[], Any]] = {"trace": lambda: json.dumps(simulation.trace()) + "\n", "picture": draw}
-    return Outcome(simulation.to_dict(), partial(render.simulated, simulation), files)
+    return Outcome(simulation.to_dict(), partial(render_runs.simulated, simulation), files)
 
 
 @takes(
@@ -112,14 +112,14 @@ def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
         fix = "give it with --measure and a --profile, or a --cluster, which has the other numbers"
         raise InputError("command line", "--output", "has no profile to write", fix)
     loaded = load_plan(plan)
-    with render.working("running") as progress:
+    with bars.working("running") as progress:
         report = api.run(plan, progress=progress, **values)
     content = {
         "predicted": loaded.predicted.model_dump() if loaded.predicted else None,
         **asdict(replace(report, profile=None)),
     }
     del content["profile"]  # it is a file of its own
-    show, profile = partial(render.run_report, loaded, report, values["scale_down"]), report.profile
+    show, profile = partial(render_runs.run_report, loaded, report, values["scale_down"]), report.profile
     return Outcome(content, show, {"output": lambda: profile.model_dump_json(indent=1) + "\n"} if profile else {})
 
 
@@ -155,9 +155,9 @@ def _trial(words: Sequence[str]) -> Command:
         if plans:
             names = ("steps", "warmup", "scale_down", "run_dtype", "backend", "device", "timeout", "stall_timeout", "seed")
             values = {name: values[name] for name in names}
-        with render.trials("running") as running:
+        with bars.trials("running") as running:
             trials = api.trial(plans or None, running=running, **values)
-        show, best = partial(render.tried, trials, values["scale_down"]), trials.best
+        show, best = partial(render_runs.tried, trials, values["scale_down"]), trials.best
         if best is None:
             failed = options.STOPPED if trials.planned is None else exit_code(trials.planned.result) or options.STOPPED
             return Outcome(trials.to_dict(), show, {}, failed)
@@ -239,8 +239,8 @@ def throughput(plans: list[Path] | None, planner: list[str] | None, **values: An
     if plans:
         rows = api.compare_plans(plans)
         return Outcome(rows, partial(render.plan_rows, rows))
-    with render.trying() as progress:
+    with bars.trying() as progress:
         searches = api.throughput(planners=planner, progress=progress, **values)
     code = options.FINE if any(each.best for each in searches) else options.INFEASIBLE
     files = {"picture": partial(api.draw_throughput, searches)}
-    return Outcome([each.to_dict() for each in searches], partial(render.throughputs, searches), files, code)
+    return Outcome([each.to_dict() for each in searches], partial(render_runs.throughputs, searches), files, code)

@@ -53,9 +53,9 @@ def _show(predictions: Sequence[Prediction], assumptions: bool) -> None:
         pairs([(each.run.id, _assumed(each)) for each in predictions if each.laid])
     for name, noun in groups():
         for title, error in (("of the step", "error"), ("of the peak", "memory_error")):
-            found = by_group(predictions, name, error)
-            if found:
-                rows = [[key, *_errors(errors)] for key, errors in found.items()]
+            errors_by_group = by_group(predictions, name, error)
+            if errors_by_group:
+                rows = [[key, *_errors(errors)] for key, errors in errors_by_group.items()]
                 table(
                     (noun, "runs", "mean error", "absolute", "median", "90 %", "in interval"), rows, f"errors {title}", (noun,)
                 )

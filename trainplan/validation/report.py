@@ -43,13 +43,13 @@ def groups() -> list[tuple[str, str]]:
 
 def by_group(predictions: Sequence[Prediction], group: str, error: str = "error") -> Mapping[str, Errors]:
     """Errors of the predictions with this one of the groups, by its values. error: `error` of steps, or `memory_error`."""
-    found: dict[str, list[Prediction]] = {}
+    members_by_group: dict[str, list[Prediction]] = {}
     for each in predictions:
         if getattr(each, error) is not None:
-            found.setdefault(GROUPS[group][1](each), []).append(each)
+            members_by_group.setdefault(GROUPS[group][1](each), []).append(each)
     return {
         name: summarised([getattr(each, error) for each in members], _inside(members) if error == "error" else None)
-        for name, members in sorted(found.items())
+        for name, members in sorted(members_by_group.items())
     }
 
 

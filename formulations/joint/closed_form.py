@@ -1,0 +1,38 @@
+"""A bound of one configuration that needs no evidence."""
+
+from __future__ import annotations
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.problem import Configuration, Instance
+from trainplan.formulations.joint.tables import OptionTable
+
+
+def _whole(table: OptionTable, sliced: bool) -> Integers:
+    """u of each option, where it is less for halves with these."""
+    if not sliced or table.halved is None:
+        return table.forward_ns + table.backward_ns
+    halves = table.halved.forward_ns.sum(axis=0)
+    u: Integers = np.minimum(table.forward_ns, halves) + np.minimum(table.backward_ns, table.halved.backward_ns)
+    return u
+
+
+def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
+    """No plan of the configuration has a shorter step.
+
+    Proof: some site runs m passes of an even share of the least u at least, or of the largest unit; stage 0 ends last, and then
+    adds what its first unit adds at least.
+    """
+    kinds = [configuration.tables[kind].units for kind in {site.kind for site in configuration.sites}]
+    sliced = configuration.schedule.sliced > 0
+    least = [min(int(_whole(units[unit.kind], sliced).min()) for units in kinds) for unit in instance.units]
+    firsts = [units[instance.units[0].kind] for units in kinds]
+    more = min(int((first.last_ns + first.reduce_ns + first.optimizer_ns).min()) for first in firsts)
+    if instance.step != "simulated":
+        more = 0
+    if configuration.tied is not None and (once := configuration.tied.once) is not None:
+        least[-1] = min(least[-1], int(_whole(once, sliced).min()))
+        if instance.length == 1:
+            more = 0
+    sites = len(configuration.sites)
+    return configuration.micro_batches * max(-(-sum(least) // sites), max(least)) + more

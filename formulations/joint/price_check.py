@@ -1,0 +1,220 @@
+"""Whether prices of memory leave a pipeline of a configuration with a step up to a limit, in 64-bit integers: points 1 and 2 of
+`certificate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.evidence import FAR, SCALE, ConfigurationEvidence
+from trainplan.formulations.joint.first_spans import least_from_first_ns
+from trainplan.formulations.joint.problem import Configuration, Instance
+from trainplan.formulations.joint.tables import FORBIDDEN, OptionTable
+
+ROUNDS = 3
+
+
+class PriceCheck:
+    """One configuration of several stages, for steps up to the claim's.
+
+    u: (depths, L, lengths), the least u of spans by first unit and length less one, FAR where nothing
+    fits or there is no such span; total: by weight p, the least p u + g of spans as the first stage, (lengths,)."""
+
+    def __init__(self, instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> None:
+        self.instance, self.configuration, self.claim = instance, configuration, claim
+        self.kinds = configuration.tables[configuration.sites[0].kind]
+        self.units, self.stages, self.m = instance.length, configuration.stages, configuration.micro_batches
+        self.kind_of = np.array([unit.kind for unit in instance.units], np.intp)
+        self.boundary_of = np.array(instance.boundary_kinds, np.intp)
+        self.memory = min(instance.limit_bytes(site) for site in configuration.sites)
+        self.states = 1 + max(int(max(table.enter.max(), table.leave.max())) for table in self.kinds.units)
+        least = [int((table.forward_ns + table.backward_ns).min()) for table in self.kinds.units]
+        self.sums = np.concatenate([[0], np.cumsum([least[kind] for kind in self.kind_of])])
+        self.longest = self._longest(claim.impossible_ns)
+        self._crossings()
+        prices = np.array(claim.prices, np.int64)
+        prices = prices[prices <= self._largest_price()]  # fewer prices show less, and nothing wrong
+        if not len(prices):
+            prices = np.zeros(1, np.int64)
+        self.u = np.stack([self._spans(depth, prices) for depth in claim.depths])
+        rise = self.m - self.stages + 1 if self.stages - 1 < self.m else 1
+        self.weights = sorted({1, self.m if configuration.schedule.name == "gpipe" else rise})
+        depth, out = configuration.in_flight(0), [[int(time) for time in times] for times in self.out]
+        self.total = [
+            np.array(least_from_first_ns(instance, configuration, claim.prices, p, depth, self.longest, out), np.int64)
+            for p in self.weights
+        ]
+
+    def _largest_price(self) -> int:
+        """The largest price with which sums fit into 64 bits. Raises ValueError where not even times do."""
+        times, sizes = [0], [self.memory]
+        for table in self.kinds.units:
+            columns = table.forward_ns, table.backward_ns, table.last_ns, table.reduce_ns, table.optimizer_ns
+            ends = table.head_ns, table.tail_ns, table.turn_ns
+            times.append(sum(int(column.max()) for column in (*columns, *ends)))
+            sizes.append(int((self._memory(table, self.claim.depths[-1]) + table.work_bytes).max()))
+        crossing = max((int(matrix[matrix < FAR].max(initial=0)) for matrix in (*self.moves, *self.into, *self.out)), default=0)
+        room = int(FAR) // (self.longest + 2) - SCALE * (max(times) + crossing)
+        if room <= 0:
+            raise ValueError("times of this instance are too large to be checked in 64 bits")
+        return room // max(sizes)
+
+    def _longest(self, limit: int) -> int:
+        """No span of more units has m u up to the limit."""
+        ends = np.searchsorted(self.sums, self.sums[:-1] + limit // self.m, side="right") - 1
+        return int(max(1, min(self.units - self.stages + 1, (ends - np.arange(self.units)).max())))
+
+    def _memory(self, table: OptionTable, depth: int) -> Integers:
+        return table.state_bytes + depth * (table.kept_bytes + table.held_bytes)
+
+    def _crossings(self) -> None:
+        """By kind of boundary, FAR where states do not agree: re-layout inside a stage (states, states); the cheapest that a
+        stage receives forward, by how it is entered, and backward, by how it is left, over any link."""
+        self.moves, self.into, self.out = [], [], []
+        links = sorted(set(self.configuration.links))
+        for boundary in self.kinds.boundaries:
+            rows, columns = (min(self.states, size) for size in boundary.relayout_forward_ns.shape)
+            ahead, back = (matrix[:rows, :columns] for matrix in (boundary.relayout_forward_ns, boundary.relayout_backward_ns))
+            apart = (ahead >= FORBIDDEN) | (back >= FORBIDDEN)
+            sent, returned = (
+                matrix[links][:, :rows, :columns].min(axis=0)
+                for matrix in (boundary.message_forward_ns, boundary.message_backward_ns)
+            )
+            whole = np.full((3, self.states, self.states), FAR)
+            for place, times in enumerate((ahead + back, ahead + sent, back + returned)):
+                whole[place, :rows, :columns] = np.where(apart, FAR, times)
+            self.moves.append(whole[0])
+            self.into.append(whole[1].min(axis=0))
+            self.out.append(whole[2].min(axis=1))
+
+    def _spans(self, depth: int, prices: Integers) -> Integers:
+        """(L, lengths): the least u, rounded up to whole nanoseconds; the largest of all prices."""
+        best = np.full((self.units, self.longest), FAR)
+        reached = np.zeros((0, len(prices), self.states), np.int64)  # by first unit: up to a unit, by how it is left
+        for length in range(self.longest):
+            first = np.arange(self.units - length)
+            unit = first + length
+            entered = self._entered(reached[: len(first)], unit, len(prices)) if length else self._begun(len(prices))
+            reached = np.full((len(first), len(prices), self.states), FAR)
+            ending = np.full((len(first), len(prices)), FAR)
+            for kind, table in enumerate(self.kinds.units):
+                here = np.flatnonzero(self.kind_of[unit] == kind)
+                if not len(here):
+                    continue
+                time = table.forward_ns + table.backward_ns
+                time = time + (table.head_ns + table.tail_ns if not length else 0)
+                cost = SCALE * time + prices[:, None] * self._memory(table, depth)
+                through = np.minimum(entered[here][:, :, table.enter] + cost, FAR)
+                last = SCALE * table.turn_ns + prices[:, None] * table.work_bytes
+                behind = self._behind(unit[here])[:, None, table.leave]
+                ending[here] = np.minimum(through + last + behind, FAR).min(axis=2)
+                for state in np.unique(table.leave):
+                    reached[here, :, state] = through[:, :, table.leave == state].min(axis=2)
+            bounds = -(-(ending - prices * np.int64(self.memory)) // SCALE)
+            best[first, length] = np.where(ending >= FAR, FAR, np.maximum(bounds, 0)).max(axis=1)
+        return best
+
+    def _begun(self, prices: int) -> Integers:
+        """(L, prices, states): what a stage receives that begins with each unit, by how it is entered."""
+        entered = np.zeros((self.units, prices, self.states), np.int64)
+        for boundary, times in enumerate(self.into):
+            scaled = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
+            entered[1 + np.flatnonzero(self.boundary_of == boundary)] = scaled
+        return entered
+
+    def _entered(self, reached: Integers, unit: Integers, prices: int) -> Integers:
+        """(N, prices, states): the least up to and into each unit, by how it is entered."""
+        entered = np.full((len(unit), prices, self.states), FAR)
+        for boundary, moves in enumerate(self.moves):
+            here = np.flatnonzero(self.boundary_of[unit - 1] == boundary)
+            if len(here):
+                scaled = np.where(moves >= FAR, FAR, SCALE * np.where(moves >= FAR, 0, moves))
+                entered[here] = np.minimum(reached[here][:, :, :, None] + scaled, FAR).min(axis=2)
+        return entered
+
+    def _behind(self, unit: Integers) -> Integers:
+        """(N, states): what a stage receives backward that ends with each unit, by how it is left."""
+        behind = np.zeros((len(unit), self.states), np.int64)
+        for place, last in enumerate(unit.tolist()):
+            if last < self.units - 1:
+                times = self.out[self.boundary_of[last]]
+                behind[place] = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
+        return behind
+
+    # Partitions
+
+    def possible(self, limit: int) -> bool:
+        """Whether any partition is left, by rounds of least sums from the last stage to the first and back."""
+        before = [np.full(self.units + 1, FAR) for _ in range(self.stages + 1)]
+        before[0][0] = 0
+        for x in range(self.stages):
+            self._extend(before, x, np.ones((self.units, self.longest), bool), limit)
+        for _ in range(ROUNDS):
+            masks = self._masks(before, limit)
+            if masks is None:
+                return False
+            sharper = [np.full(self.units + 1, FAR) for _ in range(self.stages + 1)]
+            sharper[0][0] = 0
+            for x in range(self.stages):
+                self._extend(sharper, x, masks[x], limit)
+            if sharper[-1][self.units] >= FAR:
+                return False
+            before = sharper
+        return True
+
+    def _row(self, x: int) -> int:
+        depth = self.configuration.in_flight(x)
+        return max(row for row, each in enumerate(self.claim.depths) if each <= depth)
+
+    def _arcs(self, x: int) -> Integers:
+        """(L, lengths): u of spans as a stage, FAR where they cannot be it."""
+        u = self.u[self._row(x)].copy()
+        first, length = np.indices(u.shape)
+        end = first + length + 1
+        cuttable = np.array([True, *self.instance.cuttable, True])
+        good = (end <= self.units) & cuttable[first] & cuttable[np.minimum(end, self.units)]
+        good &= (end == self.units) == (x == self.stages - 1)
+        good &= (first == 0) == (x == 0)
+        if self.configuration.cuts is not None:
+            borders = (0, *self.configuration.cuts, self.units)
+            good &= (first == borders[x]) & (end == borders[x + 1])
+        return np.where(good, u, FAR)
+
+    def _extend(self, before: list[Integers], x: int, mask: Integers, limit: int) -> None:
+        u = np.where(mask, self._arcs(x), FAR)
+        if x == 0:
+            u[0] = np.where(u[0] >= FAR, FAR, np.maximum(u[0], self.total[0]))
+        reached = np.where((u >= FAR) | (before[x][: self.units, None] >= FAR), FAR, u + before[x][: self.units, None])
+        first, length = np.indices(u.shape)
+        np.minimum.at(before[x + 1], np.minimum(first + length + 1, self.units).ravel(), reached.ravel())
+
+    def _masks(self, before: Sequence[Integers], limit: int) -> list[Integers] | None:
+        after = np.full(self.units + 1, FAR)
+        after[self.units] = 0
+        masks = []
+        for x in reversed(range(self.stages)):
+            u, w, m = self._arcs(x), self.stages - 1 - x, self.m
+            first, length = np.indices(u.shape)
+            s = after[np.minimum(first + length + 1, self.units)]
+            there = (u < FAR) & (s < FAR) & (before[x][first] < FAR)
+            u, s = np.where(there, u, 0), np.where(there, s, 0)
+            if self.configuration.schedule.name == "gpipe":
+                need = 2 * (m * u + s)
+            elif w < m:
+                need = 2 * (m - w) * u + np.maximum(np.maximum(4 * s, 2 * s + w * u), 2 * w * u)
+            else:
+                need = np.maximum(2 * m * u, 2 * s + (m + 1) * u)
+            need = need + 2 * np.where(there, before[x][first], 0)
+            if x == 0:  # and its g: the row rises by p with u at least, as the least p u + g less p u falls
+                u_0 = self.u[self._row(0), 0]
+                rises = [total - p * u_0 for p, total in zip(self.weights, self.total, strict=True)]
+                need[0] += 2 * np.where(there[0], np.maximum(np.max(rises, axis=0), 0), 0)
+            mask = there & (need <= 2 * limit)
+            masks.append(mask)
+            here = np.full(self.units + 1, FAR)
+            here[: self.units] = np.where(mask, u + s, FAR).min(axis=1)
+            after = here
+            if (after >= FAR).all():
+                return None
+        return masks[::-1] if after[0] < FAR else None

@@ -1,0 +1,253 @@
+"""Stages filled from the last one on with as many units as fit, by limits of memory.
+
+A stage needs what its first unit adds to the rest of it: from the last unit to the first, with B the bytes that are there
+throughout, and G the largest pass with what is stacked below it,
+
+    B' = B + state + n held + (n - 1) kept,    G' = kept + max(work, G),    and a stage needs B + G at its first unit,
+
+so labels (B, G, host bytes) with dominance find the least of every stage that ends at a unit, the longer ones one after the
+other. A longer stage needs no less. So a limit suffices where every stage, from the last one, takes as many units as fit; and
+the least limit is found by bisection. Where options of neighbours may not agree, all starts of a stage are followed, each with
+its interface states. Interleaved chunks share their devices' memory: tiny instances are enumerated, others not explained.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from trainplan.formulations.instances import Integers
+from trainplan.formulations.joint.evaluation import evaluate
+from trainplan.formulations.joint.problem import Configuration, Instance, Solution
+from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, OptionTable
+from trainplan.solvers.chain.dominance import undominated
+
+LARGEST = 1 << 60
+
+Chosen = tuple[int, "Chosen"] | None  # the option of a unit, and those of all units after it
+ANY = -1  # the interface state where states need not be told apart
+
+
+class Label(NamedTuple):
+    """A way to run the units from one on to the end of its stage. chosen: with the stages after it, too."""
+
+    base: int
+    peak: int
+    host: int
+    chosen: Chosen
+
+
+class Suffix(NamedTuple):
+    """Stages up to the last one that fit. cuts: their first units."""
+
+    cuts: tuple[int, ...]
+    chosen: Chosen
+
+
+Start = tuple[int, int]  # the first unit of a stage, and the state that it is entered in
+
+
+def excess_bytes(instance: Instance, solution: Solution) -> int:
+    """By how much the stage that is furthest over its limit is over it; below 0 where all fit."""
+    configuration, evaluation = instance.configurations[solution.configuration], evaluate(instance, solution)
+    return max(stage.peak_bytes - instance.limit_bytes(configuration.site(x)) for x, stage in enumerate(evaluation.stages))
+
+
+def ways(instance: Instance, place: int) -> Iterator[Way]:
+    """A configuration; where one stage may hold a table of both ends as one parameter, once with the options of both ends that
+    let it be so, and once with those that do not."""
+    configuration = instance.configurations[place]
+    tied = configuration.tied
+    if tied is None or tied.equal is None:
+        yield Way(instance, configuration, place)
+        return
+    for row in np.unique(tied.equal, axis=0):
+        firsts = tuple(np.flatnonzero((tied.equal == row).all(axis=1)).tolist())
+        for once in (True, False):
+            if lasts := tuple(np.flatnonzero(row == once).tolist()):
+                yield Way(instance, configuration, place, firsts, lasts, once)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One configuration. firsts, lasts: the options of the first and the last unit that count, None where all do; once: whether
+    a table of both is then one parameter."""
+
+    instance: Instance
+    configuration: Configuration
+    place: int
+    firsts: tuple[int, ...] | None = None
+    lasts: tuple[int, ...] | None = None
+    once: bool = False
+    rows: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict, repr=False, compare=False)
+    short: list[int] = field(default_factory=lambda: [LARGEST], repr=False, compare=False)
+
+    def better(self, best: tuple[int, Solution] | None) -> tuple[int, Solution] | None:
+        """The solution of the least excess over the limits, this one's or the best so far."""
+        better = self.within(LARGEST if best is None else best[0] - 1)
+        low = self.least_excess
+        while better is not None:
+            best = excess_bytes(self.instance, better), better
+            high, better = best[0] - 1, None
+            while better is None and low <= high:
+                middle = (low + high) // 2
+                better = self.within(middle)
+                low = low if better is not None else max(middle + 1, self.short[0])
+        return best
+
+    def much_better(self, best: tuple[int, Solution] | None, by: int) -> tuple[int, Solution] | None:
+        """The best so far, or one of this configuration that beats it by so many bytes, as often as there is one."""
+        while best is None or self.least_excess <= best[0] - by:
+            better = self.within(LARGEST if best is None else best[0] - by)
+            if better is None:
+                return best
+            best = excess_bytes(self.instance, better), better
+        return best
+
+    @cached_property
+    def least_excess(self) -> int:
+        """No solution is over its limits by less: every unit with what it needs least alone, and the states of all units shared
+        out evenly."""
+        count, length = self.configuration.stages, self.instance.length
+        limit = max(self.instance.limit_bytes(site) for site in self.configuration.sites)
+        alone = states = 0
+        alike = Counter((unit.kind, l == 0, l == length - 1) for l, unit in enumerate(self.instance.units))
+        places = {(unit.kind, l == 0, l == length - 1): l for l, unit in enumerate(self.instance.units)}
+        for key, units in alike.items():
+            tables = [self._table(places[key], x) for x in range(count if len(self.configuration.tables) > 1 else 1)]
+            columns = [(t.state_bytes[list(p)], (t.held_bytes + t.kept_bytes + t.work_bytes)[list(p)]) for t, p in tables]
+            alone = max(alone, min(int((state + rest).min()) for state, rest in columns))
+            states += units * min(int(state.min()) for state, _ in columns)
+        return max(alone, -(-states // count)) - limit
+
+    def within(self, excess: int) -> Solution | None:
+        """A solution whose stages are over their limits by no more than this; None where there is none. Then none is within
+        less than `short` either, the least excess of all ends of stages that were over this one."""
+        self.short[0] = LARGEST
+        reached: dict[Start, Suffix] = {(self.instance.length, ANY): Suffix((), None)}
+        for x in reversed(range(self.configuration.stages)):
+            begun: dict[Start, Suffix] = {}
+            for (end, state), suffix in reached.items():
+                for first, labels in self._stages(x, end, state, suffix, excess):
+                    if self._may_begin(x, first):
+                        begun |= {(first, key): Suffix((first, *suffix.cuts), each[0].chosen) for key, each in labels.items()}
+            if begun and not self._apart:
+                earliest = min(begun)
+                begun = {earliest: begun[earliest]}
+            reached = begun
+        for suffix in reached.values():
+            choice, chosen = [], suffix.chosen
+            while chosen is not None:
+                choice.append(chosen[0])
+                chosen = chosen[1]
+            return Solution(self.place, suffix.cuts[1:], tuple(choice))
+        return None
+
+    def _stages(
+        self, stage: int, end: int, state: int, suffix: Suffix, excess: int
+    ) -> Iterator[tuple[int, dict[int, list[Label]]]]:
+        """The stages that end before a unit, entered in a state, and fit, from the shortest on: by their first units, and by
+        the state in which those are entered, the labels that no other dominates."""
+        site = self.configuration.site(stage)
+        limit = self.instance.limit_bytes(site) + excess
+        room = self.instance.host_limit_bytes(site) if self._host_counts else None
+        labels = {state: [Label(0, 0, 0, suffix.chosen)]}
+        for unit in reversed(range(stage, end)):
+            made: dict[int, list[Label]] = {}
+            for after, rest in labels.items():
+                for key, base, kept, work, host, s in self._options(unit, stage, after):
+                    for label in rest:
+                        peak = kept + max(work, label.peak)
+                        grown = Label(base + label.base, peak, host + label.host, (s, label.chosen))
+                        if room is not None and grown.host > room:
+                            continue
+                        if grown.base + peak <= limit:
+                            made.setdefault(key, []).append(grown)
+                        else:
+                            self.short[0] = min(self.short[0], excess + grown.base + peak - limit)
+            if not made:
+                return
+            labels = {key: _undominated(each) for key, each in made.items()}
+            yield unit, labels
+
+    def _options(self, unit: int, stage: int, after: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Of each option of a unit that may be followed by a unit entered in a state: the state that it enters in, what it adds
+        to B, what it stacks, its pass, what it has on the host, and its number. Those that need no less than another are left
+        out."""
+        table, places = self._table(unit, stage)
+        if after != ANY:
+            places = tuple(s for s in places if self._agree(unit, stage, int(table.leave[s]), after))
+        n = self.configuration.in_flight(stage)
+        key = id(table), n, places
+        if key not in self.rows:
+            bases = table.state_bytes + n * table.held_bytes + (n - 1) * table.kept_bytes
+            enters = table.enter if self._apart else np.full(len(table.options), ANY)
+            hosts = table.host_bytes if self._host_counts else np.zeros_like(bases)
+            columns = (enters, bases, table.kept_bytes, table.work_bytes, hosts)
+            rows = sorted((*(int(column[s]) for column in columns), s) for s in places)
+            lean: list[tuple[int, ...]] = []
+            for row in rows:
+                if not any(
+                    row[0] == other[0] and all(a <= b for a, b in zip(other[1:5], row[1:5], strict=True)) for other in lean
+                ):
+                    lean.append(row)
+            self.rows[key] = lean
+        yield from self.rows[key]
+
+    def _table(self, unit: int, stage: int) -> tuple[OptionTable, tuple[int, ...]]:
+        """The options of a unit, and which of them count."""
+        table, tied = self.instance.table(self.configuration, stage, unit), self.configuration.tied
+        counted = set(range(len(table.options)))
+        if unit == 0 and self.firsts is not None:
+            counted &= set(self.firsts)
+        if unit == self.instance.length - 1 and self.lasts is not None:
+            counted &= set(self.lasts)
+            if self.once:
+                assert tied is not None and tied.once is not None
+                table = tied.once
+        return table, tuple(sorted(counted))
+
+    def _may_begin(self, stage: int, first: int) -> bool:
+        """Whether a stage may begin with a unit, and leave the stages before it as many beginnings as they need."""
+        cuts, cuttable = self.configuration.cuts, self.instance.cuttable
+        if stage == 0:
+            return first == 0
+        if cuts is not None and cuts[stage - 1] != first:
+            return False
+        return cuttable[first - 1] and sum(cuttable[: first - 1]) >= stage - 1
+
+    @cached_property
+    def _host_counts(self) -> bool:
+        """Whether some stage could need more of its host than that has: all units on one, with what they need most there."""
+        rooms = [self.instance.host_limit_bytes(site) for site in self.configuration.sites]
+        least = min((room for room in rooms if room is not None), default=None)
+        tables = self.configuration.tables
+        most = (max(int(each.units[unit.kind].host_bytes.max()) for each in tables) for unit in self.instance.units)
+        return least is not None and sum(most) > least
+
+    @cached_property
+    def _apart(self) -> bool:
+        """Whether interface states must be told apart, since some do not agree."""
+        boundaries = [boundary for tables in self.configuration.tables for boundary in tables.boundaries]
+        return any(int(matrix.max(initial=0)) >= FORBIDDEN for each in boundaries for matrix in _relayouts(each))
+
+    def _agree(self, unit: int, stage: int, leave: int, after: int) -> bool:
+        """Whether a unit may be left in a state where the next one is entered in another."""
+        if after == ANY:
+            return True
+        boundary = self.instance.boundary(self.configuration, stage, unit + 1)
+        return all(int(matrix[leave, after]) < FORBIDDEN for matrix in _relayouts(boundary))
+
+
+def _relayouts(boundary: Boundary) -> tuple[Integers, Integers]:
+    return boundary.relayout_forward_ns, boundary.relayout_backward_ns
+
+
+def _undominated(labels: list[Label]) -> list[Label]:
+    """Those that need more in nothing than any other one, whatever comes before them."""
+    base, peak, host = np.array([label[:3] for label in labels], np.int64).T
+    return [labels[place] for place in undominated(np.zeros(len(labels), np.intp), base, [peak, host])]
