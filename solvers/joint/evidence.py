@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trainplan.formulations.joint.certificate import possible
 from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.evidence import SCALE, ConfigurationEvidence, Evidence
 from trainplan.formulations.joint.first_spans import least_single_ns
@@ -19,6 +20,7 @@ from trainplan.solvers.joint.stage_tables import stage_tables
 
 FINENESS = 1e-4  # of a step, to which the largest claim that the check follows is sought
 GRID = 1.25  # between neighbouring numbers of micro-batches in flight
+FEW = 3  # prices that are tried first
 NOTHING = ConfigurationEvidence(-1)
 
 
@@ -48,6 +50,10 @@ def _of(instance: Instance, configuration: Configuration, least: int, target: in
     in_flight = sorted({configuration.in_flight(x) for x in range(configuration.stages)})
     prices = prices_of(stage_tables(configuration.tables[configuration.sites[0].kind]), [in_flight[0], in_flight[-1]])
     scaled = tuple(sorted({round(float(price) * SCALE) for price in prices}))
+    few = scaled[:: max(1, len(scaled) // FEW)]
+    rough = ConfigurationEvidence(target, few, tuple(in_flight[:1]))
+    if not possible(instance, configuration, rough):  # as of most configurations, in a fraction of the time
+        return rough
     if configuration.stages == 1:
         finer = tuple(sorted({price * part // 4 for price in scaled for part in range(1, 9)} | {0}))
         shown = min(least_single_ns(instance, configuration, finer) - 1, target)

@@ -313,11 +313,6 @@ class FreeChain:
         return tuple(self.column("places", pipeline).tolist())
 
 
-def one(times: Mapping[str, Floats], memory: Floats, host: Floats) -> FreePrices:
-    """One set of prices, each (p,)."""
-    return FreePrices({name: times[name][None] for name in NAMES}, memory[None], host[None])
-
-
 def stacked(prices: Sequence[FreePrices]) -> FreePrices:
     """Several sets of prices as one."""
     return FreePrices(
