@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
+from tests.command.calls import call
 from tests.execution.plans import GPT2, UNTIED, plan_of
 
 pytest.importorskip("torch")
@@ -89,3 +91,17 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     shared = plan_of(UNTIED, ["dp2"] * len(UNTIED.units), 2, 6, 2, shares=[2, 1])
     with pytest.raises(InputError, match=r"batch.shares is \[2, 1\], which torch cannot carry"):
         tp.run(shared, checkpoint=tmp_path)
+
+
+def test_the_command_goes_on_from_a_folder_under_another_plan(tmp_path: Path) -> None:
+    """Three steps in all: two under one plan on two ranks, the third under another on one."""
+    two, one, kept = tmp_path / "two.json", tmp_path / "one.json", tmp_path / "kept"
+    two.write_text(plan_of(UNTIED, ["dp2"] * len(UNTIED.units), 2).model_dump_json())
+    one.write_text(plan_of(UNTIED, ["single"] * len(UNTIED.units), 1).model_dump_json())
+    first = call("run", two, "--steps", "2", "--no-compare", "--checkpoint", kept)
+    assert first.returncode == 0, first.stderr
+    second = call("run", one, "--steps", "3", "--no-compare", "--resume", kept, "--json")
+    assert second.returncode == 0, second.stderr
+    whole = call("run", one, "--steps", "3", "--no-compare", "--json")
+    (last,), losses = (json.loads(each.stdout)["losses"] for each in (second, whole))
+    assert last == pytest.approx(losses[2], rel=1e-12)

@@ -67,16 +67,16 @@ def estimate(rows: str, tp: str | None, **values: Any) -> Outcome:
         flag("device", str, "cpu: local processes; cuda: this machine's GPUs.", "cpu"),
         flag("budget", float, "Seconds for the repeats of everything together.", 60),
         flag("spread", float, "Repeat until a time's spread is below this share.", 0.05),
-        flag("resume", Path | None, "Keep finished parts here, and go on from them."),
+        flag("journal", Path | None, "Keep finished parts here, and go on from them.", names=("--resume",)),
         flag("seed", int, "Seed of the measurement.", 0),
     ],
     OUTPUTS,
 )
-def measure(rows: str, tp: str | None, budget: float, resume: Path | None, **values: Any) -> Outcome:
+def measure(rows: str, tp: str | None, budget: float, journal: Path | None, **values: Any) -> Outcome:
     """Measure a profile on this machine: sub-layers, links, host copies, optimizer, overlap."""
     shapes = _shapes(rows, tp)
     with bars.working("measuring") as progress:
-        settings = {"measured": True, "budget_seconds": budget, "journal": resume, "progress": progress}
+        settings = {"measured": True, "budget_seconds": budget, "journal": journal, "progress": progress}
         return _outcome(api.profile(**values, **shapes, **settings))
 
 
