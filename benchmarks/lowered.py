@@ -145,8 +145,10 @@ def main() -> int:
     table = Table("plans", "count", title="what the lowered plans are about")
     for what, count in traits.most_common():
         table.add_row(what, str(count))
-    console.print(table)
-    _count(console, rng, options.drawn)
+    if plans:
+        console.print(table)
+    if options.drawn:
+        _count(console, rng, options.drawn)
     if options.memory:
         _measure(console, rng, options.memory)
     for line in failed:
