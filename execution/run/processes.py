@@ -140,7 +140,7 @@ def run_plans(
         raise InputError(
             "plan", "placement", "differs from another plan's", "run plans of another placement on GPUs by themselves"
         )
-    jobs = [{"programs": sound_programs(plan, model, backend), "plan": plan} for plan in plans]
+    jobs: list[dict[str, Any]] = [{"programs": sound_programs(plan, model, backend), "plan": plan} for plan in plans]
     walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
     for plan, walked in zip(plans, walks, strict=True):
         check_memory(where, plan, walked, gpus(plan, device, transport))
