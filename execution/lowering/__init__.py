@@ -20,7 +20,7 @@ factor. Tensor parallelism writes the function itself as a sum over ranks: colum
     states.zero 1, 2, 3; kept_whole        reshard_after_forward, set_reshard_after_backward,
                                            set_requires_gradient_sync, set_requires_all_reduce                   parallel
     unlike layouts of neighbours           DTensor.from_local(..).redistribute(..).to_local(..)                  stages
-    activations.recompute                  torch.utils.checkpoint, of the unit or from one matrix to the next    blocks
+    activations.recompute                  torch.utils.checkpoint, of the unit or from one matrix to the next    blocks, ends
     precision                              MixedPrecisionPolicy(param_dtype, reduce_dtype) over fp32 parameters  parallel
     gathering ahead                        set_modules_to_forward_prefetch, set_modules_to_backward_prefetch     stages
 

@@ -19,11 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.models import torch_units
@@ -32,7 +29,6 @@ from trainplan.profiling.models.rotary import rotated
 from trainplan.profiling.models.sublayers import (
     Attention,
     FeedForward,
-    LanguageHead,
     ParallelBlock,
     Sublayer,
     TokenEmbedding,
@@ -114,62 +110,6 @@ class Projections(nn.ModuleDict):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """What each of them gives, in order."""
         return tuple(matrix(x) for matrix in self.values())
-
-
-class Table(nn.Module):
-    """A table that embedding and head share, with both its uses: a module of its own, which `fully_shard` gathers for each."""
-
-    def __init__(self, tokens: nn.Embedding) -> None:
-        super().__init__()
-        self.tokens, self.logits = tokens, nn.Linear(tokens.embedding_dim, tokens.num_embeddings, bias=False)
-        self.tie()
-
-    def tie(self) -> None:
-        """Make both uses read one parameter again, once each has got a new one."""
-        self.logits.weight = self.tokens.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Rows of token ids, or the logits of hidden states."""
-        result: Tensor = self.logits(x) if x.is_floating_point() else self.tokens(x)
-        return result
-
-
-class EmbeddingUnit(Unit):
-    """Rows of the table of tokens, plus learned positions and token types. tied: the table is the head's, too."""
-
-    def __init__(self, part: TokenEmbedding, strategy: Strategy, tied: bool) -> None:
-        super().__init__(part, strategy)
-        tokens = nn.Embedding(part.vocabulary, part.hidden, part.padding if strategy.degree("tp") == 1 else None)
-        if tied:
-            self.table = Table(tokens)
-        else:
-            self.tokens = tokens
-        if part.positions:
-            self.positions = nn.Embedding(part.positions, part.hidden)
-        if part.token_types:
-            self.types = nn.Embedding(part.token_types, part.hidden)
-
-    def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """x: token ids (rows, tokens), of all tokens. The result is of the rank's own."""
-        part, (number, parts) = self.part, self.place.share
-        own = slice(number * part.tokens // parts, (number + 1) * part.tokens // parts)
-        y = self.table(x) if hasattr(self, "table") else self.tokens(x)
-        if part.padding is not None and self.place.tp is not None:  # a shard of the table does not know the padding's row
-            y = torch.where((x[:, own] == part.padding).unsqueeze(-1), y.detach(), y)
-        if part.scale != 1:
-            y = y * part.scale
-        if part.positions:
-            places = torch.arange(part.first_position, part.first_position + part.tokens, device=x.device)
-            y = y + self._of_all(self.positions(places))[own]
-        if part.token_types:
-            y = y + self._of_all(self.types(places.new_zeros(1)))
-        return dropped(y, draw, part.dropout)
-
-    def _of_all(self, rows: Tensor) -> Tensor:
-        """Rows of a table that every rank has whole, each for its own tokens: their gradients are summed over the ranks."""
-        if self.place.share == (0, 1):
-            return rows
-        return DTensor.from_local(rows, self.place.tp, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
 class AttentionUnit(Unit):
@@ -284,68 +224,3 @@ class ParallelUnit(Unit):
             inside = self.ffn_norm(x)
         inner = torch_units.activated_values(part.feed_forward, *self.project_up(inside))
         return x + self.out(mixed) + self.down(inner)
-
-
-class HeadUnit(Unit):
-    """Norm, BERT's transform where there is one, logits over the vocabulary, and the cross-entropy on them.
-
-    tokens_in_step: of all samples of a step, by which the loss is divided, once: so that gradients are summed everywhere. tied:
-    the matrix of the logits is the embedding's table, whose module is then set as `borrowed`.
-    """
-
-    def __init__(self, part: LanguageHead, strategy: Strategy, tokens_in_step: int, tied: bool) -> None:
-        super().__init__(part, strategy)
-        self.tokens_in_step, self.borrowed = tokens_in_step, list[Table]()  # a list: no submodule of this one
-        if part.transform:
-            self.dense, self.dense_norm = nn.Linear(part.hidden, part.hidden), norm_of(part)
-        if not tied:
-            self.logits = nn.Linear(part.hidden, part.vocabulary, bias=False)
-        if part.bias:
-            self.bias = nn.Parameter(torch.empty(part.vocabulary))
-
-    def computed(self, x: Tensor, draw: Draw | None, targets: Tensor | None) -> Tensor:
-        """The sum of the cross-entropies of the rank's rows, over the tokens of the step."""
-        part = self.part
-
-        def entered(x: Tensor) -> Tensor:
-            inside = self.norm(x)
-            if part.transform:
-                inside = self.dense_norm(torch_units.ACTIVATIONS[part.transform](self.dense(inside)))
-            return inside * part.scale if part.scale != 1 else inside
-
-        matrix: nn.Module = self.borrowed[0] if self.borrowed else self.logits
-
-        def logits(x: Tensor) -> Tensor:
-            return gathering(self, matrix, entered(x))
-
-        def loss(logits: Tensor) -> Tensor:
-            logits = logits + self.bias if part.bias else logits
-            if part.softcap:
-                logits = (logits / part.softcap).tanh() * part.softcap
-            wide = logits if logits.dtype.itemsize >= 4 else logits.float()
-            assert targets is not None
-            total = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="sum") / self.tokens_in_step
-            return total.full_tensor() if isinstance(total, DTensor) else total
-
-        if "loss" not in self.recomputed:
-            return loss(self.recomputing("norms", logits, x))
-        if "norms" in self.recomputed:
-            return again(lambda x: loss(logits(x)), x)
-        return again(lambda inside: loss(matrix(inside)), entered(x))
-
-
-def unit_of(part: Sublayer, strategy: Strategy, tokens_in_step: int, tied: bool) -> Unit:
-    """The module of a sub-layer; build it under `torch.device("meta")`, and it takes no memory yet. tied: embedding and head
-    share a table that is one parameter."""
-    if isinstance(part, LanguageHead):
-        return HeadUnit(part, strategy, tokens_in_step, tied)
-    if isinstance(part, TokenEmbedding):
-        return EmbeddingUnit(part, strategy, tied)
-    return UNITS[type(part)](part, strategy)
-
-
-UNITS: dict[type[Sublayer], Callable[[Any, Strategy], Unit]] = {
-    Attention: AttentionUnit,
-    FeedForward: FeedForwardUnit,
-    ParallelBlock: ParallelUnit,
-}

@@ -34,7 +34,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from trainplan.execution.lowering.blocks import EmbeddingUnit, Place, Unit
+from trainplan.execution.lowering.blocks import Place, Unit
+from trainplan.execution.lowering.ends import EmbeddingUnit
 from trainplan.execution.lowering.meshes import Ranks, level_mesh
 from trainplan.execution.lowering.weights import INTO
 from trainplan.formulations.strategies import Strategy
