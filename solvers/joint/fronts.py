@@ -112,7 +112,11 @@ def front(stages: Stages, wanted: Front, limit: int, check_time: Callable[[], No
             raise TooMany
         labels = labels.at(np.flatnonzero(fits))
         before = [kinds[k] for k in range(low, l)]
-        labels = labels.at(_best(stages, labels, _compared(stages, labels.entries, before, wanted)))
+        compared = _compared(stages, labels.entries, before, wanted)
+        if (wanted.first == l).any():  # those that begin a stage get what its first unit adds, which depends on their option
+            places = kinds[l].places[labels.option]
+            compared += [kinds[l].table.head_ns[places], kinds[l].table.tail_ns[places]]
+        labels = labels.at(_best(stages, labels, compared))
         if len(labels.option) > limit:
             raise TooMany
         trail[l] = behind = labels

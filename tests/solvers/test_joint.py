@@ -85,6 +85,11 @@ def test_the_decomposition_is_brute_force_to_the_nanosecond(seed: int) -> None:
     assert_proven(seed)
 
 
+def test_of_two_beginnings_of_a_stage_neither_beats_the_other_before_its_head_counts() -> None:
+    """The first unit's head and tail depend on its option: 497 needs the one that is slower without them."""
+    assert_proven(1419, plain=True)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(20))
 def test_the_decomposition_is_brute_force_on_500_more(part: int) -> None:
