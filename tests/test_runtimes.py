@@ -10,12 +10,13 @@ from trainplan.profiling.base.errors import InputError
 
 import trainplan as tp
 from tests.command.calls import call
+from tests.sizes import first_and_others
 
 REQUEST = {"model": "llama3-8b", "cluster": "h100:8x2", "batch": 64, "sequence": 4096}
 
 
 @pytest.mark.parametrize("runtime", sorted(RUNTIMES))
-@pytest.mark.parametrize("asked", [{}, {"pipeline": 2, "micro_batches": 8}, {"memory": "30GiB"}])
+@pytest.mark.parametrize("asked", first_and_others([{"pipeline": 2, "micro_batches": 8}, {}, {"memory": "30GiB"}]))
 def test_the_best_plan_for_a_runtime_is_exported_to_it(runtime: str, asked: dict[str, object]) -> None:
     free, within = tp.plan(**REQUEST, **asked), tp.plan(**REQUEST, **asked, for_=runtime)
     assert within.plan is not None and free.plan is not None

@@ -28,7 +28,6 @@ from trainplan.solvers.core.memory_limit import memory_limited
 from trainplan.solvers.core.search import Search
 
 JOBS = "jobs"  # the method's option
-SMALL_SECONDS = 0.3  # of steps in one process, up to which no others are worth their start
 AHEAD = 4  # configurations for each process, of which the first step may be taken ahead
 PATIENCE_SECONDS = 0.15  # beyond the limit, for a process that has not noticed it yet
 
@@ -96,22 +95,13 @@ class Step:
     process: _Process | None = None
 
 
-def cores() -> int:
-    """The number of cores that this process may use, where others can be forked; else 1."""
-    if not hasattr(os, "fork"):
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Ahead:
     """The processes of one search. early: the stages whose steps depend on nothing but their tasks; entry: makes an entry in
-    such a stage. jobs: processes, 1 for none beside this one; None for as many as there are cores, unless the work is small."""
+    such a stage. jobs: processes, 1 for none beside this one; None for 1."""
 
     def __init__(self, run: Run, jobs: int | None, early: Sequence[int], entry: Callable[[int, int], Entry]) -> None:
         self.run, self.search, self.early, self.entry = run, run.search, early, entry
-        self.jobs = cores() if jobs is None else jobs if hasattr(os, "fork") else 1
-        self.start = SMALL_SECONDS if jobs is None else 0.0
-        self.seconds = 0.0  # of steps in this process
+        self.jobs = jobs if jobs is not None and hasattr(os, "fork") else 1
         self.source = run.source
         self.processes: list[_Process] = []
         self.lifeline: int | None = None
@@ -123,11 +113,8 @@ class Ahead:
 
         Raises TimeoutError."""
         if not self.processes:
-            if self.jobs == 1 or len(waiting) == 1 or self.seconds < self.start:
-                began = self.search.clock()
-                following = self.run.advanced(bound, entry)
-                self.seconds += self.search.clock() - began
-                return following
+            if self.jobs == 1 or len(waiting) == 1:
+                return self.run.advanced(bound, entry)
             self._fork([each[2] for each in waiting])
         task = self._task(bound, entry)
         step = self.ready.pop(task.place, None)

@@ -16,9 +16,8 @@ import pytest
 from trainplan.formulations.joint.problem import Solution
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import load_model
-from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.search import Search, judge
-from trainplan.solvers.joint import ahead, exact
+from trainplan.solvers.joint import exact
 from trainplan.solvers.joint.exact import decomposition
 
 import trainplan as tp
@@ -75,31 +74,6 @@ def test_any_number_of_processes_gives_the_same_answer(gap: float, memory: str) 
     assert isinstance(first[0], Solution) and first[-1]["coarse"] > 3
     for jobs in (2, 3):
         assert answered(instance, jobs, gap) == first
-
-
-def test_processes_are_started_in_the_midst_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the number is left open: what this process has found out by then, they know, too."""
-    instance = tp.build("joint", **REQUEST)
-    alone = answered(instance, 1)
-    monkeypatch.setattr(ahead, "cores", lambda: 2)
-    started = list[int]()
-    forked = ahead.Ahead._fork
-    monkeypatch.setattr(ahead.Ahead, "_fork", lambda self, entries: (started.append(len(entries)), forked(self, entries)))
-    steps = sum(alone[-1][name] for name in exact.STEPS)
-    advanced = exact._Run.advanced
-    for place in range(0, steps, max(1, steps // 3)):
-        hand, taken = [0.0], [0]
-
-        def counted(run: Any, bound: float, entry: Any, hand: Any = hand, taken: Any = taken, place: int = place) -> Any:
-            taken[0] += 1
-            hand[0] += taken[0] == place
-            return advanced(run, bound, entry)
-
-        monkeypatch.setattr(exact._Run, "advanced", counted)
-        search = Search(judge(instance), clock=Clock(lambda hand=hand: hand[0]))
-        outcome = decomposition(instance, search)
-        assert (search.best, search.objective, outcome.bound, outcome.statistics) == (*alone[:3], alone[-1])
-    assert started
 
 
 def test_a_limit_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

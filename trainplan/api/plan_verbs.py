@@ -109,14 +109,15 @@ def plan(
         planned as galvatron-bmw, and `instead` says why). method: a name of `methods`. backend: of `run`, on which the plan
         must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the method. cold:
         MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
-        jobs: processes that search, which change nothing in the answer (default: as many as there are cores; 1 where the work
-        is small). beside: look for the best plan with one strategy, and for the prices of constraints, too. incumbents: plans,
+        jobs: processes that search, which change nothing in the answer (default: 1). beside: look for the best plan with one
+        strategy, and for the prices of constraints, too. incumbents: plans,
         of whatever preset, that the search begins from (joint). progress: called with a text that names what is begun, and with
         a `Point` (seconds, objective, bound, in ns) for each better plan or bound, such as `progress=print`. measuring: called
         with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
         joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host; and constraints, whose costs are in `prices`,
-        as that of `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts.
+        as that of `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts,
+        for_ (a runtime).
         galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
         `partition`. h3t: see `switch`.
 
@@ -158,7 +159,7 @@ def _processes(chosen: Preset, method: str, jobs: int) -> dict[str, int]:
         raise InputError("command line", "--jobs", problem, fix)
     most = options["jobs"].most
     if not 1 <= jobs <= (most or jobs):
-        raise InputError("command line", "--jobs", f"is {jobs}", f"give 1 to {most}, or leave it out for the number of cores")
+        raise InputError("command line", "--jobs", f"is {jobs}", f"give 1 to {most}, or leave it out for 1")
     return {"jobs": jobs}
 
 

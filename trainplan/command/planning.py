@@ -48,9 +48,7 @@ exposed where nothing computes beside it."""
 BACKEND = panel(
     options.SEARCHING,
     [
-        flag(
-            "jobs", int | None, "Processes that search, with the same answer. [default: the number of cores; 1 for small work]"
-        ),
+        flag("jobs", int | None, "Processes that search, with the same answer. [default: 1]"),
         flag(
             "backend",
             str | None,
