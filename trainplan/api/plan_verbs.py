@@ -144,8 +144,8 @@ def plan(
     starts: dict[str, Any] = {"beside": beside, "incumbents": incumbents}
     best = planned(made, chosen, method, backend=backend, time_limit=time_limit, **starts, **limits, **settings)
     best = replace(best, instead=instead)
-    if not beside or not (constraints := _constraints(chosen, asked, choices)):
-        return best
+    if not beside or made.measured or not (constraints := _constraints(chosen, asked, choices)):
+        return best  # without what was fixed, other shapes would have to be measured
     relaxed = {text: partial(_without, name, chosen, method, asked, choices) for name, text in constraints.items()}
     left = None if time_limit is None else time_limit - (clock() - began)
     return priced(best, relaxed, method, left, backend=backend, **limits, **settings)
