@@ -11,14 +11,13 @@ it hidden states are `Shard(0)` (rows) along what dp or sdp split, `Shard(1)` (t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from math import prod
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
+from trainplan.formulations.digits import Digits, common_digits
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import DATA, Strategy
 
@@ -47,32 +46,19 @@ def level_mesh(device: str, ranks: Ranks, levels: tuple[tuple[str, int], ...]) -
     return DeviceMesh(device, grid, mesh_dim_names=("stage", *AXES))
 
 
-def strides_of(*strategies: Strategy) -> list[int] | None:
-    """The strides at which ranks are cut so that each of these strategies can be said, ascending, from 1 to all ranks of the
-    stage. None where there are none: dp2-tp3 and dp3-tp2 cut six ranks in ways that do not nest."""
-    strides = {1, *(strategy.group for strategy in strategies)}
-    for strategy in strategies:
-        strides |= set(strategy.strides().values())
-    cuts = sorted(strides)
-    return None if any(high % low for low, high in pairwise(cuts)) else cuts
-
-
 @cache
-def relay_mesh(device: str, ranks: Ranks, degrees: tuple[int, ...]) -> DeviceMesh:
-    """All ranks, (stages, *degrees), on which two neighbouring units with unlike layouts can both be said."""
+def relay_mesh(device: str, ranks: Ranks, digits: Digits) -> DeviceMesh:
+    """All ranks, (stages, *degrees of the digits, the outermost first), on which two neighbouring units with unlike layouts can
+    both be said."""
+    degrees = digits.degrees[::-1]
     names = tuple(f"d{place}" for place in range(len(degrees)))
     return DeviceMesh(device, torch.tensor(ranks).view(len(ranks), *degrees), mesh_dim_names=("stage", *names))
 
 
-def degrees_of(cuts: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of a relay mesh's dimensions, the outermost first."""
-    return tuple(high // low for low, high in reversed(list(pairwise(cuts))))
-
-
-def placements(strategy: Strategy, cuts: Sequence[int]) -> tuple[Placement, ...]:
+def placements(strategy: Strategy, digits: Digits) -> tuple[Placement, ...]:
     """Where a unit's hidden states, (rows, tokens, hidden), lie along each dimension of a relay mesh."""
     strides, found = strategy.strides(), list[Placement]()
-    for low, _ in reversed(list(pairwise(cuts))):
+    for low in reversed(digits.strides):
         axis = next(axis for axis, degree in strategy.levels if strides[axis] <= low < strides[axis] * degree)
         if axis in DATA:
             found.append(Shard(0))
@@ -95,9 +81,9 @@ def make_meshes(plan: Plan, device: str) -> None:
         level_mesh(device, ranks, strategy.levels)
     for before, after in pairwise(strategies):
         if relays(before, after):
-            cuts = strides_of(before, after)
-            assert cuts is not None and prod(degrees_of(cuts)) == before.group
-            relay_mesh(device, ranks, degrees_of(cuts))
+            digits = common_digits([before, after])
+            assert digits is not None and digits.size == before.group
+            relay_mesh(device, ranks, digits)
 
 
 def relays(before: Strategy, after: Strategy) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from trainplan.formulations.digits import common_digits
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import Strategy
 from trainplan.profiling.base.errors import shown
@@ -94,16 +95,15 @@ def _of_units(plan: Plan, model: Model) -> Iterator[Refusal]:
         if unit.precision != "model":
             yield Refusal(f"{where}.precision", f"is {unit.precision!r}", "give 'model'")
         yield from _of_tensors(f"{where}.layout", part, strategy)
-        if position and _irregular(strategies[position - 1], strategy):
+        if position and _unlike_digits(strategies[position - 1], strategy):
             problem = f"is {str(strategy)!r}, behind {str(strategies[position - 1])!r}"
             fix = "give degrees that cut the ranks at common places, such as powers of two: DTensor re-lays along dimensions"
             yield Refusal(f"{where}.layout", problem, fix)
 
 
-def _irregular(before: Strategy, after: Strategy) -> bool:
-    """Whether two neighbours cut ranks of one number at places that do not nest."""
-    cuts = sorted({1, before.group, after.group, *before.strides().values(), *after.strides().values()})
-    return before.group == after.group and any(high % low for low, high in pairwise(cuts))
+def _unlike_digits(before: Strategy, after: Strategy) -> bool:
+    """Whether two neighbours on the same ranks write these in no common digits."""
+    return before.group == after.group and common_digits([before, after]) is None
 
 
 def _of_tensors(field: str, part: Sublayer, strategy: Strategy) -> Iterator[Refusal]:

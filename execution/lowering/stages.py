@@ -18,14 +18,12 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 from torch.distributed.tensor import DTensor, Placement
 from trainplan.execution.lowering.ends import HeadUnit, unit_of
 from trainplan.execution.lowering.meshes import (
-    degrees_of,
     local_shape,
     pipeline_mesh,
     placements,
     relay_mesh,
     relays,
     stage_ranks,
-    strides_of,
 )
 from trainplan.execution.lowering.parallel import (
     Copies,
@@ -38,6 +36,7 @@ from trainplan.execution.lowering.parallel import (
     sums,
 )
 from trainplan.execution.lowering.weights import fill
+from trainplan.formulations.digits import common_digits
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.step.schedules import orders
 from trainplan.formulations.strategies import Strategy, rows_of
@@ -55,10 +54,10 @@ class Relay(nn.Module):
         self.mesh: DeviceMesh | None = None
         self.ways: tuple[tuple[Placement, ...], tuple[Placement, ...]] = (), ()
         if relays(before, after):
-            cuts = strides_of(before, after)
-            assert cuts is not None
-            mesh = relay_mesh(device, stage_ranks(plan), degrees_of(cuts))
-            self.mesh, self.ways = mesh[mesh.mesh_dim_names[1:]], (placements(before, cuts), placements(after, cuts))
+            digits = common_digits([before, after])
+            assert digits is not None
+            mesh = relay_mesh(device, stage_ranks(plan), digits)
+            self.mesh, self.ways = mesh[mesh.mesh_dim_names[1:]], (placements(before, digits), placements(after, digits))
 
     def forward(self, x: Tensor) -> Tensor:
         """x, and the result: (rows, tokens, hidden), of this rank. A gradient goes back the same way, laid out as x is."""
