@@ -16,6 +16,11 @@ from trainplan.profiling.base.arguments import check_value
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, named, one_of, shown
 
 
+def flag_of(name: str) -> str:
+    """The command's flag of a Python name, such as `--micro-batches`. (A name that Python keeps for itself ends with `_`.)"""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One parameter: its Python name, its type (int, float, str or bool), what it does, its default, and its only values.
@@ -34,8 +39,8 @@ class Parameter:
 
     @property
     def flag(self) -> str:
-        """The command's flag, such as `--micro-batches`. (A name that Python keeps for itself ends with `_`.)"""
-        return "--" + self.name.rstrip("_").replace("_", "-")
+        """The command's flag, such as `--micro-batches`."""
+        return flag_of(self.name)
 
     def value(self, asked: Any) -> Any:
         """The value of the parameter that is asked for: the default for None, and a choice in its own spelling.
@@ -74,7 +79,7 @@ def chosen(parameters: Iterable[Parameter], options: Mapping[str, Any], owner: s
             continue
         if name not in by_name:
             flags = [parameter.flag for parameter in by_name.values()]
-            flag = "--" + name.replace("_", "-")
+            flag = flag_of(name)
             near = get_close_matches(flag, flags, n=1, cutoff=0.75)
             fix = f"did you mean {near[0]}?" if near else f"leave it out: {owner} has {', '.join(flags) or 'none'}"
             raise InputError(COMMAND_LINE, flag, f"is {shown(value)}", fix)

@@ -20,7 +20,7 @@ from typer import Argument as TyperArgument
 from typer import Exit, Option
 
 from trainplan.command import render
-from trainplan.formulations.parameters import Parameter
+from trainplan.formulations.parameters import Parameter, flag_of
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_different, check_writable, write_whole
@@ -62,7 +62,7 @@ def flag(
 ) -> Argument:
     """An option of a command. kind: its type; default: Argument.empty where it must be given; names: default --name.
     values: those that the shell completes."""
-    words = names or ("--" + name.replace("_", "-"),)
+    words = names or (flag_of(name),)
     option = Option(*words, help=_plain(about), autocompletion=None if values is None else lambda: list(values()))
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 

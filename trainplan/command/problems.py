@@ -11,6 +11,7 @@ from typing import Any
 from trainplan import api
 from trainplan.command import bars, options, render
 from trainplan.command.options import Command, Outcome, exit_code, flag, flags_of, output, takes, word
+from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.problem import problem, problem_names, problem_of
 from trainplan.frontiers import LIMITS, memory_limits
 from trainplan.pictures import drawn
@@ -203,7 +204,7 @@ def _refuse(options_set: Mapping[str, Any], names: Iterable[str], problem: str, 
     """Raises InputError for the first of these options that is set."""
     for name in names:
         if name in options_set:
-            flag = "--warm" if name == "cold" and not options_set[name] else "--" + name.replace("_", "-")
+            flag = "--warm" if name == "cold" and not options_set[name] else flag_of(name)
             raise InputError("command line", flag, problem, fix)
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainplan.formulations.memory_switches.problem import NAME, Instance, Synchronisation, load
+from trainplan.formulations.parameters import flag_of
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import read_data
 from trainplan.profiling.base.quantities import parse_bytes
@@ -46,7 +47,7 @@ def instance_of(
     for name, value in others.items():
         if value is not None and value is not False:
             fix = "leave it out: an H3T file has its own layers, of its own batch"
-            raise InputError("command line", "--" + name.replace("_", "-"), f"is {shown(value)}", fix)
+            raise InputError("command line", flag_of(name), f"is {shown(value)}", fix)
     if memory is None:
         raise InputError("command line", "--memory", "is missing", "give it, such as 8GiB: an H3T file has none")
     size = parse_bytes(memory) if isinstance(memory, str) else memory
