@@ -16,7 +16,7 @@ MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_
 
 def test_a_frontier_of_the_joint_problem_is_proven_and_falls() -> None:
     instance = tp.build("joint", model=MODEL, cluster="rtx-titan-8", batch=16)
-    limits = [size + 7 for size in memory_limits(instance, 6)]
+    limits = [size + 7 for size in memory_limits(instance, 3)]
     for gap in (0.0, 0.05):
         points = tp.frontier(instance, limits, ["exact"], gap=gap)
         steps = [point.result.objective for point in points]

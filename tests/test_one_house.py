@@ -26,7 +26,7 @@ from trainplan.presets import PRESETS
 ROOT = Path(__file__).parent.parent
 GPT2 = {"n_embd": 128, "n_head": 4, "n_inner": 512, "n_positions": 64, "vocab_size": 1009}
 LLAMA = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 352}
-REQUESTS, EVERY = 50, 3  # of which `make test` takes one in so many
+REQUESTS, EVERY = 50, 4  # of which `make test` takes one in so many
 
 
 def models(rng: random.Random) -> Model:

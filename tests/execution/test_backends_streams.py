@@ -245,8 +245,8 @@ def test_one_process_and_the_executor_on_streams_agree(monkeypatch: pytest.Monke
         sound_programs(plan, None, "streams")
         for plan in (
             *small,
-            *(random_switch_plan(rng, 2, model) for _ in range(6)),
-            *(random_residence_plan(rng, 2, lambda rng, world: random_plan(rng, world, model)) for _ in range(6)),
+            *(random_switch_plan(rng, 2, model) for _ in range(3)),
+            *(random_residence_plan(rng, 2, lambda rng, world: random_plan(rng, world, model)) for _ in range(3)),
         )
     ]
     job = {
