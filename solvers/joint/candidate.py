@@ -120,7 +120,7 @@ class Candidate:
         for link in links:
             values = span_bounds(*limits, link, self.exits, longest, self.search.check_time)
             self.bounds[link] = values[:, :, rows]
-        self._capped: dict[tuple[int, int], tuple[float, float]] = {}
+        self._capped: dict[tuple[int, int], list[tuple[float, float]]] = {}
         self._spans()
         self._arcs()
 
@@ -253,7 +253,7 @@ class Candidate:
             picks.append(solved.column)
         if solved.bound + self.tied_ns <= least:
             return False
-        self._capped[last, following] = most, solved.bound + self.tied_ns
+        self._capped.setdefault((last, following), []).append((most, solved.bound + self.tied_ns))
         self.master.with_capped(self._capped)
         return True
 

@@ -36,14 +36,14 @@ class StageArcs:
 
     u_ns: least u, infinite where the span cannot be this stage. extra: (weights, ..), least p u + g of every weight p.
     excess_ns: the most by which p u + g is above p u for the least u, of the weights p that a stage's bounds rise by. capped:
-    of the first stage, by length less one and class behind, a limit on u and the least u + g under it.
+    of the first stage, by length less one and class behind, limits on u, each with the least u + g under it.
     """
 
     low: int
     u_ns: Floats
     extra: Floats
     excess_ns: Floats
-    capped: Mapping[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    capped: Mapping[tuple[int, int], Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, low: int, u_ns: Floats, extra: Floats, weights: Sequence[int], rate: int) -> StageArcs:
@@ -145,9 +145,10 @@ class Master:
                 least = np.maximum(least, less)
         if most is not None and arcs.capped:
             least = least.copy()
-            for (length, out), (cap, value) in arcs.capped.items():
-                if length < least.shape[1] and most[0, length, out] <= cap:
-                    least[0, length, out] = max(least[0, length, out], value)
+            for (length, out), caps in arcs.capped.items():
+                if length < least.shape[1]:
+                    at = 0, length, out
+                    least[at] = max(least[at], *(value for cap, value in caps if most[at] <= cap), 0.0)
         return least
 
     def most_first_u(self, limit: float) -> Floats:
@@ -165,7 +166,7 @@ class Master:
             most = np.minimum(most, np.floor((limit - after) / self.m))
         return most
 
-    def with_capped(self, capped: Mapping[tuple[int, int], tuple[float, float]]) -> None:
+    def with_capped(self, capped: Mapping[tuple[int, int], Sequence[tuple[float, float]]]) -> None:
         """Take what is known of the first stage's u + g under limits on its u, see `StageArcs`."""
         stages = (replace(self.arcs.stages[0], capped=capped), *self.arcs.stages[1:])
         self.arcs = replace(self.arcs, stages=stages)

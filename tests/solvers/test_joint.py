@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from trainplan.formulations.joint.simulation import ends
 from trainplan.formulations.joint.tables import Boundary, OptionTable
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.models.model import load_model
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import solve
 from trainplan.solvers.joint.candidate import GROUPS, Candidate
@@ -416,6 +418,23 @@ def test_partitions_that_bounds_leave_are_solved_one_by_one() -> None:
     assert result.status == proven.status == "optimal"
     assert result.bound is not None and proven.bound is not None
     assert proven.bound <= (result.objective or 0) and result.bound <= (proven.objective or 0)
+
+
+def test_limits_on_the_first_stage_do_not_displace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two paths may leave one first stage different largest times; what is proven under one still holds under the other."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 352}
+    model = load_model("llama2-7b", 64).with_fields(**sizes, num_hidden_layers=4, vocab_size=1009)
+    instance = tp.build("joint", model=model, cluster="rtx-titan-8", batch=16, memory=4_238_131, pipeline=4)
+    refine_first, rounds = Candidate.refine_first, []
+
+    def counted(*arguments: Any) -> bool:
+        rounds.append(refine_first(*arguments))
+        assert len(rounds) < 100, "the search goes round"
+        return rounds[-1]
+
+    monkeypatch.setattr(Candidate, "refine_first", counted)
+    result = solve(instance)
+    assert result.status == "optimal" and sum(rounds) > 1
 
 
 def test_the_gap_that_is_left_comes_in_parts() -> None:
