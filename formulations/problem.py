@@ -218,6 +218,11 @@ class Problem(ABC):
         """What the values of the parameters leave out, as the command's options say it; nothing else is proven."""
         return []
 
+    def beyond(self, instance: Any, narrower: Any, left_out: str) -> Any | None:
+        """What an instance has beside another one, made of the same request with one constraint more, the parameter `left_out`:
+        what is best of both is best of the instance. None where it has nothing beside; by default all of the instance."""
+        return instance
+
     def incumbent_of(self, instance: Any, plan: Plan) -> Any | None:
         """The solution of an instance that a plan stands for, whoever made it; None where there is none, or where the problem
         does not say."""

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from trainplan.formulations.joint.definition import PROBLEM
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import load_cluster
 from trainplan.profiling.models.model import load_model
 
 import trainplan as tp
 from tests.command.calls import call
-from trainplan.planned import Planned, Price
+from trainplan import pricing
+from trainplan.api import plan_verbs
+from trainplan.planned import Planned
+from trainplan.pricing import Price
 
 MODEL = load_model("gpt2", 64).with_fields(n_embd=128, n_head=4, n_inner=512, n_positions=64, vocab_size=1009, n_layer=4)
 TWELVE_LAYERS = MODEL.with_fields(n_layer=12)
 REQUEST: dict[str, Any] = {"model": MODEL, "cluster": "rtx-titan-8", "batch": 16}
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches for prices end with their proof, however slow the machine is."""
+    monkeypatch.setattr(pricing, "LEAST_SECONDS", 1e6)
 
 
 def made(**constraints: Any) -> tuple[Planned, Plan]:
@@ -46,6 +58,7 @@ def degrees(plan: Plan, paradigm: Any) -> set[int]:
         {"zero": "0"},
     ],
 )
+@pytest.mark.usefixtures("unhurried")
 def test_constraints_hold_and_cost_what_is_said(constraints: dict[str, Any]) -> None:
     answer, plan = made(**constraints)
     free, best = made()
@@ -61,8 +74,8 @@ def test_constraints_hold_and_cost_what_is_said(constraints: dict[str, Any]) -> 
     assert len(answer.prices) == len(constraints)
     assert free.prices == ()
     for price in answer.prices:
-        step = price.step_ns(answer.step_ns)
-        assert step is not None and answer.step_ns is not None and step <= answer.step_ns
+        bound, step = price.steps_ns
+        assert bound == step is not None and answer.step_ns is not None and step <= answer.step_ns
         if len(constraints) == 1:
             assert best.predicted is not None and step == best.predicted.step_ns
 
@@ -113,13 +126,16 @@ def test_copies_of_shards_are_for_who_asks_for_hybrids() -> None:
     assert degrees(plan, "dp") == degrees(plan, "sdp") == {2}
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_constraints_that_leave_nothing_say_what_each_takes() -> None:
     answer = tp.plan(**REQUEST, memory="2MB", forbid=["sdp"], tp=1)
     assert answer.plan is None and answer.result.status == "infeasible"
-    steps = {price.constraint: price.step_ns(None) for price in answer.prices}
-    assert set(steps) == {"--tp 1", "--forbid sdp"}
+    assert [price.constraint for price in answer.prices] == ["--tp 1", "--forbid sdp"]
     rows = dict(answer.summary(flags=True))
-    assert all("without it" in rows[f"price of {name}"] for name in steps)
+    for price, alone in zip(answer.prices, ({"forbid": ["sdp"]}, {"tp": 1}), strict=True):
+        other = tp.plan(**REQUEST, memory="2MB", **alone).answer
+        assert price.steps_ns == (other.bound_ns, other.objective_ns)
+        assert "without it" in rows[f"price of {price.constraint}"]
 
 
 def test_where_nothing_fits_the_fewest_devices_are_named() -> None:
@@ -152,34 +168,57 @@ def test_the_command_says_what_constraints_cost() -> None:
     assert "a step without it" in done.stdout
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_prices_are_exact_only_where_both_steps_are_proven() -> None:
-    exact, _ = made(pipeline=4)
+    exact, _ = made(pipeline=2)
     (price,) = exact.prices
-    share = price.share(exact)
+    share = price.share(exact.answer)
     assert share is not None and share[0] == share[1] == exact.answer.objective_ns / made()[0].answer.objective_ns - 1  # type: ignore[operator]
-    assert dict(exact.summary(flags=True))["price of --pipeline 4"].endswith(f"a step without it, {share[0]:+.3%} with it")
-    rough, _ = made(pipeline=4, gap=0.3)
+    assert dict(exact.summary(flags=True))["price of --pipeline 2"].endswith(f"a step without it, {share[0]:+.3%} with it")
+    rough, _ = made(pipeline=2, gap=0.3)
     (price,) = rough.prices
-    between = price.share(rough)
+    between = price.share(rough.answer)
     assert between is not None and between[1] is not None and between[0] <= share[0] <= between[1] and between[0] < between[1]
-    text = dict(rough.summary(flags=True))["price of --pipeline 4"]
+    text = dict(rough.summary(flags=True))["price of --pipeline 2"]
     assert (
         f"{between[0]:+.3%} to {between[1]:+.3%} with it, by the bounds of both" in text and " to " in text.split("a step")[0]
     )
     assert rough.to_dict()["prices"][0]["share"] == between
-    unbounded = replace(rough, answer=replace(rough.answer, bound_ns=None))
+    unbounded = replace(rough.answer, bound_ns=None)
     assert price.share(unbounded) == (0.0, between[1])
-    open_ended = Price(price.constraint, replace(price.without, answer=replace(price.without.answer, bound_ns=None)))  # type: ignore[type-var, union-attr]
-    assert open_ended.share(rough) == (between[0], None)
-    assert "less than" in rough._price(open_ended) and "at least" in rough._price(open_ended)
+    known = exact.prices[0]
+    assert known.without is not None and share[0] > 0
+    open_ended = Price(known.constraint, replace(known.without, bound_ns=None))
+    assert open_ended.share(exact.answer) == (share[0], None)
+    assert "less than" in open_ended.text(exact.answer) and "at least" in open_ended.text(exact.answer)
+    open_ended = Price(known.constraint, replace(exact.answer, bound_ns=None))
+    assert "nothing more was proven" in open_ended.text(exact.answer)
 
 
-def test_a_schedule_is_priced_against_all_of_them() -> None:
-    answer, _ = made(schedule="gpipe", pipeline=2, micro_batches=4)
-    assert [price.constraint for price in answer.prices] == ["--pipeline 2", "--micro-batches 4", "--schedule gpipe"]
-    without = answer.prices[2].without
-    assert without is not None and without.request.options["schedule"] == "all" and without.request.options["pipeline"] == 2
-    assert answer.prices[0].without.request.options["schedule"] == "gpipe"  # type: ignore[union-attr]
+@pytest.mark.parametrize("fixed", [{"pipeline": 4}, {"micro_batches": 8}, {"schedule": "interleaved", "pipeline": 2}])
+def test_what_a_constraint_leaves_out_is_searched_alone(fixed: dict[str, Any]) -> None:
+    """What it leaves is known from the plan: every configuration is of one of the two instances, with the same tables."""
+    name, problem = next(iter(fixed)), PROBLEM
+    left = {key: value for key, value in fixed.items() if key != name} | ({"schedule": "all"} if name == "schedule" else {})
+    wide, narrow = (problem.instance(tp.plan(**REQUEST, **each, beside=False).request) for each in (left, fixed))
+    rest = problem.beyond(wide, narrow, name)
+    assert rest is not None and rest.configurations
+    assert len(rest.configurations) + len(narrow.configurations) == len(wide.configurations)
+    for each in narrow.configurations:
+        (place,) = [place for place, other in enumerate(wide.configurations) if str(other) == str(each)]
+        assert narrow.only([narrow.configurations.index(each)]).digest == wide.only([place]).digest
+    assert problem.beyond(wide, wide, name) is None and problem.beyond(wide, narrow, "tp") is wide
+
+
+def test_a_schedule_is_priced_against_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    without: dict[str, tuple[str, Callable[[], Request]]] = {}
+    monkeypatch.setattr(plan_verbs, "priced", lambda best, relaxed, *settings, **named: without.update(relaxed) or best)
+    made(schedule="gpipe", pipeline=2, micro_batches=4)
+    assert [text for text, _ in without.values()] == ["--pipeline 2", "--micro-batches 4", "--schedule gpipe"]
+    options = {name: relaxed().options for name, (_, relaxed) in without.items()}
+    assert options["schedule"]["schedule"] == "all" and options["schedule"]["pipeline"] == 2
+    assert options["pipeline"]["schedule"] == "gpipe" and options["pipeline"]["pipeline"] is None
+    monkeypatch.undo()
     for schedule in ("all", "1f1b"):  # neither leaves out what is not left out anyway
         assert made(schedule=schedule, pipeline=1, micro_batches=1, gap=0.5)[0].prices[-1].constraint == "--micro-batches 1"
 

@@ -12,44 +12,12 @@ from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
 from trainplan.performance import Performance, performance
 from trainplan.presets import Preset
+from trainplan.pricing import Price
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import as_arguments
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
-
-
-@dataclass(frozen=True)
-class Price:
-    """What a constraint of a request costs. constraint: as the command's options say it. without: the answer to the request
-    without it; None where the time was up."""
-
-    constraint: str
-    without: Planned | None
-
-    def step_ns(self, with_ns: int | None) -> int | None:
-        """The step without the constraint, by the walks where plans have programs; with_ns: with it, which needs no more."""
-        step = None if self.without is None else self.without.step_ns
-        return step if step is None or with_ns is None else min(step, with_ns)
-
-    def steps_ns(self, constrained: Planned | None = None) -> tuple[int | None, int | None]:
-        """Between what the least step without the constraint lies, by the problem's costs: the bound, and the best that is
-        known, that of the answer with it, too. None where nothing is."""
-        if self.without is None:
-            return None, None
-        bound, best = self.without.answer.bound_ns, self.without.answer.objective_ns
-        above = None if constrained is None else constrained.answer.objective_ns
-        return bound, min((step for step in (best, above) if step is not None), default=None)
-
-    def share(self, constrained: Planned) -> tuple[float, float | None] | None:
-        """Between what it lies by how much longer the least step is with the constraint, as a share of that without it, by what
-        is proven of both: one number twice where both are known, None for the larger one where it has no limit. None where
-        there is no plan with it, or none without it. constrained: the answer with it."""
-        (bound, best), answer = self.steps_ns(constrained), constrained.answer
-        if best is None or answer.objective_ns is None or self.without is None or self.without.answer.objective_ns is None:
-            return None
-        least = 0.0 if answer.bound_ns is None else max(0.0, answer.bound_ns / best - 1)
-        return least, None if not bound else answer.objective_ns / bound - 1
 
 
 @dataclass(frozen=True)
@@ -183,10 +151,7 @@ class Planned:
             "uniform_excess": self.uniform_excess,
             "any_schedule_ns": self.any_schedule_ns,
             "restrictions": self.restrictions,
-            "prices": [
-                {"constraint": each.constraint, "step_ns": each.step_ns(self.step_ns), "share": each.share(self)}
-                for each in self.prices
-            ],
+            "prices": [price.to_dict(self.answer) for price in self.prices],
         }
 
     def summary(self, *, flags: bool = False) -> list[tuple[str, str]]:
@@ -242,25 +207,7 @@ class Planned:
     def _prices(self, flags: bool) -> list[tuple[str, str]]:
         """What each constraint costs."""
         names = [price.constraint if flags else as_arguments(price.constraint) for price in self.prices]
-        return [(f"price of {name}", self._price(price)) for name, price in zip(names, self.prices, strict=True)]
-
-    def _price(self, price: Price) -> str:
-        """What a constraint costs: a number only where both steps are proven."""
-        (bound, best), share = price.steps_ns(self), price.share(self)
-        if price.without is None:
-            return "the time was up"
-        if price.without.answer.objective_ns is None or best is None:
-            return f"no plan without it, either: {price.without.result.status}"
-        without = f"{format_time(best)} a step without it"
-        if bound != best:
-            without = f"{'less than' if bound is None else f'{format_time(bound)} to'} {without}"
-        if share is None:
-            return without
-        least, most = share
-        if least == most:
-            return f"{without}, {least:+.3%} with it"
-        between = f"at least {least:+.3%}" if most is None else f"{least:+.3%} to {most:+.3%}"
-        return f"{without}, {between} with it, by the bounds of both"
+        return [(f"price of {name}", price.text(self.answer)) for name, price in zip(names, self.prices, strict=True)]
 
     def _claim(self, flags: bool) -> list[tuple[str, str]]:
         claim = None if self.plan is None else self.plan.claim

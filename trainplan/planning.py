@@ -9,7 +9,7 @@ for. If no plan fits even so, the answer names a memory with which there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -20,7 +20,7 @@ from trainplan.execution.judge import Judged, judge
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.request import Request
-from trainplan.planned import Planned, Price
+from trainplan.planned import Planned
 from trainplan.predicting import plan_profile, predicted
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
@@ -73,31 +73,6 @@ def planned(
         return way.bettered(best, uniform) or replace(best, uniform=uniform)
     except KeyboardInterrupt:
         return best
-
-
-def priced(
-    best: Planned,
-    without: Mapping[str, Callable[[], Request]],
-    method: str,
-    seconds: float | None,
-    *,
-    backend: str | None = None,
-    **arguments: Any,
-) -> Planned:
-    """The answer with what each constraint costs. without: by constraint, what makes the request without it; seconds: for all
-    of them; backend, arguments: as of `planned`, but for its limit."""
-    clock, prices, stopped = Clock(), list[Price](), best.interrupted
-    began = clock()
-    for place, (name, relaxed) in enumerate(without.items()):
-        left = None if seconds is None else seconds - (clock() - began)
-        if stopped or (left is not None and left <= 0):
-            prices.append(Price(name, None))
-            continue
-        share = None if left is None else left / (len(without) - place)
-        answer = _best(_Way(relaxed(), best.preset, method, backend, arguments, share))
-        stopped = answer.interrupted
-        prices.append(Price(name, answer))
-    return replace(best, prices=tuple(prices))
 
 
 def _best(way: _Way) -> Planned:

@@ -29,6 +29,7 @@ TP_IN_NODE = Parameter("tp_in_node", bool, "tensor parallelism inside a node onl
 CUTS = Parameter("cuts", str, "the units that begin the stages after the first, by name; may be repeated", many=True)
 CONSTRAINTS = (TP, DP, SDP, FORBID, ONE_STRATEGY, TP_IN_NODE, CUTS, FOR)
 PRICED = (PIPELINE, MICRO_BATCHES, SCHEDULE, ZERO, *CONSTRAINTS)
+OF_CONFIGURATIONS = {each.name for each in (PIPELINE, MICRO_BATCHES, SCHEDULE)}  # which leave their options as they are
 WIDEST = {"schedule": "all", "hybrid": True, "modules": True, "host": "all"}  # where a default leaves something out
 
 WORD = re.compile(r"(dp|sdp|tp|cp|ep)(\d*)|single|sp|ckpt(:[a-z+]+)?|zero[12]")

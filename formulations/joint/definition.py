@@ -12,7 +12,7 @@ from trainplan.formulations.joint.asked import PARAMETERS, space_of
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.certificate import checked_bound_ns
 from trainplan.formulations.joint.closed_form import closed_form_ns
-from trainplan.formulations.joint.constraints import CONSTRAINTS, PRICED, WIDEST, narrowed, restrictions
+from trainplan.formulations.joint.constraints import CONSTRAINTS, OF_CONFIGURATIONS, PRICED, WIDEST, narrowed, restrictions
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
 from trainplan.formulations.joint.enumeration import improving, solution_count
 from trainplan.formulations.joint.evaluation import table_once
@@ -52,6 +52,15 @@ class Joint(Problem):
     def restrictions(self, options: Mapping[str, Any]) -> list[str]:
         """What the values of the parameters leave out of all plans that the problem knows."""
         return restrictions(options)
+
+    def beyond(self, instance: Instance, narrower: Instance, left_out: str) -> Instance | None:
+        """The configurations that only the wider instance has, where the parameter chooses among configurations alone: those
+        of both have the same options."""
+        if left_out not in OF_CONFIGURATIONS:
+            return instance
+        both = set(map(_setting, narrower.configurations))
+        places = [place for place, each in enumerate(instance.configurations) if _setting(each) not in both]
+        return instance.only(places) if places else None
 
     # Certificates
 
@@ -219,6 +228,17 @@ class Joint(Problem):
 
 
 STEP_NAMES = {"simulated": "simulated step", "eq8": "Eq. 8", "eq5": "Eq. 5", "eq4": "Eq. 4"}
+
+
+def _setting(configuration: Configuration) -> tuple[Any, ...]:
+    """What a configuration fixes."""
+    return (
+        configuration.schedule,
+        configuration.micro_batches,
+        configuration.sites,
+        configuration.links,
+        configuration.cuts,
+    )
 
 
 def _planned(name: str, option: Option) -> PlannedUnit:

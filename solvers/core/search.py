@@ -13,6 +13,7 @@ from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.result import Point, Stop
 
 Progress = Callable[[Point], None]
+CUTOFF = "cutoff_ns"  # the option of methods that look for nothing but what is below it
 
 
 @dataclass
@@ -102,10 +103,10 @@ class Search:
         return self.objective is not None and bound is not None and self.objective - bound <= self.gap * self.objective
 
     def target(self) -> float:
-        """The largest objective that is still worth finding."""
-        if self.objective is None:
-            return math.inf
-        return self.objective - max(not self.provisional, math.floor(self.objective * self.gap))
+        """The largest objective that is still worth finding: below the best one by one, or by the gap, or as large where that
+        is provisional; and below the option `cutoff_ns` of methods that have it."""
+        limits = [value for value in (self.objective, self.options.get(CUTOFF)) if value is not None]
+        return min((value - max(not self.provisional, math.floor(value * self.gap)) for value in limits), default=math.inf)
 
     def betters(self, objective: int) -> bool:
         """Whether a solution with this objective would be the best so far."""

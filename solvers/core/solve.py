@@ -23,7 +23,7 @@ from trainplan.solvers.core.quick import cheap_bound, first_plan
 from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Infeasibility, Result, Status, relative_gap
-from trainplan.solvers.core.search import Outcome, Progress, Search, Unsuited, judge
+from trainplan.solvers.core.search import CUTOFF, Outcome, Progress, Search, Unsuited, judge
 
 LEAST_MEMORY = 2**26
 INCUMBENT = "plan that the search began from"
@@ -125,7 +125,7 @@ class _Run:
         self.cheap: tuple[int, str] | None = None
         self.first: Any = None
         # Only what is better than a cutoff is asked for, and a model that begins cold has no plan but its own.
-        self.begins = not (entry.model and cold) and "cutoff_ns" not in search.options
+        self.begins = not (entry.model and cold) and CUTOFF not in search.options
         self.outcome = Outcome()
 
     def solve(self) -> None:

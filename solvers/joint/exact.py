@@ -24,7 +24,7 @@ import numpy as np
 from trainplan.formulations.joint.problem import Instance, uncounted
 from trainplan.profiling.base.errors import Unsuited
 from trainplan.solvers.core.incumbents import FIRST_PLAN
-from trainplan.solvers.core.search import Outcome, Search
+from trainplan.solvers.core.search import CUTOFF, Outcome, Search
 from trainplan.solvers.joint.ahead import JOBS, ahead
 from trainplan.solvers.joint.candidate import EXACT_FLOATS, GROUPS, Candidate
 from trainplan.solvers.joint.closed_form import holds_states, quick_bound_ns
@@ -49,7 +49,10 @@ MOST_PARTITIONS = 40  # that are bounded one by one where fronts are larger
 
 
 def decomposition(instance: Instance, search: Search) -> Outcome:
-    """The best plan and bound; optimal within the search's gap unless time runs out."""
+    """The best plan and bound; optimal within the search's gap unless time runs out.
+
+    Option `cutoff_ns`: only plans faster than this are of interest, and nothing is proven beyond it.
+    """
     return _Run(instance, search).outcome()
 
 
@@ -124,10 +127,11 @@ class _Run:
         search, target = self.search, self.search.target()
         proven = min(bound, target + 1)
         if search.objective is None:
-            if bound == inf:
+            if proven == inf:
                 return Outcome(infeasible=True, bound_source=MEMORY, statistics=self.statistics)
             message = "time ran out before a plan was found" if search.out_of_time() else "no plan was found"
-            return Outcome(bound=int(bound), bound_source=self.source, message=message, statistics=self.statistics)
+            message += f" below {CUTOFF}" * (CUTOFF in search.options)
+            return Outcome(bound=int(proven), bound_source=self.source, message=message, statistics=self.statistics)
         whole = int(min(proven, search.objective))
         search.report(bound=whole, source=self.source)
         if search.bound is not None and search.bound < search.objective:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainplan.solvers.core.entries import MODELS, Methods, Option, proving
+from trainplan.solvers.core.search import CUTOFF
 
 DECOMPOSED = "bounds on all spans, a master over suffixes of stages, exact stages and fronts where it uses them"
 
 LARGEST_JOBS = 1024
+OPTIONS = (Option("jobs", most=LARGEST_JOBS), Option(CUTOFF))
 
 METHODS = Methods(
     (
-        replace(proving("decomposition", "joint.exact", DECOMPOSED, Option("jobs", most=LARGEST_JOBS)), starts=True),
+        replace(proving("decomposition", "joint.exact", DECOMPOSED, *OPTIONS), starts=True),
         *MODELS,
     ),
     explain="trainplan.solvers.joint.least_memory:explain",

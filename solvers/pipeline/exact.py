@@ -47,7 +47,7 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     heapq.heapify(waiting)
     sweeps: dict[int, _Sweep] = {}
     bounds: list[float] = [np.inf]
-    while waiting and waiting[0][0] <= _target(search) and not search.out_of_time():
+    while waiting and waiting[0][0] <= search.target() and not search.out_of_time():
         bound, place = heapq.heappop(waiting)
         if place not in sweeps:
             sweeps[place] = _Sweep(instance, place, search, statistics)
@@ -68,13 +68,6 @@ def branch_and_bound(instance: Instance, search: Search) -> Outcome:
     proven = search.objective if bound == np.inf else min(search.objective, int(np.ceil(bound)))
     search.report(bound=proven)
     return Outcome(bound=proven, bound_source=SOURCE, statistics=statistics)
-
-
-def _target(search: Search) -> float:
-    """The largest objective that is still worth finding: below the incumbent by one, or by the gap asked for, and below the
-    option `cutoff_ns`; as large as the incumbent's where that is not its own."""
-    limits = [value for value in (search.objective, search.options.get("cutoff_ns")) if value is not None]
-    return min((value - max(not search.provisional, int(value * search.gap)) for value in limits), default=np.inf)
 
 
 @dataclass
@@ -150,7 +143,7 @@ class _Sweep:
                 self._solve_used(*hope)
             while nodes:
                 bound = min(nodes[0][0], self.unresolved)
-                if nodes[0][0] > _target(self.search) or self.search.out_of_time():
+                if nodes[0][0] > self.search.target() or self.search.out_of_time():
                     return bound
                 self._branch(nodes)
             return self.unresolved
@@ -188,10 +181,10 @@ class _Sweep:
         """One stage over all layers: its optimum at weight (m, 1)."""
         number = int(self.costs.spans.number[0, -1])
         bound = float(self.costs.bounds([(self.m, 1)])[0, 0, number])
-        if bound > _target(self.search):
+        if bound > self.search.target():
             return bound
         self.statistics["stages_solved"] += 1
-        solved = self.costs.solve(number, self.costs.depths[0], (self.m, 1), worth=_target(self.search))
+        solved = self.costs.solve(number, self.costs.depths[0], (self.m, 1), worth=self.search.target())
         if solved.choice is not None:
             self.search.report(Solution(self.place, (self.instance.layers,), solved.choice))
         return solved.bound

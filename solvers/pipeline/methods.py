@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainplan.solvers.core.entries import MODELS, Methods, Option, entry, proving
+from trainplan.solvers.core.search import CUTOFF
 
 BOUNDED_SPANS = "bounds on all spans of layers, exact stages by label-setting"
 WITH_ALGORITHM_3 = "the paper's Algorithm {}, with Algorithm 3 in each stage"
@@ -17,7 +18,7 @@ GALVATRON_OPTIONS = (
 
 METHODS = Methods(
     (
-        replace(proving("branch-and-bound", "pipeline.exact", BOUNDED_SPANS, Option("cutoff_ns")), starts=True),
+        replace(proving("branch-and-bound", "pipeline.exact", BOUNDED_SPANS, Option(CUTOFF)), starts=True),
         *MODELS,
         entry("galvatron-bmw", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(2), *GALVATRON_OPTIONS),
         entry("galvatron-base", "pipeline.galvatron_bmw", WITH_ALGORITHM_3.format(1), PARTITIONS, *GALVATRON_OPTIONS),

@@ -99,6 +99,17 @@ def test_the_decomposition_is_brute_force_on_500_more(part: int) -> None:
         assert_proven(seed, plain=seed % 3 == 0)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_cutoff_hides_exactly_what_is_not_below_it(seed: int) -> None:
+    instance = tiny_instance(3_000 + seed)
+    if (least := least_step_ns(instance)) is None:
+        return
+    nothing = solve(instance, cutoff_ns=least)
+    assert nothing.bound == least and (nothing.objective or least) >= least
+    best = solve(instance, cutoff_ns=least + 1)
+    assert (best.status, best.objective, best.bound) == ("optimal", least, least)
+
+
 def assert_bounds_are_below(seed: int) -> None:
     """No bound on the way is above the optimum: closed forms, masters by coarse and fine bounds, with classes of cuts, and with
     stages solved."""

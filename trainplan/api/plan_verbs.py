@@ -22,7 +22,7 @@ from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
 from trainplan.formulations.step.schedules import Schedule
 from trainplan.planned import Planned, plan_row, row_rank
-from trainplan.planning import planned, priced
+from trainplan.planning import planned
 from trainplan.predicting import plan_profile
 from trainplan.presets import (
     DEFAULT,
@@ -36,6 +36,7 @@ from trainplan.presets import (
     preset,
     refused_by_default,
 )
+from trainplan.pricing import priced
 from trainplan.profiling.base.arguments import check_arguments, checked
 from trainplan.profiling.base.errors import InputError, MissingExtra
 from trainplan.profiling.base.files import Source
@@ -146,9 +147,11 @@ def plan(
     best = replace(best, instead=instead)
     if not beside or made.measured or not (constraints := _constraints(chosen, asked, choices)):
         return best  # without what was fixed, other shapes would have to be measured
-    relaxed = {text: partial(_without, name, chosen, method, asked, choices) for name, text in constraints.items()}
-    left = None if time_limit is None else time_limit - (clock() - began)
-    return priced(best, relaxed, method, left, backend=backend, **limits, **settings)
+    took = clock() - began
+    relaxed = {name: (text, partial(_without, name, chosen, method, asked, choices)) for name, text in constraints.items()}
+    searching = {name: limits[name] for name in ("gap", "seed", "cold", "solver_memory")} | settings
+    left = None if time_limit is None else time_limit - took
+    return priced(best, relaxed, method, took, left, progress=progress, **searching)
 
 
 def _processes(chosen: Preset, method: str, jobs: int) -> dict[str, int]:

@@ -1,0 +1,134 @@
+"""What each constraint of a request costs: between what the least step without it lies, beside the step with it.
+
+All numbers are the problem's own, under its costs and the memory asked for: plans without a constraint are neither compiled nor
+walked. A plan with the constraint is one without it, too, so the search without it looks for nothing but what is better; where
+the constraint leaves out whole parts of the instance, only these are searched, and what is proven of the others holds. All
+searches have a share of the time that the plan took: what they prove until then makes the prices, intervals where an optimum is
+not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.plugins import attribute
+from trainplan.profiling.base.quantities import format_time
+from trainplan.solvers.core.answer import Answer
+from trainplan.solvers.core.clock import Clock
+from trainplan.solvers.core.registry import method as method_named
+from trainplan.solvers.core.search import CUTOFF
+
+if TYPE_CHECKING:
+    from trainplan.planned import Planned
+
+SHARE = 0.5  # of the seconds that the plan took, for all prices together
+LEAST_SECONDS = 1.0
+LEAST_SEARCH_SECONDS = 0.01  # once a request is made
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a constraint of a request costs. constraint: as the command's options say it. without: the answer to the request
+    without it, with no larger step than with it; None where the time was up."""
+
+    constraint: str
+    without: Answer | None
+
+    @property
+    def steps_ns(self) -> tuple[int | None, int | None]:
+        """Between what the least step without the constraint lies: the bound, and the best that is known. None where nothing
+        is."""
+        return (None, None) if self.without is None else (self.without.bound_ns, self.without.objective_ns)
+
+    def share(self, constrained: Answer) -> tuple[float, float | None] | None:
+        """Between what it lies by how much longer the least step is with the constraint, as a share of that without it, by what
+        is proven of both: one number twice where both are known, None for the larger one where it has no limit. None where
+        there is no plan with it, or none without it. constrained: the answer with it."""
+        bound, best = self.steps_ns
+        if best is None or constrained.objective_ns is None:
+            return None
+        least = 0.0 if constrained.bound_ns is None else max(0.0, constrained.bound_ns / best - 1)
+        return least, None if not bound else constrained.objective_ns / bound - 1
+
+    def text(self, constrained: Answer) -> str:
+        """What the constraint costs, for people: a number only where both steps are proven."""
+        (bound, best), share = self.steps_ns, self.share(constrained)
+        if self.without is None:
+            return "the time was up"
+        if best is None:
+            return f"no plan without it, either: {self.without.result.status}"
+        without = f"{format_time(best)} a step without it"
+        if bound != best:
+            without = f"{'less than' if bound is None else f'{format_time(bound)} to'} {without}"
+        if share is None:
+            return without
+        least, most = share
+        if most is None and not least:
+            return f"at most {format_time(best)} a step without it; nothing more was proven in the time for prices"
+        if least == most:
+            return f"{without}, {least:+.3%} with it"
+        between = f"at least {least:+.3%}" if most is None else f"{least:+.3%} to {most:+.3%}"
+        return f"{without}, {between} with it, by the bounds of both"
+
+    def to_dict(self, constrained: Answer) -> dict[str, Any]:
+        """The price as plain values. constrained: the answer with the constraint."""
+        bound, best = self.steps_ns
+        return {"constraint": self.constraint, "bound_ns": bound, "step_ns": best, "share": self.share(constrained)}
+
+
+def priced(
+    best: Planned,
+    without: Mapping[str, tuple[str, Callable[[], Request]]],
+    method: str,
+    took: float,
+    left: float | None,
+    *,
+    progress: Callable[[str], None] | None = None,
+    **arguments: Any,
+) -> Planned:
+    """The answer with what each constraint costs.
+
+    without: by the parameter of each constraint, its name for people, and what makes the request without it. took: the seconds
+    in which the answer was made, of which prices get a share; left: those that are left, None without a limit. progress: called
+    with a text that names what is begun. arguments: of the search.
+    """
+    seconds = max(LEAST_SECONDS, SHARE * took)
+    seconds = seconds if left is None else min(left, seconds)
+    clock, prices, stopped = Clock(), list[Price](), best.interrupted
+    began = clock()
+    for place, (parameter, (name, relaxed)) in enumerate(without.items()):
+        remaining = seconds - (clock() - began)
+        if stopped or remaining <= 0:
+            prices.append(Price(name, None))
+            continue
+        if progress is not None:
+            progress(f"looking for the price of {name}")
+        ends = clock() + remaining / (len(without) - place)
+        instances = best.problem.instances(relaxed())
+        answer = _answer(best, parameter, instances, method, time_limit=max(LEAST_SEARCH_SECONDS, ends - clock()), **arguments)
+        stopped = answer.result.stopped == "interrupt"
+        prices.append(Price(name, answer))
+    return replace(best, prices=tuple(prices))
+
+
+def _answer(best: Planned, parameter: str, instances: Sequence[Any], method: str, **arguments: Any) -> Answer:
+    """The answer without the constraint of a parameter. instances: without it. arguments: of the search."""
+    problem, known = best.problem, best.answer
+    parts = [(each, problem.beyond(each, best.instance, parameter)) for each in instances]
+    rest = [part for _, part in parts if part is not None]
+    if not rest:
+        return known
+    options = {option.name for option in method_named(best.preset.problem_name, method).options}
+    if known.objective_ns is not None and CUTOFF in options:
+        arguments[CUTOFF] = known.objective_ns
+    searched: Answer = attribute(best.preset.searcher)(rest, method, explained=False, **arguments)
+    answers = [searched, known] if any(part is not each for each, part in parts) else [searched]
+    better = searched if known.objective_ns is None or searched.objective_ns is not None else known
+    if None not in (known.objective_ns, searched.objective_ns):
+        better = min(searched, known, key=lambda answer: answer.objective_ns or 0)
+    bounds = [answer.bound_ns for answer in answers if answer.result.status != "infeasible"]
+    bound = None if None in bounds else min((ns for ns in (*bounds, better.objective_ns) if ns is not None), default=None)
+    return replace(better, bound_ns=bound)
