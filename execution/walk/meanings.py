@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program, handles_all, sent_as
 from trainplan.execution.uncollected import uncollected
@@ -17,67 +13,14 @@ from trainplan.execution.walk.interpreter import (
     Interpreter,
     JointRule,
     Rule,
-    Weights,
     fault_at,
     need_parameters,
     of_half,
     only,
     some,
 )
+from trainplan.execution.walk.state_meanings import REDUCED, STEPPED, Gradient, Sum, contribute, contribution_of
 from trainplan.execution.walk.token_meanings import SHARED, SHARED_TOGETHER, enters, own_tokens
-
-
-class Sum:
-    """A sum over samples, as it was added up: its own terms, each once, and other sums.
-
-    Terms are only counted where the sum is used: until then one more micro-batch costs the same however many there are.
-    """
-
-    __slots__ = ("_counts", "_parts", "_terms")
-
-    def __init__(self, terms: Iterable[Any] = (), parts: tuple[Sum, ...] = ()) -> None:
-        self._terms, self._parts = terms, parts
-        self._counts: Mapping[Any, int] | None = None
-
-    def __add__(self, other: Sum) -> Sum:
-        return Sum((), (self, other))
-
-    def counts(self) -> Mapping[Any, int]:
-        """How often each term is in the sum."""
-        if self._counts is None:
-            terms, sums, left = list[Iterable[Any]](), list[Mapping[Any, int]](), [self]
-            while left:
-                part = left.pop()
-                if part._counts is None:
-                    left += part._parts
-                    terms.append(part._terms)
-                else:
-                    sums.append(part._counts)
-            counts = Counter(chain.from_iterable(terms))
-            for each in sums:
-                for term, count in each.items():
-                    counts[term] += count
-            self._counts = dict(counts)
-        return self._counts
-
-
-class Gradient(NamedTuple):
-    """The samples in the gradient of a unit's split parameters; and of the replicated ones, (sample, tensor-parallel index).
-
-    head: samples in the head's part of the gradient of an embedding's table that the head uses too.
-    """
-
-    split: Sum
-    replicated: Sum
-    head: Sum
-    tied: bool = False
-
-    def plus(self, other: Gradient) -> Gradient:
-        """Both gradients added."""
-        return Gradient(self.split + other.split, self.replicated + other.replicated, self.head + other.head, self.tied)
-
-
-EMPTY = Gradient(Sum(), Sum(), Sum())
 
 
 @uncollected()
@@ -91,23 +34,6 @@ def meanings(programs: Sequence[Program]) -> list[str]:
     except Fault as fault:
         return [str(fault)]
     return []
-
-
-@lru_cache(maxsize=2**14)
-def _contribution(rows: tuple[int, ...], tp_index: int) -> Gradient:
-    return Gradient(Sum(rows), Sum([(row, tp_index) for row in rows]), Sum())
-
-
-def _gradient(run: Interpreter, rank: int, head: Instruction, name: str) -> Gradient:
-    """A gradient that has been begun in this step."""
-    gradient = run.value(rank, name)
-    if not isinstance(gradient, Gradient):
-        raise fault_at(rank, head, f"adds to {name}, which is of the step before")
-    return gradient
-
-
-def _has_replicated(program: Program, unit: int) -> bool:
-    return bool(program.model.units[unit].sublayer.replicated_count)
 
 
 def _input(run: Interpreter, rank: int, head: Instruction) -> None:
@@ -213,11 +139,11 @@ def _backward(run: Interpreter, rank: int, head: Instruction) -> None:
         stage = "entry-gradient" if shared else "gradient"
         run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, only(shard.tp_index), shard.tp, stage)
     # Where something comes before the matrices, its backward pass completes the gradients of replicated parameters.
-    contribution = _contribution(graph.rows, shard.tp_index)
-    _contribute(run, rank, head, head.writes[-1], contribution._replace(replicated=Sum()) if shared else contribution)
+    contribution = contribution_of(graph.rows, shard.tp_index)
+    contribute(run, rank, head, head.writes[-1], contribution._replace(replicated=Sum()) if shared else contribution)
     if _uses_table(run, rank, head):
         need_parameters(run, rank, head, head.reads[behind + 1], 0)
-        _contribute(run, rank, head, head.writes[-2], Gradient(Sum(), Sum(), Sum(graph.rows)))
+        contribute(run, rank, head, head.writes[-2], Gradient(Sum(), Sum(), Sum(graph.rows)))
 
 
 def _loss_again(run: Interpreter, rank: int, head: Instruction) -> tuple[Hidden, int]:
@@ -249,14 +175,8 @@ def _enter_backward(run: Interpreter, rank: int, head: Instruction) -> None:
             raise fault_at(rank, head, f"reads {head.reads[3]}, which is not the gradient of its output on these tokens")
     need_parameters(run, rank, head, head.reads[-2])
     run.values[rank][head.writes[0]] = Hidden(head.unit, graph.rows, only(0), 1, "gradient", tokens)
-    replicated = Gradient(Sum(), _contribution(graph.rows, run.shard(rank, head).tp_index).replicated, Sum())
-    _contribute(run, rank, head, head.writes[-1], replicated)
-
-
-def _contribute(run: Interpreter, rank: int, head: Instruction, name: str, contribution: Gradient) -> None:
-    """Add to a gradient that the instruction reads, or begin it."""
-    before = _gradient(run, rank, head, name) if name in head.reads else EMPTY
-    run.values[rank][name] = before.plus(contribution)
+    replicated = Gradient(Sum(), contribution_of(graph.rows, run.shard(rank, head).tp_index).replicated, Sum())
+    contribute(run, rank, head, head.writes[-1], replicated)
 
 
 def _relayout(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -297,84 +217,8 @@ def _all_reduce(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]
         run.values[rank][head.writes[0]] = whole
 
 
-def _gather_parameters(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    for rank, head in zip(ranks, heads, strict=True):
-        assert head.unit is not None
-        if run.value(rank, head.reads[0]) != Weights(head.unit):
-            raise fault_at(rank, head, f"gathers {head.reads[0]}, which is not this step's shard of its unit")
-        run.values[rank][head.writes[0]] = Weights(head.unit, True)
-
-
-def _gather_updated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    for rank, head in zip(ranks, heads, strict=True):
-        assert head.unit is not None
-        if run.value(rank, head.reads[0]) != Weights(head.unit, stepped=True):
-            raise fault_at(rank, head, f"gathers {head.reads[0]}, of which the rank has not stepped its shard")
-        run.values[rank][head.writes[0]] = Weights(head.unit, whole=True, stepped=True)
-
-
-def _reduce_replicated(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    total = Sum((), tuple(value.replicated for value in gradients))
-    for rank, head, value in zip(ranks, heads, gradients, strict=True):
-        run.values[rank][head.writes[0]] = value._replace(replicated=total)
-
-
-def _reduce_gradients(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    """All-reduce and reduce-scatter alike: each rank's shard is the sum over the group (added to what the shard held)."""
-    gradients = [_gradient(run, rank, head, head.reads[0]) for rank, head in zip(ranks, heads, strict=True)]
-    split, replicated, of_head = (Sum((), parts) for parts in list(zip(*gradients, strict=True))[:3])
-    total = Gradient(split, replicated, of_head, gradients[0].tied)
-    for rank, head in zip(ranks, heads, strict=True):
-        before = _gradient(run, rank, head, head.writes[0]) if head.writes[0] in head.reads[1:] else EMPTY
-        run.values[rank][head.writes[0]] = total if before is EMPTY else before.plus(total)
-
-
-@cache
-def _once(samples: int) -> dict[int, int]:
-    return dict.fromkeys(range(samples), 1)
-
-
-@cache
-def _once_each(samples: int, tp: int) -> dict[tuple[int, int], int]:
-    return {(row, index): 1 for row in range(samples) for index in range(tp)}
-
-
-def _reduce_tied(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    for rank, head in zip(ranks, heads, strict=True):
-        for name in head.reads:
-            value = run.value(rank, name)
-            if value is None or value.split.counts() != _once(run.programs[rank].samples):
-                raise fault_at(rank, head, f"ties {name} before it is summed")
-            run.values[rank][name] = value._replace(tied=True)
-
-
-def _optimizer_step(run: Interpreter, rank: int, head: Instruction) -> None:
-    assert head.unit is not None
-    program, value, weights = run.programs[rank], run.value(rank, head.reads[0]), head.writes[0]
-    if value is None:
-        raise fault_at(rank, head, f"uses {head.reads[0]}, which is of the step before")
-    if run.value(rank, weights) != Weights(head.unit, whole=run.shard(rank, head).gathers_updates):
-        raise fault_at(rank, head, f"changes {weights}, which has been stepped")
-    run.values[rank][weights] = Weights(head.unit, stepped=True)
-    each = _once_each(program.samples, run.shard(rank, head).tp) if _has_replicated(program, head.unit) else None
-    if value.split.counts() != _once(program.samples) or (each is not None and value.replicated.counts() != each):
-        raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold each sample once")
-    if program.table_once:
-        if head.unit == 0 and value.head.counts() != _once(program.samples):
-            raise fault_at(rank, head, f"uses {head.reads[0]}, which does not hold the head's part of each sample once")
-    elif program.model.tied and head.unit in (0, len(run.programs[rank].strategies) - 1) and not value.tied:
-        raise fault_at(rank, head, "comes before the tied matrix is reduced")
-
-
 def _nothing(run: Interpreter, rank: int, head: Instruction) -> None:
     """Order alone, or letting go."""
-
-
-def _reduce_loss(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
-    total = Sum((), tuple(run.value(rank, "loss") for rank in ranks))
-    if total.counts() != _once(run.programs[0].samples):
-        raise fault_at(ranks[0], heads[0], "does not count each sample once")
 
 
 def _pass_on(run: Interpreter, ranks: Sequence[int], heads: list[Instruction]) -> None:
@@ -410,8 +254,7 @@ _RULES: dict[Op, Rule] = {
     Op.ENTER_BACKWARD: _enter_backward,
     Op.LOSS_STATISTICS: _statistics,
     Op.LOSS: _loss,
-    Op.OPTIMIZER_STEP: _optimizer_step,
-    Op.HOST_OPTIMIZER_STEP: _optimizer_step,
+    **STEPPED,
     Op.JOIN: _join,
     **COPIED,
     **SHARED,
@@ -423,13 +266,7 @@ _TOGETHER: dict[Op, JointRule] = {
     Op.ALL_REDUCE: _all_reduce,
     **SHARED_TOGETHER,
     Op.GATHER_STATISTICS: _all_reduce,
-    Op.GATHER_PARAMETERS: _gather_parameters,
-    Op.GATHER_UPDATED: _gather_updated,
-    Op.REDUCE_REPLICATED: _reduce_replicated,
-    Op.REDUCE_SCATTER_GRADIENTS: _reduce_gradients,
-    Op.ALL_REDUCE_GRADIENTS: _reduce_gradients,
-    Op.REDUCE_TIED: _reduce_tied,
-    Op.REDUCE_LOSS: _reduce_loss,
+    **REDUCED,
     **dict.fromkeys(POINT_TO_POINT, _pass_on),
 }
 handles_all({**_RULES, **_TOGETHER})
