@@ -223,7 +223,7 @@ class Joint(Problem):
                 cells = ("",) * len(cells)
         title = f"{plural(configuration.stages, 'stage')}, {plural(configuration.micro_batches, 'micro-batch')}"
         title += f", {configuration.schedule}" if configuration.stages > 1 else ""
-        columns = ("stage", "units", "count", "strategy", "ranks", "in flight", "forward", "backward", "memory")
+        columns = ("stage", "units", "count", "strategy", "ranks", "in flight", "forward", "backward", "memory claimed")
         return [Table(title, columns, tuple(rows))]
 
 
