@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-long lint benchmark calibrate study random-plans lowered predictions against-torch fuzz mutations faults clean against-papers
+.PHONY: demo test test-long lint docs benchmark calibrate study random-plans lowered predictions against-torch fuzz mutations faults clean against-papers
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ lint: $(INSTALLED)
 	rm -rf build/layers && cp -RL build/links build/layers  # import-linter follows neither links nor folders without __init__
 	touch build/layers/trainplan/profiling/__init__.py
 	cd build/layers && ../../$(BIN)/lint-imports --config ../../pyproject.toml
+
+docs: $(INSTALLED)  # into build/site
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/profiles.py
