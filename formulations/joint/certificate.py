@@ -1,7 +1,8 @@
-"""What can be checked of a bound without trusting the solver that has it: from prices alone, in whole numbers.
+"""What can be checked of a bound without trusting the solver that has it, in whole numbers.
 
-The evidence has, for every configuration, a step V that it claims to be impossible, and the prices of memory by which this can
-be seen. The check needs tables and evidence, nothing else, and shares no code with any solver:
+The evidence has, for every configuration, a step V that it claims to be impossible, and the prices of memory (1 to 3) or the
+weighted paths (4) by which this can be seen. The check needs tables and evidence, nothing else, and shares no code with any
+solver:
 
 1. For every span of units, each number n of micro-batches in flight that the evidence lists, and each price w, the least u of a
    stage (both passes of a micro-batch, with the cheapest messages) is at least
@@ -21,6 +22,8 @@ be seen. The check needs tables and evidence, nothing else, and shares no code w
    GPipe), by which the row rises with u. Stages that break it go; where then no partition is left, V is impossible.
 3. Of one stage, the step is m u + g, and bounded likewise. Of schedules with halves or chunks the bound is m times an even
    share of the least u, and the least that the first unit adds.
+4. Paths through the passes of a schedule, and prices of each stage's memory, bound every pipeline of the configuration at once
+   (`path_check`): sharper than 2 where there are few micro-batches, since there no path through one stage is the longest.
 
 A bound by such evidence is weaker than the solver's own, which solves stages exactly; both are worth telling.
 """
@@ -30,6 +33,7 @@ from __future__ import annotations
 from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.evidence import ConfigurationEvidence, Evidence
 from trainplan.formulations.joint.first_spans import least_single_ns
+from trainplan.formulations.joint.path_check import least_by_paths_ns
 from trainplan.formulations.joint.price_check import PriceCheck
 from trainplan.formulations.joint.problem import Configuration, Instance, uncounted
 
@@ -61,9 +65,13 @@ def checked_bound_ns(instance: Instance, evidence: Evidence) -> int:
 def possible(instance: Instance, configuration: Configuration, claim: ConfigurationEvidence) -> bool:
     """Whether this evidence leaves a plan of the configuration with a step up to the one that it claims to be impossible."""
     schedule = configuration.schedule
-    if schedule.sliced or schedule.chunks > 1 or not claim.prices or not claim.depths or min(claim.prices) < 0:
+    if schedule.sliced or schedule.chunks > 1 or len({site.kind for site in configuration.sites}) > 1:
         return True
-    if len({site.kind for site in configuration.sites}) > 1:
+    if len({(instance.limit_bytes(site), instance.host_limit_bytes(site)) for site in configuration.sites}) > 1:
+        return True
+    if claim.paths and configuration.stages > 1:
+        return least_by_paths_ns(instance, configuration, claim) <= claim.impossible_ns
+    if not claim.prices or not claim.depths or min(claim.prices) < 0:
         return True
     in_flight = [configuration.in_flight(x) for x in range(configuration.stages)]
     depths = claim.depths

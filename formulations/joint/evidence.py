@@ -1,5 +1,5 @@
 """Evidence of a bound on the joint problem, as files have it: of each configuration a step that is impossible, and the prices
-and numbers of micro-batches in flight by which `certificate` sees it."""
+of memory, or the weighted paths, by which `certificate` sees it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,62 @@ FAR = np.int64(2**60)  # more than anything that is compared; four of them can b
 
 
 @dataclass(frozen=True)
+class WeightedPath:
+    """A path through the passes of a schedule, followed backwards, and how much it counts.
+
+    weight: a whole number, of which those of all paths are the whole. end: the site with whose optimizer the path ends; site:
+    with whose passes it does, which is another one only where both ends of the pipeline wait for each other's gradients. turns:
+    the digits behind a leading 1, the last one first, say of every pass that waits for two others whether the path goes on with
+    that of its own site (0) or that of another stage (1).
+    """
+
+    weight: int
+    end: int
+    site: int
+    turns: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The path as files have it, its turns in hexadecimal digits."""
+        return {"weight": self.weight, "end": self.end, "site": self.site, "turns": f"{self.turns:x}"}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> WeightedPath:
+        """The path of a file. Raises ValueError, KeyError and TypeError where it is none."""
+        return cls(int(record["weight"]), int(record["end"]), int(record["site"]), int(record["turns"], 16))
+
+
+@dataclass(frozen=True)
 class ConfigurationEvidence:
     """impossible_ns: no plan of the configuration has a step up to it, -1 where nothing is claimed beyond the closed form.
-    prices: of a byte, in SCALEths of a nanosecond; depths: numbers of micro-batches in flight, ascending, from the least."""
+
+    prices: of a byte, in SCALEths of a nanosecond; depths: numbers of micro-batches in flight, ascending, from the least. Or
+    paths; memory, host: a price for each stage, of a byte of its device and its host, by the same whole as the paths' weights
+    (none for hosts: 0).
+    """
 
     impossible_ns: int
     prices: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
+    paths: tuple[WeightedPath, ...] = ()
+    memory: tuple[int, ...] = ()
+    host: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The evidence as files have it."""
+        numbers = {"prices": self.prices, "depths": self.depths, "memory": self.memory, "host": self.host}
+        lists: dict[str, Any] = {name: list(values) for name, values in numbers.items() if values}
+        if self.paths:
+            lists["paths"] = [path.to_dict() for path in self.paths]
+        return {"impossible_ns": self.impossible_ns, **lists}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> ConfigurationEvidence:
+        """The evidence of a file. Raises ValueError, KeyError and TypeError where it is none."""
+        prices, depths, memory, host = (
+            tuple(map(int, record.get(name, ()))) for name in ("prices", "depths", "memory", "host")
+        )
+        paths = tuple(WeightedPath.from_dict(each) for each in record.get("paths", ()))
+        return cls(int(record["impossible_ns"]), prices, depths, paths, memory, host)
 
 
 @dataclass(frozen=True)
@@ -31,19 +80,12 @@ class Evidence:
 
     def to_dict(self) -> dict[str, Any]:
         """The evidence in its file format."""
-        rows = [
-            {"impossible_ns": each.impossible_ns, "prices": list(each.prices), "depths": list(each.depths)}
-            for each in self.configurations
-        ]
-        return {"format": "joint-evidence", "version": 1, "scale": SCALE, "instance": self.instance, "configurations": rows}
+        rows = [each.to_dict() for each in self.configurations]
+        return {"format": "joint-evidence", "version": 2, "scale": SCALE, "instance": self.instance, "configurations": rows}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Evidence:
-        """The evidence of a file. Raises ValueError where it is none."""
-        if record.get("format") != "joint-evidence" or record.get("version") != 1 or record.get("scale") != SCALE:
-            raise ValueError("no evidence of the joint problem in version 1")
-        rows = [
-            ConfigurationEvidence(int(row["impossible_ns"]), tuple(map(int, row["prices"])), tuple(map(int, row["depths"])))
-            for row in record["configurations"]
-        ]
-        return cls(str(record["instance"]), tuple(rows))
+        """The evidence of a file, of version 2 or of version 1, which has no paths. Raises ValueError where it is none."""
+        if record.get("format") != "joint-evidence" or record.get("version") not in (1, 2) or record.get("scale") != SCALE:
+            raise ValueError("no evidence of the joint problem in version 1 or 2")
+        return cls(str(record["instance"]), tuple(map(ConfigurationEvidence.from_dict, record["configurations"])))

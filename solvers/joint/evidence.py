@@ -1,7 +1,8 @@
 """Evidence of a bound on the joint problem, for `formulations.joint.certificate` to check without any solver.
 
 The check has no exact stages, so what it can prove is weaker than what the search has proven: of every configuration the
-largest step that bounds from prices alone show to be impossible, a little less, so that no rounding is in the way.
+largest step that prices of memory, or weighted paths, show to be impossible. Prices come first, which most configurations need
+no more than.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.evidence import SCALE, ConfigurationEvidence, Evidence
 from trainplan.formulations.joint.first_spans import least_single_ns
 from trainplan.formulations.joint.price_check import PriceCheck
-from trainplan.formulations.joint.problem import Configuration, Instance
+from trainplan.formulations.joint.problem import Instance
 from trainplan.solvers.core.search import Search
+from trainplan.solvers.joint.path_evidence import by_paths
 from trainplan.solvers.joint.span_bounds import prices_of
 from trainplan.solvers.joint.stage_tables import stage_tables
 
@@ -37,13 +39,14 @@ def evidence(instance: Instance, objective_ns: int, search: Search | None = None
         if search.out_of_time():
             break
         if least[place] <= target:
-            claims[place] = _of(instance, configurations[place], least[place], target, search)
+            claims[place] = _of(instance, place, least[place], target, search)
             target = min(target, max(claims[place].impossible_ns, least[place] - 1))
     return Evidence(instance.digest, tuple(claims))
 
 
-def _of(instance: Instance, configuration: Configuration, least: int, target: int, search: Search) -> ConfigurationEvidence:
+def _of(instance: Instance, place: int, least: int, target: int, search: Search) -> ConfigurationEvidence:
     """What can be shown to be impossible of a configuration, up to a step that is enough. least: its bound in closed form."""
+    configuration = instance.configurations[place]
     schedule = configuration.schedule
     if schedule.sliced or schedule.chunks > 1:
         return NOTHING
@@ -65,8 +68,13 @@ def _of(instance: Instance, configuration: Configuration, least: int, target: in
     check = PriceCheck(instance, configuration, largest)
     if not check.possible(target):
         return largest
-    low, high = least - 1, target
-    while high - low > max(1, FINENESS * high) and not search.out_of_time():
+    paths = by_paths(instance, place, target, search) or NOTHING
+    low, high = max(least - 1, paths.impossible_ns), target
+    step = max(1, int(FINENESS * high))
+    if high - low <= step or check.possible(low + step):
+        return paths if paths.impossible_ns >= least else NOTHING
+    low += step
+    while high - low > step and not search.out_of_time():
         middle = (low + high) // 2
         low, high = (low, middle) if check.possible(middle) else (middle, high)
-    return replace(largest, impossible_ns=low) if low >= least else NOTHING
+    return replace(largest, impossible_ns=low)

@@ -22,10 +22,16 @@ Times = Mapping[str, Floats] | Mapping[str, Integers]
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """counts: by name of a time, (p,), how often each stage's lies on the path; constant_ns: what else does."""
+    """counts: by name of a time, (p,), how often each stage's lies on the path; constant_ns: what else does.
+
+    end, site: the site with whose optimizer the path ends, and the one with whose passes it does. turns: followed backwards, of
+    every pass that waits for several others, which of them the path goes on with, in the order of `simulation.ends`."""
 
     counts: Mapping[str, Floats]
     constant_ns: int
+    end: int
+    site: int
+    turns: tuple[int, ...]
 
     def length_ns(self, times: Times) -> float:
         """Its length at times of the stages, (p,) by name."""
@@ -56,35 +62,41 @@ def longest_path(configuration: Configuration, times: Times, tied_ns: int) -> Pa
     counts = {name: np.zeros(configuration.stages) for name in NAMES}
     counts[OPTIMIZER][site::sites] = 1
     counts[REDUCE][summed[site] :: sites] = 1
-    traced(summed[site], counts)
-    return Path(counts, tied_ns if tied_ns and site in (0, sites - 1) else 0)
+    turns = traced(summed[site], counts)
+    constant_ns = tied_ns if tied_ns and site in (0, sites - 1) else 0
+    return Path(counts, constant_ns, site, summed[site], tuple(turns))
 
 
-Trace = Callable[[int, Mapping[str, Floats]], None]  # adds what lies on the longest path to the end of a site
+Trace = Callable[[int, Mapping[str, Floats]], list[int]]  # adds what lies on the longest path to the end of a site; its turns
 
 
 def _one_by_one(configuration: Configuration, times: Times) -> tuple[list[float], Trace]:
     """The ends of all sites under any schedule, pass by pass, and how they come about."""
-    nodes: list[tuple[int, tuple[Symbol, ...]]] = []  # by number of an end: the end before it, -1 without one, and the times
+    nodes: list[tuple[Sequence[int], int, tuple[Symbol, ...]]] = []  # by number of an end: those before it, the latest, times
     moments: list[float] = []
     sums: dict[tuple[Symbol, ...], float] = {}
 
     def after(earlier: Sequence[int], symbols: tuple[Symbol, ...]) -> int:
         if symbols not in sums:
             sums[symbols] = sum(float(times[name][x]) for name, x in symbols)
-        latest = max(earlier, key=moments.__getitem__, default=-1)
-        moments.append((moments[latest] if earlier else 0.0) + sums[symbols])
-        nodes.append((latest, symbols))
+        latest = max(range(len(earlier)), key=lambda place: moments[earlier[place]], default=-1)
+        moments.append((moments[earlier[latest]] if earlier else 0.0) + sums[symbols])
+        nodes.append((tuple(earlier), latest, symbols))
         return len(nodes) - 1
 
     by_site = ends(configuration, after)
 
-    def traced(site: int, counts: Mapping[str, Floats]) -> None:
-        node = by_site[site]
-        while node >= 0:
-            node, symbols = nodes[node]
+    def traced(site: int, counts: Mapping[str, Floats]) -> list[int]:
+        turns, node = list[int](), by_site[site]
+        while True:
+            earlier, latest, symbols = nodes[node]
             for name, x in symbols:
                 counts[name][x] += 1
+            if not earlier:
+                return turns
+            if len(earlier) > 1:
+                turns.append(latest)
+            node = earlier[latest]
 
     return [moments[end] for end in by_site], traced
 
@@ -116,7 +128,11 @@ def _in_blocks(configuration: Configuration, times: Times) -> tuple[list[float],
             free = sums + np.maximum.accumulate((free - (sums - passes))[::-1])[::-1]
             back[y] = free
 
-    def traced(site: int, counts: Mapping[str, Floats]) -> None:
+    def end_of(x: int, k: int, turned: bool) -> float:
+        return float((back if turned else there)[k, x])
+
+    def traced(site: int, counts: Mapping[str, Floats]) -> list[int]:
+        turns = list[int]()
         x, k, turned = site, m - 1, True  # the pass: its stage, its micro-batch, and whether it is a backward one
         while True:
             for name in (BACK, BACKWARD) if turned else (INTO, FORWARD):
@@ -133,9 +149,12 @@ def _in_blocks(configuration: Configuration, times: Times) -> tuple[list[float],
             else:
                 own = (x, k - before, True)
             received = (x + 1, k, True) if turned else (x - 1, k, False)
-            earlier = [each for each in (received, own) if 0 <= each[0] < stages and each[1] >= 0]
+            earlier = [each for each in (own, received) if 0 <= each[0] < stages and each[1] >= 0]
             if not earlier:
-                return
-            x, k, turned = max(earlier, key=lambda each: (back if each[2] else there)[each[1], each[0]])
+                return turns
+            latest = max(reversed(range(len(earlier))), key=lambda place: end_of(*earlier[place]))
+            if len(earlier) > 1:
+                turns.append(latest)
+            x, k, turned = earlier[latest]
 
     return free.tolist(), traced

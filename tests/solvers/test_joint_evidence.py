@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations, product
+from typing import Any
 
+import numpy as np
 import pytest
 from trainplan.formulations.joint.any_schedule import any_schedule_ns
 from trainplan.formulations.joint.certificate import checked_bound_ns, possible
 from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.evaluation import evaluate
-from trainplan.formulations.joint.evidence import Evidence
+from trainplan.formulations.joint.evidence import ConfigurationEvidence, Evidence, WeightedPath
+from trainplan.formulations.joint.path_check import least_by_paths_ns, path_counts
+from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.step.schedules import Pass
+from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.evidence import evidence
+from trainplan.solvers.joint.longest_paths import longest_path
+from trainplan.solvers.joint.path_evidence import by_paths, weighted
+from trainplan.solvers.joint.priced_chain import NAMES
 
 import trainplan as tp
 from tests.solvers.test_joint import least_step_ns, some_solutions, tiny_instance
@@ -123,3 +132,113 @@ def _step_ns(orders, times) -> int | None:  # type: ignore[no-untyped-def]
     if at != [4, 4]:
         return None
     return max(end + each.reduce_ns + each.optimizer_ns for end, each in zip(free, times, strict=True))
+
+
+# Weighted paths
+
+
+def whole_pipelines(seed: int) -> Iterator[tuple[Instance, int]]:
+    """Instances of one configuration of several stages without halves and chunks, and the least step of each by brute force."""
+    instance = tiny_instance(seed)
+    for place, configuration in enumerate(instance.configurations):
+        schedule, alone = configuration.schedule, instance.only([place])
+        if configuration.stages > 1 and not schedule.sliced and schedule.chunks == 1:
+            least = least_step_ns(alone)
+            if least is not None:
+                yield alone, least
+
+
+def random_paths(rng: random.Random, configuration: Configuration) -> tuple[WeightedPath, ...]:
+    """Paths that any turns make, which end with any site."""
+    sites = [rng.randrange(configuration.stages) for _ in range(rng.randint(1, 4))]
+    return tuple(WeightedPath(rng.randint(1, 50), site, site, 1 << 400 | rng.getrandbits(400)) for site in sites)
+
+
+def assert_paths_are_below(seed: int) -> int:
+    """No paths and prices, those of the solver among them, show more than brute force; how often the solver has some."""
+    rng, solved = random.Random(seed), 0
+    for instance, least in whole_pipelines(seed):
+        (configuration,) = instance.configurations
+        for _ in range(10):
+            memory = tuple(rng.choice((0, 1, 10, 1000)) for _ in range(configuration.stages))
+            claim = ConfigurationEvidence(least, paths=random_paths(rng, configuration), memory=memory)
+            assert least_by_paths_ns(instance, configuration, claim) <= least
+            assert possible(instance, configuration, claim)
+        claim = by_paths(instance, 0, 10**12, Search(lambda _: None))
+        if claim is not None:
+            solved += 1
+            assert claim.impossible_ns < least and not possible(instance, configuration, claim)
+            assert possible(instance, configuration, replace(claim, impossible_ns=claim.impossible_ns + 1))
+            for changed in ({"memory": tuple(10 * price for price in claim.memory)}, {"paths": claim.paths[:1]}):
+                assert least_by_paths_ns(instance, configuration, replace(claim, **changed)) <= least
+    return solved
+
+
+def test_weighted_paths_never_show_more_than_brute_force() -> None:
+    assert sum(assert_paths_are_below(6000 + seed) for seed in range(10)) > 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_weighted_paths_never_show_more_than_brute_force_on_1000_more(part: int) -> None:
+    for seed in range(7000 + 100 * part, 7100 + 100 * part):
+        assert_paths_are_below(seed)
+
+
+def test_the_longest_path_of_a_solution_is_its_step() -> None:
+    """As the solver traces it, and as the check follows it."""
+    followed = 0
+    for seed in range(30):
+        for instance, _ in whole_pipelines(8000 + seed):
+            (configuration,) = instance.configurations
+            for _, evaluation in some_solutions(random.Random(seed), instance, 5):
+                times = {name: np.array([getattr(each.times, name) for each in evaluation.stages]) for name in NAMES}
+                path = longest_path(configuration, times, evaluation.tied_ns)
+                counts, constant = path_counts(instance, configuration, (weighted(path, 3),))
+                assert {name: [3 * int(count) for count in path.counts[name]] for name in NAMES} == counts
+                assert 3 * evaluation.time_ns == constant + sum(
+                    count * getattr(stage.times, name)
+                    for name in NAMES
+                    for count, stage in zip(counts[name], evaluation.stages, strict=True)
+                )
+                followed += 1
+    assert followed > 50
+
+
+def test_paths_that_are_none_are_refused() -> None:
+    instance, _ = next(pair for seed in range(20) for pair in whole_pipelines(6000 + seed))
+    (configuration,) = instance.configurations
+    claim, stages = by_paths(instance, 0, 10**12, Search(lambda _: None)), configuration.stages
+    assert claim is not None
+    path = claim.paths[0]
+
+    def shown(**changed: Any) -> int:
+        return least_by_paths_ns(instance, configuration, replace(claim, **changed))
+
+    for wrong in ({"site": stages}, {"site": -1}, {"end": 1, "site": 0} if stages > 2 else {"end": -1}, {"turns": 0}):
+        with pytest.raises(ValueError, match="ends nowhere"):
+            shown(paths=(replace(path, **wrong),))
+    with pytest.raises(ValueError, match="breaks off"):
+        shown(paths=(replace(path, turns=1),))
+    with pytest.raises(ValueError, match="not one for each stage, or below 0"):
+        shown(memory=claim.memory[1:])
+    for below in ({"memory": (-1,) * stages}, {"host": (-1,) * stages}, {"paths": (replace(path, weight=-1),)}):
+        with pytest.raises(ValueError, match="below 0"):
+            shown(**below)
+    with pytest.raises(ValueError, match="weigh nothing"):
+        shown(paths=())
+    for large in ({"paths": (replace(path, weight=2**70),)}, {"memory": (2**58,) * stages}):
+        with pytest.raises(ValueError, match="too large"):
+            shown(**large)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["gpt2-345m", "gpt2-1.3b"])
+def test_few_micro_batches_are_checked_to_a_percent(model: str) -> None:
+    """Prices alone show 96 %: no path through one stage is the longest where pipelines fill and empty."""
+    answer = tp.plan(model=model, cluster="autopipe-3090-16", batch=16, gap=1e-3, beside=False)
+    bound, objective = answer.answer.bound_ns, answer.answer.objective_ns
+    assert bound is not None and objective is not None
+    rests_on = evidence(answer.instance, objective)
+    assert bound * 0.99 <= checked_bound_ns(answer.instance, rests_on) <= objective
+    assert any(claim.paths for claim in rests_on.configurations)

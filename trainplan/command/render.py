@@ -130,7 +130,8 @@ def _claim(claim: CheckedClaim) -> list[tuple[str, str]]:
     if claim.objective_ns is not None:
         rows.append(("claimed step", f"{format_time(claim.objective_ns)} of {claim.problem}, evaluated again"))
     if claim.bound_ns is not None and claim.objective_ns:
-        how = "by prices of memory, followed in whole numbers" if claim.evidence else "in closed form, without evidence"
+        followed = "by prices of memory and weighted paths, followed in whole numbers"
+        how = followed if claim.evidence else "in closed form, without evidence"
         gap = 1 - claim.bound_ns / claim.objective_ns
         rows.append(("checked bound", f"{format_time(claim.bound_ns)}, {how}: gap {gap:.4%}"))
         if claim.evidence and claim.weak_bound_ns is not None:
