@@ -31,6 +31,7 @@ def checked(plan: Plan | dict[str, Any], **more: Any) -> CheckedPlan:
 def test_a_claim_is_checked_without_a_solver(answer: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.plan is not None and answer.plan.claim is not None and answer.plan.claim.evidence is not None
     text = answer.plan.model_dump_json()
+    assert tp.solve  # imported now, so that it does not keep what stands in for it
     with monkeypatch.context() as patch:
         patch.setattr("trainplan.solvers.core.solve.solve", None)
         found = checked(load_plan(json.loads(text)))
