@@ -162,6 +162,15 @@ class Problem(ABC):
         """
         raise ValueError(f"bounds of {self.name} have no evidence")
 
+    # Why this solution
+
+    def changes(self, instance: Any, solution: Any, stop: Callable[[], bool]) -> Sequence[Any]:
+        """What the solution's units could have in place of what they have, a row of numbers for each run of equal ones.
+
+        stop: asked now and then; once it says so, nothing more is tried. Raises InputError where the problem has none.
+        """
+        raise InputError("plan", "claim.problem", f"is {self.name!r}, which does not tell", "give a plan of joint")
+
     # Memory
 
     def memory_bytes(self, instance: Any) -> int | None:

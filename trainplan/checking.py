@@ -10,7 +10,7 @@ from typing import Any
 from trainplan.asking import FilePath, compiles, profile_of
 from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.run.processes import EXECUTED_FAMILIES
-from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import InputError, one_of, shown
@@ -199,14 +199,7 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
     said, evidence, stated = (claim.problem, claim.bound_ns, claim.bound_source), claim.evidence, problem(claim.problem)
     if evidence.cluster is None and profile is None:
         return CheckedClaim(*said, unchecked="the plan was made from a profile; give it as --profile")
-    request = Request(
-        plan.planned_model() if profile is None or profile.described_model is not None else None,
-        None if evidence.cluster is None else Cluster.model_validate(evidence.cluster),
-        plan.batch.global_samples,
-        evidence.memory_bytes,
-        profile=profile,
-        options=evidence.options,
-    )
+    request = request_of_claim(plan, evidence, profile)
     faults, restrictions, objective, bound, weak = list[str](), tuple[str, ...](), None, None, None
     try:
         restrictions = tuple(stated.restrictions(evidence.options))
@@ -228,6 +221,18 @@ def check_claim(plan: Plan, profile: Profile | None = None) -> CheckedClaim | No
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         faults.append(f"the evidence is damaged: {error}" if not isinstance(error, ValueError) else str(error))
     return CheckedClaim(*said, objective, bound, weak, evidence.proof is not None, restrictions, tuple(faults))
+
+
+def request_of_claim(plan: Plan, evidence: PlanEvidence, profile: Profile | None) -> Request:
+    """The request that a plan is the answer to, as the evidence of its claim has it. Raises InputError."""
+    return Request(
+        plan.planned_model() if profile is None or profile.described_model is not None else None,
+        None if evidence.cluster is None else Cluster.model_validate(evidence.cluster),
+        plan.batch.global_samples,
+        evidence.memory_bytes,
+        profile=profile,
+        options=evidence.options,
+    )
 
 
 def _same(one: Plan, other: Plan) -> bool:

@@ -154,6 +154,20 @@ def stage_memory(plan: Plan, judged: Judged) -> list[StageMemory]:
     return rows
 
 
+def stage_shares(plan: Plan, judged: Judged) -> list[tuple[float, float, float]]:
+    """Of each stage (of interleaved ones those of the same ranks together), the shares of its devices' time in a step in which
+    they compute, in which communication or copies are exposed, and in which nothing of theirs runs."""
+    sums: dict[int, list[tuple[int, list[int]]]] = {}
+    for place, (rounds, ranks) in enumerate(zip(judged.time.rounds, judged.classes.values(), strict=True)):
+        sums.setdefault(rounds.few.units[0], []).append((len(ranks), _busy_ns(judged.time, place)))
+    rows = []
+    for stage in plan.stages[: plan.depth]:
+        weights, busy = zip(*sums[stage.first_unit], strict=True)
+        compute, _, run = np.average(busy, axis=0, weights=weights) / judged.step_ns
+        rows.append((float(compute), float(run - compute), float(1 - run)))
+    return rows
+
+
 def _busy_ns(walk: TimeWalk, place: int) -> list[int]:
     """Of a program, how long it computes; computes or communicates; does anything."""
     streams = np.array([instruction.stream for instruction in walk.rounds[place].issued])

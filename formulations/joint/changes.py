@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from trainplan.formulations.joint.evaluation import evaluate
+from trainplan.formulations.joint.evaluation import evaluate, malformed
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.formulations.joint.tables import FORBIDDEN
 from trainplan.formulations.runs import runs
 
 TRIED = 16  # options of each unit, those of the least work of their own; more only until one fits
@@ -17,7 +16,7 @@ TRIED = 16  # options of each unit, those of the least work of their own; more o
 
 @dataclass(frozen=True)
 class Change:
-    """The plan with one unit under another option. over_bytes: by how much a device or a host then has too little; 0: it fits."""
+    """The plan with one unit under another option. over_bytes: what a device or a host then lacks; 0 where all fits."""
 
     option: str
     step_ns: int
@@ -28,11 +27,12 @@ class Change:
 class UnitChanges:
     """Units of one stage that have one option, and what the first of them could have in its place.
 
-    next_best: the option that fits with the least step. prevented: the one with the least step of those that do not fit and
-    would shorten the step. Either is None where there is none among those tried.
+    first: the first of them. next_best: the option that fits with the least step. prevented: the one with the least step of
+    those that do not fit and would shorten the step. Either is None where there is none among those tried.
     """
 
     stage: int
+    first: int
     units: str
     count: int
     option: str
@@ -44,10 +44,10 @@ class UnitChanges:
         return asdict(self)
 
 
-def changes(instance: Instance, solution: Solution, check_time: Callable[[], None] = lambda: None) -> list[UnitChanges]:
+def changes(instance: Instance, solution: Solution, stop: Callable[[], bool] = lambda: False) -> list[UnitChanges]:
     """For each run of units with one option in a stage, what the first of them could have in its place.
 
-    check_time: called before each evaluation; what it raises ends the search. Raises ValueError where the solution is none of
+    stop: asked before each evaluation; once it says so, nothing more is tried. Raises ValueError where the solution is none of
     the instance.
     """
     configuration, step_ns = instance.configurations[solution.configuration], evaluate(instance, solution).time_ns
@@ -58,9 +58,8 @@ def changes(instance: Instance, solution: Solution, check_time: Callable[[], Non
         for place, units, count, name in runs([instance.units[l].name for l in range(first, last + 1)], chosen):
             fitting, prevented = None, None
             for number, option in enumerate(_by_own_work(instance, solution, x, first + place)):
-                if number >= TRIED and fitting is not None:
+                if (number >= TRIED and fitting is not None) or stop():
                     break
-                check_time()
                 change = _changed(instance, solution, first + place, option, tables[place].options[option].name)
                 if change is None:
                     continue
@@ -68,7 +67,7 @@ def changes(instance: Instance, solution: Solution, check_time: Callable[[], Non
                     fitting = min(fitting or change, change, key=_step_ns)
                 elif change.step_ns < step_ns:
                     prevented = min(prevented or change, change, key=_step_ns)
-            rows.append(UnitChanges(x, units, count, name, fitting, prevented))
+            rows.append(UnitChanges(x, first + place, units, count, name, fitting, prevented))
     return rows
 
 
@@ -86,10 +85,10 @@ def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) 
 
 def _changed(instance: Instance, solution: Solution, unit: int, option: int, name: str) -> Change | None:
     """The plan with another option of one unit; None where its neighbours cannot be beside that."""
-    choice = (*solution.choice[:unit], option, *solution.choice[unit + 1 :])
-    evaluation = evaluate(instance, Solution(solution.configuration, solution.cuts, choice))
-    if evaluation.time_ns >= FORBIDDEN:
+    other = replace(solution, choice=(*solution.choice[:unit], option, *solution.choice[unit + 1 :]))
+    if malformed(instance, other):
         return None
+    evaluation = evaluate(instance, other)
     configuration, over = instance.configurations[solution.configuration], 0
     for x, stage in enumerate(evaluation.stages):
         site = configuration.site(x)

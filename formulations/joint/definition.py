@@ -11,6 +11,7 @@ from trainplan.formulations.joint.any_schedule import any_schedule_ns
 from trainplan.formulations.joint.asked import PARAMETERS, space_of
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.certificate import checked_bound_ns
+from trainplan.formulations.joint.changes import UnitChanges, changes
 from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.constraints import CONSTRAINTS, OF_CONFIGURATIONS, PRICED, WIDEST, narrowed, restrictions
 from trainplan.formulations.joint.costs import JointCosts, tp_degrees
@@ -70,6 +71,10 @@ class Joint(Problem):
         if instance.step != "simulated":
             return None
         return any_schedule_ns(instance.configurations[solution.configuration], home.evaluate(instance, solution))
+
+    def changes(self, instance: Instance, solution: Solution, stop: Callable[[], bool]) -> list[UnitChanges]:
+        """What single units could have in place of their options, see `changes`."""
+        return changes(instance, solution, stop)
 
     def checked_bound_ns(self, instance: Instance, proof: Mapping[str, Any] | None) -> int:
         """The bound in ns that evidence proves; without any, the least of the configurations' bounds in closed form."""

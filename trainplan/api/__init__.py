@@ -35,6 +35,8 @@ _MODULES = {
             "chrome_trace",
             "compare_planners",
             "compare_plans",
+            "differences",
+            "explain",
             "export",
             "partition",
             "place",

@@ -17,6 +17,7 @@ from trainplan.execution.exports.registry import exporter
 from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.run.processes import RunReport, run_plans
+from trainplan.explaining import differences, explain
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
@@ -57,6 +58,8 @@ __all__ = [
     "chrome_trace",
     "compare_planners",
     "compare_plans",
+    "differences",
+    "explain",
     "export",
     "partition",
     "place",

@@ -1,0 +1,144 @@
+"""Why a plan is as it is: where its time and memory go, what its units could have instead, and what two plans differ in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainplan.asking import FilePath, profile_of
+from trainplan.checking import request_of_claim
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.formulations.problem import problem
+from trainplan.formulations.runs import runs
+from trainplan.performance import stage_shares
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Source
+from trainplan.profiling.base.quantities import span
+from trainplan.profiling.profiles import Profile
+from trainplan.simulating import Simulation, simulate
+
+SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ExplainedStage:
+    """Where the time and the memory of one stage go, by the walks. compute, communication, waiting: shares of its devices' time
+    in a step: computing, exposed communication and copies, nothing. binds: whether more memory would make the step shorter."""
+
+    stage: int
+    ranks: str
+    compute: float
+    communication: float
+    waiting: float
+    peak_bytes: int
+    limit_bytes: int
+    binds: bool
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Why a plan is as it is.
+
+    step_ns: predicted; objective_ns, bound_ns: what is claimed of it. changes: for each run of equal units what the first of
+    them could have instead, with the claim's costs (see `formulations.joint.changes`); complete: whether all were tried.
+    """
+
+    model: str
+    step_ns: int
+    objective_ns: int
+    bound_ns: int | None
+    one_strategy: str | None
+    stages: tuple[ExplainedStage, ...]
+    changes: tuple[Any, ...]
+    complete: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Units that two plans treat differently: their stage and strategy in the first one and in the second one."""
+
+    units: str
+    count: int
+    first_stage: int
+    first: str
+    second_stage: int
+    second: str
+
+
+def explain(plan: Plan | Source, *, profile: FilePath | Profile | None = None, time_limit: float | None = SECONDS) -> Explained:
+    """Where a plan's time and memory go, and what each of its units could have in place of what it has.
+
+    plan: with the evidence of its claim, as `plan -o` and `certify` write it. profile: that the plan was made from, where it
+    was. time_limit: seconds for trying what units could have; what they do not allow is left out. Raises InputError.
+    """
+    made = load_plan(plan) if not isinstance(plan, Plan) else plan
+    claim, used = made.claim, profile_of(profile)
+    if claim is None or claim.evidence is None:
+        raise InputError("plan", "claim.evidence", "is missing", "give a plan that `trainplan plan -o` has written")
+    if claim.evidence.cluster is None and used is None:
+        raise InputError("plan", "claim.evidence.cluster", "is missing", "give the --profile that the plan was made from")
+    stated = problem(claim.problem)
+    instance = stated.instance(request_of_claim(made, claim.evidence, used))
+    try:
+        solution = stated.load_solution(claim.evidence.solution)
+        objective_ns = stated.evaluate(instance, solution).objective
+    except (ValueError, LookupError) as error:
+        problem_text = f"is of another instance ({error})"
+        raise InputError("plan", "claim.evidence.solution", problem_text, "plan again with `trainplan plan -o`") from error
+    end = time.monotonic() + (float("inf") if time_limit is None else time_limit)
+    changes = tuple(stated.changes(instance, solution, lambda: time.monotonic() > end))
+    return Explained(
+        model=made.planned_model().name,
+        step_ns=(simulation := simulate(made)).step_ns,
+        objective_ns=objective_ns,
+        bound_ns=claim.bound_ns,
+        one_strategy=made.one_strategy,
+        stages=tuple(_stages(made, simulation, {each.stage for each in changes if each.prevented is not None})),
+        changes=changes,
+        complete=time.monotonic() <= end,
+    )
+
+
+def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[ExplainedStage]:
+    assert simulation.judged is not None and simulation.performance is not None
+    shares = stage_shares(plan, simulation.judged)
+    return [
+        ExplainedStage(
+            memory.stage,
+            span(str(min(stage.ranks)), str(max(stage.ranks))),
+            *shared,
+            peak_bytes=memory.peak_bytes,
+            limit_bytes=plan.memory_bytes,
+            binds=any(x % plan.depth == memory.stage for x in bound),
+        )
+        for memory, stage, shared in zip(simulation.performance.stages, plan.stages, shares, strict=False)
+    ]
+
+
+def differences(first: Plan | Source, second: Plan | Source) -> list[Difference]:
+    """Runs of units that two plans of one model treat differently. Raises InputError."""
+    plans = [each if isinstance(each, Plan) else load_plan(each) for each in (first, second)]
+    if len(plans[0].units) != len(plans[1].units):
+        sizes = f"has {len(plans[1].units)} units, and the other {len(plans[0].units)}"
+        raise InputError("plan", "units", sizes, "give two plans of one model")
+    placed = [_placed(plan) for plan in plans]
+    labels = [f"{a}\n{b}" if a != b else "" for a, b in zip(*placed, strict=True)]
+    rows = []
+    for place, units, count, label in runs([unit.name for unit in plans[0].units], labels):
+        if label:
+            (x, one), (y, two) = placed[0][place], placed[1][place]
+            rows.append(Difference(units, count, x, one, y, two))
+    return rows
+
+
+def _placed(plan: Plan) -> Sequence[tuple[int, str]]:
+    """Of every unit its stage and its strategy."""
+    begins = [stage.first_unit for stage in plan.stages[1:]]
+    strategies = [str(strategy) for strategy in plan.strategies()]
+    return [(sum(begin <= l for begin in begins), strategy) for l, strategy in enumerate(strategies)]
