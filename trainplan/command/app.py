@@ -36,6 +36,10 @@ TASKS = {
         "run": ("running", "Run a plan: training steps on local processes, compared with one process."),
         "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
         "export": ("running", "Write a plan's pipeline for another runtime."),
+        "import-run": (
+            "importing",
+            "Judge what another runtime runs now: its prediction, the bound, and what to change first.",
+        ),
         "compare": ("problems", "Hold plans side by side, or solve an instance with several methods."),
         "validate": ("validating", "Hold predictions of runs against what they measured."),
     },

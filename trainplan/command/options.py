@@ -29,7 +29,14 @@ from trainplan.profiling.shipped import shipped
 from trainplan.solvers.core.result import Result
 
 FINE, INFEASIBLE, STOPPED = 0, 1, 3
-WRITTEN = ("output", "uniform_output", "save_profile", "trace", "picture")  # options that name files of an Outcome
+WRITTEN = (
+    "output",
+    "best_output",
+    "uniform_output",
+    "save_profile",
+    "trace",
+    "picture",
+)  # options that name files of an Outcome
 CHECKED = (*WRITTEN, "journal")
 MOST_DIGITS = 1000  # of a method's option that is read as a number; Python reads none of several thousand
 
