@@ -44,7 +44,7 @@ _MODULES = {
             "simulate",
             "switch",
         ),
-        *("throughput", "trial"),
+        *("throughput", "tokenize", "trial"),
     ),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -29,6 +29,7 @@ from trainplan.profiling.shipped import shipped
 from trainplan.solvers.core.result import Result
 
 FINE, INFEASIBLE, STOPPED = 0, 1, 3
+ENDED = 4  # a run that was asked to end, with its checkpoint
 WRITTEN = ("output", "uniform_output", "save_profile", "trace", "picture")  # options that name files of an Outcome
 CHECKED = (*WRITTEN, "journal")
 MOST_DIGITS = 1000  # of a method's option that is read as a number; Python reads none of several thousand
