@@ -46,7 +46,7 @@ _MODULES = {
             "simulate",
             "switch",
         ),
-        *("throughput", "trial"),
+        *("throughput", "tokenize", "trial"),
     ),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
