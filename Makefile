@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+<<<<<<< HEAD
 .PHONY: demo test test-long lint docs benchmark calibrate study random-plans lowered predictions against-torch fuzz mutations faults clean against-papers
+=======
+.PHONY: demo test test-long lint benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers
+>>>>>>> main
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -80,6 +84,10 @@ fuzz: $(INSTALLED)
 
 lowered: $(INSTALLED)
 	$(BIN)/python -m benchmarks.lowered
+
+training: $(INSTALLED)
+	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.training_faults
 
 mutations: $(INSTALLED)
 	$(BIN)/python -m benchmarks.mutations --count 1000 --seed 0 --refused 50

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from trainplan.formulations.plan import Plan, load_plan
+from trainplan.solvers.core.result import Point
 
 import trainplan as tp
 from tests.command.calls import call
@@ -31,7 +32,7 @@ def checked(plan: Plan | dict[str, Any], **more: Any) -> CheckedPlan:
 def test_a_claim_is_checked_without_a_solver(answer: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.plan is not None and answer.plan.claim is not None and answer.plan.claim.evidence is not None
     text = answer.plan.model_dump_json()
-    assert tp.solve  # imported now, so that it does not keep what stands in for it
+    assert tp.check is not None  # its module is imported when it is first asked for, and is to have the solver
     with monkeypatch.context() as patch:
         patch.setattr("trainplan.solvers.core.solve.solve", None)
         found = checked(load_plan(json.loads(text)))
@@ -70,9 +71,21 @@ def test_claims_that_do_not_hold_are_refuted(answer: Planned) -> None:
     assert changed("evidence", "proof", "configurations", to=[])
 
 
+def test_gathering_evidence_says_what_it_is_at(answer: Planned) -> None:
+    told: list[Point | str] = []
+    made = tp.certify(answer, progress=told.append)
+    assert made.plan is not None and made.plan.claim is not None and made.plan.claim.evidence is not None
+    texts = [each for each in told if isinstance(each, str)]
+    bounds = [each.bound for each in told if isinstance(each, Point)]
+    assert texts == ["gathering evidence of the claim", "checking the evidence"]
+    assert bounds == sorted(bounds) and bounds[-1] == made.plan.claim.evidence.bound_ns  # type: ignore[type-var]
+    assert "by evidence that is checked without any solver" in dict(made.summary())["certificate"]
+
+
 def test_evidence_that_time_does_not_allow_is_weaker_and_holds() -> None:
     made = tp.certify(tp.plan(**REQUEST, gap=1e-2), time_limit=1e-6)
     assert made.plan is not None
+    assert "in closed form, without any solver" in dict(made.summary())["certificate"]
     claim = checked(made.plan).claim
     assert claim is not None and claim.bound_ns == claim.weak_bound_ns and claim.faults == () and not claim.evidence
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from trainplan.formulations.plan import PlanEvidence
 from trainplan.planned import Planned
 from trainplan.profiling.base.plugins import attribute
+from trainplan.solvers.core.result import Point
 from trainplan.solvers.core.search import Search, judge
 from trainplan.solvers.core.solve import check_arguments
 
 
-def certify(answer: Planned, time_limit: float | None = None) -> Planned:
+def certify(answer: Planned, time_limit: float | None = None, progress: Callable[[Point | str], None] | None = None) -> Planned:
     """The answer with evidence in its plan's claim, which `check` follows; as it is where there is no plan, or where bounds of
     its problem have no evidence.
 
     time_limit: seconds for gathering it; what it does not come to is shown by bounds that need no evidence, which are weaker.
+    progress: called with a text that names what is begun, and with a Point of each better bound that there is evidence of.
     """
     check_arguments(time_limit, 0.0, 0)
     plan, problem, objective_ns = answer.plan, answer.problem, answer.answer.objective_ns
@@ -23,7 +26,11 @@ def certify(answer: Planned, time_limit: float | None = None) -> Planned:
         return answer
     request, memory_bytes = answer.request, answer.request.with_margin(0).limit_bytes
     instance = problem.with_memory(answer.instance, memory_bytes)
-    gathered = attribute(evidence)(instance, objective_ns, Search(judge(instance), time_limit)).to_dict()
+    begin = progress or (lambda _: None)
+    begin("gathering evidence of the claim")
+    search = Search(judge(instance), time_limit, progress=progress, objective=objective_ns)
+    gathered = attribute(evidence)(instance, objective_ns, search).to_dict()
+    begin("checking the evidence")
     weak, bound = problem.checked_bound_ns(instance, None), problem.checked_bound_ns(instance, gathered)
     evidence = PlanEvidence(
         cluster=None if request.profile or request.cluster is None or request.measured else request.cluster.model_dump(),

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.execution.judge import Judged, judge_carried
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
 from trainplan.performance import Performance, performance
@@ -220,6 +220,7 @@ class Planned:
             ("status", claim.status + (f" (gap asked for: {self.result.tolerance:.2g})" if self.result.tolerance else "")),
             ("bound of claim", bound),
             ("gap", "unknown" if claim.gap is None else f"{claim.gap:.4%}"),
+            *self._evidence(claim),
             *self._any_schedule(claim.objective_ns),
             *([("proven under", under if flags else as_arguments(under))] if under and claim.bound_ns is not None else []),
             ("method", claim.method),
@@ -227,6 +228,14 @@ class Planned:
         if self.excess is not None and self.excess != 0:
             rows.append(("walk and claim", f"the predicted step is {self.excess:+.3%} from the claimed objective"))
         return rows
+
+    def _evidence(self, claim: Claim) -> list[tuple[str, str]]:
+        """What of the claim can be checked without any solver."""
+        if (evidence := claim.evidence) is None or not claim.objective_ns:
+            return []
+        gap = 1 - evidence.bound_ns / claim.objective_ns
+        how = "by evidence that is checked" if evidence.proof is not None else "in closed form,"
+        return [("certificate", f"{format_time(evidence.bound_ns)}, {how} without any solver: gap {gap:.4%}")]
 
     def _any_schedule(self, objective_ns: int) -> list[tuple[str, str]]:
         """How much another order of passes could gain."""

@@ -15,9 +15,10 @@ from typing import Any
 from trainplan.execution.compiled import compiled, default_backend
 from trainplan.execution.features import refuse_others
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError, shown
 from trainplan.profiling.base.files import check_writable, unwritable, write_whole
+from trainplan.profiling.models.sublayers import modules_of
 
 # A chain of sub-layers in letters: E embedding, a attention, f feed-forward, L head with the loss.
 ENDS = ("embedding", "head")
@@ -29,13 +30,14 @@ class Export:
     """A plan for another runtime.
 
     files: text by name. settings: what they say, as data. left_out: what of the plan they do not say, one line each: it costs
-    time or memory and changes nothing that is computed.
+    time or memory and changes nothing that is computed. plan: the plan as the runtime runs it, without that.
     """
 
     target: str
     settings: dict[str, Any]
     files: dict[str, str]
     left_out: tuple[str, ...]
+    plan: Plan | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The export as data, for JSON."""
@@ -81,18 +83,25 @@ def check_pipeline(
     refuse_others(plan, able, f"the export to {runtime}", where)
 
 
-def as_exported(plan: Plan, where: str, runtime: str, strategy: Strategy) -> int:
-    """The most that any device holds of the plan as a runtime runs it: all units under one strategy, those but embedding and
-    head recomputed where any is, no forward pass in halves. Raises InputError where that is more than the plan may take."""
+def as_exported(plan: Plan, strategy: Strategy, modules: Collection[Module] = (), **fields: Any) -> Plan:
+    """The plan as a runtime runs it: all units under one strategy, those but embedding and head recomputed where any is, or
+    these modules of them; no forward pass in halves. fields: others that differ."""
     again, _ = recomputation(plan)
-    inner = replace(strategy, ckpt=again, modules=() if again else strategy.modules)
-    units = [unit.laid_out(strategy if unit.name in ENDS else inner) for unit in plan.units]
-    changed = plan.changed(units=units, sliced=0, predicted=None, claim=None)
-    made = compiled(changed, default_backend(changed), by_class=True)
-    peak_bytes = max(walk.peak_bytes for walk in made.memory(default_backend(changed)))
+    units = []
+    for unit, described in zip(plan.units, plan.planned_model().units, strict=True):
+        inner = unit.name not in ENDS
+        some = tuple(sorted(set(modules) & set(modules_of(described.sublayer)))) if inner and not again else ()
+        units.append(unit.laid_out(replace(strategy, ckpt=again and inner, modules=some)))
+    return plan.changed(units=units, sliced=0, predicted=None, claim=None, **fields)
+
+
+def fitting_bytes(plan: Plan, exported: Plan, where: str, runtime: str) -> int:
+    """The most that any device holds of a plan as exported. Raises InputError where that is more than the plan may take."""
+    made = compiled(exported, default_backend(exported), by_class=True)
+    peak_bytes = max(walk.peak_bytes for walk in made.memory(default_backend(exported)))
     if peak_bytes > plan.memory_bytes:
         problem = f"is {plan.memory_bytes} bytes; as {runtime} runs it the plan takes {peak_bytes}"
-        raise InputError(where, "memory_bytes", problem, "plan with --zero 0,1 --one-strategy, so that nothing is left out")
+        raise InputError(where, "memory_bytes", problem, "plan with --for, or more --reserve, so that nothing is left out")
     return peak_bytes
 
 

@@ -28,6 +28,7 @@ from trainplan.execution.exports.common import (
     as_exported,
     check_pipeline,
     common_strategy,
+    fitting_bytes,
     half_cut,
     layers_of,
     left_out_of_all,
@@ -41,7 +42,7 @@ from trainplan.execution.exports.common import (
 from trainplan.execution.exports.launching import page, slurm, torchrun
 from trainplan.execution.exports.megatron_model import model_arguments
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.strategies import Module, Strategy
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.models.model import Model
 
@@ -127,7 +128,9 @@ def export(plan: Plan, where: str) -> Export:
     if "--hybrid-layer-pattern" in stages:  # it counts the layers itself
         described = described[2:]
     other = None if same is None else [*head, *same]
-    peak_bytes = as_exported(plan, where, RUNTIME, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy)
+    kept: set[Module] = {module for each in plan.strategies() for module in each.modules if module in MODULES}
+    exported = as_exported(plan, replace(strategy, zero=1) if strategy.zero_stage > 1 else strategy, kept)
+    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
     precision = PRECISIONS[model.dtype]
     settings = {
         "script": script,
@@ -152,7 +155,7 @@ def export(plan: Plan, where: str) -> Export:
         "slurm.sh": slurm(plan.world),
         "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, DECIDES),
     }
-    return Export("megatron", settings, files, tuple(left_out))
+    return Export("megatron", settings, files, tuple(left_out), exported)
 
 
 def _parallel(plan: Plan, model: Model, strategy: Strategy) -> tuple[list[str], list[str]]:

@@ -16,12 +16,15 @@ torch/distributed/pipelining/stage.py), which is said.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from trainplan.execution.exports.common import (
     Export,
+    as_exported,
     check_pipeline,
     common_strategy,
+    fitting_bytes,
     layers_of,
     left_out_of_all,
     left_out_order,
@@ -29,13 +32,23 @@ from trainplan.execution.exports.common import (
     recomputation,
     refuse_half_cut,
 )
+from trainplan.execution.exports.launching import page, slurm, torchrun
 from trainplan.execution.exports.torch_pipelining import schedule_csv
 from trainplan.formulations.plan import Plan
+from trainplan.formulations.strategies import Paradigm
 from trainplan.profiling.base.errors import InputError
 
 RUNTIME = "torchtitan"
 ABLE = ("master weights", "ZeRO stage 2", "sequence parallelism")
 CSV = "schedule.csv"
+VERSION = "torchtitan of 2025 (torchtitan.toml) and of 2026 (torchtitan_config.py)"
+SHARDS: dict[Paradigm, Paradigm] = {"dp": "sdp"}  # what replicated ranks become
+FLAVOURS = {"llama3-8b": "8B", "llama3.1-8b": "8B", "llama3-70b": "70B", "llama3.1-70b": "70B", "llama3-405b": "405B"}
+DECIDES = (
+    "the model is the flavour that [model] names; the tokenizer is yours, as model.hf_assets_path",
+    "parameters are gathered ahead and gradients reduced behind the backward pass: faster than predicted",
+    "the vocabulary is split over tensor-parallel ranks in the loss, too (loss parallel)",
+)
 # The field of the modules of each stage has had two names in 2026.
 MODULE_FIELDS = ("pipeline_parallel_module_fqns_per_model_part", "module_fqns_per_model_part")
 
@@ -68,12 +81,22 @@ def export(plan: Plan, where: str) -> Export:
     if dp > 1 and sdp == 1:
         left_out.append(f"{strategy}: parameters are sharded between steps and gathered once a step; less memory, more time")
         dp, sdp = sdp, dp
+        strategy = replace(strategy, levels=tuple((SHARDS.get(name, name), degree) for name, degree in strategy.levels), zero=2)
     elif sdp > 1 and stages > 1:
         left_out.append(f"{strategy}: gradients, and parameters once they are gathered for backward, stay whole; more memory")
     if tp > 1 and not strategy.sequence_parallel:
         left_out.append("tokens: tensor-parallel ranks share them here; less memory")
     again, partly = recomputation(plan)
     left_out += partly
+    modules_left = sorted({module for each in plan.strategies() for module in each.modules})
+    left_out += [f"recomputation of {module}: {RUNTIME} keeps it; more memory" for module in modules_left]
+    precision = plan.precision
+    if precision.master is not None and precision.gradients == "model":
+        left_out.append("gradients are reduced in float32 here, and so kept; more time and memory")
+        precision = precision.changed(gradients="float32")
+    laid = replace(strategy, sequence_parallel=tp > 1)
+    exported = as_exported(plan, laid, precision=precision)
+    peak_bytes = fitting_bytes(plan, exported, where, RUNTIME)
     pipelined = {"pipeline_parallel_schedule": {"1f1b": "1F1B", "gpipe": "GPipe"}[plan.schedule]} if stages > 1 else {}
     common: dict[str, Any] = {
         "pipeline_parallel_degree": stages,
@@ -84,19 +107,23 @@ def export(plan: Plan, where: str) -> Export:
         "tensor_parallel_degree": tp,
     }
     split = {"module_fqns_per_model_part": modules(plan, "output")}
-    precision = {"mixed_precision_param": model.dtype} if plan.precision.master is not None else {}
+    dtypes = {"mixed_precision_param": model.dtype} if plan.precision.master is not None else {}
     files: dict[str, str] = {}
     if (
         plan.schedule == "1f1b" and parts < stages and stages > 1
     ):  # torch's 1F1B wants as many micro-batches as stages; the order does not
         common["pipeline_parallel_schedule_csv"] = CSV
         files[CSV] = schedule_csv(plan)
-    toml = {
+    flavour = {"model": {"name": "llama3", "flavor": FLAVOURS[model.name]}} if model.name in FLAVOURS else {}
+    if not flavour:
+        left_out.append(f"the model {model.name}: name a flavour of its sizes in [model]")
+    toml: dict[str, dict[str, Any]] = {
+        **flavour,
         "training": {
             "local_batch_size": samples * parts if stages > 1 else samples,  # of one stage gradients are accumulated
             "global_batch_size": plan.batch.global_samples,
             "seq_len": model.tokens,
-            **precision,
+            **dtypes,
         },
         "parallelism": {
             **common,
@@ -109,14 +136,23 @@ def export(plan: Plan, where: str) -> Export:
             "num_tokens_per_microbatch_per_dp_rank": samples * model.tokens,
             "num_tokens_per_train_step": plan.batch.global_samples * model.tokens,
             "max_context_length": model.tokens,
-            **precision,
+            **dtypes,
         },
         "parallelism": {**common, **({"num_pp_microbatches": parts} if stages > 1 else {})},
         "modules": modules(plan, "lm_head") if stages > 1 else [],
         "activation_checkpoint": toml["activation_checkpoint"]["mode"],
     }
-    files = {"torchtitan.toml": _toml(toml), "torchtitan_config.py": _script(python), **files}
-    return Export("torchtitan", {"toml": toml, "python": python}, files, tuple(left_out))
+    command = '-m torchtitan.train --job.config_file torchtitan.toml "$@"'
+    files = {
+        "torchtitan.toml": _toml(toml),
+        "torchtitan_config.py": _script(python),
+        **files,
+        "launch.sh": torchrun(plan.world, command),
+        "slurm.sh": slurm(plan.world),
+        "README.md": page(plan, RUNTIME, VERSION, peak_bytes, left_out, DECIDES),
+    }
+    settings = {"toml": toml, "python": python, "peak_bytes": peak_bytes}
+    return Export("torchtitan", settings, files, tuple(left_out), exported)
 
 
 def _toml(sections: dict[str, dict[str, Any]]) -> str:

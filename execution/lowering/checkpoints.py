@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainplan.execution.training.tokens import TokenFile
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.files import check_writable, read_data
@@ -25,13 +26,15 @@ WHOLE = re.compile(r"step-(\d{8,})")
 @dataclass(frozen=True)
 class Checkpoints:
     """What a run keeps, and where it begins. folder: of its checkpoints, one every `every` steps and after the last (None: it
-    keeps none). resume: the folder of the checkpoint that it begins with, of `done` steps. about: what each says of the run."""
+    keeps none). resume: the folder of the checkpoint that it begins with, of `done` steps. about: what each says of the run.
+    position: samples of the file of tokens that the steps before took, where that is not `done` batches."""
 
     folder: str | None = None
     every: int = 0
     resume: str | None = None
     done: int = 0
     about: dict[str, Any] | None = None
+    position: int | None = None
 
 
 def step_folder(folder: str, step: int) -> Path:
@@ -40,14 +43,22 @@ def step_folder(folder: str, step: int) -> Path:
 
 
 def checkpoints_of(
-    plan: Plan, model: Model, seed: int, steps: int, folder: str | os.PathLike[str] | None, every: int | None, resume: Any
+    plan: Plan,
+    model: Model,
+    seed: int,
+    steps: int,
+    folder: str | os.PathLike[str] | None,
+    every: int | None,
+    resume: Any,
+    data: TokenFile | None = None,
 ) -> Checkpoints | None:
     """What a run of a plan as this model keeps and begins with; None where that is nothing.
 
-    folder: as `--checkpoint`; every: as `--checkpoint-every`; resume: as `--resume`, a folder of checkpoints, of which the last
-    one counts, or one of them. Raises InputError where they do not fit each other or the run.
-    """
-    about = {"model_digest": model.digest, "dtype": model.dtype, "samples": plan.batch.global_samples, "seed": seed}
+    data: the file that it trains on, of which a run goes on behind the samples that were taken, whatever its batch. folder: as
+    `--checkpoint`; every: as `--checkpoint-every`; resume: as `--resume`, a folder of checkpoints, of which the last one
+    counts, or one of them. Raises InputError where they do not fit each other or the run."""
+    about: dict[str, Any] = {"model_digest": model.digest, "dtype": model.dtype, "seed": seed}
+    about |= {"samples": plan.batch.global_samples} if data is None else {"data": data.digest}
     about |= {"master": plan.precision.of(model).master, "sequence": model.tokens, "hidden": model.units[-1].sublayer.hidden}
     if every is not None and folder is None:
         raise InputError("command line", "--checkpoint-every", f"is {every}", "give --checkpoint with a folder, too")
@@ -66,7 +77,7 @@ def checkpoints_of(
     if steps <= done:
         fix = f"give more than {done}: steps are counted from the first run's first"
         raise InputError("command line", "--steps", f"is {steps}, and {path} is of {done}", fix)
-    return Checkpoints(kept, every or steps, str(path), done, about)
+    return Checkpoints(kept, every or steps, str(path), done, about, written.get("position"))
 
 
 def _made(folder: Path) -> str:

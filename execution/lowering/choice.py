@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 from trainplan.execution.lowering.refusals import refusals
@@ -30,23 +31,23 @@ def runtime_of(
     transport: str = TRANSPORT,
     measure: bool = False,
     measure_memory: bool = False,
-    checkpoints: bool = False,
+    training: Sequence[str] = (),
     where: str = "plan",
 ) -> Choice:
     """Who runs a plan as this model. by: torch or program, or None for torch where it can.
 
     backend, transport, measure, measure_memory: as of a run. The first three order, carry and time instructions of programs;
-    memory is that of the program, which is predicted, unless torch is asked for. checkpoints: whether some are kept or read,
-    which only torch does. Raises InputError where that cannot be.
+    memory is that of the program, which is predicted, unless torch is asked for. training: options that are given of those that
+    only torch has, such as --data and --checkpoint. Raises InputError where that cannot be.
     """
     if by == "program":
-        if checkpoints:
-            fix = "leave it out, or give --by torch: programs keep no checkpoints"
-            raise InputError("command line", "--checkpoint or --resume", "is given with --by program", fix)
+        if training:
+            fix = "leave it out, or give --by torch: programs train on made-up samples and keep no checkpoints"
+            raise InputError("command line", training[0], "is given with --by program", fix)
         return Choice("program")
     if by not in (None, "torch"):
         raise InputError("command line", "--by", f"is {by!r}", one_of(str(by), RUNTIMES))
-    by = "torch" if checkpoints else by
+    by = "torch" if training else by
     options = {"--backend": backend != BACKEND and backend, "--transport": transport != TRANSPORT and transport}
     options["--measure"] = measure and "on"
     for name, value in options.items():

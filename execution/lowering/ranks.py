@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from trainplan.execution.lowering.checkpoints import Checkpoints
-from trainplan.execution.lowering.saving import Saver, load
+from trainplan.execution.lowering.pretrained import load_weights, save_weights
+from trainplan.execution.lowering.running import Run
+from trainplan.execution.lowering.saving import load
 from trainplan.execution.lowering.trainer import Trainer
 from trainplan.execution.lowering.weights import gathered
 from trainplan.execution.program import Program
 from trainplan.execution.run.comparison import Differences, Outcome, compare
-from trainplan.execution.run.processes import AFTER
 from trainplan.execution.run.unit_state import flat_layout
+from trainplan.execution.training.settings import PLAINLY
 from trainplan.execution.walk.buffers import zero_stage
 from trainplan.profiling.base.processes import Reporter
 from trainplan.profiling.models import torch_units
@@ -31,47 +31,30 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
     everyone, results = dist.new_group(list(range(world))), []
     for number, each in enumerate(job["jobs"]):
         program, plan = each["programs"][rank], each["plan"]
-        trainer = Trainer(plan, program.model, rank, job["seed"], device)
-        kept = job.get("checkpoints") or Checkpoints()
-        saver = Saver(trainer, kept) if kept.folder is not None else None
+        training, kept = job.get("training") or PLAINLY, job.get("checkpoints") or Checkpoints()
+        training = training.begun_at(kept.position, kept.done, plan.batch.global_samples)
+        trainer = Trainer(plan, program.model, rank, job["seed"], device, training)
         if kept.resume is not None:
             load(trainer, kept)
-        losses, seconds, gradients = [], [], dict[int, Tensor]()
-        for loss, took in steps(trainer, job, number, everyone, report, kept.done):
-            losses.append(loss)
-            seconds.append(took)
-            if saver is not None:
-                saver.after(kept.done + len(losses), job["steps"])
-            if len(losses) == 1 and job["compare"]:
+        elif training.weights is not None:
+            load_weights(trainer, training.weights)
+        run = Run(trainer, job, number, everyone, report, kept)
+        gradients: dict[int, Tensor] = {}
+        for _ in run.steps():
+            if len(run.losses) == 1 and job["compare"]:
                 gradients = flat_values(trainer, program, True)
-        if saver is not None:
-            saver.finish()
         differences: dict[str, float | None] = dict.fromkeys(Differences._fields)
-        if job["compare"]:
+        if job["compare"] and run.losses:
             report({"plan": number, "comparing": True})
-            outcome = Outcome(gradients, flat_values(trainer, program, False), losses)
-            if apart := compare(each["programs"], outcome, job["seed"], everyone, kept.done):
+            outcome = Outcome(gradients, flat_values(trainer, program, False), run.losses)
+            settings = {"batches": trainer.batches, "settings": training.optimizer, "weights": training.weights}
+            if apart := compare(each["programs"], outcome, job["seed"], everyone, kept.done, **settings):
                 differences = {**apart._asdict()}
+        if training.saved is not None:
+            save_weights(trainer, training.saved)
         peak = trainer.peak_bytes() if job["memory"] else None
-        results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, "spans": [], **differences})
+        results.append({**run.result(), "peak_bytes": peak, "spans": [], **differences})
     return results
-
-
-def steps(
-    trainer: Trainer, job: dict[str, Any], number: int, everyone: Any, report: Reporter, done: int
-) -> Iterator[tuple[float, float]]:
-    """Loss and seconds of each step behind those that are done, which all ranks begin together."""
-    for step in range(done + 1, job["steps"] + 1):
-        report.position.set(number, step, 0)
-        dist.barrier(everyone)
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        loss = trainer.step()
-        took = time.perf_counter() - started
-        report({"plan": number, "step": step, "steps": job["steps"], "loss": loss, "seconds": took})
-        yield loss, took
-    report.position.set(number, AFTER, 1)
 
 
 def flat_values(trainer: Trainer, program: Program, gradients: bool) -> dict[int, Tensor]:

@@ -51,23 +51,32 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
 def load(trainer: Trainer, checkpoints: Checkpoints) -> None:
     """Go on where the checkpoint was."""
     dcp.load(state_of(trainer), checkpoint_id=checkpoints.resume)
-    for each in trainer.chains:
-        each.step = checkpoints.done
+    trainer.done(checkpoints.done)
 
 
 class Saver:
     """Writes checkpoints beside the steps that follow, one at a time, over a group of its own."""
 
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
-        self.trainer, self.checkpoints = trainer, checkpoints
+        self.trainer, self.checkpoints, self.last = trainer, checkpoints, checkpoints.done
         self.group = dist.new_group(backend="gloo")
-        self._writing: tuple[Future[Any], Path, Path] | None = None
+        self._writing: tuple[Future[Any], Path, Path, int] | None = None
 
     def after(self, step: int, last: int) -> None:
         """Called on all ranks after each step: begin a checkpoint where one is due."""
-        folder = self.checkpoints.folder
-        if folder is None or (step % self.checkpoints.every and step != last):
-            return
+        if step % self.checkpoints.every == 0 or step == last:
+            self.begin(step)
+
+    def end(self, step: int) -> None:
+        """Called on all ranks where a run ends behind a step: that one's checkpoint is whole then."""
+        if self.last != step:
+            self.begin(step)
+        self.finish()
+
+    def begin(self, step: int) -> None:
+        """Begin the checkpoint of a step; called on all ranks."""
+        folder, self.last = self.checkpoints.folder, step
+        assert folder is not None
         self.finish()
         final = step_folder(folder, step)
         aside = final.with_name(f"writing-{final.name}")
@@ -76,18 +85,19 @@ class Saver:
         dist.barrier(self.group)
         writing = dcp.async_save(state_of(self.trainer), checkpoint_id=aside, process_group=self.group)
         assert isinstance(writing, Future)
-        self._writing = writing, aside, final
+        self._writing = writing, aside, final, step
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written, and give it its name."""
         if self._writing is None:
             return
-        writing, aside, final = self._writing
+        writing, aside, final, step = self._writing
         writing.result()
         self._writing = None
         dist.barrier(self.group)
         if dist.get_rank() == 0:
-            (aside / ABOUT).write_text(json.dumps(self.checkpoints.about, indent=1) + "\n")
+            about = {**(self.checkpoints.about or {}), "position": self.trainer.batches.drawn(step)}
+            (aside / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
             for path in (*aside.iterdir(), aside):
                 _to_disk(path)
             shutil.rmtree(final, ignore_errors=True)

@@ -71,9 +71,8 @@ class Relay(nn.Module):
 class Chain(nn.Module):
     """The units of one stage, on one rank.
 
-    step: how many steps are done, which masks follow from. samples of a micro-batch are named by ids, and a unit takes those of
-    its own block.
-    """
+    step: how many steps are done, which masks follow from; while it is evaluated there are none. samples of a micro-batch are
+    named by ids, and a unit takes those of its own block."""
 
     def __init__(self, plan: Plan, model: Model, stage: int, place: int, seed: int, device: torch.device) -> None:
         super().__init__()
@@ -124,7 +123,7 @@ class Chain(nn.Module):
         ids = tuple(samples.tolist())
         for position, relay, unit in zip(self.positions, self.relays, self.units, strict=True):
             draw = None
-            if unit.part.draws:
+            if unit.part.draws and self.training:
                 own = rows_of(unit.strategy, self.place, 0, len(ids))
                 draw = Draw(self.seed, self.step, position, ids[own.start : own.stop], unit.place.share)
             x = unit(relay(x), draw, targets) if isinstance(unit, HeadUnit) else unit(relay(x), draw)

@@ -9,13 +9,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 from trainplan.execution.lowering.blocks import Unit
 from trainplan.execution.lowering.memory import StorageTracker
 from trainplan.execution.lowering.meshes import make_meshes
+from trainplan.execution.lowering.norms import global_square, scale
 from trainplan.execution.lowering.stages import Chain, make_schedule, make_stage
-from trainplan.execution.run.reference import LEARNING_RATE, batch_tokens
+from trainplan.execution.training.batches import Batches
+from trainplan.execution.training.optimizer import Optimizer
+from trainplan.execution.training.settings import PLAINLY, Training
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.strategies import rows_of
 from trainplan.formulations.work.moves import table_once
@@ -23,14 +27,19 @@ from trainplan.profiling.models.model import Model
 
 
 class Trainer:
-    """A rank of a plan that trains on one batch, as the executor of programs does: same samples, same initial values.
+    """A rank of a plan that trains: without settings as the executor of programs does, on the same samples, from the same
+    initial values.
 
     Made on all ranks at once. model: to run in place of the plan's own. Every unit has optimizers of its own, one for each mesh
-    that its parameters lie on: fused ones take tensors of one.
+    that its parameters lie on: fused ones take tensors of one. steps: how many are done. gradient_norm: of the last one, over
+    all parameters of all ranks, before gradients were scaled; None where nobody asked for it.
     """
 
-    def __init__(self, plan: Plan, model: Model, rank: int, seed: int, device: torch.device) -> None:
-        self.plan, self.model, self.rank, self.device = plan, model, rank, device
+    def __init__(
+        self, plan: Plan, model: Model, rank: int, seed: int, device: torch.device, training: Training = PLAINLY
+    ) -> None:
+        self.plan, self.model, self.rank, self.device, self.training = plan, model, rank, device, training
+        self.steps, self.gradient_norm = 0, None
         make_meshes(plan, device.type)
         numbers = [number for number, stage in enumerate(plan.stages) if rank in stage.ranks]
         self.place = plan.stages[numbers[0]].ranks.index(rank)
@@ -39,60 +48,105 @@ class Trainer:
         self.chains: list[Chain] = chains
         self.schedule = make_schedule(plan, self.stages)
         self.tied = TiedTables(plan, model, self)
-        self.optimizers = [one for unit in self.units.values() for one in optimizers_of(unit)]
-        self._batch(batch_tokens(model, plan.batch.global_samples, seed))
+        self.optimizers = [one for unit in self.units.values() for one in optimizers_of(unit, training.optimizer)]
+        self.batches = training.batches(plan, model, seed)
+        self._take(self.batches, 0)
 
     @property
     def units(self) -> dict[int, Unit]:
         """The rank's units by their positions in the model."""
         return dict(chain.from_iterable(zip(each.positions, each.units, strict=True) for each in self.chains))
 
-    def _batch(self, tokens: Tensor) -> None:
-        """What this rank has of a batch, (samples, sequence + 1): micro-batch after micro-batch, its own rows of each."""
+    def _take(self, batches: Batches, step: int) -> None:
+        """Have this rank's part of a step's batch: micro-batch after micro-batch, its own rows of each."""
         plan, strategies = self.plan, self.plan.strategies()
         count = plan.batch.global_samples // plan.batch.micro_batches
 
-        def rows(position: int) -> list[int]:
+        def tokens(position: int) -> Tensor:
             starts = range(0, plan.batch.global_samples, count)
-            return [row for start in starts for row in rows_of(strategies[position], self.place, start, count)]
+            rows = [row for start in starts for row in rows_of(strategies[position], self.place, start, count)]
+            return batches.rows(step, rows)
 
-        samples = torch.arange(plan.batch.global_samples)
         self.inputs: tuple[Tensor, ...] = ()
-        self.others: dict[str, Any] = {"samples": samples}
+        self.others: dict[str, Any] = {"samples": torch.arange(plan.batch.global_samples)}
         if 0 in self.units:
-            self.inputs = (tokens[rows(0), :-1].to(self.device),)
+            self.inputs = (tokens(0)[:, :-1].to(self.device),)
         self.ends = len(strategies) - 1 in self.units
         if self.ends:
-            self.others |= {"targets": tokens[rows(len(strategies) - 1), 1:].contiguous().to(self.device)}
+            self.others |= {"targets": tokens(len(strategies) - 1)[:, 1:].contiguous().to(self.device)}
 
     def step(self) -> float:
         """One training step; the loss of the whole batch before it."""
+        if self.training.data is not None:
+            self._take(self.batches, self.steps)
         loss = self.gradients()
-        for optimizer in self.optimizers:
-            optimizer.step()
-        for each in self.chains:
-            each.step += 1
+        optimizer = self.training.optimizer
+        if self.gradient_norm is not None and (factor := optimizer.scale(self.gradient_norm)) < 1:
+            scale(self.parameters(), factor)
+        optimizer.set_rate(self.optimizers, self.steps)
+        for each in self.optimizers:
+            each.step()
+        self.done(self.steps + 1)
         return loss
+
+    def done(self, steps: int) -> None:
+        """Count so many steps as done: samples, masks and learning rates of the next one follow from it."""
+        self.steps = steps
+        for each in self.chains:
+            each.step = steps
 
     def gradients(self) -> float:
         """The loss of the batch, with its gradients left in `.grad` of the parameters, each where its parameter lies."""
         for unit in self.units.values():
             unit.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
-        ending = {"target": self.others["samples"], "losses": losses} if self.ends else {}
         with loss_parallel():
-            self.schedule.step(*self.inputs, **self.others, **ending, return_outputs=False)
+            self.schedule.step(*self.inputs, **self.others, **self._ending(losses), return_outputs=False)
         for copies in (copies for each in self.chains for copies in each.copies):
             copies.finish()
         for parameter in self.parameters():
             lie_as_parameter(parameter)
         self.tied.sum()
-        total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        square = global_square(self) if self.training.normed else None
+        loss, whole_square = self._summed(losses, square)
+        self.gradient_norm = None if square is None else whole_square**0.5
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, batches: Batches, count: int) -> float:
+        """The mean loss of the first `count` batches, without dropout; nothing is learnt from them."""
+        total = 0.0
+        for each in self.chains:
+            each.eval()
+        for step in range(count):
+            self._take(batches, step)
+            losses: list[Tensor] = []
+            with loss_parallel():
+                self.schedule.eval(*self.inputs, **self.others, **self._ending(losses), return_outputs=False)
+            total += self._summed(losses, None)[0]
+        for each in self.chains:
+            each.train()
+            for module in each.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # as a backward pass does: until then, parameters are the gathered ones
+        self._take(self.batches, self.steps)
+        return total / count
+
+    def _ending(self, losses: list[Tensor]) -> dict[str, Any]:
+        """What the schedule of a rank with the head is given, beside its samples, to fill a list of losses."""
+        return {"target": self.others["samples"], "losses": losses} if self.ends else {}
+
+    def _summed(self, losses: list[Tensor], square: Tensor | None) -> tuple[float, float]:
+        """The loss of all ranks' rows, and the sum of what all ranks have of a square (0 without one)."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
         last = self.plan.strategies()[-1]
         if self.ends and last.index(self.place, "tp") == 0:
-            total += torch.stack([each.detach().double() for each in losses]).sum()
+            total[0] = torch.stack([each.detach().double() for each in losses]).sum()
+        if square is not None:
+            total[1] = square
         dist.all_reduce(total)
-        return float(total)
+        loss, whole = total.tolist()
+        return loss, whole
 
     def states(self) -> Iterator[Tensor]:
         """Tensors that live from step to step: parameters, the optimizers' states, the batch, and what messages arrive in."""
@@ -127,22 +181,24 @@ def lie_as_parameter(parameter: nn.Parameter) -> None:
         parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
-def optimizers_of(unit: Unit) -> list[torch.optim.Optimizer]:
+def optimizers_of(unit: Unit, settings: Optimizer) -> list[torch.optim.Optimizer]:
     """AdamW for a unit's parameters, those of each mesh by themselves."""
-    by_mesh: dict[Any, list[nn.Parameter]] = {}
-    for parameter in unit.parameters():
+    by_mesh: dict[Any, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in unit.named_parameters():
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        by_mesh.setdefault(mesh, []).append(parameter)
-    return [torch.optim.AdamW(each, lr=LEARNING_RATE, fused=True) for each in by_mesh.values()]
+        by_mesh.setdefault(mesh, []).append((name, parameter))
+    return [settings.made(each) for each in by_mesh.values()]
 
 
 class TiedTables:
     """A table that embedding and head share, where they are on unlike stages or laid out unlike, and each has one: they begin
-    alike and get the sum of both gradients in every step, so that they stay alike. once: whether it is one parameter."""
+    alike and get the sum of both gradients in every step, so that they stay alike. once: whether it is one parameter; second:
+    of two that this rank has, or may have, the head's."""
 
     def __init__(self, plan: Plan, model: Model, trainer: Trainer) -> None:
         self.ends: list[nn.Parameter] = []
         self.group: Any = None
+        self.second: nn.Parameter | None = None
         self.once = model.tied and table_once(plan.strategies(), range(plan.stages[0].last_unit + 1))
         if not model.tied or self.once:
             return
@@ -152,6 +208,7 @@ class TiedTables:
         for position, name in names.items():
             if position in trainer.units:
                 self.ends.append(trainer.units[position].get_parameter(name))
+                self.second = self.ends[-1] if position else None
         self.first = trainer.place == 0
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ A packed parameter (queries, keys and values in one tensor) is several matrices 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,13 @@ def borrows(unit: Unit, name: str) -> bool:
 
 def fill(unit: Unit, position_seed: int) -> None:
     """Give a unit, whose memory is there, the values that its seed gives on every rank."""
+    write_unit(unit, torch_units.whole_parameters(unit.part, position_seed))
+
+
+def write_unit(unit: Unit, values: Mapping[str, Tensor]) -> None:
+    """Whole values of all of a unit's parameters, by the sub-layer's names, into what the rank has of them."""
     parameters = dict(unit.named_parameters())
-    for name, value in torch_units.whole_parameters(unit.part, position_seed).items():
+    for name, value in values.items():
         if borrows(unit, name):
             continue
         names = module_names(unit, name)

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from trainplan.execution.program import Program
-from trainplan.execution.run.reference import Reference, batch_tokens
+from trainplan.execution.run.reference import Reference
 from trainplan.execution.run.unit_state import flat_layout
+from trainplan.execution.training.batches import Batches
+from trainplan.execution.training.optimizer import PLAIN, Optimizer
 from trainplan.execution.walk.buffers import zero_stage
 from trainplan.profiling.models import torch_units
 
@@ -32,10 +34,20 @@ class Differences(NamedTuple):
     loss_difference: float
 
 
-def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any, done: int = 0) -> Differences | None:
+def compare(
+    programs: Sequence[Program],
+    outcome: Outcome,
+    seed: int,
+    group: Any,
+    done: int = 0,
+    batches: Batches | None = None,
+    settings: Optimizer = PLAIN,
+    weights: str | None = None,
+) -> Differences | None:
     """Called on all ranks of a group: rank 0 runs the model alone and compares every rank's shards, one at a time.
 
-    programs: of all ranks. done: steps before those of the outcome. The result is None on all ranks but 0.
+    programs: of all ranks. done: steps before those of the outcome. batches: samples of each step (None: made up of the seed);
+    settings: of AdamW; weights: a folder with the first values. The result is None on all ranks but 0.
     """
     rank = dist.get_rank(group)
     if rank:
@@ -44,13 +56,14 @@ def compare(programs: Sequence[Program], outcome: Outcome, seed: int, group: Any
                 dist.send(values[unit].double(), dst=0, group=group)
         return None
     model = programs[0].model
-    reference, tokens = Reference(model, seed, programs[0].precision), batch_tokens(model, programs[0].samples, seed)
+    reference = Reference(model, seed, programs[0].precision, settings, weights)
+    batches = batches or Batches(model, programs[0].samples, seed)
     gradients: list[dict[str, Tensor]] = []
     loss = gradient = parameter = 0.0
-    for _ in range(done):
-        reference.step(tokens)
+    for step in range(done):
+        reference.step(batches.whole(step))
     for step, value in enumerate(outcome.losses):
-        loss = max(loss, abs(reference.step(tokens) - value))
+        loss = max(loss, abs(reference.step(batches.whole(done + step)) - value))
         if step == 0:
             gradients = [{name: value.grad.clone() for name, value in unit.items()} for unit in reference.parameters]
     parameters = [{name: value.detach() for name, value in unit.items()} for unit in reference.parameters]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,8 @@ from trainplan.execution.ahead import programs_of
 from trainplan.execution.lowering.checkpoints import Checkpoints
 from trainplan.execution.lowering.choice import Runtime
 from trainplan.execution.program import Program
-from trainplan.execution.run.room import check_memory
+from trainplan.execution.run.room import check_memory, check_peaks
+from trainplan.execution.training.settings import Training
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.costs import CarriedCosts, ProfiledCosts
 from trainplan.execution.walk.measured import KindTimes, MeasuredCosts, Span, times_by_kind
@@ -21,6 +22,7 @@ from trainplan.execution.walk.memory import BACKENDS, Backend, memory_walk
 from trainplan.execution.walk.time import Durations, time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError, one_of
+from trainplan.profiling.base.launched import launched, run_launched
 from trainplan.profiling.base.processes import Report, Reporter, run_workers
 from trainplan.profiling.base.watchdog import STALL_S, Position
 from trainplan.profiling.models.model import Model
@@ -70,6 +72,10 @@ class RunReport:
 
     runtime: who ran it, the plan's program on the back-end, or torch (see `execution.lowering`); why_program: what kept it from
     being torch, where nobody asked for the program.
+
+    first_step: the number of the first of the losses' steps, 1 unless the run went on from a checkpoint. evaluations: losses of
+    the file that the model is evaluated on, by step. ended: whether the run was asked to end (SIGTERM) before its last step,
+    with a checkpoint.
     """
 
     model: str
@@ -91,6 +97,9 @@ class RunReport:
     profile: Profile | None = None
     runtime: Runtime = "program"
     why_program: str | None = None
+    first_step: int = 1
+    evaluations: dict[int, float] = field(default_factory=dict)
+    ended: bool = False
 
 
 def run_plans(
@@ -112,11 +121,14 @@ def run_plans(
     where: str = "plan",
     runtime: Runtime = "program",
     checkpoints: Checkpoints | None = None,
+    training: Training | None = None,
+    step_timeout: float | None = None,
 ) -> list[RunReport]:
     """Run plans of one world size one after the other, all in one start of its processes.
 
     runtime: the plans' programs, or torch's own pieces, which carry plans without `execution.lowering.refusals`. checkpoints:
-    what a run of one plan by torch keeps and begins with; steps are then counted from the first run's first.
+    what a run of one plan by torch keeps and begins with; steps are then counted from the first run's first. training: what
+    a run by torch trains with, and on; step_timeout: seconds after which a rank of it ends that is in one step still.
 
     model: the model to run in place of the plans' own (see `Model.scaled`). device: `cuda` for a GPU a process: rank r on the
     one that the plan's placement names, and so the same one in all plans. transport: how tensors travel (see there); with
@@ -134,8 +146,9 @@ def run_plans(
         raise InputError(
             "command line", "--measure-memory", f"goes with {backend!r}", "give --backend serial: one thread is seen"
         )
-    assert checkpoints is None or (runtime == "torch" and len(plans) == 1)
-    world = plans[0].world
+    assert checkpoints is training is step_timeout is None or runtime == "torch"
+    assert checkpoints is None or len(plans) == 1
+    world, place = plans[0].world, launched()
     if len({gpus(plan, device, transport) for plan in plans}) > 1:
         raise InputError(
             "plan", "placement", "differs from another plan's", "run plans of another placement on GPUs by themselves"
@@ -143,7 +156,10 @@ def run_plans(
     jobs: list[dict[str, Any]] = [{"programs": sound_programs(plan, model, backend), "plan": plan} for plan in plans]
     walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
     for plan, walked in zip(plans, walks, strict=True):
-        check_memory(where, plan, walked, gpus(plan, device, transport))
+        if place is None:
+            check_memory(where, plan, walked, gpus(plan, device, transport))
+        else:
+            check_peaks(where, plan, [walk.peak_bytes for walk in walked])
     job = {
         "jobs": jobs,
         "steps": steps,
@@ -155,12 +171,18 @@ def run_plans(
         "memory": measure_memory,
         "record": measure,
         "checkpoints": checkpoints,
+        "training": training,
+        "step_timeout": step_timeout,
     }
-    limits = {"timeout": timeout, "stall_timeout": stall_timeout}
-    position = partial(place_in_step, jobs)
-    ranks = run_workers(
-        TARGETS[runtime], world, job, progress=progress, place=position, backend=communication(device, transport), **limits
-    )
+    shared: dict[str, Any] = {"progress": progress, "backend": communication(device, transport)}
+    if place is not None:
+        ranks = run_launched(TARGETS[runtime], place, job, **shared)
+    else:
+        limits = {"timeout": timeout, "stall_timeout": stall_timeout}
+        endable = checkpoints is not None and checkpoints.folder is not None
+        ranks = run_workers(
+            TARGETS[runtime], world, job, place=partial(place_in_step, jobs), passes_on=endable, **limits, **shared
+        )
     reports = []
     for place, plan_job in enumerate(jobs):
         programs, first = plan_job["programs"], ranks[0][place]
@@ -180,6 +202,7 @@ def run_plans(
                 loss_difference=first["loss_difference"],
                 limit_bytes=plans[place].memory_bytes,
                 runtime=runtime,
+                **{name: first[name] for name in ("first_step", "evaluations", "ended") if name in first},
                 **(_measured(plans[place], programs, [rank[place]["spans"] for rank in ranks], profile) if measure else {}),
             )
         )
@@ -241,8 +264,12 @@ def check_settings(
         raise InputError(
             "command line", "--stall-timeout", f"is {stall_timeout:g}", f"give 1 second or more, such as {STALL_S:g}"
         )
-    if world > MOST_PROCESSES:
-        fix = f"run plans of up to {MOST_PROCESSES} devices on one machine"
+    place = launched()
+    if place is not None and place.world != world:
+        fix = f"start as many: torchrun --nproc-per-node {world}, or its --nnodes times as many"
+        raise InputError("plan", "world", f"is {world}, and torchrun has started {place.world} processes", fix)
+    if place is None and world > MOST_PROCESSES:
+        fix = f"run plans of up to {MOST_PROCESSES} devices on one machine, or start them by torchrun on several"
         raise InputError("plan", "world", f"is {world}", fix)
     if device not in COMMUNICATION:
         raise InputError("command line", "--device", f"is {device!r}", f"give one of: {', '.join(get_args(Device))}")
@@ -253,7 +280,8 @@ def check_settings(
     if transport not in get_args(TransportName):
         raise InputError("command line", "--transport", f"is {transport!r}", one_of(transport, get_args(TransportName)))
     if device == "cuda":
-        _check_gpus(1 if transport == "staged" else world, world)
+        here = world if place is None else place.local_world
+        _check_gpus(1 if transport == "staged" else here, here)
 
 
 def _check_norms(plan: Plan) -> None:
@@ -276,9 +304,12 @@ def _check_gpus(needed: int, world: int) -> None:
 
 
 def gpus(plan: Plan, device: Device, transport: TransportName = "direct") -> tuple[int, ...] | None:
-    """The GPU of each rank, where plans run on these."""
+    """The GPU of each rank, where plans run on these. (Of a rank that torchrun has started, its own place on its machine; a
+    placement is then for whoever orders the machines.)"""
     if device == "cpu":
         return None
+    if (place := launched()) is not None:
+        return (place.local_rank,) * plan.world
     ranks = tuple(plan.placement or range(plan.world))
     if transport == "direct":
         return ranks

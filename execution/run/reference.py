@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainplan.execution.training.optimizer import PLAIN as PLAIN_ADAMW
+from trainplan.execution.training.optimizer import Optimizer
+from trainplan.execution.training.weight_files import WeightFiles
 from trainplan.profiling.models import torch_units
 from trainplan.profiling.models.dropout import Draw
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.models.precision import PLAIN, Precision
 
-LEARNING_RATE = 1e-3
+LEARNING_RATE = PLAIN_ADAMW.rate
 
 
 def batch_tokens(model: Model, samples: int, seed: int) -> Tensor:
@@ -22,25 +25,38 @@ def batch_tokens(model: Model, samples: int, seed: int) -> Tensor:
 class Reference:
     """The model on one process. `step` gives the loss; afterwards gradients stay in `.grad` of the parameters.
 
-    In `steps` are those done, which the masks of dropout follow from. precision: whether the optimizer works on a master copy
-    of the parameters; gradients are those of one backward pass, in the model's dtype.
+    In `steps` are those done, which the masks of dropout and learning rates follow from. precision: whether the optimizer works
+    on a master copy of the parameters; gradients are those of one backward pass, in the model's dtype. settings: of AdamW.
+    gradient_norm: of the last step, before gradients were cut. weights: a folder with the first values, in place of those of
+    the seed.
     """
 
-    def __init__(self, model: Model, seed: int, precision: Precision = PLAIN) -> None:
-        self.model, self.seed, self.steps = model, seed, 0
+    def __init__(
+        self,
+        model: Model,
+        seed: int,
+        precision: Precision = PLAIN,
+        settings: Optimizer = PLAIN_ADAMW,
+        weights: str | None = None,
+    ) -> None:
+        self.model, self.seed, self.steps, self.settings, self.gradient_norm = model, seed, 0, settings, 0.0
         self.parameters: list[dict[str, Tensor]] = []
         for position, unit in enumerate(model.units):
             values = torch_units.whole_parameters(unit.sublayer, torch_units.unit_seed(model, position, seed))
+            if weights is not None:
+                read = WeightFiles.of(weights).unit(model, position)
+                values = {name: value.to(values[name].dtype) for name, value in read}
             self.parameters.append({name: value.requires_grad_() for name, value in values.items()})
         if model.tied:
             self.parameters[-1]["logits.weight"] = self.parameters[0]["tokens.weight"]
-        distinct = {id(value): value for values in self.parameters for value in values.values()}
-        self._trained = list(distinct.values())
+        distinct = {id(value): (name, value) for values in self.parameters for name, value in values.items()}
+        names = [name for name, _ in distinct.values()]
+        self._trained = [value for _, value in distinct.values()]
         self._masters = self._trained
         if precision.master is not None:
             dtype = torch_units.DTYPES[precision.master]
             self._masters = [value.detach().to(dtype).requires_grad_() for value in self._trained]
-        self.optimizer = torch.optim.AdamW(self._masters, lr=LEARNING_RATE, fused=True)
+        self.optimizer = settings.made(zip(names, self._masters, strict=True))
 
     def logits(self, tokens: Tensor, training: bool = False) -> Tensor:
         """The logits of token ids (samples, sequence), of shape (samples, sequence, vocabulary). training: with dropout."""
@@ -67,12 +83,24 @@ class Reference:
     def step(self, tokens: Tensor) -> float:
         """The loss of a batch before the optimizer's step on it."""
         loss = self.gradients(tokens)
+        self._cut()
+        self.settings.set_rate([self.optimizer], self.steps)
         if self._masters is self._trained:
             self.optimizer.step()
         else:
             self._step_masters()
         self.steps += 1
         return loss
+
+    @torch.no_grad()
+    def _cut(self) -> None:
+        """Scale gradients down where their global norm is above the largest."""
+        gradients = [value.grad for value in self._trained if value.grad is not None]
+        squares = [torch.linalg.vector_norm(each, dtype=torch.float64).square() for each in gradients]
+        self.gradient_norm = float(torch.stack(squares).sum().sqrt())
+        if (factor := self.settings.scale(self.gradient_norm)) < 1:
+            for each in gradients:
+                each.mul_(factor)
 
     @torch.no_grad()
     def _step_masters(self) -> None:

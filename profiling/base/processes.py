@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -126,12 +126,14 @@ def run_workers(
     progress: Report | None = None,
     place: Place = lambda rank, position: "",
     backend: str = "gloo",
+    passes_on: bool = False,
 ) -> list[Any]:
     """Run `module:function(rank, world, job, report)` in `world` processes joined by `backend`; results by rank.
 
     The job and the results are pickled. `report` is a Reporter: what rank 0 reports reaches `progress` while the work goes
     on, and `place(rank, position)` puts the position that a rank sets in words, for errors. timeout: seconds for all of it;
-    stall_timeout: seconds for which a process may be stopped, or all stand still. Raises WorkerError.
+    stall_timeout: seconds for which a process may be stopped, or all stand still. passes_on: whether a SIGTERM, once all have
+    begun their work, goes to them, which end in order, and only a second one ends them. Raises WorkerError.
     """
     with tempfile.TemporaryDirectory(prefix="trainplan-") as folder:
         Path(folder, "job").write_bytes(pickle.dumps((job, backend)))
@@ -151,7 +153,8 @@ def run_workers(
         relay = threading.Thread(target=_relay, args=(launcher, workers, progress), daemon=True)
         try:
             relay.start()
-            _await(launcher, workers, time.monotonic() + timeout, stall_timeout)
+            with _passing_on(workers) if passes_on else nullcontext():
+                _await(launcher, workers, time.monotonic() + timeout, stall_timeout)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(launcher.pid, signal.SIGKILL)  # the launcher's and all ranks'
@@ -159,6 +162,30 @@ def run_workers(
             if relay.ident is not None:  # an interrupt may come at any time: only what has begun can be joined
                 relay.join(timeout=5)  # what was reported last counts as well
         return [pickle.loads(Path(folder, f"result.{rank}").read_bytes()) for rank in range(world)]
+
+
+@contextmanager
+def _passing_on(workers: _Workers) -> Iterator[None]:
+    """The first SIGTERM goes to the ranks, if they have begun their work. (Only a main thread gets signals.)"""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGTERM, before)
+        if not all(any(position.get()) for position in workers.positions):
+            os.kill(os.getpid(), number)
+            return
+        for rank, process in list(workers.ids.items()):
+            if rank != LAUNCHER:
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _relay(launcher: subprocess.Popen[bytes], workers: _Workers, progress: Report | None) -> None:

@@ -1,80 +1,134 @@
 """Evidence of a bound on the joint problem, for `formulations.joint.certificate` to check without any solver.
 
 The check has no exact stages, so what it can prove is weaker than what the search has proven: of every configuration the
-largest step that prices of memory, or weighted paths, show to be impossible. Prices come first, which most configurations need
-no more than.
+largest step that prices of memory, or weighted paths, show to be impossible. The bound is the least of all configurations', so
+the configuration that has the least by now is worked on, by the next of its ways, the cheapest first:
+
+    few prices    of one number of micro-batches in flight: enough for most configurations
+    prices        all of them, and many numbers in flight; of one stage more prices
+    paths         `path_evidence`; before prices where pipelines mostly fill and empty
+
+That ends where the least bound is of a configuration that has no way left, reaches the plan's step, or time is up.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable
 from dataclasses import replace
 
-from trainplan.formulations.joint.certificate import possible
 from trainplan.formulations.joint.closed_form import closed_form_ns
 from trainplan.formulations.joint.evidence import SCALE, ConfigurationEvidence, Evidence
 from trainplan.formulations.joint.first_spans import least_single_ns
 from trainplan.formulations.joint.price_check import PriceCheck
-from trainplan.formulations.joint.problem import Instance
+from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.solvers.core.search import Search
 from trainplan.solvers.joint.path_evidence import by_paths
 from trainplan.solvers.joint.span_bounds import prices_of
 from trainplan.solvers.joint.stage_tables import stage_tables
 
-FINENESS = 1e-4  # of a step, to which the largest claim that the check follows is sought
+ROUGH, FINE = 1e-2, 1e-4  # of a step, to which the largest claim that the check follows is sought
 GRID = 1.25  # between neighbouring numbers of micro-batches in flight
 FEW = 3  # prices that are tried first
+FINER = 4  # prices of one stage between neighbouring ones
+SOURCE = "evidence"
 NOTHING = ConfigurationEvidence(-1)
+
+# Of an instance and the place of a configuration: the largest step of interest that can be shown to be impossible, of at least
+# the first number and at most the second one; NOTHING where that is none.
+Way = Callable[[Instance, int, int, int, Search], ConfigurationEvidence]
 
 
 def evidence(instance: Instance, objective_ns: int, search: Search | None = None) -> Evidence:
-    """Evidence of the largest bound that prices alone give, of a plan's step at most; each claim has been checked.
+    """Evidence of the largest bound that can be shown, of a plan's step at most; each claim has been checked.
 
-    The bound is the least of all configurations', so none is shown to be impossible further than another one is. search: whose
-    time limit counts: configurations that it does not come to have their bound in closed form alone.
+    search: whose time limit counts, and which has the bound of all configurations reported whenever it has risen; those that it
+    does not come to have their bound in closed form alone.
     """
     search, configurations = search or Search(lambda _: None), instance.configurations
     claims, target = [NOTHING] * len(configurations), objective_ns - 1
-    least = [closed_form_ns(instance, configuration) for configuration in configurations]
-    for place in sorted(range(len(claims)), key=least.__getitem__):
-        if search.out_of_time():
+    waiting = [(closed_form_ns(instance, each), place, _ways(each)) for place, each in enumerate(configurations)]
+    heapq.heapify(waiting)
+    while not search.out_of_time():
+        bound, place, ways = waiting[0]
+        search.report(bound=min(bound, objective_ns), source=SOURCE)
+        if bound > target or not ways:
             break
-        if least[place] <= target:
-            claims[place] = _of(instance, place, least[place], target, search)
-            target = min(target, max(claims[place].impossible_ns, least[place] - 1))
+        claim = ways[0](instance, place, bound, target, search)
+        if claim.impossible_ns >= bound:
+            claims[place], bound = claim, claim.impossible_ns + 1
+        heapq.heapreplace(waiting, (bound, place, ways[1:]))
     return Evidence(instance.digest, tuple(claims))
 
 
-def _of(instance: Instance, place: int, least: int, target: int, search: Search) -> ConfigurationEvidence:
-    """What can be shown to be impossible of a configuration, up to a step that is enough. least: its bound in closed form."""
-    configuration = instance.configurations[place]
-    schedule = configuration.schedule
-    if schedule.sliced or schedule.chunks > 1:
-        return NOTHING
-    in_flight = sorted({configuration.in_flight(x) for x in range(configuration.stages)})
-    prices = prices_of(stage_tables(configuration.tables[configuration.sites[0].kind]), [in_flight[0], in_flight[-1]])
-    scaled = tuple(sorted({round(float(price) * SCALE) for price in prices}))
-    few = scaled[:: max(1, len(scaled) // FEW)]
-    rough = ConfigurationEvidence(target, few, tuple(in_flight[:1]))
-    if not possible(instance, configuration, rough):  # as of most configurations, in a fraction of the time
-        return rough
+def _ways(configuration: Configuration) -> tuple[Way, ...]:
+    if configuration.schedule.sliced or configuration.schedule.chunks > 1:
+        return ()
     if configuration.stages == 1:
-        finer = tuple(sorted({price * part // 4 for price in scaled for part in range(1, 9)} | {0}))
-        shown = min(least_single_ns(instance, configuration, finer) - 1, target)
-        return ConfigurationEvidence(shown, finer, tuple(in_flight)) if shown >= least else NOTHING
-    depths = [in_flight[0]]
-    while (following := max(depths[-1] + 1, int(depths[-1] * GRID))) <= in_flight[-1]:
+        return _by_few_of_one_stage, _by_more_of_one_stage
+    if configuration.micro_batches < 2 * configuration.stages:
+        return _by_few_prices, _by_paths, _by_prices
+    return _by_few_prices, _by_prices, _by_paths
+
+
+def _prices(instance: Instance, place: int) -> tuple[int, ...]:
+    """Prices of memory at which options change, in SCALEths of a nanosecond, ascending."""
+    configuration = instance.configurations[place]
+    in_flight = [configuration.in_flight(0), configuration.in_flight(configuration.stages - 1)]
+    prices = prices_of(stage_tables(configuration.tables[configuration.sites[0].kind]), sorted(in_flight))
+    return tuple(sorted({round(float(price) * SCALE) for price in prices}))
+
+
+def _few(prices: tuple[int, ...]) -> tuple[int, ...]:
+    return prices[:: max(1, len(prices) // FEW)]
+
+
+def _by_few_of_one_stage(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    return _of_one_stage(instance, place, _few(_prices(instance, place)), bound, target)
+
+
+def _by_more_of_one_stage(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    finer = {price * part // FINER for price in _prices(instance, place) for part in range(1, 2 * FINER + 1)} | {0}
+    return _of_one_stage(instance, place, tuple(sorted(finer)), bound, target)
+
+
+def _of_one_stage(instance: Instance, place: int, prices: tuple[int, ...], bound: int, target: int) -> ConfigurationEvidence:
+    configuration = instance.configurations[place]
+    shown = min(least_single_ns(instance, configuration, prices) - 1, target)
+    return ConfigurationEvidence(shown, prices, (configuration.in_flight(0),)) if shown >= bound else NOTHING
+
+
+def _by_few_prices(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    configuration = instance.configurations[place]
+    least = min(configuration.in_flight(x) for x in range(configuration.stages))
+    claim = ConfigurationEvidence(target, _few(_prices(instance, place)), (least,))
+    return _largest(instance, configuration, claim, bound, ROUGH, search)
+
+
+def _by_prices(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    configuration = instance.configurations[place]
+    in_flight = [configuration.in_flight(x) for x in range(configuration.stages)]
+    depths = [min(in_flight)]
+    while (following := max(depths[-1] + 1, int(depths[-1] * GRID))) <= max(in_flight):
         depths.append(following)
-    largest = ConfigurationEvidence(target, scaled, tuple(depths))
-    check = PriceCheck(instance, configuration, largest)
-    if not check.possible(target):
-        return largest
-    paths = by_paths(instance, place, target, search) or NOTHING
-    low, high = max(least - 1, paths.impossible_ns), target
-    step = max(1, int(FINENESS * high))
-    if high - low <= step or check.possible(low + step):
-        return paths if paths.impossible_ns >= least else NOTHING
-    low += step
-    while high - low > step and not search.out_of_time():
+    claim = ConfigurationEvidence(target, _prices(instance, place), tuple(depths))
+    return _largest(instance, configuration, claim, bound, FINE, search)
+
+
+def _by_paths(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    claim = by_paths(instance, place, target, search)
+    return NOTHING if claim is None or claim.impossible_ns < bound else claim
+
+
+def _largest(
+    instance: Instance, configuration: Configuration, claim: ConfigurationEvidence, bound: int, fineness: float, search: Search
+) -> ConfigurationEvidence:
+    """The claim, or the same of the largest step of at least the bound that can be shown by it, to a fineness."""
+    check = PriceCheck(instance, configuration, claim)
+    low, high = bound - 1, claim.impossible_ns  # low is shown, or what is known anyway
+    if not check.possible(high):
+        return claim
+    while high - low > max(1, fineness * high) and not search.out_of_time():
         middle = (low + high) // 2
         low, high = (low, middle) if check.possible(middle) else (middle, high)
-    return replace(largest, impossible_ns=low)
+    return replace(claim, impossible_ns=low) if low >= bound else NOTHING

@@ -86,7 +86,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         tp.run(plan, checkpoint_every=2)
     with pytest.raises(InputError, match="checkpoint_every is 0; give 1 or more"):
         tp.run(plan, checkpoint=tmp_path, checkpoint_every=0)
-    with pytest.raises(InputError, match="give by torch: programs keep no checkpoints"):
+    with pytest.raises(InputError, match="checkpoint is given with by program; leave it out, or give by torch"):
         tp.run(plan, checkpoint=tmp_path, by="program")
     shared = plan_of(UNTIED, ["dp2"] * len(UNTIED.units), 2, 6, 2, shares=[2, 1])
     with pytest.raises(InputError, match=r"batch.shares is \[2, 1\], which torch cannot carry"):

@@ -11,6 +11,7 @@ from trainplan.pictures import drawn
 from trainplan.profiling.base.arguments import checked
 
 if TYPE_CHECKING:
+    from trainplan.api.configuration_verbs import *
     from trainplan.api.number_verbs import *
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
@@ -27,6 +28,7 @@ draw_timeline = drawn("trainplan.pictures.timeline:draw_timeline")
 draw_timelines = drawn("trainplan.pictures.timeline:draw_timelines")
 
 _MODULES = {
+    "configuration_verbs": ("import_run",),
     "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),
     "number_verbs": ("detect", "import_profile", "profile"),
     "plan_verbs": (
@@ -46,7 +48,7 @@ _MODULES = {
             "simulate",
             "switch",
         ),
-        *("throughput", "trial"),
+        *("throughput", "tokenize", "trial"),
     ),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -17,7 +17,12 @@ from trainplan.execution.exports.registry import exporter
 from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.run.processes import RunReport, run_plans
+<<<<<<< HEAD
 from trainplan.explaining import differences, explain
+=======
+from trainplan.execution.training.settings import training_of
+from trainplan.execution.training.texts import tokenize
+>>>>>>> main
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
@@ -69,6 +74,7 @@ __all__ = [
     "simulate",
     "switch",
     "throughput",
+    "tokenize",
     "trial",
 ]
 
@@ -374,7 +380,7 @@ def run(
     device: str = "cpu",
     transport: str = "direct",
     seed: int = 0,
-    compare: bool = True,
+    compare: bool | None = None,
     measure_memory: bool = False,
     measure: bool = False,
     cluster: FilePath | Cluster | None = None,
@@ -384,6 +390,22 @@ def run(
     checkpoint: FilePath | None = None,
     checkpoint_every: int | None = None,
     resume: FilePath | None = None,
+    data: FilePath | None = None,
+    learning_rate: float | None = None,
+    rate_schedule: str | None = None,
+    warmup: int | None = None,
+    rate_steps: int | None = None,
+    least_rate: float | None = None,
+    betas: tuple[float, float] | None = None,
+    weight_decay: float | None = None,
+    clip: float | None = None,
+    evaluate: FilePath | None = None,
+    evaluate_every: int | None = None,
+    evaluate_batches: int | None = None,
+    metrics: FilePath | None = None,
+    weights: FilePath | None = None,
+    save_weights: FilePath | None = None,
+    step_timeout: float | None = None,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> RunReport:
     """Run a plan on local processes. Raises InputError, WorkerError; warns where it needs more memory than it was made for.
@@ -393,13 +415,31 @@ def run(
 
     checkpoint: a folder for checkpoints, one every `checkpoint_every` steps and after the last, written by torch beside the
     steps that follow. resume: such a folder, whose last checkpoint the run begins with, under any plan and number of devices;
-    `steps` are then all, those before it included.
+    `steps` are then all, those before it included. With checkpoints, a SIGTERM ends the run behind its step with one (`ended`
+    in the report). step_timeout: seconds after which a rank that is in one step still, evaluation and checkpoint included,
+    ends.
 
-    model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times
-    smaller. dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or
-    cuda (NCCL). transport: direct, or staged through the host's memory, so that ranks may share a GPU. seed: of parameters and
-    samples. compare: also run on one process and compare gradients. measure_memory: what each rank allocates. progress: called
-    with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
+    data: a file of tokens, as `tokenize` writes it, from which each step takes other samples, in an order that depends on the
+    seed alone; without it, samples are made up of the seed, the same in every step. evaluate: such a file whose first
+    `evaluate_batches` (10) batches give a loss without dropout, every `evaluate_every` steps and after the last. metrics: a
+    file that gets a JSON line for each step: `step`, `loss`, `grad_norm`, `learning_rate`, `seconds`, `tokens_per_second`,
+    `memory_bytes`, and `evaluation_loss` where it was evaluated.
+
+    weights: a folder of Hugging Face's (safetensors) that has the first values of the parameters; save_weights: a new folder
+    for the last ones, with their `config.json`.
+
+    learning_rate (0.001), rate_schedule (constant, cosine or linear), warmup, rate_steps, least_rate: it rises linearly over
+    `warmup` steps and falls by the schedule to the least at step `rate_steps` (`steps`). betas: AdamW's. weight_decay: of
+    matrices and tables alone (default: 0.01, of all parameters, as programs have it). clip: the global norm to which larger
+    gradients are scaled down. All of these are of torch, not of programs.
+
+    Started by torchrun, on one node or several, the process is one rank of its group, and starts none.
+
+    model: a config.json that the plan must be for. scale_down: run a model with the same units, about that many times smaller.
+    dtype: run in this one. steps: training steps. backend: serial, fused, threads or streams. device: cpu (gloo) or cuda
+    (NCCL). transport: direct, or staged through the host's memory, so that ranks may share a GPU. seed: of parameters and
+    samples. compare: also run on one process and compare gradients (default: without data). measure_memory: what each rank
+    allocates. progress: called with a dict for each step, such as {"step": 1, "steps": 3, "loss": 10.8}.
 
     measure: what the instructions of each kind take, beside what is predicted: by the plan, or by a profile, one made earlier
     or estimated on a cluster, which is in the report with the measured times in it, for the next `plan` or `simulate`.
@@ -407,6 +447,24 @@ def run(
     stall_timeout: a rank that is stopped (SIGSTOP) for so many seconds ends the run, and so do ranks that for so long neither
     get on, nor use a processor, nor wait for a disk. A step may take longer.
     """
+    asked_training = {
+        "data": data,
+        "learning_rate": learning_rate,
+        "rate_schedule": rate_schedule,
+        "warmup": warmup,
+        "rate_steps": rate_steps,
+        "least_rate": least_rate,
+        "betas": betas,
+        "weight_decay": weight_decay,
+        "clip": clip,
+        "evaluate": evaluate,
+        "evaluate_every": evaluate_every,
+        "evaluate_batches": evaluate_batches,
+        "metrics": metrics,
+        "weights": weights,
+        "save_weights": save_weights,
+    }
+    compare = data is None if compare is None else compare
     options: dict[str, Any] = {"steps": steps, "backend": backend, "device": device, "seed": seed, "compare": compare}
     options |= {"transport": transport}
     options |= {"measure_memory": measure_memory, "measure": measure, "progress": progress, "stall_timeout": stall_timeout}
@@ -423,14 +481,24 @@ def run(
     if cluster is not None or profile is not None:
         base = _profile_to_measure(the_plan, run_model, measure, cluster, profile)
     asked: dict[str, Any] = {"backend": backend, "transport": transport, "measure": measure, "measure_memory": measure_memory}
-    kept = checkpoint is not None or checkpoint_every is not None or resume is not None
-    choice = runtime_of(by, the_plan, run_model, where=where, checkpoints=kept, **asked)
-    options |= {
-        "runtime": choice.runtime,
-        "checkpoints": checkpoints_of(the_plan, run_model, seed, steps, checkpoint, checkpoint_every, resume),
-    }
+    kept = {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "resume": resume, "step_timeout": step_timeout}
+    only = [f"--{name.replace('_', '-')}" for name, value in {**asked_training, **kept}.items() if value is not None]
+    choice = runtime_of(by, the_plan, run_model, where=where, training=only, **asked)
+    options |= {"runtime": choice.runtime}
+    if choice.runtime == "torch":
+        training = training_of(the_plan, run_model, steps, asked_training, resume is not None)
+        kept_of = (checkpoint, checkpoint_every, resume, training.data)
+        checkpoints = checkpoints_of(the_plan, run_model, seed, steps, *kept_of)
+        options |= {"training": training, "checkpoints": checkpoints, "step_timeout": _limit(step_timeout)}
     report = run_plans([the_plan], model=run_model, where=where, profile=base, **options)[0]
     return replace(report, why_program=choice.why)
+
+
+def _limit(step_timeout: float | None) -> float | None:
+    """Seconds of a step at most. Raises InputError."""
+    if step_timeout is not None and not step_timeout >= 1:
+        raise InputError("command line", "--step-timeout", f"is {step_timeout:g}", "give 1 second or more, such as 600")
+    return step_timeout
 
 
 def _profile_to_measure(

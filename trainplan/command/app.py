@@ -1,4 +1,5 @@
-"""The `trainplan` command. Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped by a limit or an interrupt.
+"""The `trainplan` command. Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped by a limit or an interrupt, 4 a
+run that was asked to end (SIGTERM) and has written its checkpoint.
 
 A command's module is imported when it is called, so that `trainplan --help` need not wait for solvers and problems.
 """
@@ -20,7 +21,8 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError, InputWarni
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 HELP = (
     "Plan distributed Transformer training, prove how good the plan is, and run it.\n\n"
-    "Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped by a limit or an interrupt."
+    "Exit codes: 0 fine, 1 infeasible or violated, 2 bad input, 3 stopped by a limit or an interrupt, 4 a run that was asked "
+    "to end (SIGTERM) and has written its checkpoint."
 )
 # By task: a command's name, the module of this package that has it, and what it does.
 TASKS = {
@@ -33,10 +35,18 @@ TASKS = {
     },
     "Look at plans and run them": {
         "simulate": ("running", "Simulate one training step of a plan, or of a partition, pass by pass."),
+        "data": ("running", "Write a file of tokens to train on, from texts."),
         "run": ("running", "Run a plan: training steps on local processes, compared with one process."),
         "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
         "export": ("running", "Write a plan's pipeline for another runtime."),
+<<<<<<< HEAD
         "explain": ("explaining", "Say why a plan is as it is, or what two plans differ in."),
+=======
+        "import-run": (
+            "importing",
+            "Judge what another runtime runs now: its prediction, the bound, and what to change first.",
+        ),
+>>>>>>> main
         "compare": ("problems", "Hold plans side by side, or solve an instance with several methods."),
         "validate": ("validating", "Hold predictions of runs against what they measured."),
     },

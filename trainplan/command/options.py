@@ -29,7 +29,9 @@ from trainplan.profiling.shipped import shipped
 from trainplan.solvers.core.result import Result
 
 FINE, INFEASIBLE, STOPPED = 0, 1, 3
-WRITTEN = ("output", "uniform_output", "save_profile", "trace", "picture")  # options that name files of an Outcome
+ENDED = 4  # a run that was asked to end, with its checkpoint
+# Options that name files of an Outcome.
+WRITTEN = ("output", "best_output", "uniform_output", "save_profile", "trace", "picture")
 CHECKED = (*WRITTEN, "journal")
 MOST_DIGITS = 1000  # of a method's option that is read as a number; Python reads none of several thousand
 

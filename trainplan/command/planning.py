@@ -24,8 +24,7 @@ EXAMPLES = {
     "switch": "trainplan switch --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --memory 700MB -o plan.json",
 }
 ALL = "all"
-EVIDENCE_SECONDS = 60.0  # for evidence of a claim where no limit is set; one of 405B on 1,024 devices takes some 25
-LEAST_SECONDS = 1.0  # where one is
+LEAST_SECONDS = 2.0  # for evidence of a claim, which is looked for no longer than the plan was
 LIKE_HELP = (
     f"A preset ({', '.join(PRESETS)}), a problem, or '{ALL}' to hold all presets side by side. "
     f"[default: {DEFAULT}; {OTHERWISE} where {DEFAULT} does not take what is asked for, and the answer says why]"
@@ -67,14 +66,13 @@ def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
 def _plan(chosen: Preset | None, verb: str) -> Command:
     like = panel(options.SUBJECT, [flag("like", str | None, LIKE_HELP)]) if verb == "plan" else []
 
-    def plan(**values: Any) -> Outcome:
+    def plan(output: Path | None = None, **values: Any) -> Outcome:
         values["like"] = None if chosen is None else chosen.name
         with bars.planning() as progress:
             answer = api.plan(progress=progress, measuring=progress, **values)
+            answer = answer if output is None else _certified(answer, progress)
         code = exit_code(answer.result) if answer.needed_bytes is None else options.INFEASIBLE
-        return Outcome(
-            answer.to_dict(), partial(render.planned, answer), _files(answer, values["time_limit"] is not None), code
-        )
+        return Outcome(answer.to_dict(), partial(render.planned, answer), _files(answer), code)
 
     plan.__doc__ = f"{(chosen or preset(DEFAULT)).about}\n\n{ABOUT}"
     parameters = default_parameters() if chosen is None else chosen.parameters
@@ -83,39 +81,33 @@ def _plan(chosen: Preset | None, verb: str) -> Command:
 
 def _plans() -> Command:
     @takes(panel(options.SUBJECT, [flag("like", str, LIKE_HELP, ALL)]), options.REQUEST, options.SEARCH[2:], OUTPUTS)
-    def plan(**values: Any) -> Outcome:
+    def plan(output: Path | None = None, **values: Any) -> Outcome:
         """The plans of all presets for one request, judged alike, the shortest predicted step first."""
         del values["like"]
         with bars.planning() as progress:
             answers = api.plans(progress=progress, measuring=progress, **values)
-        best = next((answer for answer in answers if isinstance(answer, Planned) and answer.plan is not None), None)
+            best = next((each for each in answers if isinstance(each, Planned) and each.plan is not None), None)
+            if best is not None and output is not None:
+                certified = _certified(best, progress)
+                answers, best = [certified if each is best else each for each in answers], certified
         content = [each.command_text if isinstance(each, InputError) else each.to_dict() for each in answers]
         show = partial(render.plans, answers)
-        return (
-            Outcome(content, show, {}, options.INFEASIBLE)
-            if best is None
-            else Outcome(content, show, _files(best, values["time_limit"] is not None))
-        )
+        return Outcome(content, show, {}, options.INFEASIBLE) if best is None else Outcome(content, show, _files(best))
 
     return plan
 
 
-def _text(answer: Planned, limited: bool) -> str:
-    """The plan's file, with evidence of its claim. limited: it is not looked for longer than the plan was."""
-    searched = answer.result.build_seconds + answer.result.solve_seconds
-    seconds = max(LEAST_SECONDS, searched) if limited else max(EVIDENCE_SECONDS, searched)
-    certified = answer if answer.interrupted else api.certify(answer, seconds)
-    assert certified.plan is not None
-    return certified.plan.model_dump_json(indent=2) + "\n"
+def _certified(answer: Planned, progress: Callable[[Any], None]) -> Planned:
+    """The answer with evidence of its claim, for its file."""
+    seconds = max(LEAST_SECONDS, answer.result.build_seconds + answer.result.solve_seconds)
+    return answer if answer.interrupted else api.certify(answer, seconds, progress)
 
 
-def _files(answer: Planned, limited: bool) -> dict[str, Callable[[], Any]]:
-    """What there is to write of an answer: its plan, its profile, and its problem's picture of it, else the plan's.
-
-    limited: whether a limit of time was set."""
+def _files(answer: Planned) -> dict[str, Callable[[], Any]]:
+    """What there is to write of an answer: its plan, its profile, and its problem's picture of it, else the plan's."""
     files: dict[str, Callable[[], Any]] = {}
-    if answer.plan is not None:
-        files["output"] = lambda: _text(answer, limited)
+    if (plan := answer.plan) is not None:
+        files["output"] = lambda: plan.model_dump_json(indent=2) + "\n"
     uniform = answer.plan if answer.uniform is None else answer.uniform.plan
     if uniform is not None and uniform.one_strategy is not None:
         files["uniform_output"] = lambda: uniform.model_dump_json(indent=2) + "\n"

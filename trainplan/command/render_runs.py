@@ -16,6 +16,8 @@ from trainplan.simulating import Simulation
 from trainplan.throughputs import Throughput
 from trainplan.trials import Trials
 
+MOST_STEPS = 20  # that a report prints: the first and the last of more
+
 
 def simulated(simulation: Simulation) -> None:
     """A row for every device, then the step and its critical path."""
@@ -121,16 +123,23 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
             over = max(peaks) > plan.memory_bytes
             fits = f", more than the plan's limit of {format_bytes(plan.memory_bytes)}" if over else ""
             rows.append((name, f"{format_bytes(max(peaks))} at most on any rank, {about}{fits}"))
-    for number, (loss, seconds) in enumerate(zip(report.losses, report.step_seconds, strict=True), start=1):
+    steps = list(enumerate(zip(report.losses, report.step_seconds, strict=True), start=report.first_step))
+    for number, (loss, seconds) in steps if len(steps) <= MOST_STEPS else [steps[0], *steps[1 - MOST_STEPS :]]:
         rows.append((f"step {number}", f"loss {loss:.9f}, {seconds:.3f} s"))
-    if plan.predicted and scale_down == 1 and report.dtype == plan.planned_model().dtype:
+    if report.evaluations:
+        last = max(report.evaluations)
+        rows.append(("evaluation", f"loss {report.evaluations[last]:.9f} after step {last}"))
+    if report.ended:
+        text = f"by SIGTERM after step {report.first_step + len(report.losses) - 1}; go on with --resume"
+        rows.append(("ended", text))
+    if plan.predicted and steps and scale_down == 1 and report.dtype == plan.planned_model().dtype:
         took, planned_ns = median(report.step_seconds), plan.predicted.step_ns
         ratio = f"{took * 1e9 / planned_ns:.3g} times the predicted time (profile {plan.predicted.profile_origin})"
         rate = plan.batch.global_samples * plan.planned_model().tokens / took
         rows.append(("median step", f"{took:.3f} s, {format_count(rate)} tokens/s, {ratio}"))
     if report.gradient_difference is not None:
         rows.append(("gradients", f"largest relative difference to one process {report.gradient_difference:.2e}"))
-        rows.append(("parameters", f"largest difference after step {len(report.losses)} {report.parameter_difference:.2e}"))
+        rows.append(("parameters", f"largest difference after step {steps[-1][0]} {report.parameter_difference:.2e}"))
     pairs(rows)
     if report.instructions is not None:
         _instruction_times(report)

@@ -1,8 +1,10 @@
-"""`trainplan simulate`, `run`, `trial`, `export` and `throughput`: plans simulated, run and handed on."""
+"""`trainplan simulate`, `data`, `run`, `trial`, `export` and `throughput`: plans simulated, run and handed on."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -19,11 +21,13 @@ from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BA
 from trainplan.formulations.plan import load_plan
 from trainplan.presets import OPTIMUM, PLANNERS, preset
 from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.launched import launched
 
 EXAMPLES = {
     "simulate": "trainplan simulate plan.json --trace trace.json --picture timeline.png",
     "run": "trainplan run plan.json --steps 3 --scale-down 8 --dtype float64; "
     "trainplan run plan.json --measure --cluster cpu-4 -o profile.json",
+    "data": "trainplan data *.txt -o tokens.bin; trainplan data corpus --tokenizer gpt2/tokenizer.json -o tokens.bin",
     "trial": "trainplan trial --model gpt2 --cluster cpu-4 --batch 8 --sequence 64 --scale-down 8 --top 3 -o plan.json",
     "export": "trainplan export plan.json --to megatron -o run",
     "throughput": "trainplan throughput --model bert-huge-32 --cluster rtx-titan-8 --memory 12GiB --planner galvatron-bmw "
@@ -34,7 +38,7 @@ TRIED = "place"  # whose plans are tried where none are given
 
 def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
     """The command of that name, and its example."""
-    functions = {"simulate": simulate, "run": run, "export": export, "throughput": throughput}
+    functions = {"simulate": simulate, "data": data, "run": run, "export": export, "throughput": throughput}
     return (_trial(words) if name == "trial" else functions[name]), f"Example: {EXAMPLES[name]}"
 
 
@@ -87,7 +91,13 @@ def simulate(source: Path, **values: Any) -> Outcome:
         flag("checkpoint_every", int | None, "With --checkpoint: a checkpoint every so many steps. [default: after the last]"),
         flag("resume", Path | None, "Begin with the last checkpoint of this folder, under any plan; --steps are all."),
         options.RUN_BACKEND,
-        flag("compare", bool, "Also run on one process and compare gradients.", True, names=("--compare/--no-compare",)),
+        flag(
+            "compare",
+            bool | None,
+            "Also run on one process and compare gradients. [default: compare, without --data]",
+            None,
+            names=("--compare/--no-compare",),
+        ),
         flag("measure_memory", bool, "Measure what each rank allocates in a step.", False),
         flag("measure", bool, "Measure what instructions take, beside what is predicted of them.", False),
         flag("cluster", str | None, "With --measure: predict by an estimate on this cluster. [default: as planned]"),
@@ -97,7 +107,33 @@ def simulate(source: Path, **values: Any) -> Outcome:
         options.STALL_TIMEOUT,
         flag("seed", int, "Seed of parameters and samples.", 0),
         output("With --measure: write the profile with the measured times here."),
-    ]
+    ],
+    options.panel(
+        "Training, by torch",
+        [
+            flag("data", Path | None, "A file of tokens, as `trainplan data` writes it. [default: made-up samples]"),
+            flag("learning_rate", float | None, "The largest learning rate of AdamW. [default: 0.001]"),
+            flag("rate_schedule", str | None, "How it falls: constant, cosine or linear. [default: constant]"),
+            flag("warmup", int | None, "Steps over which it rises linearly before. [default: none]"),
+            flag("rate_steps", int | None, "The step at which it is the least. [default: --steps]"),
+            flag("least_rate", float | None, "The learning rate that it falls to. [default: 0]"),
+            flag("betas", tuple[float, float] | None, "Of AdamW, two numbers. [default: 0.9 0.999]"),
+            flag("weight_decay", float | None, "Of matrices and tables, not of norms and biases. [default: 0.01, of all]"),
+            flag("clip", float | None, "Scale gradients of a larger global norm down to this. [default: leave them]"),
+            flag("evaluate", Path | None, "A file of tokens for a loss without dropout, in the order of the file."),
+            flag("evaluate_every", int | None, "Steps from one such loss to the next. [default: after the last]"),
+            flag("evaluate_batches", int | None, "Batches that it is of. [default: 10]"),
+            flag(
+                "metrics",
+                Path | None,
+                "Write a JSON line for each step here: step, loss, grad_norm, learning_rate, seconds, tokens_per_second, "
+                "memory_bytes, evaluation_loss.",
+            ),
+            flag("weights", Path | None, "Begin with the safetensors of this Hugging Face folder. [default: by the seed]"),
+            flag("save_weights", Path | None, "Write such a folder behind the last step: safetensors and config.json."),
+            flag("step_timeout", float | None, "End a rank that is in one step for more seconds than these. [default: never]"),
+        ],
+    ),
 )
 def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     """Run a plan: training steps on local processes, compared with one process.
@@ -105,12 +141,18 @@ def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     By torch the plan becomes a model under fully_shard, parallelize_module, checkpoint and torch.distributed.pipelining; by
     program its own instructions run. --measure, --measure-memory, --backend and --transport are of programs.
 
+    With --checkpoint, SIGTERM ends the run behind its step, with a checkpoint of it, and the exit code is 4; a second SIGTERM
+    ends it at once. `torchrun --nproc-per-node 4 -m trainplan run plan.json ...`, on one node or several, runs its processes as
+    the plan's ranks; only rank 0 prints.
+
     With --measure and -o, what its instructions take goes into a profile, and `plan --profile` and `simulate --profile` then
     count with that.
     """
     if output is not None and (not values["measure"] or values["cluster"] is values["profile"] is None):
         fix = "give it with --measure and a --profile, or a --cluster, which has the other numbers"
         raise InputError("command line", "--output", "has no profile to write", fix)
+    if (place := launched()) is not None and place.rank:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     loaded = load_plan(plan)
     with bars.working("running") as progress:
         report = api.run(plan, progress=progress, **values)
@@ -120,7 +162,25 @@ def run(plan: Path, output: Path | None, **values: Any) -> Outcome:
     }
     del content["profile"]  # it is a file of its own
     show, profile = partial(render_runs.run_report, loaded, report, values["scale_down"]), report.profile
-    return Outcome(content, show, {"output": lambda: profile.model_dump_json(indent=1) + "\n"} if profile else {})
+    files = {"output": lambda: profile.model_dump_json(indent=1) + "\n"} if profile else {}
+    return Outcome(content, show, files, options.ENDED if report.ended else options.FINE)
+
+
+@takes(
+    [
+        word("texts", list[Path], "UTF-8 files, and folders, of which all .txt, .md, .py and .rst files are read."),
+        flag("tokenizer", str, "byte, or a Hugging Face tokenizer.json, or a folder with one.", "byte"),
+        flag("output", Path, "The file of tokens.", options.REQUIRED, names=("--output", "-o")),
+    ]
+)
+def data(texts: list[Path], tokenizer: str, output: Path) -> Outcome:
+    """Write a file of tokens for `run --data` from texts, and beside it, as JSON, what it is.
+
+    Tokens are numbers of 16 or 32 bits, as many ids need; each text ends with the tokenizer's end of text.
+    """
+    about = api.tokenize(texts, output, tokenizer=tokenizer)
+    rows = [("tokens", f"{about.tokens:,}"), ("ids", f"{about.vocabulary:,} of {about.tokenizer}, {about.dtype}")]
+    return Outcome(about.model_dump(), partial(render.pairs, [*rows, ("written", str(output))]))
 
 
 def _trial(words: Sequence[str]) -> Command:

@@ -84,6 +84,20 @@ def laid_run(run: Run) -> LaidRun:
     if run.experts or (run.ep or 1) > 1:
         raise InputError(run.id, "experts", "is a mixture of experts", "leave the row out: dense models are predicted")
     assumed: dict[str, str] = {}
+    framework = framework_of(run)
+    if not run.framework:
+        assumed["framework"] = framework.name
+    name = _kind(run.gpu, assumed)
+    described = sheet(name)
+    usual = "bf16" if "bfloat16" in described.flops_per_s else "fp16"
+    base, _ = _precisions(run.precision or usual)
+    model = _model(run, run.tp or 1, framework, base, assumed)
+    return laid_out(run, model, name, framework, assumed)
+
+
+def laid_out(run: Run, model: Model, name: str, framework: Framework, assumed: dict[str, str]) -> LaidRun:
+    """A row of this model on devices of a data sheet's name, laid out; what the row leaves open goes into `assumed`. Raises
+    InputError."""
 
     def taken(name: str, value: Any, default: Any) -> Any:
         if value is None:
@@ -91,9 +105,6 @@ def laid_run(run: Run) -> LaidRun:
             return default
         return value
 
-    framework = framework_of(run)
-    if not run.framework:
-        assumed["framework"] = framework.name
     tp, pp, cp, chunks = (int(taken(name, getattr(run, name), 1)) for name in ("tp", "pp", "cp", "vpp"))
     chunks = chunks if pp > 1 else 1  # stages are interleaved over several devices
     if run.gpus % (tp * pp * cp):
@@ -104,11 +115,9 @@ def laid_run(run: Run) -> LaidRun:
         raise InputError(run.id, "dp", f"is {run.dp}", f"give {dp}: {run.gpus} devices, tp {tp}, pp {pp}, cp {cp}")
     micro = int(taken("mbs", run.mbs, 1))
     batch = int(taken("gbs", run.gbs, micro * dp))
-    name = _kind(run.gpu, assumed)
     described = sheet(name)
     usual = "bf16" if "bfloat16" in described.flops_per_s else "fp16"
     base, precision = _precisions(str(taken("precision", run.precision, usual)))
-    model = _model(run, tp, framework, base, assumed)
     if not all(splittable(part, tp).runs_on(tp) for part in model.sublayers.values()):
         raise InputError(run.id, "tp", f"is {tp}", f"give one that all parts of a {model.family} can be split into")
     zero, shard = _zero(run, dp, framework, assumed)

@@ -63,7 +63,12 @@ def predict_run(run: Run, table: EfficiencyTable) -> Prediction:
         laid = laid_run(run)
     except InputError as error:
         return Prediction(run, cannot=f"{error.field} {error.problem}")
-    step = step_of(laid, table)
+    return predict_laid(laid, table)
+
+
+def predict_laid(laid: LaidRun, table: EfficiencyTable) -> Prediction:
+    """The prediction of a run that is laid out."""
+    run, step = laid.run, step_of(laid, table)
     seconds = step.step_ns / 1e9
     low, high, borrowed = interval(laid, table)
     memory = run_memory(laid.model, laid.layout)

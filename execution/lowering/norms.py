@@ -1,0 +1,54 @@
+"""The global norm of a step's gradients, each parameter counted once, and gradients scaled by it.
+
+A parameter's gradient lies in parts on the ranks of a stage, or as a whole on several of them. Of each rank's part the square
+counts where the rank is the first along every level that has copies of the part: dp always has; tp has where the gradient is no
+DTensor that tp splits; sdp never has, since `fully_shard` splits what it shares. The table that embedding and head share and
+that is there twice counts as the embedding's alone. Sums are in float64, whatever the gradients are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from trainplan.formulations.strategies import Strategy
+
+if TYPE_CHECKING:
+    from trainplan.execution.lowering.trainer import Trainer
+
+
+def counts(parameter: nn.Parameter, strategy: Strategy, place: int) -> bool:
+    """Whether the rank at this place of a stage adds its part of a gradient to the norm."""
+    split = set[str]()
+    if isinstance(parameter, DTensor):
+        names = parameter.device_mesh.mesh_dim_names or ()
+        split = {name for name, each in zip(names, parameter.placements, strict=True) if not each.is_replicate()}
+    return all(axis in split or strategy.index(place, axis) == 0 for axis in ("dp", "sdp", "tp"))
+
+
+def local_of(gradient: Tensor) -> Tensor:
+    """What this rank has of a gradient."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+@torch.no_grad()
+def global_square(trainer: Trainer) -> Tensor:
+    """What this rank adds to the square of the global norm, float64: its own parts, each counted by one rank alone."""
+    total = torch.zeros((), dtype=torch.float64, device=trainer.device)
+    second = trainer.tied.second
+    for unit in trainer.units.values():
+        for parameter in unit.parameters():
+            if parameter.grad is None or parameter is second or not counts(parameter, unit.strategy, trainer.place):
+                continue
+            total += torch.linalg.vector_norm(local_of(parameter.grad), dtype=torch.float64).square()
+    return total
+
+
+@torch.no_grad()
+def scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply all gradients by a factor."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local_of(parameter.grad).mul_(factor)

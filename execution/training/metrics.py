@@ -1,0 +1,53 @@
+"""Metrics of a run: a file of JSON lines, one for each step, which grows as the run goes on."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import write_whole
+
+
+class Metrics:
+    """Appends a line for each step: `step`, `loss`, `grad_norm` (before gradients were cut), `learning_rate`, `seconds` and
+    `memory_bytes` (of the slowest and the largest rank), `tokens_per_second`, and, of steps behind which the model was
+    evaluated, `evaluation_loss`.
+
+    done: steps that the run goes on from. Lines of later ones, which a run left that was killed behind its last checkpoint, are
+    dropped.
+    """
+
+    def __init__(self, path: str, done: int) -> None:
+        kept = []
+        if done and Path(path).exists():
+            kept = [line for line in Path(path).read_text().splitlines() if _step(path, line) <= done]
+        write_whole(path, "".join(f"{line}\n" for line in kept))
+        self._file = open(path, "a")  # noqa: SIM115
+
+    def add(self, **values: Any) -> None:
+        """Write a step's line; it can be read at once."""
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+
+def _step(path: str, line: str) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except json.JSONDecodeError:
+        return float("inf")  # a run was killed within it
+    except (KeyError, TypeError, ValueError):
+        raise InputError(path, "", "holds lines that are no metrics", "name another file, or remove this one") from None
+
+
+def memory_bytes(device: Any) -> int:
+    """The most memory that this process has had: on a GPU what torch allocated there, else what was resident."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

@@ -1,0 +1,87 @@
+"""Files of tokens made of texts: by bytes, or by a tokenizer of Hugging Face."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from trainplan.execution.training.tokens import AboutTokens, about_path, least_width
+from trainplan.profiling.base.errors import InputError, MissingExtra
+from trainplan.profiling.base.files import check_writable, write_whole
+
+BYTES = 256
+END = BYTES  # behind each text, of bytes
+AT_ONCE = 2**22  # letters that are read and encoded at once
+PATTERNS = ("*.txt", "*.md", "*.py", "*.rst")  # of a folder
+
+
+def tokenize(
+    texts: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], *, tokenizer: str | os.PathLike[str] = "byte"
+) -> AboutTokens:
+    """Write a file of tokens for `run --data`, and beside it, as JSON, what it is.
+
+    texts: UTF-8 files, in this order, and folders, of which all .txt, .md, .py and .rst files are read in order of their names.
+    output: the file. tokenizer: `byte`, for the 256 bytes and an end of text, 257 ids in all; or the tokenizer.json of a
+    Hugging Face tokenizer, or a folder with one, whose end of text (`<|endoftext|>`, `</s>`, `<|end_of_text|>` or `<eos>`, the
+    first that it has) is put behind each text. Raises InputError, and MissingExtra without `tokenizers`."""
+    check_writable(output)
+    name = os.fspath(tokenizer)
+    files = list(_files(texts))
+    vocabulary, encoded = (BYTES + 1, map(_bytes, files)) if name == "byte" else _encoded(name, files)
+    width, count = least_width(vocabulary), 0
+    aside = Path(f"{os.fspath(output)}.part")
+    try:
+        with aside.open("wb") as file:
+            for ids in encoded:
+                file.write(np.asarray(ids).astype(np.dtype(width).newbyteorder("<")).tobytes())
+                count += len(ids)
+        about = AboutTokens(dtype=width, vocabulary=vocabulary, tokens=count, tokenizer=name)
+        write_whole(about_path(output), about.model_dump_json(indent=1) + "\n")
+        aside.replace(output)
+    finally:
+        aside.unlink(missing_ok=True)
+    return about
+
+
+def _files(texts: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
+    for each in map(Path, texts):
+        if each.is_dir():
+            yield from sorted(path for pattern in PATTERNS for path in each.rglob(pattern) if path.is_file())
+        elif each.exists():
+            yield each
+        else:
+            raise InputError("command line", "TEXT", f"is {str(each)!r}, which does not exist", "give files or folders of text")
+
+
+def _bytes(path: Path) -> np.ndarray:
+    content = np.frombuffer(path.read_bytes(), np.uint8).astype(np.uint16)
+    return np.append(content, np.uint16(END))
+
+
+def _encoded(name: str, files: Sequence[Path]) -> tuple[int, Iterator[Any]]:
+    """How many ids a Hugging Face tokenizer has, holes among them included, and those of each text, a part at a time."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise MissingExtra("tokenizers", "hub", "a Hugging Face tokenizer") from None
+    path = Path(name, "tokenizer.json") if Path(name).is_dir() else Path(name)
+    try:
+        made = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no kind of its own
+        fix = "give `byte`, a tokenizer.json, or a folder with one"
+        raise InputError("command line", "--tokenizer", f"is {name!r}: {error}", fix) from None
+    ends = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+    end = next((each for token in ends if (each := made.token_to_id(token)) is not None), None)
+
+    def ids() -> Iterator[Any]:
+        for each in files:
+            with each.open(encoding="utf-8", errors="replace") as file:
+                while lines := file.readlines(AT_ONCE):
+                    yield made.encode("".join(lines), add_special_tokens=False).ids
+            if end is not None:
+                yield [end]
+
+    return max(made.get_vocab().values()) + 1, ids()

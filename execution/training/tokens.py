@@ -1,0 +1,108 @@
+"""Files of tokens: numbers of 16 or 32 bits, little-endian, one after the other, with nothing else in the file.
+
+A file `tokens.bin` may have `tokens.bin.json` beside it, which says how wide its numbers are, how many ids its tokenizer has
+and which one that is. Where it is absent, numbers are as wide as the model's vocabulary needs. Files are mapped into memory:
+what is read is what a batch needs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Record, parse
+
+Width = Literal["uint16", "uint32"]
+ENDS_BYTES = 2**20  # of a file's beginning and of its end that tell it from others
+
+
+class AboutTokens(Record):
+    """What stands beside a file of tokens. vocabulary: ids of the tokenizer; tokenizer: `byte`, or the file it was read
+    from."""
+
+    noun = "description of a file of tokens"
+
+    dtype: Width
+    vocabulary: Annotated[int, Field(ge=1)]
+    tokens: Annotated[int, Field(ge=0)]
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A file of so many tokens, cut into windows of `sequence` inputs, each of which begins with the last target before it.
+
+    vocabulary: ids that the model has; a larger one is refused when it is read. digest: of the file's length and ends.
+    """
+
+    path: str
+    dtype: Width
+    tokens: int
+    sequence: int
+    vocabulary: int
+    digest: str
+
+    @property
+    def windows(self) -> int:
+        """How many samples there are without reading any token twice as an input."""
+        return (self.tokens - 1) // self.sequence
+
+    def read(self, windows: np.ndarray) -> np.ndarray:
+        """Tokens of some windows, (windows, sequence + 1), int64. Raises InputError for ids that the model does not have."""
+        places = windows.astype(np.int64)[:, None] * self.sequence + np.arange(self.sequence + 1)
+        tokens = _mapped(self.path, self.dtype)[places].astype(np.int64)
+        if tokens.size and (most := int(tokens.max())) >= self.vocabulary:
+            place = int(places.flat[int(tokens.argmax())])
+            problem = f"is {most}, and the model has ids of 0 to {self.vocabulary - 1}"
+            raise InputError(self.path, f"[{place}]", problem, f"give tokens of a tokenizer of {self.vocabulary} ids")
+        return tokens
+
+
+@cache
+def _mapped(path: str, dtype: Width) -> Any:
+    return np.memmap(path, np.dtype(dtype).newbyteorder("<"), "r")
+
+
+def least_width(vocabulary: int) -> Width:
+    """The narrowest numbers that so many ids can be written in."""
+    return "uint16" if vocabulary <= 2**16 else "uint32"
+
+
+def about_path(path: str | os.PathLike[str]) -> Path:
+    """Where it stands how a file of tokens is written."""
+    return Path(f"{os.fspath(path)}.json")
+
+
+def token_file(path: str | os.PathLike[str], option: str, sequence: int, vocabulary: int) -> TokenFile:
+    """A file of tokens for a model of these sizes. option: that it was named by. Raises InputError."""
+    where, dtype = os.fspath(path), least_width(vocabulary)
+    try:
+        size = os.stat(path).st_size
+        with open(path, "rb") as file:
+            ends = file.read(ENDS_BYTES)
+            file.seek(max(0, size - ENDS_BYTES))
+            ends += file.read(ENDS_BYTES)
+    except OSError as error:
+        fix = "give a file of tokens, such as `trainplan data` writes"
+        raise InputError("command line", option, f"is {where!r}: {error.strerror}", fix) from None
+    if about_path(path).exists():
+        about = parse(about_path(path), AboutTokens)
+        dtype = about.dtype
+        if about.vocabulary > vocabulary:
+            problem = f"is {about.vocabulary}, and the model has {vocabulary} ids"
+            raise InputError(str(about_path(path)), "vocabulary", problem, "give tokens of the model's tokenizer")
+    width = np.dtype(dtype).itemsize
+    if size % width:
+        fix = f"write numbers of {8 * width} bits, or say in {about_path(path).name} how wide they are"
+        raise InputError(where, "", f"has {size} bytes, which are no whole {dtype} numbers", fix)
+    if size // width <= sequence:
+        fix = "give a longer text, or a model of shorter samples"
+        raise InputError(where, "", f"has {size // width} tokens, and one sample takes {sequence + 1}", fix)
+    digest = hashlib.blake2b(b"%d " % size + ends, digest_size=8).hexdigest()
+    return TokenFile(os.path.abspath(where), dtype, size // width, sequence, vocabulary, digest)

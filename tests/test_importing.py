@@ -1,0 +1,340 @@
+"""Configurations of other runtimes as plans: exports read back, recipes by the documented keys, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainplan.execution.exports.common import write_export
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.clusters.cluster import load_cluster
+from trainplan.profiling.models.model import load_model
+
+import trainplan as tp
+from tests.command.calls import call
+from tests.execution.plans import plan_of
+from tests.exported_plans import random_exported
+from tests.sizes import first_and_others
+from trainplan.configurations.judging import changes, neighbours, predicted_plan
+from trainplan.configurations.planned import read
+from trainplan.validation.predict import Prediction
+
+LLAMA = """--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+--num-query-groups 8 --seq-length 4096 --max-position-embeddings 8192 --swiglu --normalization RMSNorm --disable-bias-linear
+--position-embedding-type rope --rotary-base 500000 --untie-embeddings-and-output-weights --attention-dropout 0
+--hidden-dropout 0 --vocab-size 128256 --bf16 --lr 3e-4 --train-iters 1000"""
+FSDP = "fsdp_config.fsdp_"
+GPT3 = """--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048
+--attention-dropout 0 --hidden-dropout 0 --tokenizer-type GPT2BPETokenizer --bf16"""
+FILES: dict[str, str] = {
+    # Megatron-LM: sequence parallelism; interleaved stages; uneven ends; a layout; the oldest flag of recomputation.
+    "llama.sh": f"""#!/bin/bash
+# two nodes
+GPUS=8; TP=2
+PIPELINE_ARGS=(
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${{PP:-2}}  # of 8
+    --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce
+)
+torchrun --nproc_per_node=$GPUS --nnodes 2 pretrain_gpt.py \\
+    ${{PIPELINE_ARGS[@]}} {LLAMA.replace(chr(10), " ")} --micro-batch-size 1 --global-batch-size 64 "$@"
+""",
+    "gpt3.txt": f"{GPT3} --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 --micro-batch-size 1 "
+    "--global-batch-size 128 --num-layers-per-virtual-pipeline-stage 6 --recompute-activations --sequence-parallel",
+    "ends.txt": f"{LLAMA} --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 7 "
+    "--decoder-last-pipeline-num-layers 7 --micro-batch-size 2 --global-batch-size 64 --recompute-granularity full "
+    "--recompute-method block --recompute-num-layers 4",
+    "layout.txt": f"{LLAMA} --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*17|t*15L "
+    "--micro-batch-size 1 --global-batch-size 32 --use-distributed-optimizer --num-distributed-optimizer-instances 2",
+    # torchtitan
+    "titan8.toml": """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 1000
+[parallelism]
+data_parallel_shard_degree = -1
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+""",
+    "titan70.toml": """[model]
+name = "llama3"
+flavor = "70B"
+[optimizer]
+lr = 1.5e-4
+[training]
+local_batch_size = 8
+seq_len = 8192
+[parallelism]
+tensor_parallel_degree = 8
+[activation_checkpoint]
+mode = "full"
+""",
+    "titanpp.toml": """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 8
+global_batch_size = 64
+seq_len = 4096
+[parallelism]
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_microbatch_size = 1
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "none"
+""",
+    # DeepSpeed
+    "zero2.json": json.dumps(
+        {
+            "train_batch_size": 128,
+            "gradient_accumulation_steps": 4,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8},
+            "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}},
+            "gradient_clipping": 1.0,
+        }
+    ),
+    "zero3.json": json.dumps(
+        {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": "auto",
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True}},
+        }
+    ),
+    # Accelerate
+    "fsdp2.yaml": """compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_activation_checkpointing: true
+""",
+    "hybrid.yaml": """distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 16
+fsdp_config:
+  fsdp_sharding_strategy: HYBRID_SHARD
+""",
+    "ds.yaml": """distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_processes: 16
+deepspeed_config:
+  zero_stage: 1
+  gradient_accumulation_steps: 2
+""",
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gpt3.txt": {"cluster": "h100:8x16"},
+    "titan70.toml": {"cluster": "h100:8x16"},
+    "zero2.json": {"model": "llama3-8b", "sequence": 4096},
+    "zero3.json": {"model": "llama3-8b", "sequence": 4096, "recompute": "full", "cluster": "h100:8x2"},
+    "fsdp2.yaml": {"model": "llama3-8b", "sequence": 4096, "micro_batch": 1},
+    "hybrid.yaml": {"model": "llama3-8b", "sequence": 4096, "batch": 32},
+    "ds.yaml": {"model": "gpt2-xl", "micro_batch": 4},
+}
+# Strategy of a feed-forward network in the middle, stages, schedule, samples of a step, micro-batches.
+WANTED = {
+    "llama.sh": ("sdp4-tp2-zero1-sp", 2, "1f1b", 64, 16),
+    "gpt3.txt": ("dp2-tp8-sp", 16, "interleaved-1f1b", 128, 64),
+    "ends.txt": ("dp4", 4, "1f1b", 64, 8),
+    "layout.txt": ("dp2-sdp4-zero1", 2, "1f1b", 32, 4),
+    "titan8.toml": ("sdp16-ckpt:activation+norms", 1, "1f1b", 16, 1),
+    "titan70.toml": ("sdp16-tp8-sp-ckpt", 1, "1f1b", 128, 1),
+    "titanpp.toml": ("sdp4-tp2-zero2-sp", 4, "interleaved-1f1b", 64, 16),
+    "zero2.json": ("sdp16-zero2", 1, "1f1b", 128, 4),
+    "zero3.json": ("sdp16-ckpt", 1, "1f1b", 32, 1),
+    "fsdp2.yaml": ("sdp16-ckpt", 1, "1f1b", 16, 1),
+    "hybrid.yaml": ("dp2-sdp8", 1, "1f1b", 32, 1),
+    "ds.yaml": ("sdp16-zero1", 1, "1f1b", 128, 2),
+}
+
+
+def written(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_text(FILES[name])
+    return path
+
+
+def judged(folder: Path, name: str, **more: Any) -> Any:
+    return tp.import_run(written(folder, name), **{"cluster": "h100:8x2", **OPTIONS.get(name, {}), **more})
+
+
+@pytest.mark.parametrize("name", first_and_others(list(FILES)))
+def test_recipes_become_the_plans_that_they_run(tmp_path: Path, name: str) -> None:
+    """Twelve recipes: layout, stages, batch; the prediction is that of the same plan, and no key is unknown."""
+    run = judged(tmp_path, name, search=False)
+    plan: Plan = run.plan
+    middle = plan.units[len(plan.units) // 2]
+    assert WANTED[name] == (
+        str(next(unit for unit in (middle, plan.units[len(plan.units) // 2 + 1]) if unit.name.endswith("ffn")).strategy),
+        len(plan.stages),
+        plan.schedule,
+        plan.batch.global_samples,
+        plan.batch.micro_batches,
+    )
+    assert run.configuration.unknown == ()
+    assert plan.predicted is not None and plan.predicted.step_ns == run.judged.step_ns > 0
+    assert len(run.judged.peak_bytes) == plan.world and run.fits == (max(run.judged.peak_bytes) <= plan.memory_bytes)
+    assert isinstance(run.framework, Prediction) != plan.uses_host
+    if name == "ends.txt":
+        layers = [sum(u.name.endswith("ffn") for u in plan.units[s.first_unit : s.last_unit + 1]) for s in plan.stages]
+        again = [sum(u.strategy.ckpt for u in plan.units[s.first_unit : s.last_unit + 1]) // 2 for s in plan.stages]
+        assert layers == [7, 9, 9, 7] and again == [4, 4, 4, 4]
+    if name == "zero3.json":
+        assert {unit.states.optimizer for unit in plan.units} == {"host"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(FILES))
+def test_recipes_are_judged(tmp_path: Path, name: str) -> None:
+    """The bound holds for the plan that runs; what is to be changed first is walked, fits, and takes less time."""
+    run = judged(tmp_path, name, time_limit=120, gap=0.05)
+    assert run.best is not None and run.best.answer.bound_ns is not None
+    assert run.plan.uses_host or run.best.answer.bound_ns <= run.judged.step_ns
+    assert run.gap is None or 0 <= run.gap < 1
+    for change in run.changes:
+        if change.walked:
+            assert change.plan.predicted is not None and change.plan.predicted.most_bytes <= run.plan.memory_bytes
+    if run.fits and run.changes:
+        assert run.changes[0].plan.predicted.step_ns < run.judged.step_ns
+
+
+def read_back(plan: Plan, folder: Path, to: str, name: str) -> tuple[Any, Plan]:
+    """The export, and the plan that its file stands for."""
+    exported = tp.export(plan.changed(memory_bytes=2**47), to)
+    write_export(exported, folder)
+    size = min(8, plan.world)
+    run = tp.import_run(folder / name, cluster=f"h100:{size}x{plan.world // size}", search=False, memory=2**47)
+    return exported, run.plan
+
+
+@pytest.mark.parametrize("seed", first_and_others(range(12)))
+def test_megatron_exports_come_back_with_layout_and_step(tmp_path: Path, seed: int) -> None:
+    """The layout and the step are those of the plan as exported; what it leaves out is named."""
+    plan = random_exported(random.Random(seed)).changed(predicted=None)
+    dtype = plan.planned_model().in_dtype("bfloat16")
+    plan = plan.changed(model=dtype.shape(), precision={"master": "float32"})
+    exported, back = read_back(plan, tmp_path, "megatron", "launch.sh")
+    same_as(exported.plan, back)
+    assert exported.left_out or [u.strategy.levels for u in plan.units] == [u.strategy.levels for u in back.units]
+
+
+@pytest.mark.parametrize("seed", first_and_others(range(12)))
+def test_torchtitan_exports_come_back_with_layout_and_step(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    model = load_model("llama3-70b" if seed > 6 else "llama3-8b", 1024, "bfloat16")
+    levels = rng.choice([[("sdp", 4)], [("dp", 2), ("sdp", 2)], [("dp", 4)], [("sdp", 2), ("tp", 2)]])
+    text = "-".join(f"{name}{degree}" for name, degree in levels)
+    text += rng.choice(["-zero2", ""]) * (dict(levels).get("sdp", 1) > 1) + "-sp" * ("tp" in dict(levels))
+    text += rng.choice(["", "-ckpt"])
+    stages, micro = rng.choice([1, 2, 4]), rng.choice([4, 8])
+    cuts = [1 + 2 * cut for cut in sorted(rng.sample(range(1, model.layers), stages - 1))]
+    plan = plan_of(model, [text] * len(model.units), 4 * stages, 4 * micro, micro, cuts, rng.choice(["1f1b", "gpipe"]))
+    exported, back = read_back(plan.changed(precision={"master": "float32"}), tmp_path, "torchtitan", "torchtitan.toml")
+    same_as(exported.plan, back)
+
+
+def same_as(wanted: Plan, back: Plan) -> None:
+    """Equal stages, batch, layouts and model; programs of equal rounds, so that they take the same."""
+    assert back.batch == wanted.batch and back.stages == wanted.stages and back.world == wanted.world
+    assert len(wanted.stages) == 1 or back.schedule == wanted.schedule
+    assert [unit.sublayer for unit in back.planned_model().units] == [unit.sublayer for unit in wanted.planned_model().units]
+    assert [unit.strategy for unit in back.units] == [unit.strategy for unit in wanted.units]
+    assert back.precision == wanted.precision
+    size = min(8, wanted.world)
+    cluster = load_cluster(f"h100:{size}x{wanted.world // size}")
+    request = Request(wanted.planned_model(), cluster, wanted.batch.global_samples)
+    assert back.predicted is not None
+    assert predicted_plan(wanted, request)[0].predicted.step_ns == back.predicted.step_ns  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("llama.sh", ("--micro-batch-size 1", "--micro-batch-size 3"), "--global-batch-size is 64, with micro-batches of 3"),
+        ("llama.sh", ("--num-layers 32", "--num-layers many"), "--num-layers is 'many'"),
+        ("llama.sh", ("TP=2", "TP=$WIDTH"), "say what the variable is: --set WIDTH=8"),
+        ("llama.sh", ("--swiglu", "--num-experts 8"), "--num-experts is '8'; leave it out"),
+        ("llama.sh", ("--bf16", "--context-parallel-size 2"), "--context-parallel-size is '2'"),
+        ("layout.txt", ("Et*17", "t*17"), "--pipeline-model-parallel-layout is 't*17|t*15L'"),
+        ("layout.txt", ("Et*17", "Et*16"), "with 66 sub-layers in all"),
+        ("titanpp.toml", ("Interleaved1F1B", "ZBVZeroBubble"), "parallelism.pipeline_parallel_schedule is 'ZBVZeroBubble'"),
+        ("titan8.toml", ('"selective"', '"some"'), "activation_checkpoint.mode is 'some'"),
+        ("zero2.json", ('"stage": 2', '"stage": 4'), "zero_optimization.stage is 4; give 0, 1, 2 or 3"),
+        ("zero2.json", ('"gradient_accumulation_steps": 4', '"gradient_accumulation_steps": 5'), "train_batch_size is 128"),
+        ("fsdp2.yaml", ("distributed_type: FSDP", "distributed_type: TPU"), "distributed_type is 'TPU'"),
+        ("fsdp2.yaml", ("num_processes: 16", "num_processes: 8"), "has 16 devices, and the file starts 8"),
+    ],
+)
+def test_errors_name_file_and_key(tmp_path: Path, name: str, change: tuple[str, str], said: str) -> None:
+    path = written(tmp_path, name)
+    assert change[0] in FILES[name]
+    path.write_text(FILES[name].replace(*change))
+    with pytest.raises(InputError) as error:
+        tp.import_run(path, search=False, **{"cluster": "h100:8x2", **OPTIONS.get(name, {})})
+    assert said in error.value.command_text and "\n" not in error.value.command_text
+    assert error.value.where == str(path) or error.value.argument == "cluster"
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "unknown"),
+    [
+        ("ends.txt", " --recompute-gran full", "--recompute-gran (did you mean --recompute-granularity?)"),
+        ("titan8.toml", "[metrics]\nlog_freq = 1\n[parallelisms]\nx = 1\n", "parallelisms.x"),
+        (
+            "fsdp2.yaml",
+            "  fsdp_ofload_params: true\n",
+            f"{FSDP}ofload_params (did you mean {FSDP}offload_params?)",
+        ),
+    ],
+)
+def test_keys_that_nobody_knows_are_named(tmp_path: Path, name: str, added: str, unknown: str) -> None:
+    path = written(tmp_path, name)
+    path.write_text(FILES[name] + added)
+    assert read(path).unknown == (unknown,)
+
+
+def test_variables_of_a_script_are_given(tmp_path: Path) -> None:
+    path = written(tmp_path, "llama.sh")
+    assert read(path).pp == 2 and read(path, variables={"PP": "4"}).pp == 4 and read(path, variables={"TP": "4"}).tp == 4
+
+
+def test_neighbours_differ_in_one_decision_and_cost_what_the_walks_say(tmp_path: Path) -> None:
+    """Every change is a plan that Megatron-LM's rules carry; the walked ones take what is said of them."""
+    path = written(tmp_path, "ends.txt")
+    run = tp.import_run(path, cluster="h100:8x2", search=False)
+    others = list(neighbours("megatron", run.plan))
+    assert len({other.model_dump_json() for _, other in others}) == len(others) > 10
+    for _, other in others:
+        assert all(unit.strategy.zero_stage in (0, 1) for unit in other.units)
+        assert other.batch.global_samples == run.plan.batch.global_samples
+    request = Request(run.plan.planned_model(), load_cluster("h100:8x2"), 64)
+    first = changes(run.configuration, run.plan, request, run.judged.step_ns)
+    assert first and first[0].walked and first[0].plan.predicted is not None
+    assert first[0].share == pytest.approx(1 - first[0].plan.predicted.step_ns / run.judged.step_ns)
+    assert [change.share for change in first[:3]] == sorted((change.share for change in first[:3]), reverse=True)
+
+
+def test_the_command_says_what_runs_and_what_would_be_better(tmp_path: Path) -> None:
+    path = written(tmp_path, "ds.yaml")
+    asked = ("--cluster", "h100:8x2", "--model", "gpt2-xl", "--micro-batch", "4", "--gap", "0.05")
+    done = call("import-run", path, *asked, "-o", tmp_path / "plan.json")
+    assert done.returncode == 0, done.stderr
+    for label in ("predicted time", "with overlap", "predicted memory", "best plan", "bound", "gap", "taken otherwise"):
+        assert f"\n{label} " in done.stdout
+    assert "of deepspeed" in done.stdout
+    assert "1 stage" in done.stdout and json.loads((tmp_path / "plan.json").read_text())["format"] == "trainplan-plan"

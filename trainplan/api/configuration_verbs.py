@@ -1,0 +1,99 @@
+"""Configurations of other runtimes, judged: how good is what runs now?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainplan.api.plan_verbs import plan
+from trainplan.asking import FilePath, cluster_of, compiles, memory_of
+from trainplan.configurations.configuration import Configuration
+from trainplan.configurations.judging import JudgedRun, changes, predicted_plan
+from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options
+from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.request import Request
+from trainplan.planned import Planned
+from trainplan.presets import DEFAULT
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+from trainplan.profiling.clusters.cluster import Cluster
+
+__all__ = ["import_run"]
+GAP, SECONDS = 1e-3, 60.0  # of the searches
+
+
+def import_run(
+    file: FilePath,
+    *,
+    cluster: FilePath | Cluster | None = None,
+    model: FilePath | None = None,
+    batch: int | None = None,
+    micro_batch: int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    memory: str | int | None = None,
+    reserve: str | int | None = None,
+    recompute: str | None = None,
+    runtime: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    search: bool = True,
+    gap: float = GAP,
+    time_limit: float | None = SECONDS,
+    progress: Callable[[Any], None] | None = None,
+) -> JudgedRun:
+    """How good is what a file has a runtime run: Megatron-LM's arguments (a script or a list), torchtitan's TOML, a JSON file
+    of DeepSpeed or a YAML file of Accelerate. It becomes a plan, with its prediction; beside it the bound and the best plan of
+    the joint problem, the best one within the runtime, and what to change first.
+
+    cluster: the devices. What the file cannot say: model (a name or a config.json; default: the file's), batch (samples of a
+    step), micro_batch (samples of one micro-batch on one rank), sequence, dtype, recompute (full or none: DeepSpeed and plain
+    Accelerate leave it to the model's code), variables (of a script's environment). memory, reserve: as of `plan`. runtime:
+    megatron, torchtitan, deepspeed or accelerate (default: by the file's name). search: look for bound, best plans and changes,
+    too. gap, time_limit: of each of the two searches. progress: as of `plan`. Raises InputError naming file and key.
+    """
+    if cluster is None:
+        raise InputError(COMMAND_LINE, "--cluster", "is missing", "give the devices that the run is on, such as h100:8x4")
+    machine = cluster_of(cluster, reserve)
+    if len(machine.used_kinds) > 1:
+        problem = f"has {len(machine.used_kinds)} kinds of devices"
+        raise InputError(COMMAND_LINE, "--cluster", problem, "give one of equal devices: the runtimes take them for equal")
+    configuration = with_options(read(Path(file), runtime, recompute, variables), batch, micro_batch)
+    the_model = model_of(configuration, None if model is None else str(model), sequence, dtype)
+    if not compiles(the_model):
+        raise InputError(
+            COMMAND_LINE, "--model", f"is a {the_model.family}", "give one whose plans become programs, such as llama"
+        )
+    request = Request(the_model, machine, None, memory_of(memory, reserve))
+    made = plan_of(configuration, the_model, request)
+    made, judged = predicted_plan(made, request)
+    framework = framework_prediction(configuration, made, machine)
+    if not search:
+        return JudgedRun(configuration, made, judged, framework, None, None, ())
+    asked = _asked(configuration, made) | {"memory": memory, "gap": gap, "time_limit": time_limit, "progress": progress}
+    best = _best(made, machine, asked)
+    within = None
+    if configuration.runtime in RUNTIMES:
+        within = _best(made, machine, {name: value for name, value in asked.items() if name != "host"}, configuration.runtime)
+    return JudgedRun(
+        configuration, made, judged, framework, best, within, changes(configuration, made, request, judged.step_ns)
+    )
+
+
+def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
+    """The search space that has the plan in it: the default one, and what else the plan makes use of."""
+    strategies = made.strategies()
+    asked: dict[str, Any] = {
+        "schedule": "all" if made.depth > 1 else None,
+        "chunks": max(2, made.chunks) if made.chunks > 1 else None,
+    }
+    asked["hybrid"] = any(s.degree("dp") > 1 and s.degree("sdp") > 1 for s in strategies) or None
+    asked["modules"] = any(s.modules for s in strategies) or None
+    asked["host"] = ",".join(configuration.host) or None
+    return asked
+
+
+def _best(made: Plan, machine: Cluster, asked: dict[str, Any], runtime: str | None = None) -> Planned:
+    """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
+    given = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples, **asked}
+    return plan(like=DEFAULT, beside=False, for_=runtime, **given)

@@ -1,0 +1,148 @@
+"""`trainplan import-run`: a configuration of another runtime, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainplan import api
+from trainplan.api.configuration_verbs import GAP, SECONDS
+from trainplan.command import bars, options, render
+from trainplan.command.ending import tell
+from trainplan.command.options import Command, Outcome, flag, output, panel, takes, word
+from trainplan.command.printing import pairs, table
+from trainplan.configurations.judging import JudgedRun
+from trainplan.planned import Planned
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural
+
+EXAMPLE = "Example: trainplan import-run launch.sh --model llama3-8b --cluster h100:8x2"
+MOST_CHANGES, MOST_RANKS = 8, 16
+
+
+def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
+    """The command, and its example."""
+    return import_run, EXAMPLE
+
+
+@takes(
+    [word("file", Path, "Megatron-LM's script or arguments, torchtitan's .toml, DeepSpeed's .json or Accelerate's .yaml.")],
+    panel(
+        "What the file cannot say",
+        [
+            flag("cluster", str | None, options.CLUSTER_HELP, values=options.cluster_names),
+            flag("model", str | None, options.MODEL_HELP + " [default: the file's]", values=options.MODELS),
+            flag("batch", int | None, "Samples of one step, over all devices."),
+            flag("micro_batch", int | None, "Samples of one micro-batch on one rank."),
+            flag("sequence", int | None, "Tokens of a sample."),
+            options.DTYPE,
+            flag("recompute", str | None, "full or none, which DeepSpeed and Accelerate leave to the model's code."),
+            flag("settings", list[str] | None, "NAME=VALUE, a variable of a script; may be repeated.", names=("--set",)),
+            flag("runtime", str | None, "megatron, torchtitan, deepspeed or accelerate. [default: by the file's name]"),
+            options.MEMORY,
+            options.RESERVE,
+        ],
+    ),
+    panel(
+        options.SEARCHING,
+        [
+            flag(
+                "search", bool, "Look for the bound, the best plans and what to change.", True, names=("--search/--no-search",)
+            ),
+            flag("gap", float, "Relative gap at which each search stops.", GAP),
+            flag("time_limit", float | None, "Seconds of each of the two searches.", SECONDS),
+        ],
+    ),
+    [
+        output("Write the plan that the file runs here."),
+        flag("best_output", Path | None, "Write the plan of the best change here."),
+    ],
+)
+def import_run(file: Path, settings: list[str] | None, **values: Any) -> Outcome:
+    """How good is what I run now? A configuration becomes a plan, with its predicted step and the memory of each rank; beside
+    it the bound of the joint problem, the best plan with and without the runtime's limits, and what to change first.
+    """
+    with bars.planning() as progress:
+        judged = api.import_run(file, variables=_variables(settings or []), progress=progress, **values)
+    for key in judged.configuration.unknown:
+        tell(f"trainplan: warning: {judged.configuration.where}: {key} is no key that is documented; it is left out")
+    files = {"output": lambda: judged.plan.model_dump_json(indent=2) + "\n"}
+    if judged.changes:
+        files["best_output"] = lambda: judged.changes[0].plan.model_dump_json(indent=2) + "\n"
+    return Outcome(judged.to_dict(), partial(_show, judged), files, options.FINE if judged.fits else options.INFEASIBLE)
+
+
+def _variables(settings: Sequence[str]) -> dict[str, str]:
+    """Raises InputError."""
+    made = {}
+    for text in settings:
+        name, sign, value = text.partition("=")
+        if not name.isidentifier() or not sign:
+            raise InputError(COMMAND_LINE, "--set", f"is {text!r}", "give NAME=VALUE, such as TP=8")
+        made[name] = value
+    return made
+
+
+def _show(judged: JudgedRun) -> None:
+    configuration, plan, step = judged.configuration, judged.plan, judged.judged.step_ns
+    model = plan.planned_model()
+    pairs([("file", f"{configuration.where}, of {configuration.runtime}"), ("model", f"{model.name}, {model.dtype}")])
+    render.plan_table(plan)
+    framework, limit = judged.framework, plan.memory_bytes
+    rows = [("predicted time", f"{format_time(step)} a step, by the walks over its programs: one lane a device, no overlap")]
+    if isinstance(framework, str):
+        rows.append(("with overlap", f"not predicted: {framework}"))
+    elif framework.step_s is not None and framework.step_low_s is not None and framework.step_high_s is not None:
+        between = f"{framework.step_low_s:.4g} to {framework.step_high_s:.4g} s"
+        text = f"{framework.step_s:.4g} s a step ({between}), {framework.peak_gib:.1f} GiB, by the cost model streams"
+        rows.append(("with overlap", f"{text}: as {configuration.software} overlaps it"))
+    rows.append(("predicted memory", f"{_ranks(judged)}, of {format_bytes(limit)}" + ("" if judged.fits else ": does not fit")))
+    rows += [_searched("best plan", judged.best, step), _searched(f"best in {configuration.runtime}", judged.within, step)]
+    if judged.best is not None and judged.gap is not None and judged.best.answer.bound_ns is not None:
+        source = judged.best.result.bound_source or "the search"
+        rows.append(("bound", f"{format_time(judged.best.answer.bound_ns)}, by {source}"))
+        rows.append(("gap", f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(judged.best)}"))
+    rows += [("taken otherwise", text) for text in configuration.notes]
+    rows += [("no part of a plan", ", ".join(configuration.unread))] * bool(configuration.unread)
+    rows += [("unknown key", text) for text in configuration.unknown]
+    pairs([row for row in rows if row[1]])
+    if judged.changes:
+        cells = [[each.what, f"{-each.share:+.2%}", _memory(each.plan)] for each in judged.changes[:MOST_CHANGES]]
+        count = plural(len(judged.changes), "single change")
+        table(("change", "step", "memory"), cells, f"what to change first, of {count} that would gain", ("change",))
+    elif judged.best is not None:
+        pairs([("change", "no single change would gain")])
+
+
+def _ranks(judged: JudgedRun) -> str:
+    """The peak of every stage's fullest rank."""
+    peaks, plan = judged.judged.peak_bytes, judged.plan
+    texts = [f"{format_bytes(max(peaks[rank] for rank in stage.ranks))}" for stage in plan.stages[: plan.depth]]
+    shown = ", ".join(texts[:MOST_RANKS]) + (", .." if len(texts) > MOST_RANKS else "")
+    return shown if len(texts) == 1 else f"{shown} on the ranks of stages 0 to {len(texts) - 1}"
+
+
+def _memory(plan: Any) -> str:
+    return "-" if plan.predicted is None else format_bytes(plan.predicted.most_bytes)
+
+
+def _searched(label: str, answer: Planned | None, step_ns: int) -> tuple[str, str]:
+    """What a search has to offer instead."""
+    if answer is None:
+        return label, ""
+    if answer.plan is None or answer.step_ns is None:
+        return label, f"none: {answer.result.status}"
+    plan = answer.plan
+    shape = f"{plural(plan.depth, 'stage')}, {plural(plan.batch.micro_batches, 'micro-batch')}, {_strategies(plan)}"
+    return label, f"{format_time(answer.step_ns)} a step ({answer.step_ns / step_ns - 1:+.2%}): {shape}; {answer.answer.status}"
+
+
+def _strategies(plan: Any) -> str:
+    names = list(dict.fromkeys(str(unit) for unit in plan.units))
+    return names[0] if len(names) == 1 else f"{len(names)} strategies, such as {names[len(names) // 2]}"
+
+
+def _under(answer: Planned) -> str:
+    return ", ".join(answer.restrictions) or "no restriction"

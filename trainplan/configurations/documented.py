@@ -1,0 +1,146 @@
+"""Keys that runtimes document and that change no plan, by runtime; beside those that are read, all that is known of them.
+
+Megatron-LM: `megatron/training/arguments.py` (core 0.15, 2025). torchtitan: `torchtitan/config/job_config.py` (2025).
+DeepSpeed: its page on the JSON configuration, and `runtime/zero/config.py` (0.19, 2026). Accelerate: `accelerate config`
+(1.15, 2026).
+"""
+
+from __future__ import annotations
+
+from trainplan.profiling.models.families.fields import names
+
+# Arguments of Megatron-LM: data, optimizer, logs, checkpoints, kernels.
+MEGATRON = names(
+    """
+    --adam-beta1 --adam-beta2 --adam-eps --add-qkv-bias --align-grad-reduce --align-param-gather --apply-layernorm-1p
+    --apply-query-key-layer-scaling --async-save --attention-backend --attention-softmax-in-fp32
+    --auto-detect-ckpt-format --bert-no-binary-head --cache-dataset --check-for-nan-in-loss-and-grad --ckpt-format
+    --ckpt-fully-parallel-load --clip-grad --clone-scatter-output-in-embedding --cross-entropy-fusion-impl
+    --cross-entropy-loss-fusion --cuda-graph-scope --data-cache-path --data-path --dataloader-type
+    --ddp-average-in-collective --ddp-bucket-size --ddp-num-buckets --ddp-pad-buckets-for-high-nccl-busbw
+    --decoder-seq-length --defer-embedding-wgrad-compute --deterministic-mode --dist-ckpt-format --dist-ckpt-strictness
+    --distributed-backend --distributed-timeout-minutes --empty-unused-memory-level --enable-cuda-graph
+    --end-weight-decay --eod-mask-loss --eval-interval --eval-iters --exit-duration-in-mins --exit-interval
+    --exit-on-missing-checkpoint --exit-signal-handler --finetune --fp8-amax-compute-algo --fp8-amax-history-len
+    --fp8-interval --fp8-margin --fp8-param-gather --fp8-recipe --hysteresis --init-method-std
+    --init-method-xavier-uniform --initial-loss-scale --iter-per-epoch --keep-fp8-transpose-cache --kv-channels
+    --legacy-tokenizer --load --local-rank --log-interval --log-memory-to-tensorboard --log-num-zeros-in-grad
+    --log-params-norm --log-progress --log-straggler --log-throughput --log-timers-to-tensorboard
+    --log-validation-ppl-to-tensorboard --log-world-size-to-tensorboard --logging-level --loss-scale --loss-scale-window
+    --lr --lr-decay-init --lr-decay-iters --lr-decay-samples --lr-decay-style --lr-warmup-fraction --lr-warmup-init
+    --lr-warmup-iters --lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-style --manual-gc --manual-gc-eval
+    --manual-gc-interval --mask-prob --max-tokens-to-oom --memory-snapshot-path --merge-file --mid-level-dataset-surplus
+    --min-loss-scale --min-lr --mmap-bin-files --mock-data --nccl-communicator-config-path --nccl-ub
+    --no-async-tensor-model-parallel-allreduce --no-barrier-with-level-1-timing --no-bias-dropout-fusion
+    --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-check-for-nan-in-loss-and-grad
+    --no-create-attention-mask-in-dataloader --no-gradient-accumulation-fusion --no-initialization --no-load-optim
+    --no-load-rng --no-masked-softmax-fusion --no-mmap-bin-files --no-one-logger --no-overlap-p2p-communication
+    --no-persist-layer-norm --no-query-key-layer-scaling --no-rope-fusion --no-save-optim --no-save-rng
+    --num-dataset-builder-threads --num-workers --one-logger-async --optimizer
+    --overlap-param-gather-with-optimizer-step --override-opt-param-scheduler --per-split-data-args-path
+    --per-token-loss --perform-initialization --profile --profile-ranks --profile-step-end --profile-step-start
+    --pytorch-profile --record-memory-history --rerun-mode --reset-attention-mask --reset-position-ids
+    --result-rejected-tracker-filename --retro-cyclic-train-iters --rope-impl --rotary-seq-len-interpolation-factor
+    --save --save-interval --save-retain-interval --seed --sgd-momentum --skip-train --split --start-weight-decay
+    --swap-dataset --tensorboard-dir --tensorboard-log-interval --tensorboard-queue-size --test-data-path --test-mode
+    --tiktoken-num-special-tokens --tiktoken-pattern --tiktoken-special-tokens --timing-log-level --timing-log-option
+    --tokenizer-model --tokenizer-prompt-format --tp-comm-bootstrap-backend --tp-comm-overlap-ag --tp-comm-overlap-cfg
+    --tp-comm-overlap-rs --train-data-path --train-iters --train-samples --train-sync-interval --transformer-impl
+    --use-checkpoint-args --use-checkpoint-opt-param-scheduler --use-cpu-initialization --use-dist-ckpt --use-flash-attn
+    --use-fused-weighted-squared-relu --use-mcore-models --use-one-sent-docs --use-persistent-ckpt-worker
+    --use-precision-aware-optimizer --use-pytorch-profiler --use-te --use-tp-pp-dp-mapping --valid-data-path
+    --vocab-extra-ids --vocab-file --wandb-entity --wandb-exp-name --wandb-project --wandb-save-dir --weight-decay
+    --weight-decay-incr-style --weight-decay-style
+    """
+)
+
+# Keys of torchtitan.
+TORCHTITAN = names(
+    """
+    activation_checkpoint.early_stop activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns compile.backend
+    compile.components compile.model_backend_override model.hf_assets_path model.name model.print_after_conversion
+    model.tokenizer_path parallelism.context_parallel_rotate_method parallelism.disable_loss_parallel
+    parallelism.enable_async_tensor_parallel parallelism.enable_compiled_autograd training.dataset training.dataset_path
+    training.debug_moe_force_load_balance training.deterministic training.gc_debug training.gc_freq training.max_norm
+    training.seed training.steps
+    """
+)
+
+# Tables of torchtitan all of whose keys are such.
+TORCHTITAN_TABLES = names(
+    """
+    checkpoint. comm. debug. experimental. fault_tolerance. float8. job. lr_scheduler. memory_estimation. metrics. mx.
+    optimizer. profiling. quantize. validation.
+    """
+)
+
+# Keys of DeepSpeed: buffers, logs, the optimizer's numbers.
+DEEPSPEED = names(
+    """
+    bf16.bf16_master_weights_and_grads bf16.bf16_optimizer_states bf16.check_grad_overflow bf16.immediate_grad_update
+    checkpoint_tag_validation communication_data_type dataloader_drop_last disable_allgather dump_state fp16.auto_cast
+    fp16.consecutive_hysteresis fp16.fp16_master_weights_and_grads fp16.hysteresis fp16.initial_scale_power
+    fp16.loss_scale fp16.loss_scale_window fp16.min_loss_scale fp32_allreduce gradient_clipping
+    gradient_predivide_factor graph_harvesting load_universal_checkpoint memory_breakdown prescale_gradients seed
+    seq_parallel_communication_data_type sparse_gradients steps_per_print use_node_local_storage wall_clock_breakdown
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization.allgather_bucket_size
+    zero_optimization.allgather_partitions zero_optimization.contiguous_gradients
+    zero_optimization.cpu_offload_use_pin_memory zero_optimization.elastic_checkpoint
+    zero_optimization.enable_sanity_checks zero_optimization.gather_16bit_weights_on_model_save
+    zero_optimization.ignore_unused_parameters zero_optimization.legacy_stage1 zero_optimization.load_from_fp32_weights
+    zero_optimization.log_trace_cache_warnings zero_optimization.max_live_parameters
+    zero_optimization.max_reuse_distance zero_optimization.memory_efficient_linear
+    zero_optimization.mics_hierarchical_params_gather zero_optimization.model_persistence_threshold
+    zero_optimization.offload_optimizer.buffer_count zero_optimization.offload_optimizer.buffer_size
+    zero_optimization.offload_optimizer.fast_init zero_optimization.offload_optimizer.max_in_cpu
+    zero_optimization.offload_optimizer.nvme_path zero_optimization.offload_optimizer.pin_memory
+    zero_optimization.offload_optimizer.pipeline_read zero_optimization.offload_optimizer.pipeline_write
+    zero_optimization.offload_optimizer.ratio zero_optimization.offload_optimizer.super_offload
+    zero_optimization.offload_param.buffer_count zero_optimization.offload_param.buffer_size
+    zero_optimization.offload_param.fast_init zero_optimization.offload_param.max_in_cpu
+    zero_optimization.offload_param.nvme_path zero_optimization.offload_param.pin_memory
+    zero_optimization.offload_param.pipeline_read zero_optimization.offload_param.pipeline_write
+    zero_optimization.offload_param.ratio zero_optimization.offload_param.super_offload zero_optimization.overlap_comm
+    zero_optimization.override_module_apply zero_optimization.param_persistence_threshold
+    zero_optimization.pipeline_loading_checkpoint zero_optimization.prefetch_bucket_size
+    zero_optimization.reduce_bucket_size zero_optimization.reduce_scatter zero_optimization.round_robin_gradients
+    zero_optimization.stage3_allgather_sequential zero_optimization.stage3_gather_16bit_weights_on_model_save
+    zero_optimization.stage3_max_live_parameters zero_optimization.stage3_max_reuse_distance
+    zero_optimization.stage3_model_persistence_threshold zero_optimization.stage3_module_granularity_threshold
+    zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_prefetch_bucket_size
+    zero_optimization.stage3_use_all_reduce_for_fetch_params zero_optimization.sub_group_size
+    zero_optimization.use_all_reduce_for_fetch_params zero_optimization.use_multi_rank_bucket_allreduce
+    zero_optimization.zero_quantized_gradients zero_optimization.zero_quantized_nontrainable_weights
+    zero_optimization.zero_quantized_weights zero_optimization.zeropp_loco_param
+    """
+)
+
+# Tables of DeepSpeed all of whose keys are such.
+DEEPSPEED_TABLES = names(
+    """
+    activation_checkpointing. aio. autotuning. checkpoint. comet. comms_logger. compile. csv_monitor.
+    curriculum_learning. data_efficiency. data_types. eigenvalue. elasticity. flops_profiler. monitor_config. nebula.
+    optimizer. pipeline. scheduler. tensor_parallel. tensorboard. timers. wandb.
+    """
+)
+
+# Keys of Accelerate.
+ACCELERATE = names(
+    """
+    command_file commands compute_environment debug deepspeed_hostfile deepspeed_multinode_launcher downcast_bf16
+    enable_cpu_affinity fsdp_config.fsdp_auto_wrap_policy fsdp_config.fsdp_backward_prefetch
+    fsdp_config.fsdp_backward_prefetch_policy fsdp_config.fsdp_cpu_ram_efficient_loading
+    fsdp_config.fsdp_forward_prefetch fsdp_config.fsdp_limit_all_gathers fsdp_config.fsdp_min_num_params
+    fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_transformer_layer_cls_to_wrap
+    fsdp_config.fsdp_use_orig_params gpu_ids machine_rank main_process_ip main_process_port main_training_function
+    num_machines parallelism_config.parallelism_config_cp_backend parallelism_config.parallelism_config_cp_comm_strategy
+    rdzv_backend same_network tpu_env tpu_name tpu_use_cluster tpu_use_sudo tpu_zone use_cpu
+    """
+)
+
+# Tables of Accelerate all of whose keys are such.
+ACCELERATE_TABLES = names(
+    """
+    dynamo_config. fp8_config. ipex_config. mpirun_config. tpu_
+    """
+)

@@ -1,0 +1,280 @@
+"""How good a configuration is: its plan's prediction, the bound of the joint problem, and what to change first.
+
+Changes are all plans that differ in one decision and that the same runtime runs: micro-batches, recomputation, ZeRO's stage,
+tensor parallelism, pipeline stages, schedule, sharing of tokens. The batch and the micro-batch's samples on a rank stay. They
+are priced by the joint problem's tables, which give the step that the walks do; the best are walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainplan.configurations.configuration import Configuration
+from trainplan.configurations.planned import ENDS
+from trainplan.execution.judge import Judged, judge
+from trainplan.formulations.joint.definition import build
+from trainplan.formulations.joint.home import evaluate, violations
+from trainplan.formulations.joint.of_plan import incumbent_of
+from trainplan.formulations.joint.runtimes import RUNTIMES
+from trainplan.formulations.joint.space import SCHEDULES, Space
+from trainplan.formulations.plan import Plan, Stage
+from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import Strategy
+from trainplan.planned import Planned
+from trainplan.predicting import plan_profile, predicted
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import divisors
+from trainplan.profiling.models.sublayers import modules_of
+from trainplan.validation.predict import Prediction
+
+WALKED = 3  # of the best changes
+
+
+@dataclass(frozen=True)
+class Change:
+    """A plan that differs in one decision. what: it, in words. share: of the step that it saves, at most 1; walked: whether
+    by the walks over its programs, else by the joint problem's tables."""
+
+    what: str
+    plan: Plan
+    share: float
+    walked: bool = False
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """What is to be said of a configuration.
+
+    plan: what it runs, with its prediction. framework: the step and the peak with what its framework overlaps; or why there are
+    none. fits: whether every device has the memory. best: the joint problem's answer for the same model, devices and batch;
+    within: the same of what the runtime runs; None where no search was asked for. changes: the best first.
+    """
+
+    configuration: Configuration
+    plan: Plan
+    judged: Judged
+    framework: Prediction | str
+    best: Planned | None
+    within: Planned | None
+    changes: tuple[Change, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has as much memory as the programs need."""
+        return max(self.judged.peak_bytes) <= self.plan.memory_bytes
+
+    @property
+    def gap(self) -> float | None:
+        """By what share of its step the configuration may be slower than the best plan, as is proven; None without a bound."""
+        bound = None if self.best is None else self.best.answer.bound_ns
+        return None if not bound else max(0.0, 1 - bound / self.judged.step_ns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        framework = self.framework.to_dict() if isinstance(self.framework, Prediction) else {"cannot": self.framework}
+        searches = {"best": self.best, "within": self.within}
+        return {
+            "runtime": self.configuration.runtime,
+            "plan": self.plan.model_dump(),
+            "step_ns": self.judged.step_ns,
+            "peak_bytes": list(self.judged.peak_bytes),
+            "fits": self.fits,
+            "framework": framework,
+            "gap": self.gap,
+            **{
+                name: None if each is None else {"step_ns": each.step_ns, "bound_ns": each.answer.bound_ns}
+                for name, each in searches.items()
+            },
+            "changes": [{"what": each.what, "share": each.share, "walked": each.walked} for each in self.changes],
+            "notes": list(self.configuration.notes),
+            "unread": list(self.configuration.unread),
+            "unknown": list(self.configuration.unknown),
+        }
+
+
+def predicted_plan(plan: Plan, request: Request) -> tuple[Plan, Judged]:
+    """The plan with its prediction, and what the walks say. Raises InputError."""
+    assert request.cluster is not None
+    profile, kinds = plan_profile(plan, request), request.cluster.device_kinds
+    judged = judge(plan, profile, kinds)
+    return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
+
+
+def changes(configuration: Configuration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
+    """What to change first: plans that fit and take less time than this one, or, where this one does not fit, that fit; the
+    shortest step first, the first few of them walked. step_ns: of the plan, by the walks."""
+    now = _priced(plan, request)
+    fits = now is not None and not now[1]
+    rows = []
+    for what, other in neighbours(configuration.runtime, plan):
+        price = _priced(other, request)
+        if now is not None and price is not None and not price[1] and (price[0] < now[0] or not fits):
+            rows.append(Change(what, other, 1 - price[0] / now[0]))
+    rows.sort(key=lambda change: -change.share)
+    for place, change in enumerate(rows[:WALKED]):
+        made, judged = predicted_plan(change.plan, request)
+        rows[place] = Change(change.what, made, 1 - judged.step_ns / step_ns, True)
+    return tuple(sorted(rows[:WALKED], key=lambda change: -change.share) + rows[WALKED:])
+
+
+def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
+    """The step by the joint problem's tables in ns, and whether it needs too much memory; of plans that it does not state, by
+    the walks."""
+    if plan.uses_host:
+        _, judged = predicted_plan(plan, request)
+        return judged.step_ns, max(judged.peak_bytes) > plan.memory_bytes
+    strategies = set(plan.strategies())
+    space = Space(
+        depths=[plan.depth],
+        micro_batches=[plan.batch.micro_batches],
+        schedules=SCHEDULES,
+        most_chunks=max(2, plan.chunks),
+        hybrid=True,
+        recompute=("none", "modules", "full"),
+        strategies=lambda strategy: strategy in strategies,
+    )
+    instance = build(replace(request, batch=plan.batch.global_samples), space)
+    solution = incumbent_of(instance, plan)
+    if solution is None:
+        return None
+    return evaluate(instance, solution).objective, bool(violations(instance, solution))
+
+
+def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """All plans with one decision changed that the runtime runs, and what is changed."""
+    rules, strategy = RUNTIMES.get(runtime), plan.units[0].strategy
+    zero: tuple[int, ...] = rules.zero if rules else (0, 1, 2, 3)
+    schedules = rules.schedules if rules else SCHEDULES
+    for what, other in (
+        *_other_micro_batches(plan),
+        *_other_recomputation(plan, tuple(rules.modules) if rules else ()),
+        *_other_sharding(plan, strategy, zero),
+        *_other_degrees(plan, strategy, schedules),
+        *_other_schedules(plan, schedules),
+        *_other_residence(plan),
+    ):
+        if rules is None or all(rules.carries(unit.strategy) for unit in other.units):
+            yield what, other
+
+
+def _made(what: str, plan: Plan, **fields: Any) -> Iterator[tuple[str, Plan]]:
+    """The plan with these fields, if there is such a plan."""
+    try:
+        other = plan.changed(**fields, predicted=None, claim=None)
+    except InputError:
+        return
+    if other.content != plan.content:
+        yield what, other
+
+
+def _other_micro_batches(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    data, samples = plan.units[0].strategy.data_degree, plan.batch.global_samples
+    for count in divisors(samples // data):
+        what = f"micro-batches of {samples // data // count} samples on a rank, {count} a step"
+        yield from _made(what, plan, batch=plan.batch.changed(micro_batches=count))
+
+
+def _other_recomputation(plan: Plan, modules: tuple[str, ...]) -> Iterator[tuple[str, Plan]]:
+    ways: list[tuple[str, bool, tuple[str, ...]]] = [("no recomputation", False, ()), ("all layers recomputed", True, ())]
+    ways += [(f"{' and '.join(sorted(modules))} recomputed", False, tuple(sorted(modules)))] * bool(modules)
+    parts = {unit.name: unit.sublayer for unit in plan.planned_model().units}
+    for what, ckpt, names in ways:
+        units = []
+        for unit in plan.units:
+            inner = unit.name not in ENDS
+            some = tuple(name for name in names if inner and name in modules_of(parts[unit.name]))
+            units.append(unit.laid_out(replace(unit.strategy, ckpt=ckpt and inner, modules=some)))  # type: ignore[arg-type]
+        yield from _made(what, plan, units=units)
+
+
+def _other_sharding(plan: Plan, strategy: Strategy, zero: tuple[int, ...]) -> Iterator[tuple[str, Plan]]:
+    data, tp = strategy.data_degree, strategy.degree("tp")
+    names = {0: "copies of all states (no ZeRO)", 1: "ZeRO stage 1", 2: "ZeRO stage 2", 3: "ZeRO stage 3"}
+    for stage in zero:
+        levels = Strategy.of(("sdp" if stage else "dp", data), ("tp", tp)).levels
+        yield from _relaid(
+            names[stage], plan, lambda old, levels=levels, stage=stage: replace(old, levels=levels, zero=stage or 3)
+        )
+    if tp > 1:
+        what = "tokens not shared" if strategy.sequence_parallel else "tokens shared between tensor-parallel ranks"
+        yield from _relaid(what, plan, lambda old: replace(old, sequence_parallel=not old.sequence_parallel))
+
+
+def _relaid(what: str, plan: Plan, change: Any) -> Iterator[tuple[str, Plan]]:
+    try:
+        units = [unit.laid_out(change(unit.strategy)) for unit in plan.units]
+    except InputError:
+        return
+    yield from _made(what, plan, units=units)
+
+
+def _other_degrees(plan: Plan, strategy: Strategy, schedules: Any) -> Iterator[tuple[str, Plan]]:
+    """Other tensor-parallel degrees and numbers of stages; data parallelism takes the ranks that are left."""
+    world, depth, tp = plan.world, plan.depth, strategy.degree("tp")
+    micro = plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree
+    shared = "sdp" if strategy.degree("sdp") > 1 else "dp"
+    kinds = [(t, depth, f"tensor parallelism over {t}") for t in plan.planned_model().tp_degrees(min(8, world // depth))]
+    if schedules and plan.chunks == 1 and len(schedules) > 0 and "1f1b" in schedules:
+        kinds += [(tp, p, f"{p} pipeline stages" if p > 1 else "no pipeline") for p in divisors(world // tp)]
+    for t, p, what in kinds:
+        if (t, p) == (tp, depth) or world % (t * p):
+            continue
+        data = world // (t * p)
+        count, rest = divmod(plan.batch.global_samples, data * micro)
+        stages = plan.stages if p == depth else _even(plan, p)
+        if rest or stages is None:
+            continue
+        levels = Strategy.of((shared, data), ("tp", t)).levels  # type: ignore[arg-type]
+
+        def laid(old: Strategy, levels: Any = levels, t: int = t, data: int = data) -> Strategy:
+            zero = old.zero if data > 1 and shared == "sdp" else 3
+            return replace(old, levels=levels, zero=zero, sequence_parallel=t > 1 and (old.sequence_parallel or tp == 1))
+
+        try:
+            units = [unit.laid_out(laid(unit.strategy)) for unit in plan.units]
+        except InputError:
+            continue
+        yield from _made(what, plan, units=units, stages=stages, batch=plan.batch.changed(micro_batches=count))
+
+
+def _even(plan: Plan, depth: int, chunks: int = 1) -> list[Stage] | None:
+    """Stages of as many layers each; None where there are too few layers."""
+    layers, count, size = len(plan.units) // 2 - 1, depth * chunks, plan.world // depth
+    if layers < count or plan.world % depth:
+        return None
+    begins = [0, *(1 + 2 * (layers * x // count) for x in range(1, count)), len(plan.units)]
+    return [
+        Stage(ranks=list(range(x % depth * size, (x % depth + 1) * size)), first_unit=begins[x], last_unit=begins[x + 1] - 1)
+        for x in range(count)
+    ]
+
+
+def _other_schedules(plan: Plan, schedules: Any) -> Iterator[tuple[str, Plan]]:
+    if plan.depth == 1:
+        return
+    if plan.chunks == 1:
+        for name in ("1f1b", "gpipe"):
+            if name in schedules:
+                yield from _made(f"schedule {name}", plan, schedule=name)
+    for chunks in (1, 2, 4):
+        stages = _even(plan, plan.depth, chunks)
+        if stages is None or chunks == plan.chunks or ("1f1b" if chunks == 1 else "interleaved") not in schedules:
+            continue
+        what = "schedule 1f1b" if chunks == 1 else f"{chunks} interleaved stages on each rank"
+        yield from _made(what, plan, schedule="1f1b" if chunks == 1 else "interleaved-1f1b", stages=stages)
+
+
+def _other_residence(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Everything on the device, of plans that keep states on the host."""
+    if not plan.uses_host:
+        return
+    units = [
+        unit.changed(
+            states=unit.states.changed(optimizer="device", gradients="device", parameters="device", kept_whole=False),
+            order=None,
+        )
+        for unit in plan.units
+    ]
+    yield from _made("states on the device", plan, units=units, nvlink=None, backend=None)

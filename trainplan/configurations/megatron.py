@@ -1,0 +1,213 @@
+"""Megatron-LM: the arguments of its training scripts, of a script that starts one or of a plain list.
+
+Names and defaults as of `megatron/training/arguments.py` (core 0.15, 2025). Ranks are numbered tensor-parallel first, then
+data-parallel, then pipeline-parallel; copies of the distributed optimizer are outside its shards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from trainplan.configurations.configuration import Configuration, Keys, Recomputed
+from trainplan.configurations.documented import MEGATRON
+from trainplan.configurations.megatron_model import model_fields, vocabulary
+from trainplan.configurations.shell import command_words
+from trainplan.formulations.strategies import Module
+from trainplan.profiling.base.errors import shown
+from trainplan.profiling.models.precision import PLAIN, Precision
+
+MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
+DENSE_ONLY = "plans have dense models"
+OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
+
+
+def read(path: Path, variables: Mapping[str, str]) -> Configuration:
+    """The configuration of a script or a list of arguments. variables: of the script's environment. Raises InputError."""
+    words, before = command_words(path, variables)
+    return of_arguments(words, str(path), _devices(_values(before, str(path)), str(path)))
+
+
+def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -> Configuration:
+    """The configuration that arguments stand for. devices: as the launcher says. Raises InputError."""
+    keys = Keys(where, _values(words, where))
+    _refuse(keys)
+    tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
+    notes = list[str]()
+    copies = keys.whole("--num-distributed-optimizer-instances", 1) or 1
+    distributed, zero = keys.flag("--use-distributed-optimizer"), 0
+    if keys.flag("--use-torch-fsdp2"):
+        zero = 3
+    elif keys.flag("--use-megatron-fsdp") or keys.flag("--use-custom-fsdp"):
+        names = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+        zero = names[keys.text("--data-parallel-sharding-strategy", "no_shard", names)]
+    elif distributed:
+        zero = 1
+    layers = _layers(keys)
+    cuts, chunks = _stages(keys, layers, pp)
+    model = model_fields(keys, layers)
+    multiple = (keys.whole("--make-vocab-size-divisible-by", 128) or 128) * tp
+    dtype = "bfloat16" if keys.flag("--bf16") else "float16" if keys.flag("--fp16") else "float32"
+    reduced = keys.flag("--grad-reduce-in-bf16") or dtype == "float16"
+    if keys.flag("--accumulate-allreduce-grads-in-fp32"):
+        reduced = False
+    precision = PLAIN if dtype == "float32" else Precision(master="float32", gradients="model" if reduced else "float32")
+    if (fp8 := keys.get("--fp8-format") or keys.get("--fp4-format")) is not None:
+        notes.append(f"matrix products in 8 bits or less ({fp8}): the plan's are in {dtype}, which takes longer")
+    shared = keys.flag("--sequence-parallel") and tp > 1
+    recomputed = _recomputed(keys, notes)
+    flags = " ".join(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag))
+    names = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
+    names |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
+    fields: dict[str, Any] = {
+        "sequence": keys.whole("--seq-length"),
+        "samples": keys.whole("--global-batch-size"),
+        "micro_samples": keys.whole("--micro-batch-size", 1),
+        "config": None if model is None else {**model, **vocabulary(keys)},
+    }
+    unread, unknown = keys.left(MEGATRON)
+    return Configuration(
+        where=where, runtime="megatron", software="megatron-core", flags=flags, vocabulary_multiple=multiple, dtype=dtype,
+        precision=precision, devices=devices, tp=tp, pp=pp, chunks=chunks, copies=copies if zero else None, zero=zero,
+        sequence_parallel=shared, schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed,
+        keys=names, notes=tuple(notes), unread=unread, unknown=unknown, **fields,
+    )  # fmt: skip
+
+
+def _values(words: Sequence[str], where: str) -> dict[str, Any]:
+    """What each argument is given: a text, several joined by blanks, or True where it stands alone."""
+    values: dict[str, Any] = {}
+    place = 0
+    while place < len(words):
+        name, _, joined = words[place].partition("=")
+        place += 1
+        if not name.startswith("--"):
+            if not values or not re.fullmatch(r"[$\"{].*", name):
+                continue  # what stands in front, or is an open variable such as "$@"
+            continue
+        given = [joined] if joined else []
+        while place < len(words) and not words[place].startswith("--"):
+            given.append(words[place])
+            place += 1
+        given = [word for word in given if word not in ("$@", "${@}")]
+        values["--" + name[2:].replace("_", "-")] = " ".join(given) if given else True
+    return values
+
+
+def _devices(values: Mapping[str, Any], where: str) -> int | None:
+    """Ranks of the whole run, by the launcher's arguments; None where they do not say."""
+    sizes = []
+    for name in ("--nproc-per-node", "--nnodes"):
+        value = values.get(name, "1" if name == "--nnodes" else None)
+        if not isinstance(value, str) or not value.isdecimal():
+            return None
+        sizes.append(int(value))
+    return sizes[0] * sizes[1]
+
+
+def _refuse(keys: Keys) -> None:
+    for name in ("context-parallel-size", "expert-model-parallel-size"):
+        keys.refuse(f"--{name}", ["1"], "plans have neither context nor expert parallelism")
+    for name in ("num-experts", "encoder-num-layers", "mtp-num-layers"):
+        keys.refuse(f"--{name}", ["0"], DENSE_ONLY)
+    for name in ("multi-latent-attention", "cpu-offloading", "optimizer-cpu-offload"):
+        keys.refuse(f"--{name}", ["false"], "the plan's programs have no such thing")
+    keys.refuse("--rampup-batch-size", ["none"], "a plan is of one batch size")
+
+
+def _layers(keys: Keys) -> int:
+    """Transformer layers, by their number, the layout or the pattern. Raises InputError."""
+    if (pattern := keys.get("--hybrid-layer-pattern")) is not None:
+        odd = set(str(pattern)) - set("*-|")
+        if odd or str(pattern).count("*") != str(pattern).count("-"):
+            fix = "give as many * (attention) as - (feed-forward), in turn: other layers have no programs"
+            raise keys.error("--hybrid-layer-pattern", f"is {shown(pattern)}", fix)
+        keys.get("--spec")
+        return str(pattern).count("*")
+    layers = keys.whole("--num-layers")
+    if layers is None:
+        raise keys.error("--num-layers", "is missing", "give it: how many transformer layers the model has")
+    return layers
+
+
+def _stages(keys: Keys, layers: int, pp: int) -> tuple[tuple[int, ...] | None, int]:
+    """The first units of the stages after the first, and the stages of each rank. Raises InputError."""
+    pattern, layout = keys.get("--hybrid-layer-pattern"), keys.get("--pipeline-model-parallel-layout")
+    per_chunk, virtual = (
+        keys.whole("--num-layers-per-virtual-pipeline-stage"),
+        keys.whole("--num-virtual-stages-per-pipeline-rank"),
+    )
+    first, last = (keys.whole(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    ends = [keys.flag(f"--account-for-{end}-in-pipeline-split") for end in ("embedding", "loss")]
+    if pattern is not None:
+        counts = [len(stage) for stage in str(pattern).split("|")]
+        counts[0] += 1
+        counts[-1] += 1
+        return _cuts(keys, "--hybrid-layer-pattern", counts, pp, 2 * layers + 2)
+    if layout is not None:
+        return _cuts(keys, "--pipeline-model-parallel-layout", _layout(keys, str(layout)), pp, 2 * layers + 2)
+    if pp == 1:
+        return (), 1
+    chunks = virtual or (1 if per_chunk is None else layers // (pp * per_chunk))
+    if per_chunk is not None and layers % (pp * per_chunk):
+        fix = f"give a divisor of {layers // pp}: {layers} layers on {pp} stages"
+        raise keys.error("--num-layers-per-virtual-pipeline-stage", f"is {per_chunk}", fix)
+    count, less = pp * chunks, [int(each) for each in ends]
+    if first is not None or last is not None:
+        rest, others = layers - (first or 0) - (last or 0), count - (first is not None) - (last is not None)
+        if chunks > 1 or others < 1 or rest % others or rest < others:
+            name = "--decoder-first-pipeline-num-layers" if first is not None else "--decoder-last-pipeline-num-layers"
+            fix = f"leave a multiple of {max(1, others)} layers for the other stages, or give --pipeline-model-parallel-layout"
+            raise keys.error(name, f"is {first if first is not None else last}, of {layers} layers", fix)
+        each = [rest // others] * others
+        each = ([first] if first is not None else []) + each + ([last] if last is not None else [])
+    else:
+        if (layers + sum(less)) % count:
+            fix = f"give a multiple of {count} stages, or --pipeline-model-parallel-layout"
+            raise keys.error("--num-layers", f"is {layers}", fix)
+        each = [(layers + sum(less)) // count] * count
+        each[0] -= less[0]
+        each[-1] -= less[1]
+    counts = [2 * size for size in each]
+    counts[0] += 1
+    counts[-1] += 1
+    return _cuts(keys, "--pipeline-model-parallel-size", counts, pp, 2 * layers + 2)
+
+
+def _layout(keys: Keys, layout: str) -> list[int]:
+    """Units of each stage of a layout such as `Et*3|(tt|)*2tL`. Raises InputError."""
+    name, text = "--pipeline-model-parallel-layout", layout.replace(",", "")
+    text = re.sub(r"\(([^()]*)\)\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
+    text = re.sub(r"([EtL|])\*(\d{1,4})", lambda match: match[1] * int(match[2]), text)
+    if re.search(r"[^EtL|]", text) or text.count("E") != 1 or text.count("L") != 1 or text[0] != "E" or text[-1] != "L":
+        fix = "give E, then layers t with | between stages, then L, such as Ettt|ttttL"
+        raise keys.error(name, f"is {shown(layout)}", fix)
+    return [stage.count("E") + 2 * stage.count("t") + stage.count("L") for stage in text.split("|")]
+
+
+def _cuts(keys: Keys, name: str, counts: Sequence[int], pp: int, units: int) -> tuple[tuple[int, ...], int]:
+    if len(counts) % pp or min(counts) < 1 or sum(counts) != units:
+        problem = f"has {len(counts)} stages of {shown(list(counts))} sub-layers"
+        fix = f"give a multiple of {pp} stages, none of them empty, with {units} sub-layers in all, embedding and head counted"
+        raise keys.error(name, problem, fix)
+    return tuple(accumulate(counts[:-1])), len(counts) // pp
+
+
+def _recomputed(keys: Keys, notes: list[str]) -> Recomputed:
+    granularity = keys.text("--recompute-granularity", "none", ("none", "full", "selective"))
+    if keys.flag("--recompute-activations") and granularity == "none":
+        granularity = "selective"
+    method, count = keys.text("--recompute-method", "uniform", ("uniform", "block")), keys.whole("--recompute-num-layers", 1)
+    names = str(keys.get("--recompute-modules") or "core_attn").split()
+    if granularity == "none":
+        return Recomputed()
+    if granularity == "full":
+        if method == "uniform" and count and count > 1:
+            notes.append(f"layers recomputed in groups of {count}: the plan keeps the input of each; more memory")
+        return Recomputed("full", first=count if method == "block" else None)
+    notes += [f"recomputation of {name}: the plan keeps what it makes; more memory" for name in names if name not in MODULES]
+    modules = tuple(sorted(MODULES[name] for name in names if name in MODULES))
+    return Recomputed("modules", modules) if modules else Recomputed()

@@ -1,0 +1,88 @@
+"""The model that Megatron-LM's arguments describe, as fields of a Hugging Face configuration of the family with its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainplan.configurations.configuration import Keys
+from trainplan.profiling.base.errors import shown
+
+GPT2_VOCABULARY = 50257
+TOKENIZERS = {"GPT2BPETokenizer": GPT2_VOCABULARY}
+NULL = "NullTokenizer"  # which adds a token of its own
+
+
+def vocabulary(keys: Keys) -> dict[str, int]:
+    """The size of the vocabulary, before it is padded, where the arguments say it."""
+    size, tokenizer = keys.whole("--vocab-size"), keys.text("--tokenizer-type", "")
+    if size is not None:
+        return {"vocab_size": size + (tokenizer == NULL)}
+    return {"vocab_size": TOKENIZERS[tokenizer]} if tokenizer in TOKENIZERS else {}
+
+
+def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
+    """The fields, without the vocabulary; None where the arguments leave the model to a checkpoint. Raises InputError."""
+    hidden, heads, tokens = (keys.whole(f"--{name}") for name in ("hidden-size", "num-attention-heads", "seq-length"))
+    inner, width = keys.whole("--ffn-hidden-size"), keys.whole("--kv-channels")
+    groups = keys.whole("--num-query-groups", 1) if keys.flag("--group-query-attention") else None
+    keys.whole("--num-query-groups")
+    positions, norm = keys.whole("--max-position-embeddings", tokens), keys.text("--normalization", "LayerNorm")
+    epsilon, base = keys.number("--norm-epsilon", 1e-5), keys.whole("--rotary-base", 10000)
+    kind = keys.text("--position-embedding-type", "learned_absolute", ("learned_absolute", "rope", "none"))
+    kind = "rope" if keys.flag("--use-rotary-position-embeddings") else kind
+    percent, interleaved = keys.number("--rotary-percent", 1.0), keys.flag("--rotary-interleaved")
+    scaled, factor = keys.flag("--use-rope-scaling"), keys.number("--rope-scaling-factor", 8.0)
+    gated, squared = keys.flag("--swiglu"), keys.flag("--squared-relu")
+    biased, query_bias = not keys.flag("--disable-bias-linear"), keys.flag("--add-qkv-bias")
+    normed, window = keys.flag("--qk-layernorm"), keys.text("--window-size", "")
+    tied = not keys.flag("--untie-embeddings-and-output-weights")
+    attention_drop, hidden_drop = keys.number("--attention-dropout", 0.1), keys.number("--hidden-dropout", 0.1)
+    if hidden is None or heads is None:
+        return None
+    inner = inner or (4 * hidden if not gated else int(4 * hidden * 2 / 3 / 64) * 64)
+    common = {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": groups or heads, "intermediate_size": inner, "max_position_embeddings": positions,
+        "tie_word_embeddings": tied, "attention_dropout": attention_drop,
+    }  # fmt: skip
+    width = width or hidden // heads
+    if kind == "learned_absolute" and norm == "LayerNorm" and not gated and not squared and biased and groups in (None, heads):
+        if width != hidden // heads:
+            raise keys.error("--kv-channels", f"is {width}", f"give {hidden // heads}, hidden size over heads")
+        return {
+            "model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": inner,
+            "n_positions": positions, "layer_norm_epsilon": epsilon, "tie_word_embeddings": tied,
+            "activation_function": "gelu_new", "embd_pdrop": hidden_drop, "resid_pdrop": hidden_drop,
+            "attn_pdrop": attention_drop,
+        }  # fmt: skip
+    if kind != "rope" or biased:
+        name = "--position-embedding-type" if kind != "rope" else "--disable-bias-linear"
+        fix = "give --position-embedding-type rope and --disable-bias-linear, or say which model it is by --model"
+        raise keys.error(name, f"is {shown(kind if kind != 'rope' else 'not given')}, with {norm}", fix)
+    rotated = {"rope_theta": float(base or 10000)}
+    if norm == "LayerNorm" and squared:
+        return {
+            **common, **rotated, "model_type": "nemotron", "head_dim": width, "norm_eps": epsilon,
+            "partial_rotary_factor": percent,
+        }  # fmt: skip
+    if norm != "RMSNorm" or not gated:
+        fix = "give RMSNorm with --swiglu, LayerNorm with --squared-relu, or say which model it is by --model"
+        raise keys.error("--normalization", f"is {shown(norm)}, {'gated' if gated else 'not gated'}", fix)
+    common |= {**rotated, "head_dim": width, "rms_norm_eps": epsilon}
+    if interleaved or percent < 1:
+        if width * heads != hidden or normed:
+            raise keys.error("--rotary-percent", f"is {percent:g}", "leave it out, or say which model it is by --model")
+        return {
+            "model_type": "glm", **common, "partial_rotary_factor": percent, "attention_bias": query_bias, "pad_token_id": None
+        }  # fmt: skip
+    if normed:
+        return {"model_type": "qwen3", **common, "attention_bias": False}
+    if query_bias:
+        del common["head_dim"]
+        return {"model_type": "qwen2", **common}
+    if window:
+        return {"model_type": "mistral", **common, "sliding_window": int(window.strip("()").split(",")[0]) + 1}
+    if scaled:
+        stretched = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        common["rope_scaling"] = {**stretched, "original_max_position_embeddings": 8192}
+    return {"model_type": "llama", **common}

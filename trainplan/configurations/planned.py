@@ -1,0 +1,256 @@
+"""A configuration as a plan, and as a run that the cost model `streams` predicts with what its framework overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from trainplan.configurations import accelerate, deepspeed, megatron, torchtitan
+from trainplan.configurations.configuration import Configuration, Recomputed
+from trainplan.formulations.plan import Batch, Plan, Stage
+from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
+from trainplan.formulations.request import Request
+from trainplan.formulations.strategies import Strategy
+from trainplan.formulations.streams.layout import Recompute
+from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
+from trainplan.profiling.clusters.sheets import sheet, sheets
+from trainplan.profiling.models.model import Model, load_model, model_from_config
+from trainplan.profiling.models.precision import Precision
+from trainplan.profiling.models.sublayers import modules_of
+from trainplan.validation.frameworks import framework_of
+from trainplan.validation.layouts import laid_out
+from trainplan.validation.predict import Prediction, predict_laid
+from trainplan.validation.rows import Run
+
+SUFFIXES = {".toml": "torchtitan", ".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate"}
+RUNTIMES = ("megatron", "torchtitan", "deepspeed", "accelerate")
+ENDS = ("embedding", "head")
+ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
+
+
+def read(
+    path: Path, runtime: str | None = None, recompute: str | None = None, variables: Mapping[str, str] | None = None
+) -> Configuration:
+    """The configuration of a file. runtime: whose it is (default: by the name's ending; Megatron-LM's where it is none of
+    .toml, .json and .yaml). recompute: full or none, where the file leaves it to the model's code. variables: of a script's
+    environment. Raises InputError."""
+    if runtime is not None and runtime not in RUNTIMES:
+        raise InputError(COMMAND_LINE, "--runtime", f"is {runtime!r}", one_of(runtime, RUNTIMES))
+    if recompute not in (None, "full", "none"):
+        raise InputError(COMMAND_LINE, "--recompute", f"is {recompute!r}", "give full or none")
+    chosen = runtime or SUFFIXES.get(path.suffix.lower(), "megatron")
+    if recompute is not None and chosen not in ONE:
+        fix = f"leave it out: files of {chosen} say what is recomputed"
+        raise InputError(COMMAND_LINE, "--recompute", f"is {recompute!r}", fix)
+    if chosen == "megatron":
+        return megatron.read(path, variables or {})
+    if chosen == "torchtitan":
+        return torchtitan.read(path)
+    return (deepspeed if chosen == "deepspeed" else accelerate).read(path, recompute)
+
+
+def with_options(configuration: Configuration, batch: int | None, micro_batch: int | None) -> Configuration:
+    """The configuration with what options say where it leaves something open. Raises InputError where both say it, unlike."""
+    changes: dict[str, Any] = {}
+    for name, option, value in (("samples", "--batch", batch), ("micro_samples", "--micro-batch", micro_batch)):
+        written = getattr(configuration, name)
+        if value is None:
+            continue
+        if written not in (None, value):
+            raise configuration.error(name, f"is {written}, and {option} is {value}", f"leave {option} out, or change the file")
+        changes[name] = value
+    return replace(configuration, **changes)
+
+
+def model_of(configuration: Configuration, name: str | None, sequence: int | None, dtype: str | None) -> Model:
+    """The model: the one named, else the file's. Raises InputError."""
+    tokens = configuration.sequence
+    if sequence is not None and tokens not in (None, sequence):
+        problem = f"is {sequence}, and the file has {tokens}"
+        raise InputError(COMMAND_LINE, "--sequence", problem, "leave it out, or change the file")
+    tokens, dtype = tokens or sequence, configuration.dtype or dtype
+    fields, shipped_name = configuration.config, name or configuration.model
+    if shipped_name is not None:
+        model = load_model(shipped_name, tokens, dtype).fused()
+        layers = None if fields is None else fields.get("num_hidden_layers", fields.get("n_layer"))
+        if layers not in (None, model.layers):
+            raise configuration.error("model", f"is {layers}, and {model.name} has {model.layers}", "give the model that runs")
+        return model
+    if fields is None:
+        raise InputError(COMMAND_LINE, "--model", "is missing", f"give it: {configuration.where} does not describe the model")
+    if "vocab_size" not in fields:
+        raise InputError(
+            COMMAND_LINE, "--model", "is missing", "give it, or --vocab-size in the file: its tokenizer has the size"
+        )
+    size, multiple = int(fields["vocab_size"]), configuration.vocabulary_multiple
+    multiple = 1 if multiple == configuration.tp else multiple  # shares that differ by a row take what padding to tp does
+    fields = {**fields, "vocab_size": -(-size // multiple) * multiple}
+    name = f"{fields['model_type']}-{configuration.where.rsplit('/', 1)[-1]}"
+    return model_from_config(fields, configuration.where, tokens, dtype or "float32", name).fused()
+
+
+def plan_of(configuration: Configuration, model: Model, request: Request) -> Plan:
+    """The plan that a configuration runs on the devices of a request. Raises InputError naming the key that does not fit."""
+    devices, tp, pp = request.origin.devices, configuration.tp, configuration.pp
+    if configuration.devices not in (None, devices):
+        problem = f"has {devices} devices, and the file starts {configuration.devices}"
+        raise InputError(COMMAND_LINE, "--cluster", problem, f"give one of {configuration.devices}")
+    if devices % (tp * pp):
+        name = "tp" if pp == 1 else "pp"
+        raise configuration.error(
+            name, f"is {getattr(configuration, name)}, with tp {tp}", f"give a divisor of {devices} devices"
+        )
+    strategy = _strategy(configuration, devices // (tp * pp))
+    samples, micro_batches = _batch(configuration, strategy.data_degree)
+    cuts = _cuts(configuration, model)
+    units, size = len(model.units), devices // pp
+    begins = [0, *cuts, units]
+    stages = [
+        Stage(ranks=list(range(x % pp * size, (x % pp + 1) * size)), first_unit=begin, last_unit=end - 1)
+        for x, (begin, end) in enumerate(pairwise(begins))
+    ]
+    fields: dict[str, Any] = {}
+    if configuration.host:
+        fields = {"nvlink": True, "backend": "streams"}
+    return Plan(
+        model=model.shape(),
+        model_digest=model.digest,
+        world=devices,
+        memory_bytes=request.limit_bytes,
+        batch=Batch(global_samples=samples, micro_batches=micro_batches),
+        schedule=configuration.schedule if len(stages) > 1 else "1f1b",
+        stages=stages,
+        units=_units(configuration, model, strategy, begins),
+        precision=configuration.precision.of(model),
+        **fields,
+    )
+
+
+def _strategy(configuration: Configuration, data: int) -> Strategy:
+    """The layout of all units, without recomputation: copies outside shards, tensor parallelism inside."""
+    copies, shard, zero = configuration.copies, configuration.shard, configuration.zero
+    if zero == 0:
+        copies, shard = data, 1
+    elif shard is None:
+        copies = copies or 1
+        shard = data // copies
+    else:
+        copies = data // shard if copies is None else copies
+    if copies * shard != data:
+        name = "shard" if configuration.shard is not None else "copies"
+        raise configuration.error(
+            name, f"is {getattr(configuration, name)}", f"give a divisor of the {data} data-parallel ranks"
+        )
+    if configuration.host and zero in (1, 2):
+        zero = 3  # whole on the device for the step, and the host has shards of all
+    plain = Strategy.of(("dp", copies), ("sdp", shard), ("tp", configuration.tp))
+    return replace(plain, zero=zero if shard > 1 and zero else 3, sequence_parallel=configuration.sequence_parallel)
+
+
+def _batch(configuration: Configuration, data: int) -> tuple[int, int]:
+    """Samples of a step, and micro-batches. Raises InputError."""
+    samples, micro, count = configuration.samples, configuration.micro_samples, configuration.accumulation
+    if count is None and configuration.runtime in ONE and None in (samples, micro):
+        count = 1
+    if samples is None and micro is not None:
+        samples = micro * data * (count or 1)
+    if samples is None:
+        fix = "give it, or --micro-batch: the file does not say how large a step is"
+        raise InputError(COMMAND_LINE, "--batch", "is missing", fix)
+    if micro is None:
+        count = count or 1
+        micro = samples // (data * count)
+    if not micro or samples % (micro * data) or (count is not None and samples != micro * data * count):
+        what = f"micro-batches of {micro} on {data} data-parallel ranks" + (f", {count} of them" if count else "")
+        works = max(1, micro) * data * (count or max(1, samples // (max(1, micro) * data)))
+        raise configuration.error("samples", f"is {samples}, with {what}", f"give {works}, or another multiple")
+    return samples, samples // (micro * data)
+
+
+def _cuts(configuration: Configuration, model: Model) -> tuple[int, ...]:
+    """First units of the stages after the first. Raises InputError."""
+    if configuration.cuts is not None:
+        if configuration.cuts and configuration.cuts[-1] >= len(model.units):
+            raise configuration.error(
+                "pp", f"has stages of more than the {len(model.units)} sub-layers", "give the model that runs"
+            )
+        return configuration.cuts
+    count, (first, last) = configuration.pp * configuration.chunks, configuration.layers_apart
+    whole, more = divmod(model.layers + first + last, count)
+    layers = [whole + (x < more) for x in range(count)]
+    layers[0] -= first
+    layers[-1] -= last
+    if min(layers) < 0 or any(size == 0 for size in layers[1:-1]):
+        fix = f"give at most {model.layers} stages"
+        raise configuration.error("pp", f"is {configuration.pp}, with {configuration.chunks} stages on each rank", fix)
+    counts = [2 * size for size in layers]
+    counts[0] += 1
+    return tuple(accumulate(counts[:-1]))
+
+
+def _units(configuration: Configuration, model: Model, strategy: Strategy, begins: list[int]) -> list[PlannedUnit]:
+    """Every unit with what it recomputes, and what of it is on the host."""
+    units, layer_of_stage = list[PlannedUnit](), dict[int, int]()
+    recomputed, starts = configuration.recomputed, set(begins)
+    for place, unit in enumerate(model.units):
+        if place in starts:
+            layer_of_stage = {}
+        layer_of_stage.setdefault(unit.layer, sum(1 for each in layer_of_stage if 0 < each <= model.layers))
+        inner = unit.kind not in ENDS
+        again = inner and _again(recomputed, unit.layer, layer_of_stage[unit.layer])
+        modules = tuple(
+            m for m in recomputed.modules if again and recomputed.of == "modules" and m in modules_of(unit.sublayer)
+        )
+        made = planned_unit(unit.name, replace(strategy, ckpt=again and recomputed.of == "full", modules=modules))
+        if configuration.host:
+            parameters = "host" if "parameters" in configuration.host else "device"
+            whole = configuration.zero < 3
+            states = made.states.changed(optimizer="host", gradients="host", parameters=parameters, kept_whole=whole)
+            made = made.changed(states=states, order=Order())
+        units.append(made)
+    return units
+
+
+def _again(recomputed: Recomputed, layer: int, place: int) -> bool:
+    """Whether a layer is recomputed. layer: from 1 on; place: in its stage."""
+    if recomputed.of == "none" or layer % recomputed.every:
+        return False
+    return recomputed.first is None or place < recomputed.first
+
+
+def framework_prediction(configuration: Configuration, plan: Plan, cluster: Cluster) -> Prediction | str:
+    """The run under the cost model `streams`, with what its framework overlaps; or why there is none."""
+    model, strategy = plan.planned_model(), plan.units[0].strategy
+    kind = next((name for name in sheets() if sheet(name).name == cluster.used_kinds[0].name), None)
+    if kind is None:
+        return f"there is no data sheet of {cluster.used_kinds[0].name}"
+    if plan.uses_host:
+        return "states are on the host, which the cost model streams does not know"
+    precision: Precision = plan.precision
+    run = Run(
+        id=configuration.where, model=model.name, gpu=kind, gpus=plan.world, gbs=plan.batch.global_samples,
+        mbs=plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree, tp=configuration.tp,
+        pp=configuration.pp, vpp=configuration.chunks, zero=strategy.zero_stage, precision=model.dtype,
+        framework=configuration.software, note=f"{configuration.flags} shard group {strategy.degree('sdp')}",
+    )  # fmt: skip
+    framework = framework_of(run)
+    if precision.master is not None and framework.gradient_bytes != precision.gradient_bytes(model.element_bytes):
+        framework = replace(framework, gradient_bytes=precision.gradient_bytes(model.element_bytes))
+    try:
+        laid = laid_out(run, model, kind, framework, {})
+    except InputError as error:
+        return f"{error.field} {error.problem}"
+    recomputed = configuration.recomputed
+    share = 1 / recomputed.every if recomputed.first is None else min(1.0, recomputed.first * len(plan.stages) / model.layers)
+    again = Recompute(
+        layers=share if recomputed.of == "full" else 0.0,
+        attention="attention" in recomputed.modules,
+        activations=bool({"norms", "activation"} & set(recomputed.modules)),
+    )
+    layout = replace(laid.layout, recompute=again, sequence_parallel=configuration.sequence_parallel)
+    return predict_laid(replace(laid, layout=layout), shipped_efficiencies())
