@@ -4,11 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-<<<<<<< HEAD
-.PHONY: demo test test-long lint docs benchmark calibrate study random-plans lowered predictions against-torch fuzz mutations faults clean against-papers
-=======
-.PHONY: demo test test-long lint benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers
->>>>>>> main
+.PHONY: demo test test-long lint docs benchmark calibrate study random-plans lowered training predictions against-torch fuzz mutations faults clean against-papers
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

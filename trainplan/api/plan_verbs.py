@@ -17,12 +17,9 @@ from trainplan.execution.exports.registry import exporter
 from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.lowering.choice import runtime_of
 from trainplan.execution.run.processes import RunReport, run_plans
-<<<<<<< HEAD
-from trainplan.explaining import differences, explain
-=======
 from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
->>>>>>> main
+from trainplan.explaining import differences, explain
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request

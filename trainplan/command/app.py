@@ -39,14 +39,11 @@ TASKS = {
         "run": ("running", "Run a plan: training steps on local processes, compared with one process."),
         "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
         "export": ("running", "Write a plan's pipeline for another runtime."),
-<<<<<<< HEAD
         "explain": ("explaining", "Say why a plan is as it is, or what two plans differ in."),
-=======
         "import-run": (
             "importing",
             "Judge what another runtime runs now: its prediction, the bound, and what to change first.",
         ),
->>>>>>> main
         "compare": ("problems", "Hold plans side by side, or solve an instance with several methods."),
         "validate": ("validating", "Hold predictions of runs against what they measured."),
     },
