@@ -173,6 +173,7 @@ def growth() -> list[dict[str, Any]]:
     base, rows = CASES["bert-xhuge"][0], []
     for name, values in (("batch", (64, 128, 256, 512)), ("memory", (8 * GIB, 12 * GIB, 24 * GIB, 40 * GIB))):
         for value in values:
+            print(f"bert-xhuge, {name} {value}", flush=True)
             rows.append(
                 {
                     "case": f"bert-xhuge, {name} {value}",
@@ -196,6 +197,7 @@ def main() -> int:
     for name in () if options.growth else options.case or CASES:
         request, gap, seconds = CASES[name]
         gap, limit = options.gap or gap, options.seconds or seconds
+        print(f"{name}, at most {limit:g} s of search", flush=True)
         row = apart(request, gap, limit, name.startswith("distinct"))
         rows.append({"case": name, "asked": gap, "limit_s": limit, **row})
         shown(rows[-1:])

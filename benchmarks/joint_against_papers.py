@@ -42,9 +42,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def case(request: dict[str, Any], gap: float, seconds: float) -> list[dict[str, Any]]:
-    """The rows of one request."""
-    return [each.to_dict() for each in tp.compare_planners(**request, gap=gap, time_limit=seconds)]
+def case(name: str, gap: float, seconds: float) -> list[dict[str, Any]]:
+    """The rows of one request; says which planner is begun."""
+
+    def begun(planner: str) -> None:
+        print(f"{name}: {planner}", flush=True)
+
+    return [each.to_dict() for each in tp.compare_planners(**CASES[name], gap=gap, time_limit=seconds, progress=begun)]
 
 
 def worse(row: dict[str, Any]) -> bool:
@@ -57,7 +61,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to this file")
     parser.add_argument("--case", choices=tuple(CASES), action="append", help="only this one; may be given again")
-    parser.add_argument("--seconds", type=float, default=120.0, help="limit of each planner")
+    parser.add_argument("--seconds", type=float, default=60.0, help="limit of each planner")
     parser.add_argument("--gap", type=float, default=1e-4, help="gap asked of the joint problem")
     options = parser.parse_args()
     table = Table(title="the papers' planners beside the joint optimum", title_justify="left")
@@ -65,7 +69,7 @@ def main() -> int:
         table.add_column(name, justify="left" if name in ("case", "planner", "why") else "right")
     console, numbers, wrong = Console(width=170), {}, []
     for name in options.case or CASES:
-        numbers[name] = case(CASES[name], options.gap, options.seconds)
+        numbers[name] = case(name, options.gap, options.seconds)
         for place, row in enumerate(numbers[name]):
             wrong += [f"{name}, {row['planner']}"] * worse(row)
             cells = ["-" if row["step_ns"] is None else format_time(row["step_ns"])]
@@ -73,7 +77,6 @@ def main() -> int:
             seconds = f"{row['seconds']:.1f}" + (f" ({row['whole_seconds']:.1f})" if row["whole_seconds"] else "")
             cells += ["-" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"]), seconds]
             table.add_row("" if place else name, row["planner"], *cells, (row["why"] or row["outside"] or "")[:60])
-        console.print(f"{name} done")
     console.print(table)
     if options.json:
         options.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

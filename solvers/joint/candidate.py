@@ -19,7 +19,7 @@ from trainplan.solvers.joint.fronts import Front, front
 from trainplan.solvers.joint.guides import Guides
 from trainplan.solvers.joint.master import Arcs, Mask, Master, StageArcs
 from trainplan.solvers.joint.path_bounds import slope
-from trainplan.solvers.joint.pipelines import agree, passes_of, steps_ns
+from trainplan.solvers.joint.picked_pipelines import Pipelines
 from trainplan.solvers.joint.pool_bounds import bounded
 from trainplan.solvers.joint.span_bounds import Exit, Weight, prices_of, span_bounds
 from trainplan.solvers.joint.stage_tables import Floats, Places, StageTables, cut_classes, stage_tables
@@ -375,47 +375,13 @@ class Candidate:
         return enumeration.run(lambda: min(limit, target()), report, self.search.out_of_time)
 
     def report(self, path: Sequence[Step]) -> None:
-        """Report the best pipeline of the columns of a path that simulation finds: of one weight for all stages, and then with
-        one stage's column exchanged at a time, as long as that helps."""
+        """Report the best pipeline of the columns of a path that simulation finds."""
         picks = [self.columns.get((x, *step[:2]), []) for x, step in enumerate(path)]
-        if not all(picks):
-            return
         cuts = [self.instance.boundary_kinds[step[1]] for step in path[:-1]]
-
-        def u_ns(column: Column) -> int:
-            return column.forward_ns + column.backward_ns
-
-        starts: list[list[Column]] = []
-        for p in sorted({0, *self.weights, *(1 << i for i in range(self.m.bit_length())), self.m}):
-
-            def cost_ns(column: Column, p: int = p) -> int:
-                return (p + 1) * u_ns(column) + column.extra_ns * (p > 0)
-
-            starts.append([min(pick, key=cost_ns) for pick in picks])
-            starts.append([starts[-1][0], *(min(pick, key=u_ns) for pick in picks[1:])])
-        starts += [[picks[0][0], *(pick[0] for pick in picks[1:])]]
-        best: tuple[int, list[Column]] | None = None
-        tried = starts
-        while tried:
-            unique = {tuple(map(id, row)): row for row in tried}
-            rows = [row for row in unique.values() if self._agree(row, cuts)]
-            if not rows:
-                break
-            times = steps_ns(passes_of(self.tables, rows, cuts, self.configuration.links), self.configuration, self.tied_ns)
-            place = int(times.argmin())
-            if best is not None and times[place] >= best[0]:
-                break
-            best = int(times[place]), rows[place]
-            base, tried = rows[place], []
-            for x, pick in enumerate(picks):
-                tried += [[*base[:x], other, *base[x + 1 :]] for other in pick if other is not base[x]]
-            if self.search.out_of_time():
-                break
+        pipelines = Pipelines(self.tables, self.configuration, self.tied_ns, cuts)
+        best = pipelines.best(picks, self.weights, self.search.out_of_time)
         if best is not None and self.search.betters(best[0]):
             self.search.report(self.solution(path, best[1]))
-
-    def _agree(self, row: Sequence[Column], cuts: Sequence[int]) -> bool:
-        return all(agree(self.tables, a, b, cut) for a, b, cut in zip(row, row[1:], cuts, strict=False))
 
     def solution(self, path: Sequence[Sequence[int]], columns: Sequence[Column]) -> Solution:
         """The solution of a path's columns, by the formulation's numbers of options."""
