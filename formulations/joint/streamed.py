@@ -23,7 +23,8 @@ programs (`execution.streams`), whatever the plan:
 - Updated parameters are gathered behind all that: in the walk alone, as is what the ends of a pipeline do with a table that
   they share.
 
-Memory is that of trainplan's own programs, as under `executed`; of plans with context parallelism or products in 8 bits, that
+Memory is that of trainplan's own programs, as under `executed`, without room for re-layouts, and with room for what is
+gathered ahead; of plans with context parallelism or products in 8 bits, that
 of the programs that stand for them (`execution.standing_in`).
 """
 
@@ -166,9 +167,16 @@ class StreamedCosts(JointCosts):
         computed = self._computed_ns(sublayer, strategy, setting)
         times = self._relaxed_ns(sublayer, strategy, setting, computed, once)
         alone, group = without_cp(strategy), strategy.group
-        kept, work, state = unit_bytes(profile, True, sublayer, alone, samples * self.cp, once)
+        kept, work, state = unit_bytes(profile, True, sublayer, alone, samples * self.cp, once, relaid=False)
         exchanged = 2 * samples * self.cp * moved_bytes(profile, sublayer)[1] if group == 1 else 0
-        return dict(zip(NAMES, (*times, kept, max(exchanged, work), state, 0), strict=True))
+        work = max(exchanged, work) + self._ahead_bytes(layout_of(strategy))
+        return dict(zip(NAMES, (*times, kept, work, state, 0), strict=True))
+
+    def _ahead_bytes(self, layout: Strategy) -> int:
+        """Room for the parameters of another unit, which are gathered ahead in ZeRO's stage 3."""
+        if layout.zero_stage < 3:
+            return 0
+        return max(self._parameters(unit, layout) for unit in self.key_of) * DTYPE_BYTES[self.model.dtype]
 
     def _computed_ns(self, sublayer: str, strategy: Strategy, setting: Setting) -> tuple[int, int]:
         """Both passes on the lane of computations, as instructions are charged."""
