@@ -53,6 +53,11 @@ class StreamsCosts:
     def _collective(self, instruction: Instruction) -> int:
         group = instruction.group
         stride = group[1] - group[0] if len(group) > 1 else 1
+        in_turn = instruction.op in (Op.GATHER_PARAMETERS, Op.REDUCE_SCATTER_GRADIENTS) and self._prices.layout.zero >= 2
+        if in_turn and instruction.unit is not None:
+            model = self._prices.model
+            name = model.key_of(model.units[instruction.unit])
+            return self._prices.in_layer_ns(name, instruction.message_bytes, len(group), stride)
         return self._prices.collective_ns(PHASES[instruction.op], instruction.message_bytes, len(group), stride)
 
     def _of_unit(self, program: Program, op: Op, unit: int, instruction: Instruction) -> int:

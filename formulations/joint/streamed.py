@@ -224,9 +224,10 @@ class StreamedCosts(JointCosts):
         still there for its backward pass."""
         alone, prices, shape = without_cp(layout), self.prices(layout, setting), self.profile.shapes[sublayer]
         ranks, stride, parameters = alone.degree("sdp"), alone.strides()["sdp"], self._parameters(sublayer, layout)
-        gather = prices.collective_ns(1, parameters * DTYPE_BYTES[self.model.dtype], ranks, stride)
+        name = self.key_of[sublayer]
+        gather = prices.in_layer_ns(name, parameters * DTYPE_BYTES[self.model.dtype], ranks, stride)
         gather = gather if layout.zero_stage == 3 else 0
-        scatter = prices.collective_ns(1, parameters * self._gradient_bytes, ranks, stride)
+        scatter = prices.in_layer_ns(name, parameters * self._gradient_bytes, ranks, stride)
         return gather, scatter + (0 if shape.kind == "head" else gather)
 
     def _ends_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> tuple[int, int]:

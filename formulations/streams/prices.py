@@ -22,6 +22,10 @@ class Prices:
         self.model, self.layout, self.kind, self.links = model, layout, kind, links
         self.jitter = jitter_of(layout, links)
         self.times = cache(self._times)
+        layers: dict[int, list[str]] = {}
+        for unit in model.units:
+            layers.setdefault(unit.layer, []).append(model.key_of(unit))
+        self.siblings = {name: layer for layer in layers.values() for name in layer}  # sub-layers of the same layer, by name
 
     def _times(self, sublayer: str, modules: tuple[str, ...] = ()) -> UnitTimes:
         """Those of a sub-layer whose modules are recomputed, without jitter."""
@@ -68,6 +72,18 @@ class Prices:
     def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int) -> int:
         """A collective of data-parallel ranks."""
         return self.whole(self.links.collective_ns(phases, message_bytes, ranks, stride))
+
+    def in_layer_ns(self, sublayer: str, message_bytes: float, ranks: int, stride: int) -> int:
+        """What one unit takes of gathering the parameters of its layer, or of reducing its gradients, in every micro-batch
+        (ZeRO's stages 2 and 3). Frameworks move whole layers, one ahead: each unit has the part that it has of the layer's
+        computations, so that as much is hidden as by layers. message_bytes: of the unit."""
+        siblings = self.siblings[sublayer]
+        parts = {name: self.model.sublayers[name] for name in siblings}
+        counts = {name: part.parameter_count(part.degree(self.layout.tp)) for name, part in parts.items()}
+        computed = {name: self.times(name).ahead_ns for name in siblings}
+        share = computed[sublayer] / sum(computed[name] for name in siblings)
+        whole_bytes = message_bytes * sum(counts[name] for name in siblings) / counts[sublayer]
+        return self.whole(self.links.collective_ns(1, whole_bytes, ranks, stride) * share)
 
     def optimizer_ns(self, parameters: float) -> int:
         """The optimizer's step on so many parameters."""
