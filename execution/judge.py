@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trainplan.execution.compiled import Classes, compiled, default_backend
+from trainplan.execution.standing_in import standing_in
 from trainplan.execution.walk.costs import Carried, CarriedCosts, ProfiledCosts, carried
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
-from trainplan.execution.walk.time import Durations, TimeWalk, time_walk
+from trainplan.execution.walk.time import OTHERS, Durations, Overlap, TimeWalk, time_walk
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.profiles import Profile
 
@@ -53,11 +54,10 @@ class Judged:
         return max(memory_walk(rounds.few).peak_bytes for rounds in self.time.rounds)
 
     def carried(self) -> Carried:
-        """The durations as a table that a plan can carry, from which `judge_carried` walks it again. For judgements by a
-        profile."""
-        assert isinstance(self.durations, ProfiledCosts)
-        by_class = len(self.classes) < self.plan.world
-        return carried([rounds.few for rounds in self.time.rounds], self.durations) | ({"by_class": True} if by_class else {})
+        """The durations as a table that a plan can carry, from which `judge_carried` walks it again."""
+        table = carried([rounds.few for rounds in self.time.rounds], self.durations)
+        table |= {"by_class": True} if len(self.classes) < self.plan.world else {}
+        return table | ({"lanes": self.time.backend} if self.time.backend in OTHERS else {})
 
     def _by_rank(self, values: Sequence[int]) -> tuple[int, ...]:
         pairs = zip(self.classes.values(), values, strict=True)
@@ -78,17 +78,33 @@ def judge(plan: Plan, profile: Profile, kinds: Sequence[str] | None = None, back
 
 def judge_carried(plan: Plan, table: Carried, backend: Backend | None = None) -> Judged:
     """Walk a plan by the durations that it carries (see `Judged.carried`). Raises InputError where they do not suffice."""
-    return judge_by(plan, lambda _: CarriedCosts(table), backend, by_class="by_class" in table)
+    lanes: Overlap | None = table.get("lanes") if backend is None else None
+    if lanes is not None:
+        plan = standing_in(plan)
+        backend = issued_as(plan)
+    return judge_by(plan, lambda _: CarriedCosts(table), backend, by_class="by_class" in table, lanes=lanes)
+
+
+def issued_as(plan: Plan) -> Backend:
+    """The back-end in whose order a plan's programs are walked on the lanes of other frameworks, and whose memory they need:
+    the plan's, else `streams`, with what is gathered ahead, and of pipelines, which wait for messages when they need them,
+    `serial`."""
+    return plan.backend or ("streams" if plan.depth == 1 else "serial")
 
 
 def judge_by(
-    plan: Plan, costs: Callable[[Classes], Durations], backend: Backend | None = None, by_class: bool = False
+    plan: Plan,
+    costs: Callable[[Classes], Durations],
+    backend: Backend | None = None,
+    by_class: bool = False,
+    lanes: Overlap | None = None,
 ) -> Judged:
-    """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: as of `compiled`."""
+    """Compile, check and walk a plan. costs: what instructions take, for these classes of ranks. by_class: as of `compiled`.
+    lanes: of other frameworks, on which its programs are walked for time in place of those of the back-end."""
     backend = backend or default_backend(plan)
     made = compiled(plan, backend, by_class)
     assert not made.faults, made.faults[0]
     stands_for = {other: rank for rank, others in made.classes.items() for other in others if other != rank}
     durations = costs(made.classes)
-    time = time_walk(made.programs, durations, backend, stands_for)
+    time = time_walk(made.programs, durations, lanes or backend, stands_for)
     return Judged(plan, made.classes, made.memory(backend), time, durations)

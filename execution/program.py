@@ -28,7 +28,7 @@ own matter: programs end without.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -353,35 +353,39 @@ class Clocks:
     Instructions are issued one by one; each first waits for those that it has to.
     """
 
-    def __init__(self) -> None:
-        self._lanes: dict[Stream, dict[Stream, int]] = {stream: dict.fromkeys(STREAMS, -1) for stream in STREAMS}
-        self._issued: list[tuple[Stream, dict[Stream, int]]] = []
+    def __init__(self, lanes: Sequence[str] = STREAMS) -> None:
+        self._lanes: dict[str, dict[str, int]] = {stream: dict.fromkeys(lanes, -1) for stream in lanes}
+        self._issued: list[tuple[str, dict[str, int]]] = []
 
-    def wait(self, stream: Stream, index: int) -> None:
+    def wait(self, stream: str, index: int) -> None:
         """The next instruction of a lane begins once that with this index is done."""
         clock = self._lanes[stream]
         for lane, last in self._issued[index][1].items():
             if last > clock[lane]:
                 clock[lane] = last
 
-    def done(self, stream: Stream, index: int) -> bool:
+    def done(self, stream: str, index: int) -> bool:
         """Whether that instruction is surely done before the next one of a lane begins."""
         return self._lanes[stream][self._issued[index][0]] >= index
 
-    def issue(self, stream: Stream) -> None:
+    def issue(self, stream: str) -> None:
         """The next instruction goes to the end of a lane."""
         clock = self._lanes[stream]
         clock[stream] = len(self._issued)
         self._issued.append((stream, clock.copy()))
 
 
-def with_waits(instructions: list[Instruction]) -> tuple[Instruction, ...]:
-    """The same instructions with their `waits`, from the buffers and marks that they touch."""
+def with_waits(
+    instructions: Sequence[Instruction], lane_of: Callable[[Instruction], str] | None = None
+) -> tuple[Instruction, ...]:
+    """The same instructions with their `waits`, from the buffers and marks that they touch. lane_of: the lane of each, where
+    that is not its stream."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    clocks, result = Clocks(), []
+    streams: list[str] = [each.stream if lane_of is None else lane_of(each) for each in instructions]
+    clocks, result = Clocks(STREAMS if lane_of is None else sorted(set(streams))), []
     for place, instruction in enumerate(instructions):
-        stream, needs, changes = instruction.stream, instruction.needs, instruction.changes
+        stream, needs, changes = streams[place], instruction.needs, instruction.changes
         before = {writer[name] for name in (*needs, *changes) if name in writer}
         for name in changes:
             before.update(readers.get(name, ()))

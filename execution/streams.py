@@ -1,40 +1,48 @@
-"""Plans judged under the cost model `streams`: their programs are walked on lanes, with its costs.
+"""Plans judged under the cost model `streams`: their programs are walked on the lanes of frameworks, with its costs.
 
 It takes plans whose units are all laid out alike, tensor parallelism within, on devices of one kind, as today's frameworks run
-them; what is recomputed may differ.
+them; what is recomputed may differ. For plans with context parallelism or products in 8 bits, others stand (`standing_in`),
+whose instructions take what those of the plan would.
 """
 
 from __future__ import annotations
 
-from trainplan.execution.judge import Judged, judge_by
+from trainplan.execution.judge import Judged, issued_as, judge_by
+from trainplan.execution.standing_in import standing_in
 from trainplan.execution.walk.stream_costs import StreamsCosts
 from trainplan.formulations.plan import Plan
-from trainplan.formulations.streams.layout import Framework, Recompute, RunLayout
+from trainplan.formulations.streams.frameworks import OVERLAPPED
+from trainplan.formulations.streams.layout import RunLayout, recompute_of
 from trainplan.formulations.streams.links import Links
+from trainplan.formulations.streams.units import LAYERED
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.clusters.cluster import Cluster
 
-TRAINPLAN = Framework("trainplan", gradients_behind=True, parameters_ahead=True, ends_ns=0)
+ORDER = ("dp", "sdp", "cp", "tp")  # of levels, from the slowest links to the fastest
 
 
 def judge_streams(plan: Plan, cluster: Cluster) -> Judged:
-    """The walks over a plan's programs on the lanes of the back-end `streams`. Raises InputError where the plan is not of one
-    layout, or the cluster of several kinds of devices or of one without a rate for the model's dtype."""
+    """The walks over a plan's programs on the lanes of frameworks. Raises InputError where the plan is not of one layout, or
+    the cluster of several kinds of devices or of one without a rate for the model's dtype."""
     layout, kinds = layout_of(plan), cluster.used_kinds
     if len(kinds) > 1:
         raise InputError("cluster", "kinds", f"are {len(kinds)}", "give devices of one kind, or leave --cost-model out")
-    if layout.base not in kinds[0].flops_per_s:
-        fix = f"plan in one of {', '.join(kinds[0].flops_per_s)}"
-        raise InputError("cluster", f"{kinds[0].name}.flops_per_s", f"has no {layout.base}", fix)
+    for precision in dict.fromkeys((layout.base, layout.precision)):
+        if precision not in kinds[0].flops_per_s:
+            fix = f"plan in one of {', '.join(kinds[0].flops_per_s)}"
+            raise InputError("cluster", f"{kinds[0].name}.flops_per_s", f"has no {precision}", fix)
     if plan.world > cluster.devices:
         raise InputError("command line", "--cluster", f"has {cluster.devices} devices", f"give one of at least {plan.world}")
-    costs = StreamsCosts(plan.planned_model(), layout, kinds[0], links_of(cluster))
-    return judge_by(plan, lambda _: costs, "streams", by_class=plan.alike_on(cluster.network))
+    costs = StreamsCosts(plan.planned_model(), layout, kinds[0], Links.of_cluster(cluster))
+    walked = standing_in(plan)
+    alike = walked.alike_on(cluster.network)
+    return judge_by(walked, lambda _: costs, issued_as(walked), by_class=alike, lanes="overlapped")
 
 
 def layout_of(plan: Plan) -> RunLayout:
     """The layout that all units of a plan have. Raises InputError naming the first unit that has another one."""
     model, first = plan.planned_model(), plan.units[0].strategy
+    layered = [planned for unit, planned in zip(model.units, plan.units, strict=True) if unit.kind in LAYERED]
     for place, unit in enumerate(plan.units):
         strategy, field = unit.strategy, f"units[{place}].{unit.field}"
         if (strategy.levels, strategy.zero, strategy.sequence_parallel) != (first.levels, first.zero, first.sequence_parallel):
@@ -43,32 +51,29 @@ def layout_of(plan: Plan) -> RunLayout:
             )
         if any(paradigm == "tp" for paradigm, _ in strategy.levels[:-1]):
             raise InputError("plan", field, f"is {str(strategy)!r}", "give tp as the last level, on the fastest links")
+        axes = [paradigm for paradigm, _ in strategy.levels]
+        if axes != [paradigm for paradigm in ORDER if paradigm in axes]:
+            raise InputError("plan", field, f"is {str(strategy)!r}", f"give levels in the order {', '.join(ORDER)}")
+        if model.units[place].kind in LAYERED and unit.precision != layered[0].precision:
+            fix = f"give {layered[0].precision!r}, as {layered[0].name} has"
+            raise InputError("plan", f"units[{place}].precision", f"is {unit.precision!r}", fix)
     if plan.uses_host or plan.batch.shares is not None:
         problem = "has states on the host" if plan.uses_host else "has shares"
         raise InputError("plan", "batch.shares", problem, "leave --cost-model out")
-    modules = {module for unit in plan.units for module in unit.strategy.modules}
-    dtype, shard = model.dtype, first.degree("sdp")
+    dtype = model.dtype
     return RunLayout(
         dp=first.data_degree,
         tp=first.degree("tp"),
         pp=plan.depth,
-        cp=1,
+        cp=first.degree("cp"),
         chunks=plan.chunks,
         zero=first.zero_stage,
-        shard=shard,
+        shard=first.degree("sdp"),
         sequence_parallel=first.sequence_parallel,
-        recompute=Recompute(attention="attention" in modules, activations=bool(modules & {"norms", "activation"})),
+        recompute=recompute_of([module for unit in plan.units for module in unit.strategy.modules]),
         base=dtype,  # type: ignore[arg-type]
-        precision=dtype,  # type: ignore[arg-type]
+        precision="float8" if layered and layered[0].precision == "fp8" else dtype,  # type: ignore[arg-type]
         micro=plan.batch.global_samples // plan.batch.micro_batches // first.data_degree,
         batch=plan.batch.global_samples,
-        framework=TRAINPLAN,
+        framework=OVERLAPPED,
     )
-
-
-def links_of(cluster: Cluster) -> Links:
-    """Links within a node, and a device's share of those between nodes."""
-    node, network = cluster.nodes[0].devices, cluster.network
-    within = network.link(range(node)).bandwidth_bytes_per_s if node > 1 else 1e12
-    across = network.link((0, node)).bandwidth_bytes_per_s if cluster.devices > node else within
-    return Links(node, within, across)

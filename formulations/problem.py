@@ -139,6 +139,10 @@ class Problem(ABC):
         fits: bool | None = self.solvers().call("fits", instance)
         return fits
 
+    def on_lanes(self, instance: Any) -> bool:
+        """Whether plans of an instance are predicted under the cost model `streams`, on the lanes of frameworks."""
+        return bool(instance.provenance.get("cost_model") == "streams")
+
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
         return str(instance.provenance.get("cost_model", self.name))

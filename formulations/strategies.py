@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import combinations, pairwise, permutations
 from math import prod
@@ -144,6 +144,18 @@ class Strategy:
     def share(self, rank: int) -> Digit:
         """Which part of each sample's tokens, of how many, a rank has of what passes between units."""
         return (self.index(rank, "tp"), self.degree("tp")) if self.sequence_parallel else (0, 1)
+
+
+def without_cp(strategy: Strategy) -> Strategy:
+    """The strategy whose ranks split samples where those of another one split the tokens of each (cp), in the level right
+    outside that of tp: states are shared, or copied, among these, too."""
+    degree = strategy.degree("cp")
+    if degree == 1:
+        return strategy
+    data: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
+    degrees = {paradigm: each for paradigm, each in strategy.levels if paradigm != "cp"}
+    degrees[data] = degrees.get(data, 1) * degree
+    return replace(strategy, levels=tuple((paradigm, degrees[paradigm]) for paradigm in TREE if paradigm in degrees))
 
 
 def parse_strategy(text: str, where: str = "strategy", field: str = "", group: int | None = None) -> Strategy:

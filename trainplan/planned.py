@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from trainplan.execution.judge import Judged, judge_carried
+from trainplan.execution.walk.time import OTHERS
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
@@ -258,7 +259,7 @@ def plan_row(name: str, plan: Plan) -> dict[str, Any]:
     is claimed."""
     predicted, claim, lanes_ns = plan.predicted, plan.claim, None
     if predicted is not None and predicted.durations is not None:
-        alike = predicted.backend == "streams"
+        alike = predicted.backend in ("streams", *OTHERS)
         lanes_ns = predicted.step_ns if alike else judge_carried(plan, predicted.durations, "streams").step_ns
     samples_per_s = 0.0 if predicted is None else plan.batch.global_samples / predicted.step_ns * 1e9
     return {

@@ -17,11 +17,12 @@ from typing import Any
 
 from trainplan.asking import compiles
 from trainplan.execution.judge import Judged, judge
+from trainplan.execution.streams import judge_streams
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
-from trainplan.predicting import plan_profile, predicted
+from trainplan.predicting import plan_profile, predicted, predicted_on_lanes
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.plugins import attribute
@@ -161,7 +162,7 @@ class _Way:
         self.begin("compiling and walking the plan's programs")
         plan = problem.plan(answer.instance, answer.solution, self.request)
         plan = plan if self.backend is None else plan.changed(backend=self.backend)
-        plan, judged = _judged(plan, self.request)
+        plan, judged = _judged(plan, self.request, streams=problem.on_lanes(answer.instance))
         self.walk_seconds.append(self.clock() - began)
         claim = Claim(
             problem=problem.name,
@@ -316,10 +317,15 @@ def _bounded(answer: Answer, bound_ns: int | None) -> Answer:
     return answer if answer.objective_ns is None else replace(answer, bound_ns=bound_ns)
 
 
-def _judged(plan: Plan, request: Request) -> tuple[Plan, Judged | None]:
-    """The plan with its prediction, and what the walks say; where its model has no programs, as it is."""
+def _judged(plan: Plan, request: Request, streams: bool = False) -> tuple[Plan, Judged | None]:
+    """The plan with its prediction, and what the walks say; where its model has no programs, as it is. streams: with the costs
+    of `streams`, on the lanes of frameworks."""
     if not compiles(plan.planned_model()):
         return plan, None
+    if streams:
+        assert request.cluster is not None
+        judged = judge_streams(plan, request.cluster)
+        return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
     profile = plan_profile(plan, request)
     kinds = None if request.cluster is None else request.cluster.device_kinds
     judged = judge(plan, profile, kinds)

@@ -8,6 +8,7 @@ from trainplan.execution.judge import Judged
 from trainplan.formulations.plan import Plan, Predicted, Stage, StageTimes
 from trainplan.formulations.request import Request
 from trainplan.formulations.work.planned import PlannedWork, planned_work, samples_of
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "executed"
@@ -29,6 +30,18 @@ def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str]
         profile_origin=profile.origin,
         durations=dict(judged.carried()),
         stages=stage_times(plan, profile, kinds),
+    )
+
+
+def predicted_on_lanes(judged: Judged, cluster: Cluster) -> Predicted:
+    """What the walks say on the lanes of frameworks, under the cost model `streams`, in the plan's form."""
+    return Predicted(
+        step_ns=judged.step_ns,
+        peak_bytes=list(judged.peak_bytes),
+        cost_model="streams",
+        backend=judged.time.backend,
+        profile_origin=f"estimated on {cluster.name}",
+        durations=dict(judged.carried()),
     )
 
 

@@ -2,7 +2,9 @@
 
 Computations take what `formulations.streams.units` says of their unit, with what is computed again in the backward pass; the
 collectives of tensor-parallel ranks what of them no kernel hides, an equal part for each; messages, gathered parameters,
-reduced gradients and the optimizer what their bytes do. The rest is free.
+reduced gradients and the optimizer what their bytes do. Messages of interleaved stages travel beside passes, and take nothing
+where the framework has them so: a rank takes them in the order in which its program does. Of updated parameters, which
+programs gather at the end of a step, it is what the forward passes of the next one do not hide. The rest is free.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.walk.costs import stepped_parameters
 from trainplan.formulations.streams.layout import RunLayout
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.step import optimizer_ns
-from trainplan.formulations.streams.units import UnitTimes, unit_times
+from trainplan.formulations.streams.prices import Prices
+from trainplan.formulations.streams.step import gathered_behind_ns
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
 
@@ -31,44 +33,57 @@ class StreamsCosts:
     device has no rate for a precision."""
 
     def __init__(self, model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> None:
-        self._model, self._layout, self._kind, self._links = model, layout, kind, links
-        self._times = {name: unit_times(part, layout, kind, links) for name, part in model.sublayers.items()}
+        self._prices = Prices(model, layout, kind, links)
+        self._shown: dict[int, float] = {}  # by rank
 
     def __call__(self, program: Program, instruction: Instruction) -> int:
         """What an instruction takes, in whole ns."""
         if instruction.grouped:
             return sum(self(program, each) for each in instruction.grouped)
-        op, unit, size = instruction.op, instruction.unit, instruction.message_bytes
+        op, unit, size, prices = instruction.op, instruction.unit, instruction.message_bytes, self._prices
         if op is Op.RECEIVE:
-            layout = self._layout  # with shared tokens they are cut over the tensor-parallel ranks already
-            parts = 1 if layout.sequence_parallel else layout.tp
-            return round(self._links.message_ns(size / parts, layout.dp * layout.tp * layout.cp))
+            return prices.message_ns(size)
         if op in PHASES:
-            stride = instruction.group[1] - instruction.group[0] if len(instruction.group) > 1 else 1
-            return round(self._links.collective_ns(PHASES[op], size, len(instruction.group), stride))
+            time = self._collective(instruction)
+            return round(time * self._part_shown(program)) if op is Op.GATHER_UPDATED else time
         if op is Op.OPTIMIZER_STEP:
-            return round(optimizer_ns(stepped_parameters(program, instruction), self._layout, self._kind))
-        if unit is None:
-            return 0
-        return round(self._of_unit(program, op, unit, instruction))
+            return prices.optimizer_ns(stepped_parameters(program, instruction))
+        return 0 if unit is None else self._of_unit(program, op, unit, instruction)
 
-    def _of_unit(self, program: Program, op: Op, unit: int, instruction: Instruction) -> float:
-        times = self._times[self._model.key_of(self._model.units[unit])]
+    def _collective(self, instruction: Instruction) -> int:
+        group = instruction.group
+        stride = group[1] - group[0] if len(group) > 1 else 1
+        in_turn = instruction.op in (Op.GATHER_PARAMETERS, Op.REDUCE_SCATTER_GRADIENTS) and self._prices.layout.zero >= 2
+        if in_turn and instruction.unit is not None:
+            model = self._prices.model
+            name = model.key_of(model.units[instruction.unit])
+            return self._prices.in_layer_ns(name, instruction.message_bytes, len(group), stride)
+        return self._prices.collective_ns(PHASES[instruction.op], instruction.message_bytes, len(group), stride)
+
+    def _of_unit(self, program: Program, op: Op, unit: int, instruction: Instruction) -> int:
+        prices, model = self._prices, self._prices.model
+        name, kind = model.key_of(model.units[unit]), model.units[unit].kind
         if op in (Op.FORWARD, Op.FORWARD_WITHOUT_GRAPH):
-            return times.forward_ns
+            return prices.forward_ns(name)
         if op is Op.RECOMPUTE:
-            return times.ahead_ns
+            return prices.recompute_ns(name)
         if op is Op.BACKWARD:
-            return times.backward_ns + (times.again_ns if program.strategies[unit].modules else 0.0)
-        return self._summed(times, unit, instruction) if op in SUMS else 0.0
-
-    def _summed(self, times: UnitTimes, unit: int, instruction: Instruction) -> float:
-        """The part of one collective in what those of its pass take."""
-        shared, kind = self._layout.sequence_parallel, self._model.units[unit].kind
+            return prices.backward_ns(name, program.strategies[unit].modules)
+        if op not in SUMS:
+            return 0
         back = "gradient" in instruction.reads[0] or "gradient" in (*instruction.writes, "")[0] or instruction.args.get("again")
-        ahead, behind = (0 if kind == "head" else 1, 0 if kind == "embedding" else 1)
-        if shared:
-            ahead, behind = {"embedding": (1, 1), "head": (1, 2)}.get(kind, (2, 3))
-        if back:
-            return times.backward_gathered_ns / max(1, behind)
-        return times.gathered_ns / max(1, ahead)
+        return prices.sum_ns(name, kind, bool(back))
+
+    def _part_shown(self, program: Program) -> float:
+        """The part of the gathering of updated parameters that the next step's forward passes do not hide, on one rank."""
+        if program.rank in self._shown:
+            return self._shown[program.rank]
+        prices = self._prices
+        total = sum(self._collective(each) for each in program.instructions if each.op is Op.GATHER_UPDATED)
+        units = prices.model.units
+        forward = [
+            sum(prices.times(prices.model.key_of(units[unit])).ahead_ns * prices.jitter for unit in chunk)
+            for chunk in program.chunks
+        ]
+        self._shown[program.rank] = gathered_behind_ns(total, forward, prices.layout) / total
+        return self._shown[program.rank]

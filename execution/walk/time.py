@@ -3,7 +3,9 @@
 All programs are walked together. An instruction begins at the latest of these moments, and takes the time that it costs:
 
 - its lane is free. Lanes are those of the back-end: one for all (`serial`), one for computations and one for the rest
-  (`fused`), or one for each stream of the program (`threads`, `streams`);
+  (`fused`), or one for each stream of the program (`threads`, `streams`); or those of other frameworks (`overlapped`):
+  parameters and gradients of data-parallel ranks travel beside computations, while tensor-parallel sums and messages have
+  these wait;
 - the instructions that it waits for are done (on one lane they always are);
 - a collective: all members have come to it; it then takes the least of their times, since what one of them takes longer is
   waiting for the others;
@@ -23,11 +25,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from trainplan.execution.program import COLLECTIVES, POINT_TO_POINT, Instruction, Op, Program, handles_all
+from trainplan.execution.program import COLLECTIVES, POINT_TO_POINT, Instruction, Op, Program, handles_all, with_waits
 from trainplan.execution.rounds import Rounds
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.step.schedules import Pass
@@ -73,11 +75,31 @@ def _stream(instruction: Instruction) -> str:
     return instruction.stream
 
 
-LANE_OF: dict[str, Callable[[Instruction], str]] = {
+SHARED = frozenset(
+    {
+        Op.GATHER_PARAMETERS,
+        Op.GATHER_UPDATED,
+        Op.REDUCE_SCATTER_GRADIENTS,
+        Op.ALL_REDUCE_GRADIENTS,
+        Op.REDUCE_TIED,
+        Op.REDUCE_LOSS,
+    }
+)
+
+
+def _overlapped(instruction: Instruction) -> str:
+    return "data" if instruction.op in SHARED else "compute"
+
+
+Overlap = Literal["overlapped"]
+OTHERS: tuple[Overlap, ...] = get_args(Overlap)  # lanes that are no back-end's
+Lanes = Backend | Overlap
+LANE_OF: dict[Lanes, Callable[[Instruction], str]] = {
     "serial": lambda _: "all",
     "fused": lambda instruction: "compute" if instruction.stream == "compute" else "beside",
     "threads": _stream,
     "streams": _stream,
+    "overlapped": _overlapped,
 }
 
 
@@ -97,7 +119,7 @@ class TimeWalk:
     order. What an instruction waits comes before its start."""
 
     rounds: tuple[Rounds, ...]
-    backend: Backend
+    backend: Lanes
     start_ns: tuple[list[int], ...]
     end_ns: tuple[list[int], ...]
 
@@ -163,19 +185,25 @@ def _passes(program: Program, device: int, devices: int, starts: Sequence[int], 
 def time_walk(
     programs: Sequence[Program | Rounds],
     duration_ns: Durations,
-    backend: Backend = "serial",
+    backend: Lanes = "serial",
     stands_for: Mapping[int, int] | None = None,
 ) -> TimeWalk:
-    """Walk all programs together, on the lanes of a back-end.
+    """Walk all programs together, on the lanes of a back-end or of other frameworks.
 
     duration_ns: what an instruction of a program takes, in whole ns, waiting left out. stands_for: of each rank that has no
     program here, the one among the programs that does the same (left out: nobody). Raises Stuck where programs wait for each
     other for ever.
     """
     rounds = tuple(each if isinstance(each, Rounds) else Rounds(each) for each in programs)
-    walk = _Walk(rounds, duration_ns, backend, stands_for or {})
+    laid = tuple(_on_lanes(each, LANE_OF[backend]) for each in rounds) if backend in OTHERS else rounds
+    walk = _Walk(laid, duration_ns, backend, stands_for or {})
     walk.run()
     return TimeWalk(rounds, backend, tuple(walk.starts), tuple(walk.ends))
+
+
+def _on_lanes(rounds: Rounds, lane_of: Callable[[Instruction], str]) -> Rounds:
+    """The same program, whose instructions wait for those of these lanes, in place of those of their streams."""
+    return replace(rounds, few=replace(rounds.few, instructions=with_waits(rounds.few.instructions, lane_of)))
 
 
 Channel = tuple[int, int]
@@ -196,9 +224,7 @@ class _Walk:
     """The walk under way. Every rank is followed in issue order as far as nothing is missing that another one does first; the
     order in which ranks are taken changes no number."""
 
-    def __init__(
-        self, rounds: Sequence[Rounds], duration_ns: Durations, backend: Backend, stands_for: Mapping[int, int]
-    ) -> None:
+    def __init__(self, rounds: Sequence[Rounds], duration_ns: Durations, backend: Lanes, stands_for: Mapping[int, int]) -> None:
         lane_of, serial = LANE_OF[backend], backend == "serial"
         self.rounds = rounds
         self.ranks = [each.few.rank for each in rounds]
@@ -293,11 +319,11 @@ class _Walk:
         if self.sent[place] < number:
             self.sent[place] = number
             gone = start + step.duration_ns * (step.instruction.op is Op.SEND)
-            for key in [self.channel(place, peer, peer > rank) for message, peer in ends if message.op is Op.SEND]:
+            for key in [self.channel(place, peer) for message, peer in ends if message.op is Op.SEND]:
                 self.messages[key].append(gone)
                 self.waiting.extend(self.missing.pop(key, ()))
-        received = [(self.place_of[peer], peer) for message, peer in ends if message.op is Op.RECEIVE and peer in self.place_of]
-        channels = Counter(self.channel(other, rank, peer < rank) for other, peer in received)
+        received = [self.place_of[peer] for message, peer in ends if message.op is Op.RECEIVE and peer in self.place_of]
+        channels = Counter(self.channel(other, rank) for other in received)
         for key, count in channels.items():
             if len(self.messages[key]) < self.taken[key, place] + count:
                 self.missing[key].append(place)
@@ -307,7 +333,9 @@ class _Walk:
             start = max(start, self.messages[key][self.taken[key, place] - 1])
         return start
 
-    def channel(self, sender: int, receiver: int, later: bool) -> Channel:
-        """What a program's messages to a rank go through. Where programs stand for others, messages to all ranks of the later
-        stages go through one, and those to the earlier ones."""
-        return sender, (later if self.stands else receiver)
+    def channel(self, sender: int, receiver: int) -> Channel:
+        """What a program's messages to a rank go through. Where programs stand for others, messages to all ranks of a stage go
+        through one; the stage is known by its first unit."""
+        if not self.stands or receiver not in self.place_of:
+            return sender, receiver
+        return sender, self.rounds[self.place_of[receiver]].few.units[0]

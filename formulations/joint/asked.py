@@ -10,6 +10,7 @@ from trainplan.formulations import parameters
 from trainplan.formulations.joint.space import SCHEDULES, ZERO_STAGES, Space, ZeroStage
 from trainplan.formulations.joint.tables import HOST_PARTS, HostPart
 from trainplan.formulations.parameters import MICRO_BATCHES, PIPELINE, Parameter
+from trainplan.formulations.request import Request
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, shown
 
 SCHEDULE = Parameter("schedule", str, "orders of passes to choose from: one of them, or all", "1f1b", (*SCHEDULES, "all"))
@@ -21,7 +22,20 @@ HYBRID = Parameter("hybrid", bool, "let ranks hold copies of shards, too: dp out
 SEQUENCE_PARALLEL = Parameter("sequence_parallel", bool, "let tensor-parallel ranks share the tokens, too", True)
 MODULES = Parameter("modules", bool, "let modules be recomputed by themselves, too: attention, activation, norms, loss", False)
 HOST = Parameter("host", str, "what units may keep on the host, of optimizer,parameters,hidden; all, or none", "none")
-PARAMETERS = (PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST)
+COST_MODEL = Parameter(
+    "cost_model",
+    str,
+    "executed: one thing after the other, as trainplan's programs do; streams: lanes with the overlap of frameworks, of one "
+    "layout for all units; auto: streams on nodes of a kind such as h100:8x16, where it takes what is asked for",
+    "auto",
+    ("auto", "streams", "executed"),
+)
+CP = Parameter("cp", int, "context-parallel degree of every unit, of the cost model streams", 1, least=1)
+FP8 = Parameter("fp8", bool, "products of transformer layers in 8 bits, of the cost model streams", False)
+PARAMETERS = (
+    PIPELINE, MICRO_BATCHES, SCHEDULE, SLICED, CHUNKS, BY_UNIT, ZERO, HYBRID, SEQUENCE_PARALLEL, MODULES, HOST,
+    COST_MODEL, CP, FP8,
+)  # fmt: skip
 
 
 def space_of(options: Mapping[str, Any]) -> Space:
@@ -40,6 +54,39 @@ def space_of(options: Mapping[str, Any]) -> Space:
         recompute=("none", "modules", "full") if options["modules"] else ("none", "full"),
         host=_host_parts(options["host"]),
     )
+
+
+def streams_refusal(request: Request) -> str | None:
+    """What of a request the cost model `streams` does not take; None where it takes all."""
+    cluster, model, options = request.cluster, request.model, request.options
+    if cluster is None or request.profile is not None or request.measured or model is None:
+        return "the numbers are those of a profile"
+    kinds = cluster.used_kinds
+    if len(kinds) > 1 or len({node.devices for node in cluster.nodes}) > 1 or cluster.matrix is not None:
+        return "nodes or devices are unlike"
+    if not kinds[0].efficiencies:
+        return f"what kernels of {kinds[0].name} reach is not known by their classes"
+    if model.dtype not in kinds[0].flops_per_s:
+        return f"{kinds[0].name} has no rate in {model.dtype}"
+    if options["sliced"] or options["host"] != "none":
+        return "--sliced and --host are of the cost model executed"
+    return None
+
+
+def cost_model_of(request: Request) -> str:
+    """Which cost model a request is planned with. Raises InputError where what is asked for is of another one."""
+    asked, refusal = request.options["cost_model"], streams_refusal(request)
+    chosen = asked if asked != "auto" else "executed" if refusal else "streams"
+    if chosen == "streams":
+        if refusal:
+            raise InputError(COMMAND_LINE, COST_MODEL.flag, "is streams", f"give executed: {refusal}")
+        return chosen
+    for parameter in (CP, FP8):
+        if request.options[parameter.name] != parameter.default:
+            why = refusal or "leave --cost-model out"
+            problem = f"is {request.options[parameter.name]}, which the cost model executed does not have"
+            raise InputError(COMMAND_LINE, parameter.flag, problem, f"leave it out, or plan under streams: {why}")
+    return chosen
 
 
 def _zero_stages(text: str) -> tuple[ZeroStage, ...]:

@@ -40,14 +40,20 @@ def state_name(state: State) -> str:
 class Borders:
     """Boundaries of one profile's units between equal stages."""
 
+    state_of: Callable[[Strategy], Any] = staticmethod(state_of)
+    state_name: Callable[[Any], str] = staticmethod(state_name)
+
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.links = cache(partial(stage_links, profile))
         self.pairs: Callable[[int], list[Pairs]] = cache(partial(stage_pairs, profile))
         self._only_slices = cache(only_slices)
 
-    def boundary(self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool) -> Boundary:
-        """One kind of boundary, of `size` bytes a sample. strategies: one of each interface state; samples: a micro-batch."""
+    def boundary(
+        self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool, chunks: int = 1
+    ) -> Boundary:
+        """One kind of boundary, of `size` bytes a sample. strategies: one of each interface state; samples: a micro-batch;
+        chunks: stages of each group of devices."""
         shape = (len(self.pairs(group)), len(strategies), len(strategies))
         there, sent = self._relayouts(size, strategies, samples), self._messages(size, strategies, group, samples)
         halves: dict[str, Any] = {}
@@ -59,7 +65,7 @@ class Borders:
                 np.minimum(2 * half.T, FORBIDDEN),
             )
             halves["halved_message_forward_ns"] = np.broadcast_to(half_sent[:, :, None], shape).copy()
-        sizes = np.array([_message_bytes(strategy, samples, size) for strategy in strategies], np.int64)
+        sizes = np.array([message_bytes(strategy, samples, size) for strategy in strategies], np.int64)
         return Boundary(
             message_forward_bytes=np.broadcast_to(sizes[:, None], shape[1:]).copy(),
             message_backward_bytes=np.broadcast_to(sizes[None, :], shape[1:]).copy(),
@@ -84,7 +90,7 @@ class Borders:
 
     def _messages(self, size: int, strategies: Sequence[Strategy], group: int, samples: int) -> Integers:
         """(K, C): of so many samples in the state of each strategy, by kind of link."""
-        messages = [_message_bytes(strategy, samples, size) for strategy in strategies]
+        messages = [message_bytes(strategy, samples, size) for strategy in strategies]
         times = [[slowest_message_ns(self.profile, message, ranks) for message in messages] for ranks in self.pairs(group)]
         return np.array(times, np.int64).reshape(len(times), len(strategies))
 
@@ -94,6 +100,6 @@ def only_slices(before: Strategy, after: Strategy) -> bool:
     return len(gather_ranks(before, after, 0)) == 1
 
 
-def _message_bytes(strategy: Strategy, samples: int, size: int) -> int:
+def message_bytes(strategy: Strategy, samples: int, size: int) -> int:
     """What one rank sends of a micro-batch."""
     return samples // strategy.data_degree * size // strategy.share(0)[1]

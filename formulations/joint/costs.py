@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from trainplan.formulations.joint.borders import Borders, State, state_name, state_of
+from trainplan.formulations.joint.borders import Borders
 from trainplan.formulations.joint.halves import halved_passes
 from trainplan.formulations.joint.hosts import with_host
 from trainplan.formulations.joint.problem import Configuration, DeviceClass, Instance, Schedule, Site, Unit
@@ -40,17 +40,20 @@ Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
 class Setting(NamedTuple):
     """What tables depend on. group: devices of a stage; samples: of a micro-batch; sliced: whether some go in halves.
     in_flight: of micro-batches whose inputs may be on the host, the most on a stage; alone: whether one micro-batch in one
-    stage is the whole step."""
+    stage is the whole step. chunks: stages of each group of devices."""
 
     group: int
     samples: int
     sliced: bool = False
     in_flight: int = 1
     alone: bool = False
+    chunks: int = 1
 
 
 class JointCosts:
     """The tables of one profile in one space, made when they are first asked for and kept."""
+
+    cost_model = "executed"
 
     def __init__(self, profile: Profile, space: Space, tp_degrees: Sequence[int]) -> None:
         """profile: of all devices, with the costs of every shape that will be asked for. tp_degrees: that it has."""
@@ -106,28 +109,26 @@ class JointCosts:
 
     def _tables(self, setting: Setting) -> Tables:
         by_kind = self.options(setting)
-        shown = _by_state(by_kind)
+        shown = self._by_state(by_kind)
         units = (self._unit(*kind, list(shown), setting) for kind in zip(self.kinds, by_kind, strict=True))
         of_state = list(shown.values())
         return Tables(
             units=tuple(units),
-            boundaries=tuple(self.borders.boundary(size, of_state, *setting[:3]) for size in self.boundaries),
-            states=tuple(map(state_name, shown)),
+            boundaries=tuple(self.borders.boundary(size, of_state, *setting[:3], setting.chunks) for size in self.boundaries),
+            states=tuple(map(self.borders.state_name, shown)),
         )
 
     def _unit(
         self,
         parts: Parts,
         options: Sequence[Option],
-        states: Sequence[State],
+        states: Sequence[Any],
         setting: Setting,
         once: bool = False,
     ) -> OptionTable:
         samples, sliced = setting.samples, setting.sliced
         strategies = [_strategy(option) for option in options]
-        plain = {
-            strategy: [self._part(part, strategy, samples, once, sliced) for part in parts] for strategy in set(strategies)
-        }
+        plain = {strategy: [self._part(part, strategy, setting, once) for part in parts] for strategy in set(strategies)}
         rows = [
             [
                 with_host(self.profile, part, option, samples, numbers, setting.in_flight) if option.host else numbers
@@ -135,8 +136,8 @@ class JointCosts:
             ]
             for option, strategy in zip(options, strategies, strict=True)
         ]
-        columns = {name: [joined[name] for joined in map(_joined, rows)] for name in _NAMES}
-        interface = [states.index(state_of(strategy)) for strategy in strategies]
+        columns = {name: [joined[name] for joined in map(_joined, rows)] for name in NAMES}
+        interface = [states.index(self.borders.state_of(strategy)) for strategy in strategies]
         halved = None
         if sliced:
             passes = [[halved_passes(self.profile, part, strategy, samples) for part in parts] for strategy in strategies]
@@ -146,9 +147,9 @@ class JointCosts:
             halved = Halved(forward_ns=np.stack([first, second]), backward_ns=back)
         return OptionTable.of(options, halved, enter=interface, leave=interface, **columns)
 
-    def _part(self, sublayer: str, strategy: Strategy, samples: int, once: bool, sliced: bool) -> dict[str, int]:
+    def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
         """The numbers of one sub-layer, all on the device. once: as of `times_of`."""
-        profile = self.profile
+        profile, samples, sliced = self.profile, setting.samples, setting.sliced
         times = times_of(profile, sublayer, strategy, samples, once)
         kept, work, state = unit_bytes(profile, True, sublayer, strategy, samples, once)
         if sliced:  # both halves have a graph
@@ -157,7 +158,7 @@ class JointCosts:
         exchanged = 2 * samples * moved_bytes(profile, sublayer)[1] if strategy.group == 1 else 0
         work = max(exchanged, work)
         numbers = (times.forward_ns, times.backward_ns, times.reduce_ns, times.step_ns, kept, work, state, 0)
-        return dict(zip(_NAMES, numbers, strict=True))
+        return dict(zip(NAMES, numbers, strict=True))
 
     def _tied(self, setting: Setting) -> Tied | None:
         profile, depth = self.profile, self.profile.devices // setting.group
@@ -176,8 +177,13 @@ class JointCosts:
             for end, kind in enumerate((first, last))
         )
         equal = ahead[:, None] == behind
-        once = self._unit(self.kinds[self.units[-1].kind], last, list(_by_state(by_kind)), setting, once=True)
+        once = self._unit(self.kinds[self.units[-1].kind], last, list(self._by_state(by_kind)), setting, once=True)
         return Tied(reduce_ns=time, equal=equal, once=once)
+
+    def _by_state(self, by_kind: Sequence[Sequence[Option]]) -> dict[Any, Strategy]:
+        """The interface states of some options, and one strategy of each."""
+        strategies = (_strategy(option) for options in by_kind for option in options)
+        return {self.borders.state_of(strategy): strategy for strategy in strategies}
 
     # The instance
 
@@ -206,7 +212,7 @@ class JointCosts:
             name=name or f"{profile.name} on {profile.devices} x {' and '.join(profile.kinds)}",
             provenance={
                 "model": profile.model or {"name": profile.name},
-                "cost_model": "executed",
+                "cost_model": self.cost_model,
                 "profile": profile.origin,
                 **(provenance or {}),
             },
@@ -264,12 +270,16 @@ class JointCosts:
             return even_chunks(self.layers, stages)
         return self.space.cuts
 
+    def _setting(self, schedule: Schedule, group: int, samples: int) -> Setting:
+        """What tables depend on under a schedule."""
+        return Setting(group, samples, bool(schedule.sliced))
+
     def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, samples: int) -> Configuration:
         group, in_flight = self.profile.devices // depth, 1
         if "hidden" in self.space.host:  # of a site's several stages each may have all
             in_flight = min(micro_batches, depth) if schedule.name == "1f1b" else micro_batches
         alone = bool(self.space.host) and depth == micro_batches == 1
-        setting = Setting(group, samples, bool(schedule.sliced), in_flight, alone)
+        setting = self._setting(schedule, group, samples)._replace(in_flight=in_flight, alone=alone)
         return Configuration(
             schedule=schedule,
             micro_batches=micro_batches,
@@ -282,7 +292,7 @@ class JointCosts:
 
 
 _BYTES = ("kept_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
-_NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", *_BYTES)
+NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", *_BYTES)
 
 
 def _strategy(option: Option) -> Strategy:
@@ -296,12 +306,6 @@ def _of_h3t(option: Option, group: int) -> bool:
     return "optimizer" in option.host and strategy.levels == Strategy.of(("sdp", group)).levels and strategy.zero == 3
 
 
-def _by_state(by_kind: Sequence[Sequence[Option]]) -> dict[State, Strategy]:
-    """The interface states of some options, and one strategy of each."""
-    strategies = (_strategy(option) for options in by_kind for option in options)
-    return {state_of(strategy): strategy for strategy in strategies}
-
-
 def _shared_by(option: Option) -> tuple[Any, ...] | None:
     """What options of embedding and head have in common if a table of both is one parameter where they are in one stage (see
     `moves.table_once`); None where it is none."""
@@ -313,7 +317,7 @@ def _joined(parts: Sequence[dict[str, int]]) -> dict[str, int]:
     """Consecutive sub-layers under one strategy as one unit, whose peak in a stage is theirs."""
     if len(parts) == 1:
         return parts[0]
-    joined = {name: sum(part[name] for part in parts) for name in _NAMES}
+    joined = {name: sum(part[name] for part in parts) for name in NAMES}
     stacked = peak = 0
     for part in parts:
         stacked += part["kept_bytes"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainplan.formulations.joint import home
 from trainplan.formulations.joint.any_schedule import any_schedule_ns
-from trainplan.formulations.joint.asked import PARAMETERS, space_of
+from trainplan.formulations.joint.asked import PARAMETERS, cost_model_of, space_of
 from trainplan.formulations.joint.bounds import least_ns
 from trainplan.formulations.joint.certificate import checked_bound_ns
 from trainplan.formulations.joint.changes import UnitChanges, changes
@@ -23,6 +23,7 @@ from trainplan.formulations.joint.problem import NAME, Configuration, Instance, 
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.runtimes import within_runtime
 from trainplan.formulations.joint.space import Space
+from trainplan.formulations.joint.streamed import COST_MODEL, StreamedCosts
 from trainplan.formulations.joint.suits import unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
 from trainplan.formulations.plan import Batch, Plan, Stage
@@ -148,6 +149,12 @@ class Joint(Problem):
         kept: dict[str, Any] = {"precision": request.precision}
         if any(option.host for option in chosen):  # one thing after the other, as tables price it
             kept = {"nvlink": not _shares_bus(request), "backend": "serial"}
+        units = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
+        if request.options.get("fp8"):
+            units = [
+                planned if unit.kind in ("embedding", "head") else planned.changed(precision="fp8")
+                for unit, planned in zip(model.units, units, strict=True)
+            ]
         return Plan(
             model=model.shape(),
             model_digest=model.digest,
@@ -157,7 +164,7 @@ class Joint(Problem):
             schedule=schedule.planned,
             sliced=schedule.sliced,
             stages=stages,
-            units=[_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)],
+            units=units,
             **kept,
         )
 
@@ -289,13 +296,33 @@ def build(request: Request, space: Space) -> Instance:
     groups = [devices // depth for depth in possible]
     sizes = {samples // m for m in numbers}
     sizes |= {size // 2 for size in sizes if size % 2 == 0 and space.most_sliced}
-    profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
-    costs = JointCosts(profile, space, degrees)
+    if cost_model_of(request) == COST_MODEL:
+        costs = _streamed(request, space, degrees, sorted(sizes), groups)
+        profile = costs.profile
+    else:
+        profile = request.profile_for(sorted(sizes), groups, degrees=degrees)
+        costs = JointCosts(profile, space, degrees)
     name = f"{profile.name} on {request.cluster_name}"
     if space.host and profile.described_model is not None:
         host_costs(profile)  # which says what is missing
     host_bytes, provenance = host_part_bytes(request.cluster), {"cluster": request.cluster_name}
     return costs.instance(samples, request.limit_bytes, host_bytes=host_bytes, name=name, provenance=provenance)
+
+
+def _streamed(request: Request, space: Space, degrees: tuple[int, ...], sizes: list[int], groups: list[int]) -> StreamedCosts:
+    """The costs of a request under `streams`. Raises InputError."""
+    model, cluster, cp, few_bits = request.model, request.cluster, request.options["cp"], request.options["fp8"]
+    assert model is not None and cluster is not None
+    if few_bits and "float8" not in (rates := cluster.used_kinds[0].flops_per_s):
+        problem = f"is given, and {cluster.used_kinds[0].name} has no rate for it"
+        raise InputError("command line", "--fp8", problem, f"leave it out: it has {', '.join(rates)}")
+    if cp > 1 and (model.sequence_tokens % (2 * cp) or request.origin.devices % cp):
+        problem = f"is {cp}, for {model.sequence_tokens} tokens on {request.origin.devices} devices"
+        raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")
+    part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
+    asked = replace(request, model=part, obtained=[])
+    profile = asked.profile_for([size * cp for size in sizes], groups, degrees=degrees)
+    return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, few_bits)
 
 
 def uniform(configuration: Configuration) -> list[Configuration]:

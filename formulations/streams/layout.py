@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
@@ -21,6 +22,12 @@ class Recompute:
     attention: bool = False
     operations: bool = False
     activations: bool = False
+
+
+def recompute_of(modules: Iterable[str]) -> Recompute:
+    """What the backward pass computes again where a strategy names these modules."""
+    names = set(modules)
+    return Recompute(attention="attention" in names, activations=bool(names & {"norms", "activation"}))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.efficiencies import EfficiencyTable
 from trainplan.profiling.clusters.nodes import NETWORK_NS, PCIE_NS
 from trainplan.profiling.clusters.sheets import DeviceSheet
@@ -11,6 +12,7 @@ from trainplan.profiling.clusters.sheets import DeviceSheet
 PCIE_LEVELS = {3: "pcie-3", 4: "pcie-4", 5: "pcie-5"}
 # Of a ring's step within a node, beside what its bytes take, assumed; sheets and cluster files have those of whole kernels.
 STEP_NS, LAUNCH_NS = 1_500, 15_000
+LONE_BYTES_PER_S = 1e12  # of a node of one device, which has nobody to send to
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,16 @@ class Links:
         port = network_bytes_per_s or sheet.network.bytes_per_s / sheet.network.devices_per_port
         across = port * table.link("network").value
         return cls(node, within, across, STEP_NS if joined else PCIE_NS)
+
+    @classmethod
+    def of_cluster(cls, cluster: Cluster) -> Links:
+        """Links within a node of a cluster of equal nodes, and a device's share of those between nodes."""
+        node, network = cluster.nodes[0].devices, cluster.network
+        islands = cluster.nodes[0].islands
+        step = PCIE_NS if islands and islands[-1].latency_ns >= PCIE_NS else STEP_NS
+        within = network.link(range(node)).bandwidth_bytes_per_s if node > 1 else LONE_BYTES_PER_S
+        across = network.link((0, node)).bandwidth_bytes_per_s if cluster.devices > node else within
+        return cls(node, within, across, step)
 
     def bytes_per_s(self, ranks: int, stride: int) -> float:
         """What a device of a ring sends, of ranks so far apart, all such groups at once."""

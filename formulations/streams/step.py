@@ -7,6 +7,7 @@ hides. Where trainplan compiles such a plan, its time walk with the same times s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log2
@@ -21,6 +22,7 @@ from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model, Unit
 
 OPTIMIZER_BYTES = 36  # read and written for each parameter by AdamW with fp32 copies: gradients twice, for their norm, too
+LEAST_BUCKETS = 8  # that gradients are reduced in, and parameters gathered
 JITTER = 0.004  # of the step, for each doubling of the devices beyond one node, assumed
 
 
@@ -80,7 +82,7 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     times = {name: unit_times(part, layout, kind, links) for name, part in model.sublayers.items()}
     chunks = chunks_of(model, layout)
     element = DTYPE_BYTES[layout.base]
-    jitter = 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
+    jitter = jitter_of(layout, links)
     passes = [_chunk_ns(model, chunk, layout, times) for chunk in chunks]
     devices = [sum(parameters_of(model, chunk, layout) for chunk in chunks[rank :: layout.pp]) for rank in range(layout.pp)]
     optimizer = 0.0 if layout.frozen else optimizer_ns(max(devices) / layout.sharing, layout, kind)
@@ -104,6 +106,20 @@ def streams_step(model: Model, layout: RunLayout, kind: DeviceKind, links: Links
     )
     behind = max(end + each for end, each in zip(ended, reduce, strict=True)) - max(ended)
     return StreamsStep(late, computing, behind, optimizer, max(gather), ends, jitter)
+
+
+def jitter_of(layout: RunLayout, links: Links) -> float:
+    """By how much a step on several nodes takes longer than its parts do."""
+    return 1 + JITTER * max(0.0, log2(layout.devices / links.node)) if layout.devices > links.node else 1.0
+
+
+def gathered_behind_ns(gather_ns: float, forward_ns: Sequence[float], layout: RunLayout) -> float:
+    """What of the gathering of updated parameters no forward pass of the next step hides, the first bucket at least.
+    forward_ns: of a micro-batch through each of the device's stages."""
+    if not layout.framework.parameters_ahead:
+        return gather_ns
+    room = sum(forward_ns[:-1]) * layout.pp if len(forward_ns) > 1 else forward_ns[0]
+    return max(gather_ns / max(len(forward_ns), LEAST_BUCKETS), gather_ns - room)
 
 
 def optimizer_ns(parameters: float, layout: RunLayout, kind: DeviceKind) -> float:
@@ -153,14 +169,11 @@ def _data_ns(
     else:
         reduce, gather = links.collective_ns(2, size, ranks, stride), 0.0
     mine = passes[rank :: layout.pp]
-    buckets = max(len(mine), 8)
+    buckets = max(len(mine), LEAST_BUCKETS)
     if layout.framework.gradients_behind:
         room = sum(each[1] for each in mine[1:]) * layout.pp if len(mine) > 1 else mine[0][1]
         reduce = max(reduce / buckets, reduce - room)
-    if layout.framework.parameters_ahead:
-        room = sum(each[0] for each in mine[:-1]) * layout.pp if len(mine) > 1 else mine[0][0]
-        gather = max(gather / buckets, gather - room)
-    return reduce, gather
+    return reduce, gathered_behind_ns(gather, [each[0] for each in mine], layout)
 
 
 def _blocks(model: Model, layout: RunLayout, links: Links, times: dict[str, UnitTimes], element: int) -> list[Block]:

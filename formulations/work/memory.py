@@ -28,10 +28,12 @@ def unit_bytes(
     samples: int,
     table_once: bool = False,
     precision: Precision | None = None,
+    relaid: bool = True,
 ) -> tuple[int, int, int]:
     """O_f, O_b and O_ms of a sub-layer. samples: of a micro-batch. executed: of trainplan's programs, else the paper's.
     table_once: whether these keep a table that embedding and head share but once, with the embedding. precision: of the states,
-    where it is not the profile's; its state_bytes_per_parameter have the rest."""
+    where it is not the profile's; its state_bytes_per_parameter have the rest. relaid: whether neighbours may be laid out
+    otherwise."""
     precision = precision or profile.precision
     tp, rows = strategy.degree("tp"), samples // strategy.data_degree
     entry, shape = computed_cost(profile, sublayer, strategy, rows), profile.shapes[sublayer]
@@ -54,7 +56,7 @@ def unit_bytes(
     gathered = part * degree * element * strategy.shares_parameters
     gradient = part * degree * of_gradient * strategy.shares_gradients
     # A re-layout holds the blocks it gathered beside its result; which neighbour asks for one is not known here.
-    moved = 0 if strategy.group == 1 else 2 * samples * max(moved_bytes(profile, sublayer))
+    moved = 0 if strategy.group == 1 or not relaid else 2 * samples * max(moved_bytes(profile, sublayer))
     first = gathered + output + max(workspace, moved) + rebuilt
     gradients = (0 if shape.kind == "embedding" else incoming) + gradient
     recomputed = rebuilt + output + workspace if strategy.ckpt else 0

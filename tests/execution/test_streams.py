@@ -10,7 +10,7 @@ import pytest
 from trainplan.execution.ahead import programs_of
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import POINT_TO_POINT, Instruction, Op, Program
-from trainplan.execution.streams import judge_streams, links_of
+from trainplan.execution.streams import judge_streams
 from trainplan.execution.streams import layout_of as layout_of_plan
 from trainplan.execution.walk.stream_costs import StreamsCosts
 from trainplan.execution.walk.time import time_walk
@@ -70,7 +70,8 @@ def plan_of(layout: RunLayout) -> Plan:
 def test_the_step_is_that_of_the_time_walk(tp: int, shared: bool, pp: int, recompute: float) -> None:
     """Of pipelines of tensor-parallel ranks, plain, with shared tokens, and recomputed."""
     layout = layout_of(tp=tp, pp=pp, sequence_parallel=shared, recompute=Recompute(layers=recompute))
-    assert walked_ns(layout) == pytest.approx(streams_step(MODEL, layout, KIND, LINKS).passes_ns, rel=1e-6)
+    step = streams_step(MODEL, layout, KIND, LINKS)
+    assert walked_ns(layout) == pytest.approx(step.passes_ns * step.jitter, rel=1e-6)
 
 
 @pytest.mark.parametrize(("pp", "chunks", "micro_batches"), [(2, 2, 2), (2, 2, 8), (2, 4, 6), (4, 2, 8)])
@@ -122,7 +123,7 @@ def passes_of(layout: RunLayout) -> tuple[list[int], list[int]]:
     costs = StreamsCosts(MODEL, layout, KIND, LINKS)
     forward, backward = [], []
     for chunk in chunks_of(MODEL, layout):
-        times = [(unit, costs._times[MODEL.key_of(unit)]) for unit in chunk.units]
+        times = [(unit, costs._prices.times(MODEL.key_of(unit))) for unit in chunk.units]
         whole = layout.recompute.layers
         forward.append(round(sum(each.ahead_ns for _, each in times)))
         again = sum(whole * each.ahead_ns for unit, each in times if unit.kind not in ("embedding", "head"))
@@ -223,8 +224,9 @@ def test_plans_are_simulated_under_streams(word: str) -> None:
     assert simulation.step_ns == judged.step_ns > 0 and simulation.performance is not None
     layout, plain = layout_of_plan(plan), word.partition("-ckpt")[0]
     assert (layout.devices, layout.micro_batches) == (8, 2)
-    alike = replace(layout, recompute=replace(layout.recompute, layers=float(word.endswith("-ckpt"))))
-    step = streams_step(plan.planned_model(), alike, cluster.used_kinds[0], links_of(cluster))
+    plainly = replace(layout.framework, ends_ns=0, gradient_bytes=2)  # the plan's gradients are the model's
+    alike = replace(layout, recompute=replace(layout.recompute, layers=float(word.endswith("-ckpt"))), framework=plainly)
+    step = streams_step(plan.planned_model(), alike, cluster.used_kinds[0], Links.of_cluster(cluster))
     assert judged.step_ns == pytest.approx(step.step_ns, rel=0.1)
     if plain != word:
         assert judged.step_ns > judge_streams(uniform(plain), cluster).step_ns

@@ -122,7 +122,8 @@ def plan(
         a `Point` (seconds, objective, bound, in ns) for each better plan or bound, such as `progress=print`. measuring: called
         with the reports of measuring.
     choices: what is fixed, of what the preset chooses, and options of the method:
-        joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host; and constraints, whose costs are in `prices`,
+        joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host; cost_model (auto, streams, executed), and, of
+        streams, cp (degree of context parallelism) and fp8; and constraints, whose costs are in `prices`,
         as that of `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts,
         for_ (a runtime).
         galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see

@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from trainplan.formulations.streams.frameworks import MEGATRON, OVERLAPPED
 from trainplan.formulations.streams.layout import Framework
 from trainplan.validation.rows import Run
 
-MEGATRON = Framework("Megatron-Core", messages_behind=True, tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0)
 MEGATRON_2022 = replace(MEGATRON, name="Megatron-LM of 2022", messages_behind=False, fused_attention=False, drops=True)
 LOCAL_BYTES = 64 * 2**20  # more that Megatron-Core's own layers take without Transformer Engine's
 NEMO = replace(MEGATRON, name="NeMo", gradients_behind=True, parameters_ahead=True, tensor_beside=0.7, gradient_bytes=2)
@@ -56,7 +56,7 @@ def framework_of(run: Run) -> Framework:
     elif name or (run.tp or 1) * (run.pp or 1) == 1:
         chosen = FSDP
     else:
-        chosen = replace(MEGATRON, gradients_behind=True, parameters_ahead=True)
+        chosen = OVERLAPPED
     if "overlap-grad-reduce" in note:
         chosen = replace(chosen, gradients_behind=True)
     if "overlap-param-gather" in note:

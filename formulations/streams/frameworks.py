@@ -1,0 +1,11 @@
+"""Frameworks as plans are priced: what they overlap where nobody says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainplan.formulations.streams.layout import Framework
+
+MEGATRON = Framework("Megatron-Core", messages_behind=True, tensor_backward=True, pads=128, logit_bytes=6, loss_passes=3.0)
+# Its flags --overlap-grad-reduce and --overlap-param-gather set, as recipes have them.
+OVERLAPPED = replace(MEGATRON, gradients_behind=True, parameters_ahead=True)

@@ -1,0 +1,90 @@
+"""What the instructions of one unit take under the cost model `streams`, for the walk over programs and for tables alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from trainplan.formulations.streams.layout import RunLayout, recompute_of
+from trainplan.formulations.streams.links import Links
+from trainplan.formulations.streams.step import jitter_of, optimizer_ns
+from trainplan.formulations.streams.units import UnitTimes, unit_times
+from trainplan.profiling.clusters.cluster import DeviceKind
+from trainplan.profiling.models.model import Model
+
+
+class Prices:
+    """Times of a model's sub-layers in one layout, in ns, with the jitter of large jobs. Raises KeyError where the kind of
+    device has no rate for a precision."""
+
+    def __init__(self, model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> None:
+        self.model, self.layout, self.kind, self.links = model, layout, kind, links
+        self.jitter = jitter_of(layout, links)
+        self.times = cache(self._times)
+        layers: dict[int, list[str]] = {}
+        for unit in model.units:
+            layers.setdefault(unit.layer, []).append(model.key_of(unit))
+        self.siblings = {name: layer for layer in layers.values() for name in layer}  # sub-layers of the same layer, by name
+
+    def _times(self, sublayer: str, modules: tuple[str, ...] = ()) -> UnitTimes:
+        """Those of a sub-layer whose modules are recomputed, without jitter."""
+        layout = replace(self.layout, recompute=recompute_of(modules))
+        return unit_times(self.model.sublayers[sublayer], layout, self.kind, self.links)
+
+    def whole(self, time_ns: float) -> int:
+        """A time with jitter, in whole ns."""
+        return round(time_ns * self.jitter)
+
+    def sums(self, kind: str) -> tuple[int, int]:
+        """How many collectives of tensor-parallel ranks a kind of sub-layer has in its forward and its backward pass."""
+        if self.layout.sequence_parallel:
+            return {"embedding": (1, 1), "head": (1, 2)}.get(kind, (2, 3))
+        return (0 if kind == "head" else 1, 0 if kind == "embedding" else 1)
+
+    def sum_ns(self, sublayer: str, kind: str, back: bool) -> int:
+        """The part of one such collective in what nothing hides of those of its pass."""
+        times, count = self.times(sublayer), max(1, self.sums(kind)[back])
+        return self.whole((times.backward_gathered_ns if back else times.gathered_ns) / count)
+
+    def forward_ns(self, sublayer: str) -> int:
+        """The computation of a forward pass."""
+        return self.whole(self.times(sublayer).forward_ns)
+
+    def recompute_ns(self, sublayer: str) -> int:
+        """A forward pass that is done again, with its collectives."""
+        return self.whole(self.times(sublayer).ahead_ns)
+
+    def backward_ns(self, sublayer: str, modules: Sequence[str]) -> int:
+        """The computation of a backward pass, with what these modules compute again."""
+        times = self.times(sublayer, tuple(modules))
+        return self.whole(times.backward_ns + (times.again_ns if modules else 0.0))
+
+    def message_ns(self, message_bytes: float) -> int:
+        """A message of one rank to the next stage, either way; of a rank whose tensor-parallel ranks have the same tokens, each
+        sends a part. Of interleaved stages nothing where messages travel beside passes."""
+        layout = self.layout
+        if layout.chunks > 1 and layout.framework.messages_behind:
+            return 0
+        parts = 1 if layout.sequence_parallel else layout.tp
+        return self.whole(self.links.message_ns(message_bytes / parts, layout.dp * layout.tp * layout.cp))
+
+    def collective_ns(self, phases: int, message_bytes: float, ranks: int, stride: int) -> int:
+        """A collective of data-parallel ranks."""
+        return self.whole(self.links.collective_ns(phases, message_bytes, ranks, stride))
+
+    def in_layer_ns(self, sublayer: str, message_bytes: float, ranks: int, stride: int) -> int:
+        """What one unit takes of gathering the parameters of its layer, or of reducing its gradients, in every micro-batch
+        (ZeRO's stages 2 and 3). Frameworks move whole layers, one ahead: each unit has the part that it has of the layer's
+        computations, so that as much is hidden as by layers. message_bytes: of the unit."""
+        siblings = self.siblings[sublayer]
+        parts = {name: self.model.sublayers[name] for name in siblings}
+        counts = {name: part.parameter_count(part.degree(self.layout.tp)) for name, part in parts.items()}
+        computed = {name: self.times(name).ahead_ns for name in siblings}
+        share = computed[sublayer] / sum(computed[name] for name in siblings)
+        whole_bytes = message_bytes * sum(counts[name] for name in siblings) / counts[sublayer]
+        return self.whole(self.links.collective_ns(1, whole_bytes, ranks, stride) * share)
+
+    def optimizer_ns(self, parameters: float) -> int:
+        """The optimizer's step on so many parameters."""
+        return self.whole(optimizer_ns(parameters, self.layout, self.kind))
