@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("profiling", "formulations", "solvers", "execution", "trainplan")
-WRITTEN = {"pipeline_script.py"}  # a script that an export writes, which explains itself at its head
+SCRIPTS = ("pipeline", "deepspeed", "accelerate")  # that exports write, and that explain themselves at their heads
+WRITTEN = {f"{name}_script.py" for name in SCRIPTS}
 
 
 def public(node: ast.AST) -> Iterator[ast.FunctionDef | ast.ClassDef]:

@@ -18,6 +18,8 @@ REQUEST = {"model": "llama3-8b", "cluster": "h100:8x2", "batch": 64, "sequence":
 @pytest.mark.parametrize("runtime", sorted(RUNTIMES))
 @pytest.mark.parametrize("asked", first_and_others([{"pipeline": 2, "micro_batches": 8}, {}, {"memory": "30GiB"}]))
 def test_the_best_plan_for_a_runtime_is_exported_to_it(runtime: str, asked: dict[str, object]) -> None:
+    if RUNTIMES[runtime].one_stage:
+        asked = {name: value for name, value in asked.items() if name not in ("pipeline", "micro_batches")}
     free, within = tp.plan(**REQUEST, **asked), tp.plan(**REQUEST, **asked, for_=runtime)
     assert within.plan is not None and free.plan is not None
     assert within.plan.predicted is not None and free.plan.predicted is not None
@@ -49,7 +51,10 @@ def test_the_price_of_a_runtime_is_printed() -> None:
     [
         ({"for_": "megatron", "schedule": "gpipe"}, "give 1f1b or interleaved: megatron runs no other"),
         ({"for_": "megatron", "zero": "3"}, "give some of 0,1: megatron runs no other"),
-        ({"for_": "nemo"}, "megatron, torchtitan"),
+        ({"for_": "nemo"}, "megatron, torchtitan, deepspeed, accelerate"),
+        ({"for_": "deepspeed", "pipeline": 2}, "give 1: deepspeed runs no other"),
+        ({"for_": "accelerate", "tp": 2}, "give 1: accelerate runs no other"),
+        ({"for_": "accelerate", "zero": "1"}, "give some of 0,2,3: accelerate runs no other"),
     ],
 )
 def test_what_a_runtime_does_not_run_is_refused(asked: dict[str, str], said: str) -> None:

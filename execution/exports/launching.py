@@ -12,6 +12,25 @@ PER_NODE = 8  # devices of a node where there are as many
 
 def torchrun(world: int, command: str, before: Sequence[str] = ()) -> str:
     """A script that starts all ranks of one node, or its part of several. command: what each runs; before: lines of bash."""
+    launcher = [
+        "torchrun \\",
+        '    --nproc-per-node "$GPUS_PER_NODE" --nnodes "$NODES" --node-rank "${NODE_RANK:-${SLURM_NODEID:-0}}" \\',
+        '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
+    ]
+    return _script(world, [*before, *launcher, f"    {command}"])
+
+
+def accelerate_launch(world: int, file: str, command: str) -> str:
+    """As `torchrun`, by `accelerate launch`, which reads a configuration file."""
+    launcher = [
+        f"accelerate launch --config_file {file} \\",
+        f'    --num_processes {world} --num_machines "$NODES" --machine_rank "${{NODE_RANK:-${{SLURM_NODEID:-0}}}}" \\',
+        '    --main_process_ip "${MASTER_ADDR:-localhost}" --main_process_port "${MASTER_PORT:-29500}" \\',
+    ]
+    return _script(world, [*launcher, f"    {command}"])
+
+
+def _script(world: int, rest: Sequence[str]) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# Starts {world} ranks. On several nodes, on each: NODE_RANK=<0, 1, ..> MASTER_ADDR=<the first node> ./launch.sh",
@@ -19,11 +38,7 @@ def torchrun(world: int, command: str, before: Sequence[str] = ()) -> str:
         'cd "$(dirname "$0")"',
         f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{min(PER_NODE, world)}}}",
         f"NODES=$(({world} / GPUS_PER_NODE))",
-        *before,
-        "torchrun \\",
-        '    --nproc-per-node "$GPUS_PER_NODE" --nnodes "$NODES" --node-rank "${NODE_RANK:-${SLURM_NODEID:-0}}" \\',
-        '    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" \\',
-        f"    {command}",
+        *rest,
     ]
     return "\n".join(lines) + "\n"
 

@@ -6,6 +6,10 @@ tensor parallelism are neighbours.
 
 torchtitan: one strategy for all units, sharded by FSDP2 (ZeRO stage 3, or 2 where parameters stay gathered) or copied, tensor
 parallelism with the tokens shared, recomputation of whole layers, 1F1B and GPipe with stages of whole layers.
+
+deepspeed: one stage, one strategy for all units, ZeRO stages 1 to 3 among all ranks or copies, recomputation of whole layers,
+the optimizer's states or all on the host (`--host`). accelerate: one stage, shards of FSDP2 (ZeRO stages 2 and 3), copies of
+shards (`--hybrid`) or copies alone, recomputation of whole layers. Both without tensor parallelism.
 """
 
 from __future__ import annotations
@@ -23,24 +27,34 @@ from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 @dataclass(frozen=True)
 class Runtime:
     """What a runtime runs. zero: ZeRO stages; modules: those that it can recompute by themselves; shares_tokens: whether
-    tensor-parallel ranks always share the tokens."""
+    tensor-parallel ranks always share the tokens. one_stage: whether it has no pipeline and no tensor parallelism; hybrid:
+    whether ranks may hold copies of shards; host: what may be kept there."""
 
     schedules: tuple[str, ...]
     zero: tuple[int, ...]
     modules: Collection[str] = ()
     shares_tokens: bool = False
+    one_stage: bool = False
+    hybrid: bool = True
+    host: Collection[str] = ()
 
     def carries(self, strategy: Strategy) -> bool:
         """Whether it runs units under a strategy."""
         names = [name for name, _ in strategy.levels]
         neighbours = "tp" not in names[:-1]
         tokens = strategy.sequence_parallel or not self.shares_tokens or strategy.degree("tp") == 1
+        if (self.one_stage and "tp" in names) or (not self.hybrid and {"dp", "sdp"} <= set(names)):
+            return False
+        if strategy.group == 1:
+            return set(strategy.modules) <= set(self.modules)
         return neighbours and tokens and set(strategy.modules) <= set(self.modules) and strategy.zero_stage in self.zero
 
 
 RUNTIMES = {
     "megatron": Runtime(("1f1b", "interleaved"), (0, 1), ("attention", "norms")),
     "torchtitan": Runtime(("1f1b", "gpipe"), (0, 2, 3), shares_tokens=True),
+    "deepspeed": Runtime(("1f1b",), (0, 1, 2, 3), one_stage=True, hybrid=False, host=("optimizer", "parameters")),
+    "accelerate": Runtime(("1f1b",), (0, 2, 3), one_stage=True),
 }
 FOR = Parameter("for_", str, "plan within what a runtime runs, for `export --to` it", None, tuple(RUNTIMES))
 
@@ -60,7 +74,23 @@ def within_runtime(request: Request) -> Request:
     if not zero:
         fix = f"give some of {','.join(map(str, runtime.zero))}: {name} runs no other"
         raise InputError(COMMAND_LINE, "--zero", f"is {options['zero']}", fix)
-    return replace(
-        request,
-        options={**options, "zero": ",".join(zero), "one_strategy": True, "by_unit": False, "host": "none", "sliced": 0},
-    )
+    kept = {
+        "zero": ",".join(zero),
+        "one_strategy": True,
+        "by_unit": False,
+        "sliced": 0,
+        "host": _host(runtime, options["host"]),
+    }
+    if runtime.one_stage:
+        if options["pipeline"] not in (None, 1):
+            raise InputError(COMMAND_LINE, "--pipeline", f"is {options['pipeline']}", f"give 1: {name} runs no other")
+        if options["tp"] not in (None, 1):
+            raise InputError(COMMAND_LINE, "--tp", f"is {options['tp']}", f"give 1: {name} runs no other")
+        kept |= {"pipeline": 1, "schedule": "1f1b"}
+    return replace(request, options={**options, **kept})
+
+
+def _host(runtime: Runtime, asked: str) -> str:
+    """What units may keep on the host, of what is asked for."""
+    words = set(runtime.host) if asked.strip() == "all" else {word.strip() for word in asked.split(",")} & set(runtime.host)
+    return ",".join(sorted(words)) or "none"

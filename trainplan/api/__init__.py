@@ -28,7 +28,7 @@ draw_timeline = drawn("trainplan.pictures.timeline:draw_timeline")
 draw_timelines = drawn("trainplan.pictures.timeline:draw_timelines")
 
 _MODULES = {
-    "configuration_verbs": ("import_run",),
+    "configuration_verbs": ("compare_log", "import_run"),
     "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),
     "number_verbs": ("detect", "import_profile", "profile"),
     "plan_verbs": (

@@ -12,14 +12,16 @@ from trainplan.configurations.configuration import Configuration
 from trainplan.configurations.judging import JudgedRun, changes, predicted_plan
 from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options
 from trainplan.formulations.joint.runtimes import RUNTIMES
-from trainplan.formulations.plan import Plan
+from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
 from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
+from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.validation.logs import LoggedRun, beside, read_log
 
-__all__ = ["import_run"]
+__all__ = ["compare_log", "import_run"]
 GAP, SECONDS = 1e-3, 60.0  # of the searches
 
 
@@ -78,6 +80,13 @@ def import_run(
     return JudgedRun(
         configuration, made, judged, framework, best, within, changes(configuration, made, request, judged.step_ns)
     )
+
+
+def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
+    """A log of a run, as Megatron-LM, torchtitan or DeepSpeed prints it, beside what its plan predicts: the median step behind
+    the first ones, and peaks of memory. Raises InputError."""
+    where = str(source) if isinstance(source, str | Path) else "plan"
+    return beside(source if isinstance(source, Plan) else load_plan(source), read_log(Path(log)), where)
 
 
 def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:

@@ -167,12 +167,20 @@ SEED = flag("seed", int | None, "Seed of the methods. [default: 0]")
 ASKED = [*options.REQUEST[:-1], *options.flags_of(PRESETS[DEFAULT].parameters)]
 
 
-@takes([SOURCES], ASKED, [METHODS, EACH, GAP, options.SOLVER_MEMORY, SEED, COLD])
+LOG = flag("log", Path | None, "Of a plan file: a log of its run, by Megatron-LM, torchtitan or DeepSpeed.")
+
+
+@takes([SOURCES], ASKED, [LOG, METHODS, EACH, GAP, options.SOLVER_MEMORY, SEED, COLD])
 def compare(**values: Any) -> Outcome:
     """Solve an instance with several methods and let each check the others; or hold plans side by side; or, of a model and a
     cluster, what each paper's planner loses against the joint optimum, all plans judged by the walks on the serial back-end.
     """
-    sources = values.pop("sources")
+    sources, log = values.pop("sources"), values.pop("log")
+    if log is not None:
+        if not sources or len(sources) != 1:
+            raise InputError("command line", "--log", f"is given with {len(sources or [])} files", "give one plan file")
+        logged = api.compare_log(sources[0], log)
+        return Outcome(logged.to_dict(), partial(render.logged, logged))
     request = {argument.name: values.pop(argument.name) for argument in ASKED}
     settings = {name: value for name, value in values.items() if value not in (None, [])}
     if not sources:

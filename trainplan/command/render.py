@@ -22,6 +22,7 @@ from trainplan.profiling.summary import reached
 from trainplan.rivals import Rival
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Result, peak_text
+from trainplan.validation.logs import LoggedRun
 
 MOST_ROWS = 12  # of a table of alternatives
 FORMATS: dict[str, Callable[[Any], str]] = {
@@ -254,6 +255,29 @@ def plan_rows(rows: Sequence[dict[str, Any]]) -> None:
     columns = ("plan", *times, "memory", "stages", "micro-batches", "claim", "bound", "gap")
     cells = [[cell_text(name, value) for name, value in row.items()] for row in rows]
     table((*columns, "problem"), [[*row, f"{problem}, {costs}"] for *row, problem, costs in cells])
+
+
+def logged(run: LoggedRun) -> None:
+    """A log beside its plan's prediction."""
+    error = run.predicted_s / run.step_s - 1
+    measured = (
+        f"{run.step_s:.4g} s a step, the median of {plural(run.lines, 'step')}; {format_count(run.tokens_per_s)} tokens/s"
+    )
+    pairs(
+        [
+            ("log", f"of {run.log.runtime}"),
+            ("measured", measured),
+            ("predicted", f"{run.predicted_s:.4g} s a step ({error:+.1%})"),
+        ]
+    )
+    rows = [
+        ["the fullest" if rank is None else str(rank), format_bytes(a), format_bytes(b), f"{b / a - 1:+.1%}"]
+        for rank, a, b in run.peaks
+        if a
+    ]
+    title = "peaks of memory" + (", measured: what torch's allocator reserved" if run.log.reserved else "")
+    if rows:
+        table(("rank", "measured", "predicted", "error"), rows[:MOST_ROWS], title, ("rank",))
 
 
 def rivals(compared: Sequence[Rival]) -> None:

@@ -248,9 +248,13 @@ def export(plan: Path, to: str, target: Path | None) -> Outcome:
     stage 1 (2 and 3 become 1, if that fits), sequence parallelism, recomputation of modules; cuts within layers as the
     pattern of its HybridModel. Refused: GPipe, cuts within BERT's layers.
 
-    `plan --for megatron` and `plan --for torchtitan` find the best plan that can be exported, and what that costs.
+    deepspeed (ZeRO stages 1 to 3, optimizer and parameters on the host) and accelerate (FSDP2, hybrid sharding): a folder with
+    their configuration, a script that trains a Hugging Face model with it, and what starts that. Refused: pipelines, tensor
+    parallelism.
 
-    Both of these also refuse units with different strategies, and all three uneven shares; torch plans without
+    `plan --for` each of these four finds the best plan that can be exported, and what that costs.
+
+    They also refuse units with different strategies, and all uneven shares; torch plans without
     a pipeline. What costs only time or memory is left out, and named: sliced forward passes, data that would be sharded or
     recomputed otherwise, the order of ranks, and the devices' placement.
     """

@@ -1,0 +1,88 @@
+"""Logs of the three runtimes beside a prediction: steps, units, ranks, and what does not belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.models.model import load_model
+
+import trainplan as tp
+from tests.command.calls import call
+from tests.execution.plans import plan_of
+
+MIB, GIB = 2**20, 2**30
+
+
+def planned() -> Plan:
+    """Four ranks, 64 samples of 1024 tokens a step, 2 s predicted."""
+    model = load_model("gpt2", 1024, "bfloat16")
+    plan = plan_of(model, ["dp4"] * len(model.units), 4, 64, 4)
+    predicted = {"step_ns": 2 * 10**9, "peak_bytes": [GIB, 2 * GIB, GIB, GIB]}
+    return plan.changed(predicted={**predicted, "cost_model": "executed", "backend": "serial", "profile_origin": "estimated"})
+
+
+def megatron(times: list[float], batch: int = 64) -> str:
+    lines = ["[Rank 1] (after 1 iterations) memory (MB) | allocated: 10.5 | max allocated: 1536.0 | reserved: 1800.0\n"]
+    lines += [
+        f" [2025-11-01 00:00:00] iteration {i:8}/     100 | consumed samples: {i * batch:12} | "
+        f"elapsed time per iteration (ms): {1e3 * s:.1f} | global batch size: {batch:5} | lm loss: 9.1 |\n"
+        for i, s in enumerate(times, 1)
+    ]
+    return "".join(lines)
+
+
+TITAN = "\x1b[31mstep: {:2}\x1b[32m  loss: 8.1  memory: {:.2f}GiB(50.68%)  tps: {:,}  tflops: 1.0  mfu: 4.2%\x1b[39m\n"
+SPEED = (
+    "[INFO] [timer.py:264:stop] epoch=0/micro_step={0}/global_step={0}, RunningAvgSamplesPerSec=9.9, "
+    "CurrSamplesPerSec={1}, MemAllocated=1.0GB, MaxMemAllocated=1.5GB\n"
+)
+
+
+def test_the_median_behind_the_first_steps_counts(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(megatron([90.0, 9.0, 9.0, 2.4, 2.5, 2.6]))
+    run = tp.compare_log(planned(), path)
+    assert (run.log.runtime, run.lines, run.step_s, run.predicted_s) == ("megatron", 6, 2.5, 2.0)
+    assert run.tokens_per_s == pytest.approx(64 * 1024 / 2.5)
+    assert run.peaks == ((1, 1536 * MIB, 2 * GIB),)
+    path.write_text(megatron([3.0]))
+    assert tp.compare_log(planned(), path).step_s == 3.0
+
+
+def test_tokens_of_a_device_and_samples_of_all_become_steps(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(TITAN.format(i, 1.25, 8192) for i in range(1, 9)))
+    run = tp.compare_log(planned(), path)
+    assert run.log.runtime == "torchtitan" and run.log.reserved and run.peaks == ((None, round(1.25 * GIB), 2 * GIB),)
+    assert run.step_s == pytest.approx(64 * 1024 / 4 / 8192)  # tokens of a step on a device, over tokens/s of it
+    path.write_text("".join(SPEED.format(i, 16.0) for i in range(1, 9)))
+    run = tp.compare_log(planned(), path)
+    assert run.log.runtime == "deepspeed" and run.step_s == pytest.approx(4.0) and run.peaks[0][1] == round(1.5 * GIB)
+
+
+def test_a_log_of_another_run_is_refused(tmp_path: Path) -> None:
+    path, plan = tmp_path / "log", planned()
+    for text, made, said in [
+        (megatron([1.0], 32), plan, "batch.global_samples is 64, and the log's steps have 32 samples"),
+        (megatron([1.0]).replace("Rank 1", "Rank 4"), plan, "world is 4, and the log has rank 4"),
+        (megatron([1.0]), plan.changed(predicted=None), "predicted is missing"),
+        ("epoch 1 of 3\n", plan, "has no line of a training step"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(InputError) as error:
+            tp.compare_log(made, path)
+        assert said in error.value.command_text
+
+
+def test_the_command_prints_both(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(megatron([2.5] * 5))
+    (tmp_path / "plan.json").write_text(planned().model_dump_json())
+    done = call("compare", tmp_path / "plan.json", "--log", tmp_path / "train.log")
+    assert done.returncode == 0, done.stderr
+    assert "2.5 s a step, the median of 5 steps" in done.stdout and "2 s a step (-20.0%)" in done.stdout
+    assert "1.5 GiB" in done.stdout and "+33.3%" in done.stdout
+    wrong = call("compare", "--log", tmp_path / "train.log")
+    assert wrong.returncode == 2 and "--log is given with 0 files" in wrong.stderr
