@@ -153,7 +153,7 @@ def without_cp(strategy: Strategy) -> Strategy:
     if degree == 1:
         return strategy
     data: Paradigm = "sdp" if strategy.degree("sdp") > 1 else "dp"
-    degrees = {paradigm: each for paradigm, each in strategy.levels if paradigm != "cp"}
+    degrees: dict[Paradigm, int] = {paradigm: each for paradigm, each in strategy.levels if paradigm != "cp"}
     degrees[data] = degrees.get(data, 1) * degree
     return replace(strategy, levels=tuple((paradigm, degrees[paradigm]) for paradigm in TREE if paradigm in degrees))
 

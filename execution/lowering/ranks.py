@@ -47,7 +47,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> li
         if job["compare"] and run.losses:
             report({"plan": number, "comparing": True})
             outcome = Outcome(gradients, flat_values(trainer, program, False), run.losses)
-            settings = {"batches": trainer.batches, "settings": training.optimizer, "weights": training.weights}
+            settings: dict[str, Any] = {"batches": trainer.batches, "settings": training.optimizer, "weights": training.weights}
             if apart := compare(each["programs"], outcome, job["seed"], everyone, kept.done, **settings):
                 differences = {**apart._asdict()}
         if training.saved is not None:

@@ -178,14 +178,12 @@ def run_plans(
     if place is not None:
         ranks = run_launched(TARGETS[runtime], place, job, **shared)
     else:
-        limits = {"timeout": timeout, "stall_timeout": stall_timeout}
+        shared |= {"timeout": timeout, "stall_timeout": stall_timeout}
         endable = checkpoints is not None and checkpoints.folder is not None
-        ranks = run_workers(
-            TARGETS[runtime], world, job, place=partial(place_in_step, jobs), passes_on=endable, **limits, **shared
-        )
+        ranks = run_workers(TARGETS[runtime], world, job, place=partial(place_in_step, jobs), passes_on=endable, **shared)
     reports = []
-    for place, plan_job in enumerate(jobs):
-        programs, first = plan_job["programs"], ranks[0][place]
+    for number, plan_job in enumerate(jobs):
+        programs, first = plan_job["programs"], ranks[0][number]
         reports.append(
             RunReport(
                 model=programs[0].model.name,
@@ -194,16 +192,16 @@ def run_plans(
                 backend=backend,
                 device=device,
                 losses=first["losses"],
-                step_seconds=[max(times) for times in zip(*(rank[place]["seconds"] for rank in ranks), strict=True)],
-                predicted_peak_bytes=[walk.peak_bytes for walk in walks[place]],
-                peak_bytes=[rank[place]["peak_bytes"] for rank in ranks] if measure_memory else None,
+                step_seconds=[max(times) for times in zip(*(rank[number]["seconds"] for rank in ranks), strict=True)],
+                predicted_peak_bytes=[walk.peak_bytes for walk in walks[number]],
+                peak_bytes=[rank[number]["peak_bytes"] for rank in ranks] if measure_memory else None,
                 gradient_difference=first["gradient_difference"],
                 parameter_difference=first["parameter_difference"],
                 loss_difference=first["loss_difference"],
-                limit_bytes=plans[place].memory_bytes,
+                limit_bytes=plans[number].memory_bytes,
                 runtime=runtime,
                 **{name: first[name] for name in ("first_step", "evaluations", "ended") if name in first},
-                **(_measured(plans[place], programs, [rank[place]["spans"] for rank in ranks], profile) if measure else {}),
+                **(_measured(plans[number], programs, [rank[number]["spans"] for rank in ranks], profile) if measure else {}),
             )
         )
     return reports

@@ -13,7 +13,7 @@ By a profile each instruction is one piece of `formulations.work`, whose sums ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -231,7 +231,7 @@ class CarriedCosts:
         raise InputError("plan", "predicted", f"does not say what {name!r} takes on rank {program.rank}", fix)
 
 
-def carried(programs: Sequence[Program], durations: ProfiledCosts) -> Carried:
+def carried(programs: Sequence[Program], durations: Callable[[Program, Instruction], int]) -> Carried:
     """The durations of all instructions of these programs, and of halves of their messages, as a table that JSON can hold.
 
     `stages`: by stage, what instructions take by their names (see `name_of`). `ranks`: by rank, what is not as in the first

@@ -149,11 +149,11 @@ class Joint(Problem):
         kept: dict[str, Any] = {"precision": request.precision}
         if any(option.host for option in chosen):  # one thing after the other, as tables price it
             kept = {"nvlink": not _shares_bus(request), "backend": "serial"}
-        units = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
+        planned = [_planned(unit.name, option) for unit, option in zip(model.units, chosen, strict=True)]
         if request.options.get("fp8"):
-            units = [
-                planned if unit.kind in ("embedding", "head") else planned.changed(precision="fp8")
-                for unit, planned in zip(model.units, units, strict=True)
+            planned = [
+                each if unit.kind in ("embedding", "head") else each.changed(precision="fp8")
+                for unit, each in zip(model.units, planned, strict=True)
             ]
         return Plan(
             model=model.shape(),
@@ -164,7 +164,7 @@ class Joint(Problem):
             schedule=schedule.planned,
             sliced=schedule.sliced,
             stages=stages,
-            units=units,
+            units=planned,
             **kept,
         )
 
@@ -297,7 +297,7 @@ def build(request: Request, space: Space) -> Instance:
     sizes = {samples // m for m in numbers}
     sizes |= {size // 2 for size in sizes if size % 2 == 0 and space.most_sliced}
     if cost_model_of(request) == COST_MODEL:
-        costs = _streamed(request, space, degrees, sorted(sizes), groups)
+        costs: JointCosts = _streamed(request, space, degrees, sorted(sizes), groups)
         profile = costs.profile
     else:
         profile = request.profile_for(sorted(sizes), groups, degrees=degrees)

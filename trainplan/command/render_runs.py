@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from trainplan.command.printing import pairs, table
 from trainplan.command.render import plan_table
-from trainplan.execution.walk.time import LANE_OF
+from trainplan.execution.walk.time import LANE_OF, Lanes
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.simulating import Simulation
@@ -105,7 +105,7 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     if plan.predicted:
         scaled = " (of the planned model)" if scale_down > 1 else ""
         rows.append(("predicted time", f"{format_time(plan.predicted.step_ns)} a step{scaled}"))
-        if report.runtime == "program" and LANE_OF[plan.predicted.backend] is not LANE_OF[report.backend]:
+        if report.runtime == "program" and LANE_OF[cast(Lanes, plan.predicted.backend)] is not LANE_OF[report.backend]:
             rows.append(("", f"on the lanes of {plan.predicted.backend}; this run's back-end is {report.backend}"))
         rows.append(("predicted memory", f"{format_bytes(plan.predicted.most_bytes)} peak{scaled}"))
     if (claim := plan.claim) is not None and claim.bound_ns is not None and claim.gap is not None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainplan.configurations.configuration import Configuration, Keys, Recomputed
 from trainplan.configurations.documented import MEGATRON
@@ -22,6 +22,7 @@ from trainplan.profiling.models.precision import PLAIN, Precision
 
 MODULES: dict[str, Module] = {"core_attn": "attention", "layernorm": "norms"}
 DENSE_ONLY = "plans have dense models"
+SHARDED: dict[str, Literal[0, 1, 2, 3]] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 OVERLAPS = ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--untie-embeddings-and-output-weights")
 
 
@@ -38,12 +39,12 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
     tp, pp = (keys.whole(f"--{name}-model-parallel-size", 1) or 1 for name in ("tensor", "pipeline"))
     notes = list[str]()
     copies = keys.whole("--num-distributed-optimizer-instances", 1) or 1
-    distributed, zero = keys.flag("--use-distributed-optimizer"), 0
+    distributed = keys.flag("--use-distributed-optimizer")
+    zero: Literal[0, 1, 2, 3] = 0
     if keys.flag("--use-torch-fsdp2"):
         zero = 3
     elif keys.flag("--use-megatron-fsdp") or keys.flag("--use-custom-fsdp"):
-        names = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-        zero = names[keys.text("--data-parallel-sharding-strategy", "no_shard", names)]
+        zero = SHARDED[keys.text("--data-parallel-sharding-strategy", "no_shard", SHARDED)]
     elif distributed:
         zero = 1
     layers = _layers(keys)
