@@ -160,4 +160,5 @@ def test_twelve_nodes_are_planned_with_degrees_that_divide_them() -> None:
     assert answer.plan is not None and answer.plan.world == 96 and answer.plan.regular
     assert {strategy.group for strategy in answer.plan.strategies()} == {48}
     assert all(strategy.strides().get("tp", 1) == 1 and strategy.degree("tp") <= 8 for strategy in answer.plan.strategies())
-    assert answer.plan.claim is not None and answer.plan.claim.objective_ns == step_ns(answer)
+    claim = answer.plan.claim  # of streams: no walk over lanes takes less
+    assert claim is not None and claim.bound_ns is not None and claim.bound_ns <= claim.objective_ns <= step_ns(answer)
