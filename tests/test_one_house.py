@@ -18,7 +18,6 @@ from trainplan.profiling.clusters.cluster import Cluster, load_cluster
 from trainplan.profiling.models.model import Model, load_model
 
 import trainplan as tp
-from tests.sizes import some_and_all
 from trainplan.planned import Planned
 from trainplan.planning import limits_bytes
 from trainplan.presets import PRESETS
@@ -67,8 +66,7 @@ def planned(every: int) -> list[tuple[Planned, Plan]]:
     return [(answer, answer.plan) for _, each in answers(every) for answer in each if answer.plan is not None]
 
 
-@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
-def test_equal_plans_have_equal_predictions_whoever_made_them(every: int) -> None:
+def test_equal_plans_have_equal_predictions_whoever_made_them(every: int = EVERY) -> None:
     seen: dict[str, tuple[str, Any]] = {}
     twice = 0
     for place, (_, each) in enumerate(answers(every)):
@@ -82,8 +80,7 @@ def test_equal_plans_have_equal_predictions_whoever_made_them(every: int) -> Non
     assert len(seen) > REQUESTS // every and twice > 0, "some plans are found by several presets"
 
 
-@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
-def test_a_prediction_is_what_simulate_says(every: int) -> None:
+def test_a_prediction_is_what_simulate_says(every: int = EVERY) -> None:
     for answer, plan in planned(every):
         assert plan.predicted is not None
         assert tp.simulate(plan).step_ns == plan.predicted.step_ns, answer.preset.name
@@ -91,8 +88,7 @@ def test_a_prediction_is_what_simulate_says(every: int) -> None:
         assert again.step_ns == plan.predicted.step_ns, answer.preset.name
 
 
-@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
-def test_every_plan_fits_its_own_limit(every: int) -> None:
+def test_every_plan_fits_its_own_limit(every: int = EVERY) -> None:
     for answer, plan in planned(every):
         assert plan.predicted is not None and len(answer.walk_bytes) == plan.world
         assert list(answer.walk_bytes) == plan.predicted.peak_bytes
@@ -101,8 +97,7 @@ def test_every_plan_fits_its_own_limit(every: int) -> None:
         assert plan.memory_bytes == answer.request.memory_bytes
 
 
-@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
-def test_what_does_not_fit_names_a_memory_that_does(every: int) -> None:
+def test_what_does_not_fit_names_a_memory_that_does(every: int = EVERY) -> None:
     short = [
         (request, answer) for request, each in answers(every) for answer in each if answer.plan is None and answer.needed_bytes
     ]
@@ -112,13 +107,22 @@ def test_what_does_not_fit_names_a_memory_that_does(every: int) -> None:
         assert again.plan is not None, (answer.preset.name, answer.needed_bytes)
 
 
-@pytest.mark.parametrize("every", some_and_all(EVERY, 1))
-def test_claims_name_problem_and_costs(every: int) -> None:
+def test_claims_name_problem_and_costs(every: int = EVERY) -> None:
     for answer, plan in planned(every):
         claim = plan.claim
         assert claim is not None
         assert claim.problem == answer.preset.problem_name and claim.cost_model
         assert claim.bound_ns is None or claim.bound_ns <= claim.objective_ns
+
+
+@pytest.mark.long
+def test_all_of_it_holds_of_every_request() -> None:
+    """In one test, so that each request is planned once."""
+    test_equal_plans_have_equal_predictions_whoever_made_them(1)
+    test_a_prediction_is_what_simulate_says(1)
+    test_every_plan_fits_its_own_limit(1)
+    test_what_does_not_fit_names_a_memory_that_does(1)
+    test_claims_name_problem_and_costs(1)
 
 
 def test_presets_are_named_in_their_table_alone() -> None:

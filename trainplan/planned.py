@@ -13,12 +13,61 @@ from trainplan.formulations.problem import Problem
 from trainplan.formulations.request import Request
 from trainplan.performance import Performance, performance
 from trainplan.presets import Preset
-from trainplan.pricing import Price
 from trainplan.profiling.base.display import html_table, rich_table
 from trainplan.profiling.base.errors import as_arguments
 from trainplan.profiling.base.quantities import format_bytes, format_time, plural
 from trainplan.solvers.core.answer import Answer
 from trainplan.solvers.core.result import Result
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a constraint of a request costs. constraint: as the command's options say it. without: the answer to the request
+    without it, with no larger step than with it; None where the time was up."""
+
+    constraint: str
+    without: Answer | None
+
+    @property
+    def steps_ns(self) -> tuple[int | None, int | None]:
+        """Between what the least step without the constraint lies: the bound, and the best that is known. None where nothing
+        is."""
+        return (None, None) if self.without is None else (self.without.bound_ns, self.without.objective_ns)
+
+    def share(self, constrained: Answer) -> tuple[float, float | None] | None:
+        """Between what it lies by how much longer the least step is with the constraint, as a share of that without it, by what
+        is proven of both: one number twice where both are known, None for the larger one where it has no limit. None where
+        there is no plan with it, or none without it. constrained: the answer with it."""
+        bound, best = self.steps_ns
+        if best is None or constrained.objective_ns is None:
+            return None
+        least = 0.0 if constrained.bound_ns is None else max(0.0, constrained.bound_ns / best - 1)
+        return least, None if not bound else constrained.objective_ns / bound - 1
+
+    def text(self, constrained: Answer) -> str:
+        """What the constraint costs, for people: a number only where both steps are proven."""
+        (bound, best), share = self.steps_ns, self.share(constrained)
+        if self.without is None:
+            return "the time was up"
+        if best is None:
+            return f"no plan without it, either: {self.without.result.status}"
+        without = f"{format_time(best)} a step without it"
+        if bound != best:
+            without = f"{'less than' if bound is None else f'{format_time(bound)} to'} {without}"
+        if share is None:
+            return without
+        least, most = share
+        if most is None and not least:
+            return f"at most {format_time(best)} a step without it; nothing more was proven in the time for prices"
+        if least == most:
+            return f"{without}, {least:+.3%} with it"
+        between = f"at least {least:+.3%}" if most is None else f"{least:+.3%} to {most:+.3%}"
+        return f"{without}, {between} with it, by the bounds of both"
+
+    def to_dict(self, constrained: Answer) -> dict[str, Any]:
+        """The price as plain values. constrained: the answer with the constraint."""
+        bound, best = self.steps_ns
+        return {"constraint": self.constraint, "bound_ns": bound, "step_ns": best, "share": self.share(constrained)}
 
 
 @dataclass(frozen=True)

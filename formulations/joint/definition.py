@@ -320,7 +320,7 @@ def _streamed(request: Request, space: Space, degrees: tuple[int, ...], sizes: l
         problem = f"is {cp}, for {model.sequence_tokens} tokens on {request.origin.devices} devices"
         raise InputError("command line", "--cp", problem, "give a degree that divides the devices, and twice the tokens")
     part = model.with_fields(sequence=model.sequence_tokens // cp) if cp > 1 else model
-    asked = replace(request, model=part, obtained=[])
+    asked = replace(request, model=part, obtained=[] if cp > 1 else request.obtained)
     profile = asked.profile_for([size * cp for size in sizes], groups, degrees=degrees)
     return StreamedCosts(profile, space, degrees, model, cluster, request.samples, cp, few_bits)
 

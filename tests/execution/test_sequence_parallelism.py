@@ -49,7 +49,7 @@ def operations(programs: list[Program]) -> Counter[Op]:
     return Counter(i.op for program in programs for instruction in program.instructions for i in instruction.messages)
 
 
-@pytest.mark.parametrize("count", some_and_all(40, 1000))
+@pytest.mark.parametrize("count", some_and_all(40, 400))
 def test_random_plans_are_sound(count: int) -> None:
     used, apart = Counter[Op](), 0
     for seed in range(count):
@@ -74,7 +74,7 @@ def _hold(reports: list[RunReport]) -> None:
 
 
 @pytest.mark.parametrize(("world", "backend"), first_and_others([(2, "serial"), (4, "fused"), (4, "threads")]))
-@pytest.mark.parametrize("count", some_and_all(6, 60))
+@pytest.mark.parametrize("count", some_and_all(6, 30))
 def test_random_plans_agree_with_one_process(world: int, backend: str, count: int) -> None:
     """Gradients, and parameters after three steps; masks of dropout are the same whoever has which tokens."""
     rng = random.Random(world)
