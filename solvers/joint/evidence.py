@@ -5,7 +5,7 @@ largest step that prices of memory, or weighted paths, show to be impossible. Th
 the configuration that has the least by now is worked on, by the next of its ways, the cheapest first:
 
     few prices    of one number of micro-batches in flight: enough for most configurations
-    prices        all of them, and many numbers in flight; of one stage more prices
+    prices        all of them, and many numbers in flight; of one stage the best one
     paths         `path_evidence`; before prices where pipelines mostly fill and empty
 
 That ends where the least bound is of a configuration that has no way left, reaches the plan's step, or time is up.
@@ -30,7 +30,7 @@ from trainplan.solvers.joint.stage_tables import stage_tables
 ROUGH, FINE = 1e-2, 1e-4  # of a step, to which the largest claim that the check follows is sought
 GRID = 1.25  # between neighbouring numbers of micro-batches in flight
 FEW = 3  # prices that are tried first
-FINER = 4  # prices of one stage between neighbouring ones
+AROUND, GROWTH = 8, 1.01  # how far prices of one stage lie around these; between neighbouring ones
 SOURCE = "evidence"
 NOTHING = ConfigurationEvidence(-1)
 
@@ -65,7 +65,7 @@ def _ways(configuration: Configuration) -> tuple[Way, ...]:
     if configuration.schedule.sliced or configuration.schedule.chunks > 1:
         return ()
     if configuration.stages == 1:
-        return _by_few_of_one_stage, _by_more_of_one_stage
+        return (_by_one_price,)
     if configuration.micro_batches < 2 * configuration.stages:
         return _by_few_prices, _by_paths, _by_prices
     return _by_few_prices, _by_prices, _by_paths
@@ -83,19 +83,33 @@ def _few(prices: tuple[int, ...]) -> tuple[int, ...]:
     return prices[:: max(1, len(prices) // FEW)]
 
 
-def _by_few_of_one_stage(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
-    return _of_one_stage(instance, place, _few(_prices(instance, place)), bound, target)
+def _by_one_price(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
+    """Of one stage, by the best price, which bisection finds: what prices show rises up to that one, and falls from there."""
+    configuration, prices = instance.configurations[place], _dense(_prices(instance, place))
+    shown: dict[int, int] = {}
+
+    def value(number: int) -> int:
+        if number not in shown:
+            shown[number] = least_single_ns(instance, configuration, prices[number : number + 1]) - 1
+        return shown[number]
+
+    low, high = 0, len(prices) - 1
+    while low < high and max(shown.values(), default=-1) < target and not search.out_of_time():
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if value(middle) < value(middle + 1) else (low, middle)
+    best = max(shown, key=shown.__getitem__, default=0)
+    claim = ConfigurationEvidence(min(value(best), target), (prices[best],), (configuration.in_flight(0),))
+    return claim if claim.impossible_ns >= bound else NOTHING
 
 
-def _by_more_of_one_stage(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
-    finer = {price * part // FINER for price in _prices(instance, place) for part in range(1, 2 * FINER + 1)} | {0}
-    return _of_one_stage(instance, place, tuple(sorted(finer)), bound, target)
-
-
-def _of_one_stage(instance: Instance, place: int, prices: tuple[int, ...], bound: int, target: int) -> ConfigurationEvidence:
-    configuration = instance.configurations[place]
-    shown = min(least_single_ns(instance, configuration, prices) - 1, target)
-    return ConfigurationEvidence(shown, prices, (configuration.in_flight(0),)) if shown >= bound else NOTHING
+def _dense(prices: tuple[int, ...]) -> tuple[int, ...]:
+    """Prices around these, each a little larger than the one before, and 0."""
+    positive = [price for price in prices if price]
+    dense, price = [0], min(positive, default=1) // AROUND
+    while price <= max(positive, default=1) * AROUND:
+        price = max(price + 1, int(price * GROWTH))
+        dense.append(price)
+    return tuple(dense)
 
 
 def _by_few_prices(instance: Instance, place: int, bound: int, target: int, search: Search) -> ConfigurationEvidence:
