@@ -20,6 +20,7 @@ from trainplan.execution.judge import Judged, judge
 from trainplan.execution.streams import judge_streams
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Claim, Plan
+from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
 from trainplan.predicting import plan_profile, predicted, predicted_on_lanes
@@ -33,6 +34,8 @@ from trainplan.solvers.core.result import Point, relative_gap
 from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
+LAYOUTS = 4  # more that are walked where lanes hide less than the relaxed problem has it
+HIDDEN = 0.02  # of the claim: by how much the walk may be longer before others are walked, too
 ONE_STRATEGY = "the search of plans with one strategy"
 LEAST_SECONDS = 0.01  # that a search gets when the time is up
 MOST_NODES = 16  # times as many as a cluster has, up to which more of them are tried
@@ -66,7 +69,7 @@ def planned(
     preset.check(request)
     arguments = {"gap": gap, "seed": seed, "progress": progress, **options}
     way = _Way(request, preset, method, backend, arguments, time_limit, tuple(incumbents))
-    best = _best(way)
+    best = way.walked_again(_best(way))
     if not beside or best.plan is None or best.plan.one_strategy is not None or best.interrupted:
         return best
     try:
@@ -204,6 +207,36 @@ class _Way:
             margin += over
         return replace(made, plan=None, judged=None)
 
+    def walked_again(self, best: Planned) -> Planned:
+        """The plan of the least walk among those of a few layouts, where the problem's step is relaxed: while the best walk is
+        longer than the step of the best solution of the layouts that are left, that one is walked, too. The bound stays that of
+        all of them."""
+        problem, method = self.preset.problem, self.method
+        if best.plan is None or best.judged is None or not problem.on_lanes(best.instance):
+            return best
+        last, first, forbidden = best, best, list[str](self.request.options["forbid"] or ())
+        for _ in range(LAYOUTS):
+            step_ns, claim = last.judged.step_ns, last.answer.objective_ns  # type: ignore[union-attr]
+            if self.late or best.interrupted or step_ns <= (1 + HIDDEN) * (claim or 0):
+                break
+            layout = str(replace(last.plan.units[0].strategy, ckpt=False, modules=()))  # type: ignore[union-attr]
+            forbidden += [layout, f"{layout}-ckpt"]
+            self.begin(f"solving again, without {layout}")
+            try:
+                others = replace(self.request, options={**self.request.options, "forbid": forbidden})
+                answer = self.search(problem.instances(others.with_margin(best.margin_bytes)), method, **self.arguments)
+            except InputError:  # no layout is left
+                break
+            if answer.solution is None or (answer.objective_ns or 0) >= best.judged.step_ns:  # type: ignore[union-attr]
+                break
+            last = self.plan(answer, best.margin_bytes)
+            solution = None if last.plan is None else problem.incumbent_of(first.instance, _as_wide(last.plan))
+            if last.judged is None or solution is None:
+                break
+            if last.judged.step_ns < best.judged.step_ns and self.excess_bytes(last) <= 0:  # type: ignore[union-attr]
+                best = self.plan(_with_solution(first.answer, solution), best.margin_bytes)
+        return best
+
     def bettered(self, best: Planned, uniform: Planned | None) -> Planned | None:
         """The best plan with one strategy as the answer, where the search of all plans ended with nothing as good; None where
         it did not."""
@@ -216,11 +249,7 @@ class _Way:
         objective = problem.evaluate(instance, solution).objective
         if result.objective is None or objective >= result.objective:
             return None
-        gap = relative_gap(objective, result.bound)
-        taken: dict[str, Any] = {"objective": objective, "solution": problem.solution_dict(solution), "gap": gap}
-        taken |= {"evaluation": problem.describe(instance, solution), "solution_source": ONE_STRATEGY}
-        answer = replace(best.answer, result=replace(result, **taken), solution=solution, objective_ns=objective)
-        return self.plan(answer, best.margin_bytes)
+        return self.plan(_with_solution(best.answer, solution, ONE_STRATEGY), best.margin_bytes)
 
     def least(self, bound_ns: int | None = None) -> Planned | None:
         """The exact method's plan with no more memory than some solution needs; None where no such memory is known in time.
@@ -310,6 +339,21 @@ class _Way:
         )
         answer = replace(first.answer, result=result, solution=None, objective_ns=None)
         return Planned(self.request, self.preset, answer, None, needed_bytes=needed)
+
+
+def _as_wide(plan: Plan) -> Plan:
+    """The plan with all products in the model's dtype, as solutions of its instance have them."""
+    return plan.changed(units=[unit.changed(precision="model") for unit in plan.units])
+
+
+def _with_solution(answer: Answer, solution: Any, source: str = "the least walk of several layouts") -> Answer:
+    """An answer with another solution of its instance. source: where that comes from."""
+    problem, instance, result = problem_of(answer.instance), answer.instance, answer.result
+    objective = problem.evaluate(instance, solution).objective
+    taken: dict[str, Any] = {"objective": objective, "solution": problem.solution_dict(solution)}
+    taken |= {"gap": relative_gap(objective, result.bound), "solution_source": source}
+    taken |= {"evaluation": problem.describe(instance, solution)}
+    return replace(answer, result=replace(result, **taken), solution=solution, objective_ns=objective)
 
 
 def _bounded(answer: Answer, bound_ns: int | None) -> Answer:

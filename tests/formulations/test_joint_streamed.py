@@ -166,3 +166,20 @@ def test_one_rank_of_a_class_stands_for_all_of_interleaved_stages() -> None:
             judge_by(plan, lambda _, costs=costs: costs, "serial", by_class=by_class).step_ns for by_class in (False, True)
         }
         assert len(steps) == 1
+
+
+def test_other_layouts_are_walked_where_lanes_hide_less_than_claimed() -> None:
+    """The bound stays that of all layouts, the claim is that of the plan, and no plan that is walked first is better."""
+    asked: dict[str, Any] = {"model": LLAMA, "cluster": "h100:2x2", "batch": 8, "beside": False}
+    best = tp.plan(**asked)
+    assert best.plan is not None and best.plan.predicted is not None and best.plan.claim is not None
+    claim, step_ns = best.plan.claim, best.plan.predicted.step_ns
+    assert claim.bound_ns is not None and claim.bound_ns <= claim.objective_ns <= step_ns
+    instance = JOINT.instance(request(LLAMA, "h100:2x2", 8))
+    solution = JOINT.incumbent_of(instance, best.plan)
+    assert JOINT.evaluate(instance, solution).objective == claim.objective_ns
+    first = tp.solve(instance, gap=0.0)
+    walked = judge_streams(
+        JOINT.plan(instance, JOINT.load_solution(first.solution), request(LLAMA, "h100:2x2", 8)), load_cluster("h100:2x2")
+    )
+    assert first.objective == claim.bound_ns and step_ns <= walked.step_ns
