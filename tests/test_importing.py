@@ -150,7 +150,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 WANTED = {
     "llama.sh": ("sdp4-tp2-zero1-sp", 2, "1f1b", 64, 16),
     "gpt3.txt": ("dp2-tp8-sp", 16, "interleaved-1f1b", 128, 64),
-    "ends.txt": ("dp4", 4, "1f1b", 64, 8),
+    "ends.txt": ("dp4-ckpt", 4, "1f1b", 64, 8),
     "layout.txt": ("dp2-sdp4-zero1", 2, "1f1b", 32, 4),
     "titan8.toml": ("sdp16-ckpt:activation+norms", 1, "1f1b", 16, 1),
     "titan70.toml": ("sdp16-tp8-sp-ckpt", 1, "1f1b", 128, 1),
@@ -327,6 +327,16 @@ def test_neighbours_differ_in_one_decision_and_cost_what_the_walks_say(tmp_path:
     assert first and first[0].walked and first[0].plan.predicted is not None
     assert first[0].share == pytest.approx(1 - first[0].plan.predicted.step_ns / run.judged.step_ns)
     assert [change.share for change in first[:3]] == sorted((change.share for change in first[:3]), reverse=True)
+
+
+def test_changes_stay_within_the_runtime(tmp_path: Path) -> None:
+    """DeepSpeed and Accelerate get neither stages nor tensor parallelism; Accelerate no ZeRO stage 1."""
+    for name, stages in (("zero2.json", {0, 1, 2, 3}), ("fsdp2.yaml", {0, 2, 3})):
+        run = judged(tmp_path, name, search=False)
+        others = [other for _, other in neighbours(run.configuration.runtime, run.plan)]
+        assert others and {len(other.stages) for other in others} == {1}
+        assert {unit.strategy.degree("tp") for other in others for unit in other.units} == {1}
+        assert {other.units[0].strategy.zero_stage for other in others} == stages
 
 
 def test_the_command_says_what_runs_and_what_would_be_better(tmp_path: Path) -> None:

@@ -144,18 +144,16 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
 
 def neighbours(runtime: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
     """All plans with one decision changed that the runtime runs, and what is changed."""
-    rules, strategy = RUNTIMES.get(runtime), plan.units[0].strategy
-    zero: tuple[int, ...] = rules.zero if rules else (0, 1, 2, 3)
-    schedules = rules.schedules if rules else SCHEDULES
+    rules, strategy = RUNTIMES[runtime], plan.units[0].strategy
     for what, other in (
         *_other_micro_batches(plan),
-        *_other_recomputation(plan, tuple(rules.modules) if rules else ()),
-        *_other_sharding(plan, strategy, zero),
-        *_other_degrees(plan, strategy, schedules),
-        *_other_schedules(plan, schedules),
+        *_other_recomputation(plan, tuple(rules.modules)),
+        *_other_sharding(plan, strategy, rules.zero),
+        *_other_degrees(plan, strategy, pipelines=not rules.one_stage and plan.chunks == 1),
+        *_other_schedules(plan, rules.schedules),
         *_other_residence(plan),
     ):
-        if rules is None or all(rules.carries(unit.strategy) for unit in other.units):
+        if all(rules.carries(unit.strategy) for unit in other.units):
             yield what, other
 
 
@@ -210,13 +208,13 @@ def _relaid(what: str, plan: Plan, change: Any) -> Iterator[tuple[str, Plan]]:
     yield from _made(what, plan, units=units)
 
 
-def _other_degrees(plan: Plan, strategy: Strategy, schedules: Any) -> Iterator[tuple[str, Plan]]:
-    """Other tensor-parallel degrees and numbers of stages; data parallelism takes the ranks that are left."""
+def _other_degrees(plan: Plan, strategy: Strategy, *, pipelines: bool) -> Iterator[tuple[str, Plan]]:
+    """Other tensor-parallel degrees and, where asked for, numbers of stages; data parallelism takes the ranks that are left."""
     world, depth, tp = plan.world, plan.depth, strategy.degree("tp")
     micro = plan.batch.global_samples // plan.batch.micro_batches // strategy.data_degree
     shared = "sdp" if strategy.degree("sdp") > 1 else "dp"
     kinds = [(t, depth, f"tensor parallelism over {t}") for t in plan.planned_model().tp_degrees(min(8, world // depth))]
-    if schedules and plan.chunks == 1 and len(schedules) > 0 and "1f1b" in schedules:
+    if pipelines:
         kinds += [(tp, p, f"{p} pipeline stages" if p > 1 else "no pipeline") for p in divisors(world // tp)]
     for t, p, what in kinds:
         if (t, p) == (tp, depth) or world % (t * p):

@@ -1,0 +1,99 @@
+"""Plans for each runtime, exported, and read back: `python benchmarks/launch.py [MODEL ...] [--devices 8,64] [--seconds 60]`.
+
+For each model, number of H100 and runtime: the best plan within the runtime (`plan --for`), its step beside the best plan
+without the runtime's limits, the export, and the plan that `import-run` makes of the exported files: its layout, and its step
+over that of the plan as exported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from trainplan.execution.exports.common import write_export
+from trainplan.formulations.request import Request
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_time
+from trainplan.profiling.clusters.cluster import load_cluster
+
+import trainplan as tp
+from trainplan.configurations.judging import predicted_plan
+
+MODELS = {"llama3-8b": 4096, "llama3-70b": 4096, "qwen3-8b": 4096, "gpt2": 1024}
+FILES = {
+    "megatron": "launch.sh",
+    "torchtitan": "torchtitan.toml",
+    "deepspeed": "ds_config.json",
+    "accelerate": "accelerate.yaml",
+}
+SAMPLES = 8  # of a step, for each device
+
+
+def row(model: str, devices: int, runtime: str, seconds: float, free_ns: int | None) -> str:
+    """One line of the table."""
+    cluster = f"h100:8x{devices // 8}" if devices > 8 else f"h100:{devices}"
+    asked: dict[str, Any] = {"model": model, "cluster": cluster, "batch": SAMPLES * devices, "sequence": MODELS[model]}
+    asked |= {"dtype": "bfloat16", "time_limit": seconds, "beside": False, "gap": 1e-3}
+    began = time.perf_counter()
+    answer = tp.plan(**asked, for_=runtime)
+    took = time.perf_counter() - began
+    label = f"{model:11} {devices:5} {runtime:11}"
+    if answer.plan is None or answer.plan.predicted is None:
+        return f"{label} no plan: {answer.result.status}, {took:.0f} s"
+    plan, step = answer.plan, answer.plan.predicted.step_ns
+    price = "" if not free_ns else f"{step / free_ns - 1:+7.2%}"
+    text = f"{label} {format_time(step):>9} {price} {answer.answer.status:9} {took:4.0f} s  {plan.one_strategy or 'several'}"
+    try:
+        exported = tp.export(plan, runtime)
+    except InputError as error:
+        return f"{text}: not exported: {error.command_text}"
+    assert exported.plan is not None
+    with TemporaryDirectory() as folder:
+        write_export(exported, Path(folder))
+        options: dict[str, Any] = {"model": model, "sequence": MODELS[model]} if runtime in ("deepspeed", "accelerate") else {}
+        data = exported.plan.units[1].strategy.data_degree
+        if runtime == "accelerate":
+            options |= {"batch": asked["batch"], "micro_batch": asked["batch"] // plan.batch.micro_batches // data}
+        if options and exported.plan.units[1].strategy.ckpt and "FSDP" not in str(exported.settings):
+            options["recompute"] = "full"
+        back = tp.import_run(Path(folder) / FILES[runtime], cluster=cluster, search=False, **options)
+    request = Request(plan.planned_model(), load_cluster(cluster), asked["batch"])
+    as_exported = predicted_plan(exported.plan, request)[0].predicted
+    assert as_exported is not None
+    same = [unit.strategy for unit in back.plan.units] == [unit.strategy for unit in exported.plan.units]
+    same = same and (back.plan.stages, back.plan.batch) == (exported.plan.stages, exported.plan.batch)
+    ratio = back.judged.step_ns / as_exported.step_ns - 1
+    unknown = f", unknown {', '.join(back.configuration.unknown)}" if back.configuration.unknown else ""
+    return f"{text}; read back: layout {'equal' if same else 'DIFFERS'}, step {ratio:+.3%}{unknown}"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--devices", default="8,64,1024")
+    parser.add_argument("--seconds", type=float, default=120)
+    asked = parser.parse_args()
+    for model in asked.models:
+        for devices in map(int, asked.devices.split(",")):
+            cluster = f"h100:8x{devices // 8}" if devices > 8 else f"h100:{devices}"
+            request: dict[str, Any] = {
+                "model": model,
+                "cluster": cluster,
+                "batch": SAMPLES * devices,
+                "sequence": MODELS[model],
+            }
+            free = tp.plan(**request, dtype="bfloat16", time_limit=asked.seconds, beside=False, gap=1e-3)
+            print(f"{model:11} {devices:5} {'any':11} {format_time(free.step_ns or 0):>9}", flush=True)
+            for runtime in FILES:
+                try:
+                    print(row(model, devices, runtime, asked.seconds, free.step_ns), flush=True)
+                except InputError as error:
+                    print(f"{model:11} {devices:5} {runtime:11} {error.command_text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
