@@ -24,6 +24,7 @@ import resource
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,7 +60,9 @@ def faults_of(checkpoint: Path) -> list[str]:
         for name, each in metadata.state_dict_metadata.items()
         if isinstance(each, TensorStorageMetadata)
     }
-    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is but one process
+        dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
     return [f"{checkpoint.name}: {name} is not finite" for name, value in state.items() if not value.isfinite().all()]
 
 
@@ -104,6 +107,7 @@ def run(fault: str, number: int, folder: Path, rng: random.Random) -> tuple[str,
     wrong += [] if whole else ["no checkpoint"]
     for checkpoint in whole:
         wrong += faults_of(checkpoint)
+    wrong += ["does not say what"] * (fault == "full" and "checkpoint of step" not in line)
     if fault == "asked" and whole[-1].name != f"step-{lines_of(metrics)[-1]['step']:08d}":
         wrong.append(f"the last checkpoint is {whole[-1].name}, and the last step {lines_of(metrics)[-1]['step']}")
     return f"exit code {code}, {len(whole)} checkpoints load; {line}", wrong

@@ -19,8 +19,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from trainplan.execution.lowering.checkpoints import ABOUT, Checkpoints, step_folder
 from trainplan.execution.lowering.trainer import Trainer
+from trainplan.profiling.base.processes import in_one_line
 
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
@@ -60,10 +62,16 @@ class Saver:
     def __init__(self, trainer: Trainer, checkpoints: Checkpoints) -> None:
         self.trainer, self.checkpoints, self.last = trainer, checkpoints, checkpoints.done
         self.group = dist.new_group(backend="gloo")
+        self.deciding = dist.new_group(backend="gloo")  # while a checkpoint is written over the other
         self._writing: tuple[Future[Any], Path, Path, int] | None = None
 
     def after(self, step: int, last: int) -> None:
-        """Called on all ranks after each step: begin a checkpoint where one is due."""
+        """Called on all ranks after each step: name the checkpoint that is written by then, and begin one where it is due."""
+        if self._writing is not None:
+            written = torch.tensor(int(self._writing[0].done()))
+            dist.all_reduce(written, dist.ReduceOp.MIN, group=self.deciding)
+            if written:
+                self.finish()
         if step % self.checkpoints.every == 0 or step == last:
             self.begin(step)
 
@@ -92,7 +100,11 @@ class Saver:
         if self._writing is None:
             return
         writing, aside, final, step = self._writing
-        writing.result()
+        try:
+            writing.result()
+        except CheckpointException as error:
+            cause = in_one_line(next(iter(error.failures.values()))[0])
+            raise RuntimeError(f"the checkpoint of step {step} cannot be written: {cause}") from error
         self._writing = None
         dist.barrier(self.group)
         if dist.get_rank() == 0:

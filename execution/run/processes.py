@@ -264,7 +264,7 @@ def check_settings(
         )
     place = launched()
     if place is not None and place.world != world:
-        fix = f"start as many: torchrun --nproc-per-node {world}, or its --nnodes times as many"
+        fix = f"start {world} in all, such as by torchrun --nproc-per-node {world} on one node"
         raise InputError("plan", "world", f"is {world}, and torchrun has started {place.world} processes", fix)
     if place is None and world > MOST_PROCESSES:
         fix = f"run plans of up to {MOST_PROCESSES} devices on one machine, or start them by torchrun on several"

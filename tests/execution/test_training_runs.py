@@ -13,7 +13,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.training_runs import begin, finish, lines_of, on_one, other_on_two, small_gpt, wait_for_step, write_tokens
+from benchmarks.training_runs import (
+    begin,
+    finish,
+    lines_of,
+    on_one,
+    other_on_two,
+    ranks_of,
+    small_gpt,
+    wait_for_step,
+    write_tokens,
+)
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1800.0
@@ -31,6 +41,22 @@ def test_a_run_that_is_asked_to_end_leaves_a_checkpoint_and_can_go_on(tmp_path: 
     again = begin(plan, tmp_path, "plan", *words, "--steps", done + 1, "--resume", kept, stdout=-3)
     assert finish(again, LIMIT_S)[0] == 0
     assert [line["step"] for line in lines_of(metrics)] == list(range(1, done + 2))
+
+
+@pytest.mark.long
+def test_a_step_that_takes_too_long_ends_the_run(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics"
+    words = ["--data", write_tokens(tmp_path)[0], "--metrics", metrics, "--steps", 100000]
+    process = begin(other_on_two(small_gpt("float64")), tmp_path, "plan", *words, "--step-timeout", 60, stdout=-3)
+    assert wait_for_step(process, metrics, 2)
+    os.kill(ranks_of(process)[1], signal.SIGSTOP)  # the launcher's own watch, by default of 30 s, is met first
+    code, line = finish(process, LIMIT_S)
+    assert code == 3 and "process 1 of 2 was stopped for 30 s" in line
+    again = begin(other_on_two(small_gpt("float64")), tmp_path, "plan", *words, "--step-timeout", 1, stdout=-3)
+    if wait_for_step(again, metrics, 2):
+        os.kill(ranks_of(again)[1], signal.SIGSTOP)
+    code, line = finish(again, LIMIT_S)
+    assert code == 3 and "took longer than 1 s (--step-timeout)" in line
 
 
 @pytest.mark.long
