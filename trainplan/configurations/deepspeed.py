@@ -61,7 +61,7 @@ def of_values(data: Mapping[str, Any], where: str, recompute: str | None = None,
     }
     names |= {"accumulation": "gradient_accumulation_steps", "shard": f"{ZERO}.mics_shard_size"}
     tp = keys.whole("tensor_parallel.autotp_size", 1) or 1
-    batch = {name: keys.whole(names[name]) for name in ("samples", "micro_samples", "accumulation")}
+    batch: dict[str, Any] = {name: keys.whole(names[name]) for name in ("samples", "micro_samples", "accumulation")}
     unread, unknown = keys.left(DEEPSPEED, DEEPSPEED_TABLES)
     return Configuration(
         where=where, runtime="deepspeed", software="deepspeed", dtype=dtype, precision=precision, tp=tp, shard=shard,

@@ -40,7 +40,7 @@ def model_fields(keys: Keys, layers: int) -> dict[str, Any] | None:
     if hidden is None or heads is None:
         return None
     inner = inner or (4 * hidden if not gated else int(4 * hidden * 2 / 3 / 64) * 64)
-    common = {
+    common: dict[str, Any] = {
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": groups or heads, "intermediate_size": inner, "max_position_embeddings": positions,
         "tie_word_embeddings": tied, "attention_dropout": attention_drop,

@@ -31,7 +31,7 @@ def read(path: Path) -> Configuration:
     for name, why in (("context_parallel", "context"), ("expert_parallel", "expert"), ("expert_tensor_parallel", "expert")):
         keys.refuse(f"parallelism.{name}_degree", [1], f"plans have no {why} parallelism")
     keys.refuse("training.enable_cpu_offload", ["false"], "states that FSDP2 keeps on the host are no option of plans for it")
-    notes, name = list[str](), _model(keys)
+    notes, model = list[str](), _model(keys)
     tp, pp = (keys.whole(f"parallelism.{kind}_parallel_degree", 1) or 1 for kind in ("tensor", "pipeline"))
     copies = keys.whole("parallelism.data_parallel_replicate_degree", 1) or 1
     shard = keys.whole("parallelism.data_parallel_shard_degree", -1, least=-1) or -1
@@ -69,7 +69,7 @@ def read(path: Path) -> Configuration:
     if shard == 1 and copies > 1:
         zero = 0
     return Configuration(
-        where=where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=name, dtype=dtype,
+        where=where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=model, dtype=dtype,
         precision=Precision(master="float32", gradients="float32") if masters else PLAIN,
         sequence=sequence, samples=None if samples == -1 else samples, micro_samples=micro,
         accumulation=None if samples != -1 else local // micro, tp=tp, pp=pp, chunks=chunks, copies=copies,
@@ -100,11 +100,11 @@ def _stages(keys: Keys, pp: int, schedule: PlanSchedule) -> tuple[tuple[int, ...
     if (modules := next(filter(None, lists), None)) is not None:
         return _cuts(keys, modules, pp), len(modules) // pp, (0, 0)
     if points:
-        layers = [LAYER.fullmatch(str(point)) for point in points]
-        if None in layers or (len(points) + 1) % pp:
+        starts = [LAYER.fullmatch(str(point)) for point in points]
+        if None in starts or (len(points) + 1) % pp:
             fix = f"give names such as layers.4, of {pp * usual - 1} stages after the first"
             raise keys.error("parallelism.pipeline_parallel_split_points", f"is {shown(points)}", fix)
-        return tuple(1 + 2 * int(match[1]) for match in layers if match), (len(points) + 1) // pp, (0, 0)
+        return tuple(1 + 2 * int(match[1]) for match in starts if match), (len(points) + 1) // pp, (0, 0)
     if per_stage is not None:
         layers = _known_layers(keys)
         stages = -(-(layers + sum(less)) // int(per_stage))
