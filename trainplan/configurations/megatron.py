@@ -61,8 +61,8 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
     shared = keys.flag("--sequence-parallel") and tp > 1
     recomputed = _recomputed(keys, notes)
     flags = " ".join(flag.removeprefix("--") for flag in OVERLAPS if keys.flag(flag))
-    names = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
-    names |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
+    keyed = {"tp": "--tensor-model-parallel-size", "pp": "--pipeline-model-parallel-size", "samples": "--global-batch-size"}
+    keyed |= {"micro_samples": "--micro-batch-size", "copies": "--num-distributed-optimizer-instances", "model": "--num-layers"}
     fields: dict[str, Any] = {
         "sequence": keys.whole("--seq-length"),
         "samples": keys.whole("--global-batch-size"),
@@ -74,7 +74,7 @@ def of_arguments(words: Sequence[str], where: str, devices: int | None = None) -
         where=where, runtime="megatron", software="megatron-core", flags=flags, vocabulary_multiple=multiple, dtype=dtype,
         precision=precision, devices=devices, tp=tp, pp=pp, chunks=chunks, copies=copies if zero else None, zero=zero,
         sequence_parallel=shared, schedule="interleaved-1f1b" if chunks > 1 else "1f1b", cuts=cuts, recomputed=recomputed,
-        keys=names, notes=tuple(notes), unread=unread, unknown=unknown, **fields,
+        keys=keyed, notes=tuple(notes), unread=unread, unknown=unknown, **fields,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def read(path: Path) -> Configuration:
     for kind, why in (("context_parallel", "context"), ("expert_parallel", "expert"), ("expert_tensor_parallel", "expert")):
         keys.refuse(f"parallelism.{kind}_degree", [1], f"plans have no {why} parallelism")
     keys.refuse("training.enable_cpu_offload", ["false"], "states that FSDP2 keeps on the host are no option of plans for it")
-    notes, name = list[str](), _model(keys)
+    notes, model = list[str](), _model(keys)
     tp, pp = (keys.whole(f"parallelism.{kind}_parallel_degree", 1) or 1 for kind in ("tensor", "pipeline"))
     copies = keys.whole("parallelism.data_parallel_replicate_degree", 1) or 1
     shard = keys.whole("parallelism.data_parallel_shard_degree", -1, least=-1) or -1
@@ -69,7 +69,7 @@ def read(path: Path) -> Configuration:
     if shard == 1 and copies > 1:
         zero = 0
     return Configuration(
-        where=where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=name, dtype=dtype,
+        where=where, runtime="torchtitan", software="torchtitan", flags="compile" if compiled else "", model=model, dtype=dtype,
         precision=Precision(master="float32", gradients="float32") if masters else PLAIN,
         sequence=sequence, samples=None if samples == -1 else samples, micro_samples=micro,
         accumulation=None if samples != -1 else local // micro, tp=tp, pp=pp, chunks=chunks, copies=copies,
