@@ -19,6 +19,9 @@ SHARED = ("pipeline", "micro_batches", "dp", "tp")  # parameters that mean the s
 WIDER = ("host", "hybrid", "modules", "sliced", "chunks")  # parameters that give the joint problem more to choose from
 
 
+ALIKE = {"cost_model": "executed"}  # as all other planners are priced
+
+
 @dataclass(frozen=True)
 class Rival:
     """What one planner comes to. step_ns, peak_bytes: of its plan, by the walks; None where it has none, and `why` says why.
@@ -76,6 +79,7 @@ def rivals(
             asked, without = _asked_of(each, request, choices)
             options = {"method": each.method, **asked}
         try:
+            options = {**ALIKE, **options} if each.preset == DEFAULT else options
             answer = plan(**options, **limits, like=each.preset)
         except InputError as error:
             if not answers:
@@ -92,7 +96,7 @@ def rivals(
     began = time.perf_counter()
     incumbents = [answer.plan for answer in answers[1:] if answer.plan is not None]
     try:
-        answer = plan(**request, **limits, gap=gap, like=published[0].preset, incumbents=incumbents)
+        answer = plan(**{**ALIKE, **request}, **limits, gap=gap, like=published[0].preset, incumbents=incumbents)
     except InputError as error:
         return [*rows, _none(label, str(error), time.perf_counter() - began)], answers[0]
     last = _row(label, answer, answers[0], time.perf_counter() - began)

@@ -242,7 +242,8 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
     answers: list[Planned | InputError] = []
     for name in like or PRESETS:
         try:
-            answer = plan(like=name, **request)
+            alike = {"cost_model": "executed"} if preset(name).problem_name == "joint" else {}  # as the others are priced
+            answer = plan(like=name, **{**alike, **request})
             answers.append(answer)
         except InputError as error:
             answers.append(error)
