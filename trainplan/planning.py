@@ -227,13 +227,13 @@ class _Way:
                 answer = self.search(problem.instances(others.with_margin(best.margin_bytes)), method, **self.arguments)
             except InputError:  # no layout is left
                 break
-            if answer.solution is None or (answer.objective_ns or 0) >= best.judged.step_ns:  # type: ignore[union-attr]
+            if answer.solution is None or (answer.objective_ns or 0) >= best.judged.step_ns:
                 break
             last = self.plan(answer, best.margin_bytes)
             solution = None if last.plan is None else problem.incumbent_of(first.instance, _as_wide(last.plan))
             if last.judged is None or solution is None:
                 break
-            if last.judged.step_ns < best.judged.step_ns and self.excess_bytes(last) <= 0:  # type: ignore[union-attr]
+            if last.judged.step_ns < best.judged.step_ns and self.excess_bytes(last) <= 0:
                 best = self.plan(_with_solution(first.answer, solution), best.margin_bytes)
         return best
 
