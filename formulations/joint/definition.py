@@ -23,7 +23,7 @@ from trainplan.formulations.joint.problem import NAME, Configuration, Instance, 
 from trainplan.formulations.joint.records import InstanceRecord, SolutionRecord
 from trainplan.formulations.joint.runtimes import within_runtime
 from trainplan.formulations.joint.space import Space
-from trainplan.formulations.joint.streamed import COST_MODEL, StreamedCosts
+from trainplan.formulations.joint.streamed import COST_MODEL, LEFT_OUT, StreamedCosts
 from trainplan.formulations.joint.suits import unsuited
 from trainplan.formulations.joint.tables import Option, OptionTable
 from trainplan.formulations.plan import Batch, Plan, Stage
@@ -51,9 +51,9 @@ class Joint(Problem):
         """The name of the costs, and how a step is judged."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
 
-    def restrictions(self, options: Mapping[str, Any]) -> list[str]:
-        """What the values of the parameters leave out of all plans that the problem knows."""
-        return restrictions(options)
+    def restrictions(self, options: Mapping[str, Any], cost_model: str) -> list[str]:
+        """What the values of the parameters, and the cost model, leave out of all plans that the problem knows."""
+        return [*restrictions(options), *(LEFT_OUT if cost_model.startswith(COST_MODEL) else ())]
 
     def beyond(self, instance: Instance, narrower: Instance, left_out: str) -> Instance | None:
         """The configurations that only the wider instance has, where the parameter chooses among configurations alone: those

@@ -55,6 +55,7 @@ from trainplan.profiling.models.model import Model
 from trainplan.profiling.profiles import Profile
 
 COST_MODEL = "streams"
+LEFT_OUT = ("one layout for all units", "in pipelines ZeRO 0 and 1")  # the cost model's own restrictions, beside options
 MIXED = 0.01  # of the bound, that a mean of both lanes may cost it
 
 
