@@ -105,4 +105,5 @@ def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
 def _best(made: Plan, machine: Cluster, asked: dict[str, Any], runtime: str | None = None) -> Planned:
     """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
     given = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples, **asked}
+    given["cost_model"] = "executed"  # whose steps are those of the walks that the plan is judged by
     return plan(like=DEFAULT, beside=False, for_=runtime, **given)

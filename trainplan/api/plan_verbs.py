@@ -47,7 +47,7 @@ from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
-from trainplan.rivals import Rival, rivals
+from trainplan.rivals import ALIKE, Rival, rivals
 from trainplan.simulating import simulate
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.registry import method as method_named
@@ -242,7 +242,8 @@ def plans(like: Sequence[str] | None = None, **request: Any) -> list[Planned | I
     answers: list[Planned | InputError] = []
     for name in like or PRESETS:
         try:
-            alike = {"cost_model": "executed"} if preset(name).problem_name == "joint" else {}  # as the others are priced
+            chosen = {parameter.name for parameter in preset(name).parameters}
+            alike = {choice: value for choice, value in ALIKE.items() if choice in chosen}
             answer = plan(like=name, **{**alike, **request})
             answers.append(answer)
         except InputError as error:
