@@ -36,6 +36,7 @@ def equal(report: RunReport) -> None:
         assert difference is not None and difference < 1e-9
 
 
+@pytest.mark.long
 def test_a_run_goes_on_under_any_plan(tmp_path: Path) -> None:
     begun = tp.run(mixed(), steps=2, checkpoint=tmp_path, checkpoint_every=1)
     assert begun.runtime == "torch" and sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]

@@ -137,6 +137,7 @@ def test_the_cost_model_never_needs_less_than_the_walk(world: int) -> None:
     assert sorted(ratios)[len(ratios) // 2] > 0.6
 
 
+@pytest.mark.long
 def test_measured_memory_follows_the_walk() -> None:
     """Against torch's own allocations, on plans of a size at which tensors outweigh bookkeeping."""
     sizes = {"n_embd": 128, "n_inner": 512, "vocab_size": 2000, "n_positions": 128}
