@@ -114,7 +114,7 @@ HALVES, QUARTERS = ["block16.attention"], ["block8.attention", "block16.attentio
             for options in (
                 {"zero": "3", "tp": 1},
                 {"zero": "0", "pipeline": 2, "tp": 4, "cuts": HALVES, "micro_batches": 32},
-                {"zero": "1", "pipeline": 4, "tp": 4, "cuts": QUARTERS},
+                {"zero": "1", "pipeline": 4, "tp": 4, "cuts": QUARTERS, "micro_batches": 16},
                 {"zero": "1", "pipeline": 4, "tp": 2, "schedule": "interleaved", "micro_batches": 32},
                 {"zero": "3", "cp": 2, "tp": 2},
                 {"zero": "1", "cp": 4, "pipeline": 2, "cuts": HALVES, "fp8": True},
