@@ -202,7 +202,7 @@ def test_recipes_become_the_plans_that_they_run(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("name", list(FILES))
 def test_recipes_are_judged(tmp_path: Path, name: str) -> None:
     """The bound holds for the plan that runs; what is to be changed first is walked, fits, and takes less time."""
-    run = judged(tmp_path, name, time_limit=120, gap=0.05)
+    run = judged(tmp_path, name, time_limit=5, gap=0.05)
     assert run.best is not None and run.best.answer.bound_ns is not None
     assert run.plan.uses_host or run.best.answer.bound_ns <= run.judged.step_ns
     assert run.gap is None or 0 <= run.gap < 1
