@@ -277,8 +277,10 @@ class Plan(Record):
         return [switches for unit in self.units if (switches := unit.switches) is not None]
 
 
-def load_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
-    """A plan from its JSON file or a dict, checked. Raises InputError."""
+def load_plan(source: Plan | str | os.PathLike[str] | Mapping[str, Any]) -> Plan:
+    """A plan from its JSON file or a dict, checked (a plan is given back). Raises InputError."""
+    if isinstance(source, Plan):
+        return source
     return parse(source, Plan, "plan" if isinstance(source, Mapping) else None)
 
 

@@ -20,8 +20,9 @@ from tests.command.calls import call
 from tests.execution.plans import plan_of
 from tests.exported_plans import random_exported
 from tests.sizes import first_and_others
-from trainplan.configurations.judging import changes, neighbours, predicted_plan
+from trainplan.configurations.judging import changes, neighbours
 from trainplan.configurations.planned import read
+from trainplan.predicting import predicted_plan
 from trainplan.validation.predict import Prediction
 
 LLAMA = """--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention

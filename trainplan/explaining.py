@@ -77,7 +77,7 @@ def explain(plan: Plan | Source, *, profile: FilePath | Profile | None = None, t
     plan: with the evidence of its claim, as `plan -o` and `certify` write it. profile: that the plan was made from, where it
     was. time_limit: seconds for trying what units could have; what they do not allow is left out. Raises InputError.
     """
-    made = load_plan(plan) if not isinstance(plan, Plan) else plan
+    made = load_plan(plan)
     claim, used = made.claim, profile_of(profile)
     if claim is None or claim.evidence is None:
         raise InputError("plan", "claim.evidence", "is missing", "give a plan that `trainplan plan -o` has written")
@@ -123,7 +123,7 @@ def _stages(plan: Plan, simulation: Simulation, bound: set[int]) -> list[Explain
 
 def differences(first: Plan | Source, second: Plan | Source) -> list[Difference]:
     """Runs of units that two plans of one model treat differently. Raises InputError."""
-    plans = [each if isinstance(each, Plan) else load_plan(each) for each in (first, second)]
+    plans = [load_plan(each) for each in (first, second)]
     if len(plans[0].units) != len(plans[1].units):
         sizes = f"has {len(plans[1].units)} units, and the other {len(plans[0].units)}"
         raise InputError("plan", "units", sizes, "give two plans of one model")
@@ -139,6 +139,5 @@ def differences(first: Plan | Source, second: Plan | Source) -> list[Difference]
 
 def _placed(plan: Plan) -> Sequence[tuple[int, str]]:
     """Of every unit its stage and its strategy."""
-    begins = [stage.first_unit for stage in plan.stages[1:]]
-    strategies = [str(strategy) for strategy in plan.strategies()]
-    return [(sum(begin <= l for begin in begins), strategy) for l, strategy in enumerate(strategies)]
+    stages = [x for x, stage in enumerate(plan.stages) for _ in range(stage.first_unit, stage.last_unit + 1)]
+    return list(zip(stages, map(str, plan.strategies()), strict=True))

@@ -16,14 +16,14 @@ from math import inf
 from typing import Any
 
 from trainplan.asking import compiles
-from trainplan.execution.judge import Judged, judge
+from trainplan.execution.judge import Judged
 from trainplan.execution.streams import judge_streams
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Claim, Plan
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
-from trainplan.predicting import plan_profile, predicted, predicted_on_lanes
+from trainplan.predicting import predicted_on_lanes, predicted_plan
 from trainplan.presets import Preset
 from trainplan.profiling.base.errors import InputError, one_of, shown
 from trainplan.profiling.base.plugins import attribute
@@ -370,10 +370,7 @@ def _judged(plan: Plan, request: Request, streams: bool = False) -> tuple[Plan, 
         assert request.cluster is not None
         judged = judge_streams(plan, request.cluster)
         return plan.changed(predicted=predicted_on_lanes(judged, request.cluster)), judged
-    profile = plan_profile(plan, request)
-    kinds = None if request.cluster is None else request.cluster.device_kinds
-    judged = judge(plan, profile, kinds)
-    return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
+    return predicted_plan(plan, request)
 
 
 def plan_answer(first: Planned, answer: Answer) -> Planned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainplan.execution.judge import Judged
+from trainplan.execution.judge import Judged, judge
 from trainplan.formulations.plan import Plan, Predicted, Stage, StageTimes
 from trainplan.formulations.request import Request
 from trainplan.formulations.work.planned import PlannedWork, planned_work, samples_of
@@ -31,6 +31,14 @@ def predicted(plan: Plan, judged: Judged, profile: Profile, kinds: Sequence[str]
         durations=dict(judged.carried()),
         stages=stage_times(plan, profile, kinds),
     )
+
+
+def predicted_plan(plan: Plan, request: Request) -> tuple[Plan, Judged]:
+    """The plan with its prediction by the request's numbers, and what the walks say. Raises InputError."""
+    profile = plan_profile(plan, request)
+    kinds = None if request.cluster is None else request.cluster.device_kinds
+    judged = judge(plan, profile, kinds)
+    return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
 
 
 def predicted_on_lanes(judged: Judged, cluster: Cluster) -> Predicted:

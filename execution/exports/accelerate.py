@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
 from trainplan.execution.exports.common import Export, as_exported, fitting_bytes
 from trainplan.execution.exports.launching import accelerate_launch, page, slurm
 from trainplan.execution.exports.sharded import left_out, one_stage, run_file, script
@@ -79,7 +80,7 @@ def export(plan: Plan, where: str) -> Export:
         sizes = {"dp_replicate": copies, "dp_shard": shard, "tp": 1, "cp": 1}
         settings["parallelism_config"] = {f"parallelism_config_{name}_size": size for name, size in sizes.items()}
     files = {
-        "accelerate.yaml": "\n".join([f"# For {VERSION}.", *_yaml(settings)]) + "\n",
+        "accelerate.yaml": f"# For {VERSION}.\n{yaml.safe_dump(settings, sort_keys=False)}",
         "run.json": run_file(plan, strategy),
         "train.py": script("accelerate_script.py"),
         "launch.sh": accelerate_launch(plan.world, "accelerate.yaml", 'train.py "$@"'),
@@ -87,14 +88,3 @@ def export(plan: Plan, where: str) -> Export:
         "README.md": page(plan, RUNTIME, VERSION, peak_bytes, said, DECIDES),
     }
     return Export("accelerate", {"config": settings, "peak_bytes": peak_bytes}, files, tuple(said), exported)
-
-
-def _yaml(values: dict[str, Any], margin: str = "") -> list[str]:
-    """Lines of YAML, texts in quotes: a bare `no` is false."""
-    lines = []
-    for key, value in values.items():
-        if isinstance(value, dict):
-            lines += [f"{margin}{key}:", *_yaml(value, margin + "  ")]
-        else:
-            lines.append(f"{margin}{key}: {str(value).lower() if isinstance(value, bool | int) else repr(value)}")
-    return lines

@@ -7,7 +7,7 @@ out, and said so, where only time or memory differ (sliced forward passes, shard
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -157,10 +157,15 @@ def recomputed_modules(plan: Plan, names: Mapping[str, str], runtime: str) -> tu
     """What a runtime calls the modules that any layer recomputes by themselves; and what is to be said of the others."""
     by_unit = {strategy.modules for unit, strategy in zip(plan.units, plan.strategies(), strict=True) if unit.name not in ENDS}
     modules = sorted({module for each in by_unit for module in each})
-    lines = [f"recomputation of {module}: {runtime} keeps it; more memory" for module in modules if module not in names]
+    lines = modules_kept((module for module in modules if module not in names), runtime)
     if len(by_unit) > 1 and modules:
         lines.append("recomputation of modules of single units: here all layers have the same; more time or memory")
     return [names[module] for module in modules if module in names], lines
+
+
+def modules_kept(modules: Iterable[Module], runtime: str) -> list[str]:
+    """What is to be said of modules that a plan recomputes by themselves and a runtime does not."""
+    return [f"recomputation of {module}: {runtime} keeps it; more memory" for module in sorted(set(modules))]
 
 
 def left_out_of_all(plan: Plan, runtime: str) -> list[str]:

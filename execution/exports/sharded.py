@@ -16,6 +16,7 @@ from trainplan.execution.exports.common import (
     common_strategy,
     left_out_of_all,
     micro_batch_samples,
+    modules_kept,
     recomputation,
 )
 from trainplan.formulations.plan import Plan
@@ -51,12 +52,8 @@ def one_stage(plan: Plan, runtime: str, where: str, able: Collection[str] = ABLE
 def left_out(plan: Plan, runtime: str) -> list[str]:
     """What neither of them says."""
     _, partly = recomputation(plan)
-    modules = sorted({module for each in plan.strategies() for module in each.modules})
-    return [
-        *left_out_of_all(plan, runtime),
-        *partly,
-        *(f"recomputation of {module}: {runtime} keeps it; more memory" for module in modules),
-    ]
+    modules = (module for each in plan.strategies() for module in each.modules)
+    return [*left_out_of_all(plan, runtime), *partly, *modules_kept(modules, runtime)]
 
 
 def run_file(plan: Plan, strategy: Strategy) -> str:

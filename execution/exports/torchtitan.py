@@ -29,6 +29,7 @@ from trainplan.execution.exports.common import (
     left_out_of_all,
     left_out_order,
     micro_batch_samples,
+    modules_kept,
     recomputation,
     refuse_half_cut,
 )
@@ -88,8 +89,7 @@ def export(plan: Plan, where: str) -> Export:
         left_out.append("tokens: tensor-parallel ranks share them here; less memory")
     again, partly = recomputation(plan)
     left_out += partly
-    modules_left = sorted({module for each in plan.strategies() for module in each.modules})
-    left_out += [f"recomputation of {module}: {RUNTIME} keeps it; more memory" for module in modules_left]
+    left_out += modules_kept((module for each in plan.strategies() for module in each.modules), RUNTIME)
     precision = plan.precision
     if precision.master is not None and precision.gradients == "model":
         left_out.append("gradients are reduced in float32 here, and so kept; more time and memory")

@@ -238,6 +238,12 @@ def place_in_step(jobs: Sequence[Mapping[str, Sequence[Program]]], rank: int, po
     return f"in step {step}{of_plan}, at {jobs[plan]['programs'][rank].instructions[number - 1]}"
 
 
+def check_seconds(flag: str, seconds: float, usual: float) -> None:
+    """Raises InputError where a time limit is below a second, with one that would do."""
+    if not seconds >= 1:
+        raise InputError("command line", flag, f"is {seconds:g}", f"give 1 second or more, such as {usual:g}")
+
+
 def check_settings(
     plans: Sequence[Plan],
     steps: int,
@@ -258,10 +264,7 @@ def check_settings(
         raise InputError("command line", "--backend", f"is {backend!r}", one_of(backend, BACKENDS))
     if not 0 <= seed < 2**31:
         raise InputError("command line", "--seed", f"is {seed}", "give 0 to 2147483647")
-    if not stall_timeout >= 1:
-        raise InputError(
-            "command line", "--stall-timeout", f"is {stall_timeout:g}", f"give 1 second or more, such as {STALL_S:g}"
-        )
+    check_seconds("--stall-timeout", stall_timeout, STALL_S)
     place = launched()
     if place is not None and place.world != world:
         fix = f"start {world} in all, such as by torchrun --nproc-per-node {world} on one node"

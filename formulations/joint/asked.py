@@ -74,10 +74,7 @@ def streams_refusal(request: Request) -> str | None:
 
 
 def cost_model_of(request: Request) -> str:
-    """Which cost model a request is planned with: executed, where it has no parameters at all. Raises InputError where what is
-    asked for is of another one."""
-    if COST_MODEL.name not in request.options:
-        return "executed"
+    """Which cost model a request is planned with. Raises InputError where what is asked for is of another one."""
     asked, refusal = request.options["cost_model"], streams_refusal(request)
     chosen = asked if asked != "auto" else "executed" if refusal else "streams"
     if chosen == "streams":

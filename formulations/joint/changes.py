@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
-from trainplan.formulations.joint.evaluation import evaluate, malformed
+from trainplan.formulations.joint.evaluation import evaluate
 from trainplan.formulations.joint.problem import Instance, Solution
 from trainplan.formulations.runs import runs
 
@@ -39,10 +39,6 @@ class UnitChanges:
     next_best: Change | None
     prevented: Change | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return asdict(self)
-
 
 def changes(instance: Instance, solution: Solution, stop: Callable[[], bool] = lambda: False) -> list[UnitChanges]:
     """For each run of units with one option in a stage, what the first of them could have in its place.
@@ -64,15 +60,11 @@ def changes(instance: Instance, solution: Solution, stop: Callable[[], bool] = l
                 if change is None:
                     continue
                 if change.over_bytes <= 0:
-                    fitting = min(fitting or change, change, key=_step_ns)
+                    fitting = min(fitting or change, change, key=attrgetter("step_ns"))
                 elif change.step_ns < step_ns:
-                    prevented = min(prevented or change, change, key=_step_ns)
+                    prevented = min(prevented or change, change, key=attrgetter("step_ns"))
             rows.append(UnitChanges(x, first + place, units, count, name, fitting, prevented))
     return rows
-
-
-def _step_ns(change: Change) -> int:
-    return change.step_ns
 
 
 def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) -> list[int]:
@@ -86,9 +78,10 @@ def _by_own_work(instance: Instance, solution: Solution, stage: int, unit: int) 
 def _changed(instance: Instance, solution: Solution, unit: int, option: int, name: str) -> Change | None:
     """The plan with another option of one unit; None where its neighbours cannot be beside that."""
     other = replace(solution, choice=(*solution.choice[:unit], option, *solution.choice[unit + 1 :]))
-    if malformed(instance, other):
+    try:
+        evaluation = evaluate(instance, other)
+    except ValueError:
         return None
-    evaluation = evaluate(instance, other)
     configuration, over = instance.configurations[solution.configuration], 0
     for x, stage in enumerate(evaluation.stages):
         site = configuration.site(x)

@@ -148,7 +148,7 @@ class Master:
             for (length, out), caps in arcs.capped.items():
                 if length < least.shape[1]:
                     at = 0, length, out
-                    least[at] = max(least[at], *(value for cap, value in caps if most[at] <= cap), 0.0)
+                    least[at] = max([least[at], *(value for cap, value in caps if most[at] <= cap)])
         return least
 
     def most_first_u(self, limit: float) -> Floats:

@@ -9,16 +9,18 @@ from typing import Any
 from trainplan.api.plan_verbs import plan
 from trainplan.asking import FilePath, cluster_of, compiles, memory_of
 from trainplan.configurations.configuration import Configuration
-from trainplan.configurations.judging import JudgedRun, changes, predicted_plan
+from trainplan.configurations.judging import JudgedRun, changes
 from trainplan.configurations.planned import framework_prediction, model_of, plan_of, read, with_options
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
 from trainplan.planned import Planned
+from trainplan.predicting import predicted_plan
 from trainplan.presets import DEFAULT
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError
 from trainplan.profiling.base.files import Source
 from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.rivals import ALIKE
 from trainplan.validation.logs import LoggedRun, beside, read_log
 
 __all__ = ["compare_log", "import_run"]
@@ -86,7 +88,7 @@ def compare_log(source: Plan | Source, log: FilePath) -> LoggedRun:
     """A log of a run, as Megatron-LM, torchtitan or DeepSpeed prints it, beside what its plan predicts: the median step behind
     the first ones, and peaks of memory. Raises InputError."""
     where = str(source) if isinstance(source, str | Path) else "plan"
-    return beside(source if isinstance(source, Plan) else load_plan(source), read_log(Path(log)), where)
+    return beside(load_plan(source), read_log(Path(log)), where)
 
 
 def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
@@ -104,6 +106,5 @@ def _asked(configuration: Configuration, made: Plan) -> dict[str, Any]:
 
 def _best(made: Plan, machine: Cluster, asked: dict[str, Any], runtime: str | None = None) -> Planned:
     """The joint optimum for a plan's model, devices and batch, begun from the plan where it is one of the space's."""
-    given = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples, **asked}
-    given["cost_model"] = "executed"  # whose steps are those of the walks that the plan is judged by
+    given = {"model": made.planned_model(), "cluster": machine, "batch": made.batch.global_samples, **asked, **ALIKE}
     return plan(like=DEFAULT, beside=False, for_=runtime, **given)

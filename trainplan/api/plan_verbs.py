@@ -16,10 +16,11 @@ from trainplan.execution.exports.common import Export
 from trainplan.execution.exports.registry import exporter
 from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.lowering.choice import runtime_of
-from trainplan.execution.run.processes import RunReport, run_plans
+from trainplan.execution.run.processes import RunReport, check_seconds, run_plans
 from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
 from trainplan.explaining import differences, explain
+from trainplan.formulations.parameters import flag_of
 from trainplan.formulations.pipeline.batches import LARGEST_BATCH, MOST_MICRO_BATCHES, BatchInstances
 from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.request import Request
@@ -54,6 +55,8 @@ from trainplan.solvers.core.registry import method as method_named
 from trainplan.throughputs import Throughput, search_throughput
 from trainplan.trace import chrome_trace
 from trainplan.trials import Trials, best_plans, runnable, try_plans
+
+STEP_S = 600.0  # that a step of a run may take, as an example
 
 __all__ = [
     "certify",
@@ -482,23 +485,18 @@ def run(
         base = _profile_to_measure(the_plan, run_model, measure, cluster, profile)
     asked: dict[str, Any] = {"backend": backend, "transport": transport, "measure": measure, "measure_memory": measure_memory}
     kept = {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "resume": resume, "step_timeout": step_timeout}
-    only = [f"--{name.replace('_', '-')}" for name, value in {**asked_training, **kept}.items() if value is not None]
+    only = [flag_of(name) for name, value in {**asked_training, **kept}.items() if value is not None]
     choice = runtime_of(by, the_plan, run_model, where=where, training=only, **asked)
     options |= {"runtime": choice.runtime}
     if choice.runtime == "torch":
         training = training_of(the_plan, run_model, steps, asked_training, resume is not None)
         kept_of = (checkpoint, checkpoint_every, resume, training.data)
         checkpoints = checkpoints_of(the_plan, run_model, seed, steps, *kept_of)
-        options |= {"training": training, "checkpoints": checkpoints, "step_timeout": _limit(step_timeout)}
+        if step_timeout is not None:
+            check_seconds("--step-timeout", step_timeout, STEP_S)
+        options |= {"training": training, "checkpoints": checkpoints, "step_timeout": step_timeout}
     report = run_plans([the_plan], model=run_model, where=where, profile=base, **options)[0]
     return replace(report, why_program=choice.why)
-
-
-def _limit(step_timeout: float | None) -> float | None:
-    """Seconds of a step at most. Raises InputError."""
-    if step_timeout is not None and not step_timeout >= 1:
-        raise InputError("command line", "--step-timeout", f"is {step_timeout:g}", "give 1 second or more, such as 600")
-    return step_timeout
 
 
 def _profile_to_measure(
@@ -526,4 +524,4 @@ def export(source: Plan | Source, to: str) -> Export:
 def _loaded(source: Plan | Source) -> tuple[Plan, str]:
     """A plan, and what errors call it: its file, if it comes from one."""
     where = os.fspath(source) if isinstance(source, str | os.PathLike) else "plan"
-    return source if isinstance(source, Plan) else load_plan(source), where
+    return load_plan(source), where

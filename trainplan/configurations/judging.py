@@ -12,21 +12,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainplan.configurations.configuration import Configuration
-from trainplan.configurations.planned import ENDS
-from trainplan.execution.judge import Judged, judge
+from trainplan.execution.exports.common import ENDS
+from trainplan.execution.judge import Judged
+from trainplan.formulations.joint.asked import PARAMETERS
 from trainplan.formulations.joint.definition import build
 from trainplan.formulations.joint.home import evaluate, violations
 from trainplan.formulations.joint.of_plan import incumbent_of
+from trainplan.formulations.joint.problem import NAME
 from trainplan.formulations.joint.runtimes import RUNTIMES
 from trainplan.formulations.joint.space import SCHEDULES, Space
+from trainplan.formulations.parameters import chosen
 from trainplan.formulations.plan import Plan, Stage
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
 from trainplan.planned import Planned
-from trainplan.predicting import plan_profile, predicted
+from trainplan.predicting import predicted_plan
 from trainplan.profiling.base.errors import InputError
 from trainplan.profiling.base.quantities import divisors
 from trainplan.profiling.models.sublayers import modules_of
+from trainplan.rivals import ALIKE
 from trainplan.validation.predict import Prediction
 
 WALKED = 3  # of the best changes
@@ -94,14 +98,6 @@ class JudgedRun:
         }
 
 
-def predicted_plan(plan: Plan, request: Request) -> tuple[Plan, Judged]:
-    """The plan with its prediction, and what the walks say. Raises InputError."""
-    assert request.cluster is not None
-    profile, kinds = plan_profile(plan, request), request.cluster.device_kinds
-    judged = judge(plan, profile, kinds)
-    return plan.changed(predicted=predicted(plan, judged, profile, kinds)), judged
-
-
 def changes(configuration: Configuration, plan: Plan, request: Request, step_ns: int) -> tuple[Change, ...]:
     """What to change first: plans that fit and take less time than this one, or, where this one does not fit, that fit; the
     shortest step first, the first few of them walked. step_ns: of the plan, by the walks."""
@@ -135,7 +131,7 @@ def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
         recompute=("none", "modules", "full"),
         strategies=lambda strategy: strategy in strategies,
     )
-    instance = build(replace(request, batch=plan.batch.global_samples), space)
+    instance = build(replace(request, batch=plan.batch.global_samples, options=chosen(PARAMETERS, ALIKE, NAME)), space)
     solution = incumbent_of(instance, plan)
     if solution is None:
         return None

@@ -10,11 +10,12 @@ from typing import Any
 
 from trainplan.configurations import accelerate, deepspeed, megatron, torchtitan
 from trainplan.configurations.configuration import Configuration, Recomputed
+from trainplan.execution.exports.common import ENDS
 from trainplan.formulations.plan import Batch, Plan, Stage
 from trainplan.formulations.plan_units import Order, PlannedUnit, planned_unit
 from trainplan.formulations.request import Request
 from trainplan.formulations.strategies import Strategy
-from trainplan.formulations.streams.layout import Recompute
+from trainplan.formulations.streams.layout import recompute_of
 from trainplan.profiling.base.errors import COMMAND_LINE, InputError, one_of
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.clusters.efficiencies import shipped_efficiencies
@@ -29,7 +30,6 @@ from trainplan.validation.rows import Run
 
 SUFFIXES = {".toml": "torchtitan", ".json": "deepspeed", ".yaml": "accelerate", ".yml": "accelerate"}
 RUNTIMES = ("megatron", "torchtitan", "deepspeed", "accelerate")
-ENDS = ("embedding", "head")
 ONE = ("deepspeed", "accelerate")  # where micro-batches are one unless the file says more
 
 
@@ -247,10 +247,6 @@ def framework_prediction(configuration: Configuration, plan: Plan, cluster: Clus
         return f"{error.field} {error.problem}"
     recomputed = configuration.recomputed
     share = 1 / recomputed.every if recomputed.first is None else min(1.0, recomputed.first * len(plan.stages) / model.layers)
-    again = Recompute(
-        layers=share if recomputed.of == "full" else 0.0,
-        attention="attention" in recomputed.modules,
-        activations=bool({"norms", "activation"} & set(recomputed.modules)),
-    )
+    again = replace(recompute_of(recomputed.modules), layers=share if recomputed.of == "full" else 0.0)
     layout = replace(laid.layout, recompute=again, sequence_parallel=configuration.sequence_parallel)
     return predict_laid(replace(laid, layout=layout), shipped_efficiencies())
