@@ -5,7 +5,7 @@ with any levels of dp, sdp and tp, ZeRO stage, sequence parallelism and recomput
 parameters kept whole. Each takes two steps in float64 by program and lowered, in the same processes. Losses, and the first
 step's gradients relative to the largest of their unit, have to be within 1e-12 of each other and of one process. Then `--drawn`
 plans over all that a plan can say are drawn, and their refusals counted by field. Last, of `--memory` plans of a wider GPT-2 in
-float32 the peaks of lowered ranks, by the dispatch tracker, are put beside what the memory walk says of their programs. Exit
+float32 the peaks of lowered ranks, by the dispatch tracker, are put beside their dry runs. Exit
 status 1 where a plan is apart, or a regular one is refused that has no residence on the host, no halves and no shares.
 
     python -m benchmarks.lowered --plans 300 --drawn 1000 --memory 60 --seed 0
@@ -158,7 +158,7 @@ def main() -> int:
 
 
 def _measure(console: Console, rng: random.Random, count: int) -> None:
-    """Print how far peaks of lowered ranks are from the walk over their programs, by what plans do."""
+    """Print how far peaks of lowered ranks are from their dry runs, by what plans do."""
     sizes = {"n_embd": 128, "n_inner": 512, "n_positions": 64, "n_layer": 4, "vocab_size": 512}
     wide = [model.with_fields(sequence=64, **sizes).in_dtype("float32") for model in (GPT2, UNTIED)]
     drawn = [_drawn(rng, rng.choice(wide), POWERS[number % len(POWERS)]) for number in range(count)]
@@ -168,11 +168,11 @@ def _measure(console: Console, rng: random.Random, count: int) -> None:
         reports = run_plans(plans, steps=1, compare=False, measure_memory=True, runtime="torch") if plans else []
         for plan, report in zip(plans, reports, strict=True):
             assert report.peak_bytes is not None
-            ratios = [peak / walk - 1 for peak, walk in zip(report.peak_bytes, report.predicted_peak_bytes, strict=True)]
+            ratios = [peak / dry - 1 for peak, dry in zip(report.peak_bytes, report.predicted_peak_bytes, strict=True)]
             shares = "some" if any(strategy.zero_stage in (1, 2) for strategy in plan.strategies()) else "no"
             for name in ("all", f"{plan.schedule}, {len(plan.stages)} stages", f"{shares} ZeRO-1 or 2"):
                 apart.setdefault(name, []).extend(ratios)
-    title = f"peaks of {count} lowered plans above the memory walk over their programs"
+    title = f"peaks of {count} lowered plans above their dry runs"
     table = Table("plans", "ranks", "least", "median", "most", "median error", title=title)
     for name, ratios in sorted(apart.items()):
         errors = median(map(abs, ratios))

@@ -3,6 +3,7 @@
 The tracker is a `TorchDispatchMode`: each operation of torch passes through it, and what storages its results have is counted
 until they are gone; `UntypedStorage.resize_`, with which FSDP empties and fills its own, is watched beside. So it sees all
 tensors, and on CPUs and GPUs alike, but no workspace within a kernel, nor what an allocator or a communicator keeps for itself.
+Within a `FakeTensorMode` it counts the tensors of this mode by their shapes (see `dry_run`).
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class StorageTracker(TorchDispatchMode):
             self.alive_bytes -= self._sizes.pop(key)
 
     def __enter__(self) -> StorageTracker:
-        original = self._resize
+        original, self._mode = self._resize, torch._guards.active_fake_mode()
 
         def resize(storage: torch.UntypedStorage, size: int) -> None:
             original(storage, size)
-            if storage.device.type != "meta":
+            if storage.device.type != "meta" or storage._cdata in self._watched:  # a fake tensor's is on meta, too
                 self._see(storage)
 
         torch.UntypedStorage.resize_ = resize
@@ -75,6 +76,6 @@ class StorageTracker(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        if torch._guards.active_fake_mode() is None:  # shapes of a DTensor's result are tried out without memory
+        if torch._guards.active_fake_mode() is self._mode:  # shapes of a DTensor's result are tried out in another one
             self.count(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         return result

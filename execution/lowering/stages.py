@@ -6,11 +6,13 @@ behind a cut lays them out anew, as between any two units. A plan of one stage i
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
@@ -71,10 +73,20 @@ class Relay(nn.Module):
 class Chain(nn.Module):
     """The units of one stage, on one rank.
 
+    shapes: under which parameters are made that have a shape and no values, for a dry run; None for values from the seed.
     step: how many steps are done, which masks follow from; while it is evaluated there are none. samples of a micro-batch are
     named by ids, and a unit takes those of its own block."""
 
-    def __init__(self, plan: Plan, model: Model, stage: int, place: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        model: Model,
+        stage: int,
+        place: int,
+        seed: int,
+        device: torch.device,
+        shapes: FakeTensorMode | None = None,
+    ) -> None:
         super().__init__()
         first, last = plan.stages[stage].first_unit, plan.stages[stage].last_unit
         self.positions, self.place, self.seed, self.step = range(first, last + 1), place, seed, 0
@@ -101,12 +113,13 @@ class Chain(nn.Module):
             for one, other in pairwise(sharded):
                 one.set_modules_to_forward_prefetch([other])
                 other.set_modules_to_backward_prefetch([one])
-        for unit in self.units:
-            unit.to_empty(device=device)
+        with shapes or nullcontext():
+            for unit in self.units:
+                unit.to_empty(device=device)
         if tied:
             self.units[0].table.tie()
             self.units[-1].borrowed.append(self.units[0].table)
-        for position, unit in zip(self.positions, self.units, strict=True):
+        for position, unit in zip(self.positions, self.units, strict=True) if shapes is None else ():
             fill(unit, torch_units.unit_seed(model, position, seed))
         self.copies = [
             Copies(unit, data_mesh(unit.strategy, ranks, kind).get_group("dp"))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
@@ -32,18 +33,26 @@ class Trainer:
 
     Made on all ranks at once. model: to run in place of the plan's own. Every unit has optimizers of its own, one for each mesh
     that its parameters lie on: fused ones take tensors of one. steps: how many are done. gradient_norm: of the last one, over
-    all parameters of all ranks, before gradients were scaled; None where nobody asked for it.
+    all parameters of all ranks, before gradients were scaled; None where nobody asked for it. shapes: as of `Chain`, for a dry
+    run.
     """
 
     def __init__(
-        self, plan: Plan, model: Model, rank: int, seed: int, device: torch.device, training: Training = PLAINLY
+        self,
+        plan: Plan,
+        model: Model,
+        rank: int,
+        seed: int,
+        device: torch.device,
+        training: Training = PLAINLY,
+        shapes: FakeTensorMode | None = None,
     ) -> None:
         self.plan, self.model, self.rank, self.device, self.training = plan, model, rank, device, training
         self.steps, self.gradient_norm = 0, None
         make_meshes(plan, device.type)
         numbers = [number for number, stage in enumerate(plan.stages) if rank in stage.ranks]
         self.place = plan.stages[numbers[0]].ranks.index(rank)
-        chains = [Chain(plan, model, number, self.place, seed, device) for number in numbers]
+        chains = [Chain(plan, model, number, self.place, seed, device, shapes) for number in numbers]
         self.stages = [make_stage(plan, model, number, one, device) for number, one in zip(numbers, chains, strict=True)]
         self.chains: list[Chain] = chains
         self.schedule = make_schedule(plan, self.stages)

@@ -61,10 +61,11 @@ class RunReport:
     """What running a plan gave.
 
     losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the memory
-    walk; peak_bytes: by rank, what torch allocated (None where not asked for). gradient_difference: largest difference of any
-    gradient of the first step against one process, relative to the largest gradient of its unit; parameter_difference:
-    largest absolute difference of any parameter after the last step; loss_difference: of any step's loss. limit_bytes: what a
-    device may use, as the plan was made.
+    walk, or, where torch runs the plan and its memory is measured, from a dry run of that (predicted_by); peak_bytes: by
+    rank, what torch allocated (None where not asked for). gradient_difference: largest difference of any gradient of the first
+    step against one process, relative to the largest gradient of its unit; parameter_difference: largest absolute difference
+    of any parameter after the last step; loss_difference: of any step's loss. limit_bytes: what a device may use, as the plan
+    was made.
 
     Where instructions were measured: instructions: their times by kind, measured and predicted; predicted_seconds: of a step
     on one lane, by the time walk, as the profile or the plan has it (None where neither is of the model that ran);
@@ -96,6 +97,7 @@ class RunReport:
     walked_seconds: float | None = None
     profile: Profile | None = None
     runtime: Runtime = "program"
+    predicted_by: Literal["memory walk", "dry run"] = "memory walk"
     why_program: str | None = None
     first_step: int = 1
     evaluations: dict[int, float] = field(default_factory=dict)
@@ -155,6 +157,14 @@ def run_plans(
         )
     jobs: list[dict[str, Any]] = [{"programs": sound_programs(plan, model, backend), "plan": plan} for plan in plans]
     walks = [[memory_walk(program, backend) for program in job["programs"]] for job in jobs]
+    peaks, dry = (
+        [[walk.peak_bytes for walk in walked] for walked in walks],
+        runtime == "torch" and measure_memory and place is None,
+    )
+    if dry:
+        from trainplan.execution.lowering.dry_run import dry_peaks
+
+        peaks = dry_peaks(plans, model)
     for plan, walked in zip(plans, walks, strict=True):
         if place is None:
             check_memory(where, plan, walked, gpus(plan, device, transport))
@@ -193,13 +203,14 @@ def run_plans(
                 device=device,
                 losses=first["losses"],
                 step_seconds=[max(times) for times in zip(*(rank[number]["seconds"] for rank in ranks), strict=True)],
-                predicted_peak_bytes=[walk.peak_bytes for walk in walks[number]],
+                predicted_peak_bytes=peaks[number],
                 peak_bytes=[rank[number]["peak_bytes"] for rank in ranks] if measure_memory else None,
                 gradient_difference=first["gradient_difference"],
                 parameter_difference=first["parameter_difference"],
                 loss_difference=first["loss_difference"],
                 limit_bytes=plans[number].memory_bytes,
                 runtime=runtime,
+                predicted_by="dry run" if dry else "memory walk",
                 **{name: first[name] for name in ("first_step", "evaluations", "ended") if name in first},
                 **(_measured(plans[number], programs, [rank[number]["spans"] for rank in ranks], profile) if measure else {}),
             )

@@ -115,8 +115,9 @@ def run_report(plan: Plan, report: Any, scale_down: int) -> None:
     rows.append(("ran", f"{report.model} in {report.dtype} on {report.world} processes, by {by}, {report.device}"))
     if report.why_program is not None:
         rows.append(("", f"not by torch: {report.why_program}"))
+    of_this = report.runtime == "program" or report.predicted_by == "dry run"
     for name, peaks, about in (
-        ("memory walk", report.predicted_peak_bytes, "of this run" if report.runtime == "program" else "of its program"),
+        (report.predicted_by, report.predicted_peak_bytes, "of this run" if of_this else "of its program"),
         ("allocated", report.peak_bytes, "measured"),
     ):
         if peaks:

@@ -1,0 +1,86 @@
+"""The memory of lowered ranks before they run: their step on shapes alone.
+
+A lowered plan's memory is what torch makes of it: parts that FSDP gathers ahead, what autograd keeps, results of collectives.
+The programs of the plan do not have all of that, so their memory walk is not its prediction. The dry run is: the lowered model
+itself takes a step on tensors that have shapes, dtypes and storages without memory (`FakeTensorMode`), its collectives go to a
+process group that moves nothing, and the dispatch tracker counts as in a run. No device is needed, however large the plan.
+
+Kernels are those of the CPU: where a GPU's attention keeps other tensors for its backward pass, the peak differs by these. And
+gloo has no reduce-scatter: on CPUs torch makes it of an all-reduce of a copy, which a run there has beside the dry run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.stage import InferenceMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
+from trainplan.execution.lowering.trainer import Trainer
+from trainplan.formulations.plan import Plan
+from trainplan.profiling.base.processes import Report, run_workers
+from trainplan.profiling.models.model import Model
+
+
+class Shapes(FakeTensorMode):
+    """Operations on shapes. A number that is read from a tensor without memory is one: samples' ids, losses and norms."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            (read,) = (each for each in tree_leaves(args) if isinstance(each, Tensor))
+            return 1.0 if read.is_floating_point() else 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Sent:
+    """A batch of messages under way. As of real ones, the tensors are held until nobody waits for it any more."""
+
+    def __init__(self, messages: list[dist.P2POp]) -> None:
+        self.held = [message.tensor for message in messages]
+
+    def wait(self) -> None:
+        """Nothing moves, so nothing is waited for."""
+
+
+def dry_peaks(plans: list[Plan], model: Model | None = None) -> list[list[int]]:
+    """Of each plan the most bytes of every rank in a training step, by torch, without a step.
+
+    One rank of each stage is tried, the first, whose parts are the largest; the others count as it does. plans: such without
+    refusals (`execution.lowering.refusals`). model: to run in place of the plans' own. Raises WorkerError.
+    """
+    tried = [(number, stage) for number, plan in enumerate(plans) for stage in range(plan.depth)]
+    jobs = [(plans[number], model or plans[number].planned_model(), plans[number].stages[x].ranks[0]) for number, x in tried]
+    found = dict(
+        zip(tried, run_workers("trainplan.execution.lowering.dry_run:run_rank", len(jobs), jobs, backend="fake"), strict=True)
+    )
+    return [_by_rank(plan, [found[number, stage] for stage in range(plan.depth)]) for number, plan in enumerate(plans)]
+
+
+def _by_rank(plan: Plan, peaks: list[int]) -> list[int]:
+    """Peaks by rank from those by stage."""
+    of_rank = {rank: peak for stage, peak in zip(plan.stages, peaks, strict=False) for rank in stage.ranks}
+    return [of_rank[rank] for rank in range(plan.world)]
+
+
+def run_rank(number: int, count: int, jobs: list[tuple[Plan, Model, int]], report: Report) -> int:
+    """Body of a process: the peak of one rank of one plan."""
+    plan, model, rank = jobs[number]
+    dist.destroy_process_group()  # the one of these processes, which have nothing to say to each other
+    dist.init_process_group("fake", rank=rank, world_size=plan.world, store=FakeStore())
+    shapes = Shapes()
+    trainer = Trainer(plan, model, rank, 0, torch.device("cpu"), shapes=shapes)
+    for stage in trainer.stages:
+        stage._inference_mode = InferenceMode.STATIC  # on which stages agree by a message before their first step
+    trainer.schedule._warmup_p2p = lambda *stages: None
+    schedules._batch_p2p = lambda messages, desc=None: [Sent(messages)] if messages else []
+    with shapes:
+        trainer.step()
+        return trainer.peak_bytes()
