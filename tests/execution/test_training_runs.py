@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,9 @@ def test_a_step_that_takes_too_long_ends_the_run(tmp_path: Path) -> None:
     assert code == 3 and "process 1 of 2 was stopped for 30 s" in line
     again = begin(other_on_two(small_gpt("float64")), tmp_path, "plan", *words, "--step-timeout", 1, stdout=-3)
     if wait_for_step(again, metrics, 2):
-        os.kill(ranks_of(again)[1], signal.SIGSTOP)
+        for rank in ranks_of(again)[1:2]:  # on a busy machine some step takes a second by itself, and there are none
+            with suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGSTOP)
     code, line = finish(again, LIMIT_S)
     assert code == 3 and "took longer than 1 s (--step-timeout)" in line
 

@@ -104,6 +104,10 @@ def _show(judged: JudgedRun) -> None:
         source = judged.best.result.bound_source or "the search"
         rows.append(("bound", f"{format_time(judged.best.answer.bound_ns)}, by {source}"))
         rows.append(("gap", f"{judged.gap:.2%}: no plan takes less than the bound; proven under {_under(judged.best)}"))
+    best = None if judged.best is None else judged.best.plan
+    if best is not None and best.precision.gradients != plan.precision.gradients:
+        text = "this run's are summed in float32, those of the best plans and of the bound in the model's dtype"
+        rows.append(("gradients", text))
     rows += [("taken otherwise", text) for text in configuration.notes]
     rows += [("no part of a plan", ", ".join(configuration.unread))] * bool(configuration.unread)
     rows += [("unknown key", text) for text in configuration.unknown]

@@ -109,15 +109,18 @@ def changes(configuration: Configuration, plan: Plan, request: Request, step_ns:
         if now is not None and price is not None and not price[1] and (price[0] < now[0] or not fits):
             rows.append(Change(what, other, 1 - price[0] / now[0]))
     rows.sort(key=lambda change: -change.share)
-    for place, change in enumerate(rows[:WALKED]):
+    walked = list[Change]()
+    while rows and len(walked) < WALKED:
+        change = rows.pop(0)
         made, judged = predicted_plan(change.plan, request)
-        rows[place] = Change(change.what, made, 1 - judged.step_ns / step_ns, True)
-    return tuple(sorted(rows[:WALKED], key=lambda change: -change.share) + rows[WALKED:])
+        if max(judged.peak_bytes) <= plan.memory_bytes and (judged.step_ns < step_ns or not fits):
+            walked.append(Change(change.what, made, 1 - judged.step_ns / step_ns, True))
+    return (*sorted(walked, key=lambda change: -change.share), *rows)
 
 
 def _priced(plan: Plan, request: Request) -> tuple[int, bool] | None:
-    """The step by the joint problem's tables in ns, and whether it needs too much memory; of plans that it does not state, by
-    the walks."""
+    """The step by the joint problem's tables in ns, and whether it needs too much memory, with gradients in the dtype that the
+    problem has for them; of plans that it does not state, by the walks."""
     if plan.uses_host:
         _, judged = predicted_plan(plan, request)
         return judged.step_ns, max(judged.peak_bytes) > plan.memory_bytes
