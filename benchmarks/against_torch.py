@@ -29,7 +29,7 @@ from rich.table import Table
 from trainplan.execution.ahead import may_go_ahead, programs_of
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Program
-from trainplan.execution.run import processes
+from trainplan.execution.run import ranks
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
@@ -51,10 +51,10 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> dict
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    device, groups, everyone = processes.start_rank(rank, world, job)
+    device, groups, everyone = ranks.start_rank(rank, world, job)
     sides = dict[str, Step]()
     for name, programs in zip(job["sides"], job["jobs"], strict=True):
-        executor = processes.make_executor(programs["programs"][rank], groups, 0, device)
+        executor = ranks.make_executor(programs["programs"][rank], groups, 0, device)
         sides[name] = partial(executor.step, name.partition(",")[0])
     sides["torch"] = _by_hand(job["case"], executor.program.model, executor.tokens, rank)
     rounds: list[dict[str, tuple[float, float]]] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainplan.execution.program import Instruction, Op
-from trainplan.execution.run import processes
+from trainplan.execution.run import processes, ranks
 from trainplan.profiling.base.processes import Reporter
 
 FAULT, TOKEN = "TRAINPLAN_FAULT", "TRAINPLAN_FAULT_RUN"
@@ -37,7 +37,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> An
         methods[instruction.op](self, instruction)
 
     executor._METHODS.update(dict.fromkeys(Op, meeting))
-    return processes.run_rank(rank, world, job, report)
+    return ranks.run_rank(rank, world, job, report)
 
 
 def _meet(fault: str) -> None:

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from trainplan.execution.program import Instruction, Program
-from trainplan.execution.run import processes
+from trainplan.execution.run import ranks
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
@@ -54,7 +54,7 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> No
             watch.daemon = True
             watch.start()
             settings = {**SETTINGS, "jobs": [{"programs": programs}], "backend": backend}
-            result = processes.run_rank(rank, world, settings, Reporter(None, report.position))[0]
+            result = ranks.run_rank(rank, world, settings, Reporter(None, report.position))[0]
             watch.cancel()
             if rank == 0:
                 parts = [result[f"{name}_difference"] for name in ("gradient", "parameter", "loss")]

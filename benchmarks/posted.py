@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op, Program
-from trainplan.execution.run import processes
+from trainplan.execution.run import ranks
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.processes import Report, run_workers
@@ -47,10 +47,10 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
     """Body of one rank: seconds of each side in every round."""
     import torch.distributed as dist
 
-    device, groups, everyone = processes.start_rank(rank, world, job)
+    device, groups, everyone = ranks.start_rank(rank, world, job)
     sides = {}
     for name, programs in zip(job["sides"], job["jobs"], strict=True):
-        sides[name] = processes.make_executor(programs["programs"][rank], groups, 0, device)
+        sides[name] = ranks.make_executor(programs["programs"][rank], groups, 0, device)
     rounds, order = list[dict[str, float]](), random.Random(SEED)
     for number in range(WARM_UP + job["rounds"]):
         seconds = {}

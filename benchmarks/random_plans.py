@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 from trainplan.execution.ahead import programs_of
 from trainplan.execution.program import STREAMS, Program
-from trainplan.execution.run import processes
+from trainplan.execution.run import ranks
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import Backend, memory_walk
 from trainplan.execution.walk.time import time_walk
@@ -46,7 +46,7 @@ MOST_MEMORY = 2**40
 
 
 def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list[dict[str, Any]]:
-    """Body of one rank: `processes.run_rank`, noting which instruction begins when; `traced` says whether that is right."""
+    """Body of one rank: `ranks.run_rank`, noting which instruction begins when; `traced` says whether that is right."""
     begun: dict[tuple[int, int], list[int]] = {}
     lock = threading.Lock()
 
@@ -55,8 +55,8 @@ def run_rank(rank: int, world: int, job: dict[str, Any], report: Report) -> list
         with lock:
             begun.setdefault((number, step), []).append(place)
 
-    processes._begins = begins
-    results = processes.run_rank(rank, world, job, report)
+    ranks._begins = begins
+    results = ranks.run_rank(rank, world, job, report)
     for number, result in enumerate(results):
         program = job["jobs"][number]["programs"][rank]
         result["traced"] = all(_in_order(program, begun[number, step]) for step in range(1, STEPS + 1))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trainplan.execution.ahead import classes_of, programs_of
 from trainplan.execution.program import Program
 from trainplan.execution.rounds import Rounds
-from trainplan.execution.run.processes import MOST_PROCESSES
+from trainplan.execution.run.executed import MOST_PROCESSES
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk

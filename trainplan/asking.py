@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES
+from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter, chosen
 from trainplan.formulations.request import Request
 from trainplan.profiling.base.dtypes import parse_dtype

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainplan.asking import FilePath, compiles, profile_of
 from trainplan.execution.compiled import compiled, default_backend
-from trainplan.execution.run.processes import EXECUTED_FAMILIES
+from trainplan.execution.run.executed import EXECUTED_FAMILIES
 from trainplan.formulations.plan import Plan, PlanEvidence, load_plan
 from trainplan.formulations.problem import InstanceLike, Problem, problem, problem_names, problem_of
 from trainplan.formulations.request import Request

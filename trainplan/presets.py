@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainplan.asking import compiles
-from trainplan.execution.run.processes import EXECUTED_FAMILIES
+from trainplan.execution.run.executed import EXECUTED_FAMILIES
 from trainplan.formulations.parameters import Parameter
 from trainplan.formulations.problem import Problem, problem, problem_names
 from trainplan.formulations.request import Request

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainplan.asking import compiles, runs
-from trainplan.execution.run.processes import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
+from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
 from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan
 from trainplan.planned import Planned

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from trainplan.execution.lowering.checkpoints import Checkpoints
 from trainplan.execution.lowering.saving import Saver
 from trainplan.execution.lowering.trainer import Trainer
-from trainplan.execution.run.processes import AFTER
+from trainplan.execution.run.ranks import AFTER
 from trainplan.execution.training.ending import Ending, StepWatch
 from trainplan.execution.training.metrics import Metrics, memory_bytes
 from trainplan.profiling.base.processes import Reporter

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from trainplan.execution.run import cuda_streams
-from trainplan.execution.run.processes import run_rank
+from trainplan.execution.run.ranks import run_rank
 
 __all__ = ["run_rank"]
 

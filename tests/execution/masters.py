@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from trainplan.execution.program import Program
-from trainplan.execution.run import processes
+from trainplan.execution.run import ranks
 from trainplan.execution.run.reference import LEARNING_RATE
 from trainplan.profiling.base.processes import Reporter
 
@@ -16,11 +16,11 @@ LOSS_BYTES = 8
 def step_beside_torch(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
     """Body of one rank: of each plan, after every step, whether master copies and parameters are those that torch's AdamW
     makes of the gradients that the rank has, bit for bit; and the bytes of the states that it holds."""
-    device, groups, _ = processes.start_rank(rank, world, job)
+    device, groups, _ = ranks.start_rank(rank, world, job)
     results = []
     for plan in job["jobs"]:
         program: Program = plan["programs"][rank]
-        executor = processes.make_executor(program, groups, job["seed"], device)
+        executor = ranks.make_executor(program, groups, job["seed"], device)
         oracles = {unit: state.flat_shard.detach().float() for unit, state in executor.units.items()}
         optimizers = {
             unit: torch.optim.AdamW([master.requires_grad_()], lr=LEARNING_RATE, fused=True) for unit, master in oracles.items()

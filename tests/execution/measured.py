@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainplan.execution.run.processes import RunReport
+from trainplan.execution.run.report import RunReport
 
 MEDIAN = 0.01
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import _get_default_store
 from trainplan.execution.program import Op
-from trainplan.execution.run.processes import make_executor, start_rank
+from trainplan.execution.run.ranks import make_executor, start_rank
 
 PATIENCE_S = 3.0
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainplan.execution.run.processes import RunReport
+from trainplan.execution.run.report import RunReport
 from trainplan.formulations.plan import Plan
 from trainplan.profiling.base.errors import InputError
 

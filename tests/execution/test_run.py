@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op
-from trainplan.execution.run.processes import RunReport, run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.run.report import RunReport
 from trainplan.execution.walk.checks import check
 from trainplan.profiling.base.errors import InputError
 
@@ -100,7 +101,7 @@ def test_the_comparison_can_fail() -> None:
         "memory": False,
         "record": False,
     }
-    found = run.run_workers("trainplan.execution.run.processes:run_rank", 4, job)[0][0]
+    found = run.run_workers("trainplan.execution.run.ranks:run_rank", 4, job)[0][0]
     assert found["gradient_difference"] > 0.1
 
 

@@ -8,7 +8,8 @@ import torch
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.judge import judge
 from trainplan.execution.program import Program
-from trainplan.execution.run.processes import RunReport, run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.run.report import RunReport
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import memory_walk
 from trainplan.formulations.plan import Plan

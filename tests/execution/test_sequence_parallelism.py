@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.program import Op, Program
-from trainplan.execution.run.processes import RunReport, run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.run.report import RunReport
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import BACKENDS, memory_walk
 from trainplan.formulations.plan import Plan, load_plan

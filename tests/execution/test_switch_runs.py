@@ -77,7 +77,7 @@ def test_the_comparison_can_fail() -> None:
         "memory": False,
         "record": False,
     }
-    first, second = run.run_workers("trainplan.execution.run.processes:run_rank", 2, job)[0]
+    first, second = run.run_workers("trainplan.execution.run.ranks:run_rank", 2, job)[0]
     assert first["gradient_difference"] > 0.1
     assert second["gradient_difference"] < 1e-12
     assert second["parameter_difference"] > 1e-4

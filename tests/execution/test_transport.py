@@ -7,7 +7,8 @@ import random
 import pytest
 
 pytest.importorskip("torch")
-from trainplan.execution.run.processes import gpus, run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.run.settings import gpus
 from trainplan.execution.walk.memory import Backend
 from trainplan.profiling.base.errors import InputError
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from trainplan.execution.run import trials
-from trainplan.execution.run.processes import gpus, run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.run.settings import gpus
 from trainplan.execution.run.trials import Trial, fastest, run_trials
 from trainplan.formulations.plan import Plan, Predicted
 from trainplan.profiling.base.errors import InputError

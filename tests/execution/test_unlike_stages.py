@@ -7,7 +7,8 @@ from trainplan.execution.compile.compiler import compile_plan
 from trainplan.execution.compile.ranks import row_transfers
 from trainplan.execution.judge import judge, judge_carried
 from trainplan.execution.program import Op
-from trainplan.execution.run.processes import RunReport, run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.run.report import RunReport
 from trainplan.execution.walk.checks import check
 from trainplan.execution.walk.memory import BACKENDS
 from trainplan.formulations.plan import Plan, load_plan

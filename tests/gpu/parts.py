@@ -17,7 +17,9 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 from trainplan.execution.run.executor import Executor
-from trainplan.execution.run.processes import Device, make_executor, sound_programs
+from trainplan.execution.run.processes import sound_programs
+from trainplan.execution.run.ranks import make_executor
+from trainplan.execution.run.settings import Device
 from trainplan.execution.walk.memory import Backend
 from trainplan.formulations.plan import Plan
 

@@ -16,7 +16,9 @@ from trainplan.execution.exports.common import Export
 from trainplan.execution.exports.registry import exporter
 from trainplan.execution.lowering.checkpoints import checkpoints_of
 from trainplan.execution.lowering.choice import runtime_of
-from trainplan.execution.run.processes import RunReport, check_seconds, run_plans
+from trainplan.execution.run.processes import run_plans
+from trainplan.execution.run.report import RunReport
+from trainplan.execution.run.settings import check_seconds
 from trainplan.execution.training.settings import training_of
 from trainplan.execution.training.texts import tokenize
 from trainplan.explaining import differences, explain

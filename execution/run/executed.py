@@ -1,0 +1,19 @@
+"""What of models and machines runs here: families, dtypes, and how many processes."""
+
+from __future__ import annotations
+
+MOST_PROCESSES = 64
+EXECUTED_DTYPES = ("float32", "float64", "bfloat16")  # in float16 gradients would vanish without a scaled loss
+# Fields of a configuration that change results, and that torch_units does not follow.
+UNEXECUTED = (
+    "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+    "reorder_and_upcast_attn",
+    "rope_interleaved",
+    "alibi",
+    "hidden_dropout",
+)
+EXECUTED_FAMILIES = (  # one stream of tokens, and a language head
+    *("gpt2", "bert", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"),
+    *("glm", "glm4", "nemotron", "gpt_neox", "falcon", "opt", "mpt"),
+)

@@ -1,0 +1,122 @@
+"""The body of a rank that runs plans by their programs: its steps, their losses and times, and what it allocates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from trainplan.execution.program import Program
+from trainplan.execution.run.settings import TransportName
+from trainplan.execution.walk.measured import Span
+from trainplan.execution.walk.memory import Backend
+from trainplan.profiling.base.processes import Reporter
+from trainplan.profiling.base.watchdog import Position
+
+AFTER = 2**31  # the number of a step that is behind all others
+RELEASE_S = 0.004  # gloo's thread lets go of a collective's tensors well within it
+
+
+def run_rank(rank: int, world: int, job: dict[str, Any], report: Reporter) -> list[dict[str, Any]]:
+    """Body of one rank: all plans of the job, one after the other."""
+    from trainplan.execution.run.comparison import Differences, Outcome, compare
+
+    device, groups, everyone = start_rank(rank, world, job)
+    results = []
+    for number, plan in enumerate(job["jobs"]):
+        program = plan["programs"][rank]
+        executor = make_executor(program, groups, job["seed"], device, job.get("transport", "direct"))
+        losses, seconds, recorded = [], [], list[list[Span]]()
+        gradients: dict[int, Any] = {}
+        for loss, took in steps(executor, job, number, everyone, report, recorded if job["record"] else None):
+            losses.append(loss)
+            seconds.append(took)
+            if len(losses) == 1 and job["compare"]:
+                gradients = {unit: state.gradient.clone().cpu() for unit, state in executor.units.items()}
+        differences: dict[str, float | None] = dict.fromkeys(Differences._fields)
+        if job["compare"]:
+            report({"plan": number, "comparing": True})
+            parameters = {unit: state.kept.detach().cpu() for unit, state in executor.units.items()}
+            if apart := compare(plan["programs"], Outcome(gradients, parameters, losses), job["seed"], everyone):
+                differences = {**apart._asdict()}
+        peak = None
+        if job["memory"]:
+            peak = program.persistent_bytes + _allocated(executor, job["backend"])
+        results.append({"losses": losses, "seconds": seconds, "peak_bytes": peak, "spans": recorded, **differences})
+    return results
+
+
+def start_rank(rank: int, world: int, job: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The torch device that this process works on from now on, the groups of all programs of the job, and that of all ranks."""
+    import torch
+    import torch.distributed as dist
+    from trainplan.execution.run.executor import make_groups
+
+    staged, device = job.get("transport") == "staged", torch.device("cpu")
+    if job["gpus"] is not None:
+        device = torch.device("cuda", job["gpus"][rank])
+        torch.cuda.set_device(device)
+    groups = make_groups(
+        [program for plan in job["jobs"] for program in plan["programs"]], torch.device("cpu") if staged else device
+    )
+    return device, groups, dist.new_group(list(range(world)))
+
+
+def make_executor(program: Program, groups: Any, seed: int, device: Any, transport: TransportName = "direct") -> Any:
+    """An executor that is ready for its first step."""
+    from trainplan.execution.run.executor import Executor
+    from trainplan.execution.run.reference import batch_tokens
+    from trainplan.execution.run.transport import TRANSPORTS
+
+    executor = Executor(program, groups, seed, device, transport=TRANSPORTS[transport]())
+    executor.tokens = batch_tokens(program.model, program.samples, seed).to(device)
+    return executor
+
+
+def steps(
+    executor: Any, job: dict[str, Any], number: int, everyone: Any, report: Reporter, recorded: list[list[Span]] | None = None
+) -> Iterator[tuple[float, float]]:
+    """Loss and seconds of each step of a plan of the job, which all ranks begin together. (The loss comes off a GPU last, once
+    all is done.) number: the plan's. recorded: gets, for each step, when each instruction began and ended.
+
+    The rank's position is the plan's number, the step, from 1, and its latest instruction, from 1: see `place_in_step`.
+    """
+    import torch
+    import torch.distributed as dist
+
+    for step in range(1, job["steps"] + 1):
+        spans = None if recorded is None else list[Span]()
+        report.position.set(number, step, 0)
+        executor.begins = partial(_begins, report.position, number, step)
+        dist.barrier(everyone)
+        if executor.device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        loss = executor.step(job["backend"], spans)
+        took = time.perf_counter() - started
+        if recorded is not None and spans is not None:
+            recorded.append(spans)
+        report({"plan": number, "step": step, "steps": job["steps"], "loss": loss, "seconds": took})
+        yield loss, took
+    report.position.set(number, AFTER, 1)
+
+
+def _begins(position: Position, number: int, step: int, place: int) -> None:
+    position.set(number, step, place + 1)
+
+
+def _allocated(executor: Any, backend: Backend) -> int:
+    """Bytes that a step allocates beyond those that stay, at most at once."""
+    import torch
+    from trainplan.profiling.measure.allocations import PeakMemory
+
+    if executor.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        executor.step(backend)
+        return torch.cuda.max_memory_allocated() - before
+    executor.release_s = RELEASE_S
+    with PeakMemory() as memory:
+        executor.step(backend)
+    return memory.peak_bytes

@@ -1,0 +1,60 @@
+"""What running a plan gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainplan.execution.lowering.choice import Runtime
+from trainplan.execution.run.settings import Device
+from trainplan.execution.walk.measured import KindTimes
+from trainplan.execution.walk.memory import Backend
+from trainplan.profiling.profiles import Profile
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What running a plan gave.
+
+    losses: of every step. step_seconds: of every step, the slowest rank's. predicted_peak_bytes: by rank, from the memory
+    walk, or, where torch runs the plan and its memory is measured, from a dry run of that (predicted_by); peak_bytes: by
+    rank, what torch allocated (None where not asked for). gradient_difference: largest difference of any gradient of the first
+    step against one process, relative to the largest gradient of its unit; parameter_difference: largest absolute difference
+    of any parameter after the last step; loss_difference: of any step's loss. limit_bytes: what a device may use, as the plan
+    was made.
+
+    Where instructions were measured: instructions: their times by kind, measured and predicted; predicted_seconds: of a step
+    on one lane, by the time walk, as the profile or the plan has it (None where neither is of the model that ran);
+    walked_seconds: the same by the median times that its instructions took here; profile: the one that was given, with these.
+
+    runtime: who ran it, the plan's program on the back-end, or torch (see `execution.lowering`); why_program: what kept it from
+    being torch, where nobody asked for the program.
+
+    first_step: the number of the first of the losses' steps, 1 unless the run went on from a checkpoint. evaluations: losses of
+    the file that the model is evaluated on, by step. ended: whether the run was asked to end (SIGTERM) before its last step,
+    with a checkpoint.
+    """
+
+    model: str
+    dtype: str
+    world: int
+    backend: Backend
+    device: Device
+    losses: list[float]
+    step_seconds: list[float]
+    predicted_peak_bytes: list[int]
+    peak_bytes: list[int] | None
+    gradient_difference: float | None
+    parameter_difference: float | None
+    loss_difference: float | None
+    limit_bytes: int | None = None
+    instructions: list[KindTimes] | None = None
+    predicted_seconds: float | None = None
+    walked_seconds: float | None = None
+    profile: Profile | None = None
+    runtime: Runtime = "program"
+    predicted_by: Literal["memory walk", "dry run"] = "memory walk"
+    why_program: str | None = None
+    first_step: int = 1
+    evaluations: dict[int, float] = field(default_factory=dict)
+    ended: bool = False
