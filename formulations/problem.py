@@ -143,6 +143,11 @@ class Problem(ABC):
         """Whether plans of an instance are predicted under the cost model `streams`, on the lanes of frameworks."""
         return bool(instance.provenance.get("cost_model") == "streams")
 
+    def without_layout(self, instance: Any, solution: Any) -> tuple[str, Any | None]:
+        """The layout that all units of a solution have under `streams`, and the instance of all others; None where there is no
+        other one."""
+        raise NotImplementedError(f"{self.name} has no layouts of all units")
+
     def cost_model(self, instance: Any) -> str:
         """The name of the costs and the objective that a claim about the instance speaks of."""
         return str(instance.provenance.get("cost_model", self.name))

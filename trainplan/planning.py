@@ -30,7 +30,9 @@ from trainplan.profiling.base.plugins import attribute
 from trainplan.profiling.base.quantities import plural
 from trainplan.solvers.core.answer import Answer, best_answer
 from trainplan.solvers.core.clock import Clock, Overrun, ended_after, grace_seconds
+from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.result import Point, relative_gap
+from trainplan.solvers.core.search import CUTOFF
 from trainplan.solvers.core.solve import check_arguments, versions
 
 ROUNDS = 8
@@ -128,6 +130,11 @@ class _Way:
         return None if self.time_limit is None else max(LEAST_SECONDS, self.remaining())
 
     @property
+    def options_of_method(self) -> set[str]:
+        """The names of the options that the method has."""
+        return {option.name for option in method_named(self.preset.problem_name, self.method).options}
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Of the arguments, those for every search beside the one that was asked for."""
         return {name: self.arguments[name] for name in ("seed", "jobs") if name in self.arguments}
@@ -167,7 +174,12 @@ class _Way:
         plan = plan if self.backend is None else plan.changed(backend=self.backend)
         plan, judged = _judged(plan, self.request, streams=problem.on_lanes(answer.instance))
         self.walk_seconds.append(self.clock() - began)
-        claim = Claim(
+        return Planned(self.request, self.preset, answer, plan.changed(claim=self.claim(answer)), judged, margin)
+
+    def claim(self, answer: Answer) -> Claim:
+        """What an answer says of its solution."""
+        problem = problem_of(answer.instance)
+        return Claim(
             problem=problem.name,
             cost_model=problem.cost_model(answer.instance),
             objective_ns=answer.objective_ns or 0,
@@ -178,7 +190,6 @@ class _Way:
             bound_source=answer.result.bound_source,
             versions=versions(),
         )
-        return Planned(self.request, self.preset, answer, plan.changed(claim=claim), judged, margin)
 
     def excess_bytes(self, tried: Planned) -> int:
         """By how much the plan's programs exceed the memory, at the rank where it is most; at most 0 where they fit."""
@@ -214,19 +225,19 @@ class _Way:
         problem, method = self.preset.problem, self.method
         if best.plan is None or best.judged is None or not problem.on_lanes(best.instance):
             return best
-        last, first, forbidden = best, best, list[str](self.request.options["forbid"] or ())
+        last, first, others = best, best, best.instance
+        arguments = {**self.arguments, "explained": False}
         for _ in range(LAYOUTS):
             step_ns, claim = last.judged.step_ns, last.answer.objective_ns  # type: ignore[union-attr]
             if self.late or best.interrupted or step_ns <= (1 + HIDDEN) * (claim or 0):
                 break
-            layout = str(replace(last.plan.units[0].strategy, ckpt=False, modules=()))  # type: ignore[union-attr]
-            forbidden += [layout, f"{layout}-ckpt"]
-            self.begin(f"solving again, without {layout}")
-            try:
-                others = replace(self.request, options={**self.request.options, "forbid": forbidden})
-                answer = self.search(problem.instances(others.with_margin(best.margin_bytes)), method, **self.arguments)
-            except InputError:  # no layout is left
+            layout, others = problem.without_layout(others, last.answer.solution)
+            if others is None:
                 break
+            self.begin(f"solving again, without {layout}")
+            if CUTOFF in self.options_of_method:
+                arguments[CUTOFF] = best.judged.step_ns
+            answer = self.search([others], method, **arguments)
             if answer.solution is None or (answer.objective_ns or 0) >= best.judged.step_ns:
                 break
             last = self.plan(answer, best.margin_bytes)
@@ -234,7 +245,8 @@ class _Way:
             if last.judged is None or solution is None:
                 break
             if last.judged.step_ns < best.judged.step_ns and self.excess_bytes(last) <= 0:
-                best = self.plan(_with_solution(first.answer, solution), best.margin_bytes)
+                answer = _with_solution(first.answer, solution)
+                best = replace(last, answer=answer, plan=last.plan.changed(claim=self.claim(answer)))
         return best
 
     def bettered(self, best: Planned, uniform: Planned | None) -> Planned | None:

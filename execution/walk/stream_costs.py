@@ -13,7 +13,7 @@ from trainplan.execution.program import Instruction, Op, Program
 from trainplan.execution.walk.costs import stepped_parameters
 from trainplan.formulations.streams.layout import RunLayout
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.prices import Prices
+from trainplan.formulations.streams.prices import Prices, SublayerTimes
 from trainplan.formulations.streams.step import gathered_behind_ns
 from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
@@ -33,7 +33,7 @@ class StreamsCosts:
     device has no rate for a precision."""
 
     def __init__(self, model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> None:
-        self._prices = Prices(model, layout, kind, links)
+        self._prices = Prices(SublayerTimes(model, kind, links), layout)
         self._shown: dict[int, float] = {}  # by rank
 
     def __call__(self, program: Program, instruction: Instruction) -> int:

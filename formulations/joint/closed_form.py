@@ -8,8 +8,8 @@ from trainplan.formulations.joint.problem import Configuration, Instance
 from trainplan.formulations.joint.tables import OptionTable
 
 
-def _whole(table: OptionTable, sliced: bool) -> Integers:
-    """u of each option, where it is less for halves with these."""
+def whole_ns(table: OptionTable, sliced: bool) -> Integers:
+    """By option, both passes of a micro-batch, with halves of it where some are sliced and these take less."""
     if not sliced or table.halved is None:
         return table.forward_ns + table.backward_ns
     halves = table.halved.forward_ns.sum(axis=0)
@@ -25,13 +25,13 @@ def closed_form_ns(instance: Instance, configuration: Configuration) -> int:
     """
     kinds = [configuration.tables[kind].units for kind in {site.kind for site in configuration.sites}]
     sliced = configuration.schedule.sliced > 0
-    least = [min(int(_whole(units[unit.kind], sliced).min()) for units in kinds) for unit in instance.units]
+    least = [min(int(whole_ns(units[unit.kind], sliced).min()) for units in kinds) for unit in instance.units]
     firsts = [units[instance.units[0].kind] for units in kinds]
     more = min(int((first.last_ns + first.reduce_ns + first.optimizer_ns).min()) for first in firsts)
     if instance.step != "simulated":
         more = 0
     if configuration.tied is not None and (once := configuration.tied.once) is not None:
-        least[-1] = min(least[-1], int(_whole(once, sliced).min()))
+        least[-1] = min(least[-1], int(whole_ns(once, sliced).min()))
         if instance.length == 1:
             more = 0
     sites = len(configuration.sites)

@@ -40,7 +40,7 @@ Parts = tuple[str, ...]  # the sub-layers of one unit of the problem, by name
 class Setting(NamedTuple):
     """What tables depend on. group: devices of a stage; samples: of a micro-batch; sliced: whether some go in halves.
     in_flight: of micro-batches whose inputs may be on the host, the most on a stage; alone: whether one micro-batch in one
-    stage is the whole step. chunks: stages of each group of devices."""
+    stage is the whole step. chunks: stages of each group of devices. layout: of all units, where a configuration has one."""
 
     group: int
     samples: int
@@ -48,6 +48,7 @@ class Setting(NamedTuple):
     in_flight: int = 1
     alone: bool = False
     chunks: int = 1
+    layout: Strategy | None = None
 
 
 class JointCosts:
@@ -127,7 +128,7 @@ class JointCosts:
         once: bool = False,
     ) -> OptionTable:
         samples, sliced = setting.samples, setting.sliced
-        strategies = [_strategy(option) for option in options]
+        strategies = [strategy_of(option) for option in options]
         plain = {strategy: [self._part(part, strategy, setting, once) for part in parts] for strategy in set(strategies)}
         rows = [
             [
@@ -182,7 +183,7 @@ class JointCosts:
 
     def _by_state(self, by_kind: Sequence[Sequence[Option]]) -> dict[Any, Strategy]:
         """The interface states of some options, and one strategy of each."""
-        strategies = (_strategy(option) for options in by_kind for option in options)
+        strategies = (strategy_of(option) for options in by_kind for option in options)
         return {self.borders.state_of(strategy): strategy for strategy in strategies}
 
     # The instance
@@ -233,7 +234,8 @@ class JointCosts:
                     continue
                 for schedule in space.schedules_of(depth, count, len(self.units)):
                     if self._sound(schedule, group, batch // count):
-                        configurations.append(self._configuration(schedule, depth, count, batch // count))
+                        for setting in self._settings(schedule, group, batch // count):
+                            configurations.append(self._configuration(schedule, depth, count, setting))
         if not configurations:
             if any(self.options(Setting(devices // depth, batch // m)) for depth in depths for m in numbers if batch % m == 0):
                 raise self._schedule_error(depths, numbers)
@@ -270,16 +272,16 @@ class JointCosts:
             return even_chunks(self.layers, stages)
         return self.space.cuts
 
-    def _setting(self, schedule: Schedule, group: int, samples: int) -> Setting:
-        """What tables depend on under a schedule."""
-        return Setting(group, samples, bool(schedule.sliced))
+    def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
+        """What tables may depend on under a schedule: one configuration for each."""
+        return [Setting(group, samples, bool(schedule.sliced))]
 
-    def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, samples: int) -> Configuration:
+    def _configuration(self, schedule: Schedule, depth: int, micro_batches: int, setting: Setting) -> Configuration:
         group, in_flight = self.profile.devices // depth, 1
         if "hidden" in self.space.host:  # of a site's several stages each may have all
             in_flight = min(micro_batches, depth) if schedule.name == "1f1b" else micro_batches
         alone = bool(self.space.host) and depth == micro_batches == 1
-        setting = self._setting(schedule, group, samples)._replace(in_flight=in_flight, alone=alone)
+        setting = setting._replace(in_flight=in_flight, alone=alone)
         return Configuration(
             schedule=schedule,
             micro_batches=micro_batches,
@@ -295,21 +297,22 @@ _BYTES = ("kept_bytes", "work_backward_bytes", "state_bytes", "host_bytes")
 NAMES = ("forward_ns", "backward_ns", "reduce_ns", "optimizer_ns", *_BYTES)
 
 
-def _strategy(option: Option) -> Strategy:
+def strategy_of(option: Option) -> Strategy:
+    """The strategy of an option of a plan."""
     assert option.strategy is not None
     return option.strategy
 
 
 def _of_h3t(option: Option, group: int) -> bool:
     """Whether units of a stage that is all devices are H3T's if all have such options (see `Plan.switches`)."""
-    strategy = _strategy(option)
+    strategy = strategy_of(option)
     return "optimizer" in option.host and strategy.levels == Strategy.of(("sdp", group)).levels and strategy.zero == 3
 
 
 def _shared_by(option: Option) -> tuple[Any, ...] | None:
     """What options of embedding and head have in common if a table of both is one parameter where they are in one stage (see
     `moves.table_once`); None where it is none."""
-    strategy = _strategy(option)
+    strategy = strategy_of(option)
     return None if "optimizer" in option.host else (strategy.levels, strategy.zero_stage)
 
 

@@ -51,6 +51,13 @@ class Joint(Problem):
         """The name of the costs, and how a step is judged."""
         return f"{super().cost_model(instance)}, {STEP_NAMES[instance.step]}"
 
+    def without_layout(self, instance: Instance, solution: Solution) -> tuple[str, Instance | None]:
+        """See `Problem`: the configurations of other layouts, of which each has one."""
+        layouts = [each.tables[0].states for each in instance.configurations]
+        layout = layouts[solution.configuration]
+        places = [place for place, each in enumerate(layouts) if each != layout]
+        return str(layout[0]), instance.only(places) if places else None
+
     def restrictions(self, options: Mapping[str, Any], cost_model: str) -> list[str]:
         """What the values of the parameters, and the cost model, leave out of all plans that the problem knows."""
         return [*restrictions(options), *(LEFT_OUT if cost_model.startswith(COST_MODEL) else ())]

@@ -21,9 +21,11 @@ def incumbent_of(instance: Instance, plan: Plan) -> Solution | None:
     if 0 in cuts or any(not instance.cuttable[cut - 1] for cut in cuts):
         return None
     for place, configuration in enumerate(instance.configurations):
+        choice = None
         if _same(configuration, plan) and configuration.cuts in (None, cuts):
             choice = _choice(instance, configuration, plan, cuts)
-            return None if choice is None else Solution(place, cuts, choice)
+        if choice is not None:
+            return Solution(place, cuts, choice)
     return None
 
 

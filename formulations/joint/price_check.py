@@ -90,7 +90,7 @@ class PriceCheck:
 
     def _spans(self, depth: int, prices: Integers) -> Integers:
         """(L, lengths): the least u, rounded up to whole nanoseconds; the largest of all prices."""
-        best = np.full((self.units, self.longest), FAR)
+        best, ended = np.full((self.units, self.longest), FAR), self._ended()
         reached = np.zeros((0, len(prices), self.states), np.int64)  # by first unit: up to a unit, by how it is left
         for length in range(self.longest):
             first = np.arange(self.units - length)
@@ -107,7 +107,7 @@ class PriceCheck:
                 cost = SCALE * time + prices[:, None] * self._memory(table, depth)
                 through = np.minimum(entered[here][:, :, table.enter] + cost, FAR)
                 last = SCALE * table.turn_ns + prices[:, None] * table.work_bytes
-                behind = self._behind(unit[here])[:, None, table.leave]
+                behind = ended[unit[here]][:, None, table.leave]
                 ending[here] = np.minimum(through + last + behind, FAR).min(axis=2)
                 for state in np.unique(table.leave):
                     reached[here, :, state] = through[:, :, table.leave == state].min(axis=2)
@@ -133,13 +133,12 @@ class PriceCheck:
                 entered[here] = np.minimum(reached[here][:, :, :, None] + scaled, FAR).min(axis=2)
         return entered
 
-    def _behind(self, unit: Integers) -> Integers:
-        """(N, states): what a stage receives backward that ends with each unit, by how it is left."""
-        behind = np.zeros((len(unit), self.states), np.int64)
-        for place, last in enumerate(unit.tolist()):
-            if last < self.units - 1:
-                times = self.out[self.boundary_of[last]]
-                behind[place] = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
+    def _ended(self) -> Integers:
+        """(L, states): what a stage receives backward that ends with each unit, by how it is left."""
+        behind = np.zeros((self.units, self.states), np.int64)
+        for boundary, times in enumerate(self.out):
+            scaled = np.where(times >= FAR, FAR, SCALE * np.where(times >= FAR, 0, times))
+            behind[:-1][self.boundary_of == boundary] = scaled
         return behind
 
     # Partitions

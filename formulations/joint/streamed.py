@@ -1,8 +1,8 @@
 """From a model and a cluster to a joint instance under the cost model `streams`: what the lanes of frameworks take at least.
 
 All units of a plan have one layout (degrees, ZeRO stage, sequence parallelism), as in today's frameworks; what is recomputed
-may differ. So interface states are layouts, and no two of them stand next to each other. In pipelines of several stages, states
-are copies, or shared in ZeRO's stage 1, as frameworks have it there.
+may differ. So each configuration has one layout, and nothing is laid out anew between units. In pipelines of several stages,
+states are copies, or shared in ZeRO's stage 1, as frameworks have it there.
 
 The numbers are relaxed where lanes run beside each other, so that the problem's step is at most the walk over the plan's
 programs (`execution.streams`), whatever the plan:
@@ -30,6 +30,7 @@ of the programs that stand for them (`execution.standing_in`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -37,15 +38,15 @@ from typing import Any
 
 import numpy as np
 from trainplan.formulations.joint.borders import Borders, message_bytes
-from trainplan.formulations.joint.costs import NAMES, JointCosts, Setting
+from trainplan.formulations.joint.costs import NAMES, JointCosts, Setting, strategy_of
 from trainplan.formulations.joint.problem import Schedule
 from trainplan.formulations.joint.space import Space
-from trainplan.formulations.joint.tables import FORBIDDEN, Boundary, Tied
+from trainplan.formulations.joint.tables import Boundary, Option, Tied
 from trainplan.formulations.strategies import TREE, Paradigm, Strategy, without_cp
 from trainplan.formulations.streams.frameworks import OVERLAPPED
 from trainplan.formulations.streams.layout import Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
-from trainplan.formulations.streams.prices import Prices
+from trainplan.formulations.streams.prices import Prices, SublayerTimes
 from trainplan.formulations.work.memory import unit_bytes
 from trainplan.formulations.work.moves import moved_bytes
 from trainplan.profiling.base.dtypes import DTYPE_BYTES
@@ -77,25 +78,19 @@ class OneLayout(Borders):
     def boundary(
         self, size: int, strategies: Sequence[Strategy], group: int, samples: int, sliced: bool, chunks: int = 1
     ) -> Boundary:
-        """As of `Borders`, but that no two layouts agree."""
+        """As of `Borders`, of one interface state."""
         assert not sliced, "halves of micro-batches have no walk on these lanes"
-        count, shape = len(strategies), (len(self.pairs(group)), len(strategies), len(strategies))
-        apart = np.full((count, count), FORBIDDEN, np.int64)
-        np.fill_diagonal(apart, 0)
-        setting = Setting(group, samples, chunks=chunks)
-        bytes_of = np.array([message_bytes(strategy, samples, size) for strategy in strategies], np.int64)
-        sent = [
-            self.costs.prices(layout_of(strategy), setting).message_ns(int(each))
-            for strategy, each in zip(strategies, bytes_of, strict=True)
-        ]
-        message = np.array(sent, np.int64)
+        (layout,) = map(layout_of, strategies)
+        sent, none = message_bytes(layout, samples, size), np.zeros((1, 1), np.int64)
+        prices = self.costs.prices(layout, Setting(group, samples, chunks=chunks, layout=layout))
+        message = np.full((len(self.pairs(group)), 1, 1), prices.message_ns(sent), np.int64)
         return Boundary(
-            message_forward_bytes=np.broadcast_to(bytes_of[:, None], shape[1:]).copy(),
-            message_backward_bytes=np.broadcast_to(bytes_of[None, :], shape[1:]).copy(),
-            relayout_forward_ns=apart,
-            relayout_backward_ns=apart.copy(),
-            message_forward_ns=np.broadcast_to(message[None, :, None], shape).copy(),
-            message_backward_ns=np.broadcast_to(message[None, None, :], shape).copy(),
+            message_forward_bytes=none + sent,
+            message_backward_bytes=none + sent,
+            relayout_forward_ns=none,
+            relayout_backward_ns=none.copy(),
+            message_forward_ns=message,
+            message_backward_ns=message.copy(),
         )
 
 
@@ -120,8 +115,14 @@ class StreamedCosts(JointCosts):
         super().__init__(profile, space, tp_degrees)
         self.model, self.cluster, self.batch, self.cp, self.few_bits = model, cluster, batch, cp, few_bits
         self.borders = OneLayout(self)
+        self.by_layout = cache(self._by_layout)
         self.prices = cache(self._prices)
         self.lanes = cache(self._lanes)
+        self.computed_ns = cache(self._computed_ns)
+        self.gathered_ns = cache(self._gathered_ns)
+        self.ends_ns = cache(self._ends_ns)
+        self.sublayers = SublayerTimes(model, cluster.used_kinds[0], Links.of_cluster(cluster))
+        self.counts = Counter(unit.sublayer for unit in profile.units)
         names: dict[str, set[str]] = {}
         for unit, profiled in zip(model.units, profile.units, strict=True):
             names.setdefault(profiled.sublayer, set()).add(model.key_of(unit))
@@ -138,8 +139,25 @@ class StreamedCosts(JointCosts):
             possible = [strategy for strategy in possible if strategy.zero_stage < 2]
         return [strategy for each in possible if (strategy := _with_cp(each, self.cp)) is not None]
 
-    def _setting(self, schedule: Schedule, group: int, samples: int) -> Setting:
-        return Setting(group, samples, chunks=schedule.chunks)
+    def _settings(self, schedule: Schedule, group: int, samples: int) -> Sequence[Setting]:
+        """One for each layout that all kinds of units can have."""
+        setting = Setting(group, samples, chunks=schedule.chunks)
+        return [setting._replace(layout=layout) for layout in self.by_layout(group, samples)]
+
+    def _options(self, setting: Setting) -> tuple[tuple[Option, ...], ...]:
+        if setting.layout is None:
+            return super()._options(setting)
+        return self.by_layout(setting.group, setting.samples)[setting.layout]
+
+    def _by_layout(self, group: int, samples: int) -> dict[Strategy, tuple[tuple[Option, ...], ...]]:
+        """The options by kind of unit, of each layout that all kinds can have."""
+        every = self.options(Setting(group, samples))
+        of_kinds: list[dict[Strategy, list[Option]]] = [{} for _ in every]
+        for options, of_layout in zip(every, of_kinds, strict=True):
+            for option in options:
+                of_layout.setdefault(layout_of(strategy_of(option)), []).append(option)
+        layouts = [layout for layout in of_kinds[0] if all(layout in each for each in of_kinds)]
+        return {layout: tuple(tuple(each[layout]) for each in of_kinds) for layout in layouts}
 
     # Numbers
 
@@ -161,11 +179,11 @@ class StreamedCosts(JointCosts):
             batch=self.batch,
             framework=OVERLAPPED,
         )
-        return Prices(self.model, run, self.cluster.used_kinds[0], Links.of_cluster(self.cluster))
+        return Prices(self.sublayers, run)
 
     def _part(self, sublayer: str, strategy: Strategy, setting: Setting, once: bool) -> dict[str, int]:
         profile, samples = self.profile, setting.samples
-        computed = self._computed_ns(sublayer, strategy, setting)
+        computed = self.computed_ns(sublayer, strategy, setting)
         times = self._relaxed_ns(sublayer, strategy, setting, computed, once)
         alone, group = without_cp(strategy), strategy.group
         kept, work, state = unit_bytes(profile, True, sublayer, alone, samples * self.cp, once, relaid=False)
@@ -194,30 +212,30 @@ class StreamedCosts(JointCosts):
         """Forward and backward pass, reduction and optimizer, relaxed as the module says."""
         layout, kind = layout_of(strategy), self.profile.shapes[sublayer].kind
         lane, share = self.lanes(layout, setting)
-        reduction, optimizer = self._ends_ns(sublayer, layout, setting)
+        reduction, optimizer = self.ends_ns(sublayer, layout, setting)
         if lane == "communication":
-            pairs = zip(computed, self._gathered_ns(sublayer, layout, setting), strict=True)
+            pairs = zip(computed, self.gathered_ns(sublayer, layout, setting), strict=True)
             forward, backward = (int(share * compute + (1 - share) * gather) for compute, gather in pairs)
             return forward, backward, 0, 0
         if lane == "reductions":
-            again = self._computed_ns(sublayer, _whole(layout), setting)[1]
+            again = self.computed_ns(sublayer, _whole(layout), setting)[1]
             return (*computed, 0 if kind == "head" or once else max(0, reduction - again), 0)
         return (*computed, 0, 0 if once and self.profile.tied_parameters else optimizer)
 
     def _lanes(self, layout: Strategy, setting: Setting) -> tuple[str, float]:
         """What a layout's tables have: `communication` in place of passes, with the share of these in the mean; or, behind
         passes, `reductions` or the `optimizer`."""
-        units = [unit.sublayer for unit in self.profile.units]
+        counts = self.counts
         if layout.zero_stage >= 2:
-            computed = sum(sum(self._computed_ns(unit, layout, setting)) for unit in units)
-            gathered = sum(sum(self._gathered_ns(unit, layout, setting)) for unit in units)
+            computed = sum(count * sum(self.computed_ns(name, layout, setting)) for name, count in counts.items())
+            gathered = sum(count * sum(self.gathered_ns(name, layout, setting)) for name, count in counts.items())
             if gathered <= computed:
                 return "optimizer", 1.0
             return "communication", min(0.5, MIXED * gathered / (gathered - computed))
-        before = [unit for unit in units if self.profile.shapes[unit].kind != "head"]
-        ends = {unit: self._ends_ns(unit, layout, setting) for unit in units}
-        left = {unit: ends[unit][0] - self._computed_ns(unit, _whole(layout), setting)[1] for unit in set(before)}
-        longer = sum(left[unit] for unit in before) > sum(ends[unit][1] for unit in units)
+        before = [name for name in counts if self.profile.shapes[name].kind != "head"]
+        ends = {name: self.ends_ns(name, layout, setting) for name in counts}
+        left = {name: ends[name][0] - self.computed_ns(name, _whole(layout), setting)[1] for name in before}
+        longer = sum(counts[name] * left[name] for name in before) > sum(counts[name] * ends[name][1] for name in counts)
         return ("reductions" if longer and min(left.values()) >= 0 else "optimizer"), 1.0
 
     def _gathered_ns(self, sublayer: str, layout: Strategy, setting: Setting) -> tuple[int, int]:

@@ -14,23 +14,45 @@ from trainplan.profiling.clusters.cluster import DeviceKind
 from trainplan.profiling.models.model import Model
 
 
-class Prices:
-    """Times of a model's sub-layers in one layout, in ns, with the jitter of large jobs. Raises KeyError where the kind of
-    device has no rate for a precision."""
+class SublayerTimes:
+    """What prices of all layouts of one model on one cluster share: the times of its sub-layers, by what these depend on."""
 
-    def __init__(self, model: Model, layout: RunLayout, kind: DeviceKind, links: Links) -> None:
-        self.model, self.layout, self.kind, self.links = model, layout, kind, links
-        self.jitter = jitter_of(layout, links)
-        self.times = cache(self._times)
+    def __init__(self, model: Model, kind: DeviceKind, links: Links) -> None:
+        self.model, self.kind, self.links = model, kind, links
+        self.parameters = cache(self._parameters)
+        self._times: dict[tuple[object, ...], UnitTimes] = {}
         layers: dict[int, list[str]] = {}
         for unit in model.units:
             layers.setdefault(unit.layer, []).append(model.key_of(unit))
         self.siblings = {name: layer for layer in layers.values() for name in layer}  # sub-layers of the same layer, by name
 
+    def _parameters(self, sublayer: str, tp: int) -> int:
+        """The parameters of a tensor-parallel rank."""
+        part = self.model.sublayers[sublayer]
+        return part.parameter_count(part.degree(tp))
+
+    def of(self, sublayer: str, layout: RunLayout) -> UnitTimes:
+        """Those of a sub-layer in a layout, whose data-parallel and pipeline degrees, batch and ZeRO stage change nothing."""
+        key = (sublayer, layout.tp, layout.cp, layout.micro, layout.sequence_parallel, layout.recompute)
+        key = (*key, layout.base, layout.precision, layout.framework, layout.frozen)
+        if key not in self._times:
+            self._times[key] = unit_times(self.model.sublayers[sublayer], layout, self.kind, self.links)
+        return self._times[key]
+
+
+class Prices:
+    """Times of a model's sub-layers in one layout, in ns, with the jitter of large jobs. Raises KeyError where the kind of
+    device has no rate for a precision."""
+
+    def __init__(self, sublayers: SublayerTimes, layout: RunLayout) -> None:
+        self.sublayers, self.layout = sublayers, layout
+        self.model, self.kind, self.links = sublayers.model, sublayers.kind, sublayers.links
+        self.jitter = jitter_of(layout, self.links)
+        self.times = cache(self._times)
+
     def _times(self, sublayer: str, modules: tuple[str, ...] = ()) -> UnitTimes:
         """Those of a sub-layer whose modules are recomputed, without jitter."""
-        layout = replace(self.layout, recompute=recompute_of(modules))
-        return unit_times(self.model.sublayers[sublayer], layout, self.kind, self.links)
+        return self.sublayers.of(sublayer, replace(self.layout, recompute=recompute_of(modules)))
 
     def whole(self, time_ns: float) -> int:
         """A time with jitter, in whole ns."""
@@ -77,9 +99,8 @@ class Prices:
         """What one unit takes of gathering the parameters of its layer, or of reducing its gradients, in every micro-batch
         (ZeRO's stages 2 and 3). Frameworks move whole layers, one ahead: each unit has the part that it has of the layer's
         computations, so that as much is hidden as by layers. message_bytes: of the unit."""
-        siblings = self.siblings[sublayer]
-        parts = {name: self.model.sublayers[name] for name in siblings}
-        counts = {name: part.parameter_count(part.degree(self.layout.tp)) for name, part in parts.items()}
+        siblings = self.sublayers.siblings[sublayer]
+        counts = {name: self.sublayers.parameters(name, self.layout.tp) for name in siblings}
         computed = {name: self.times(name).ahead_ns for name in siblings}
         share = computed[sublayer] / sum(computed[name] for name in siblings)
         whole_bytes = message_bytes * sum(counts[name] for name in siblings) / counts[sublayer]

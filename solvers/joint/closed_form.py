@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from trainplan.formulations.joint.closed_form import whole_ns
 from trainplan.formulations.joint.problem import Configuration, Instance
-from trainplan.solvers.joint.stage_tables import Floats, stage_tables
+from trainplan.solvers.joint.stage_tables import Floats
 
 
 def least_u_ns(instance: Instance, configuration: Configuration) -> Floats:
     """By unit, the least u of any option, whatever the memory."""
-    tables = stage_tables(configuration.tables[configuration.sites[0].kind], configuration.schedule.sliced > 0)
-    by_kind = [float(kind.u_ns.min()) for kind in tables.kinds]
+    tables, sliced = configuration.tables[configuration.sites[0].kind], configuration.schedule.sliced > 0
+    by_kind = [float(whole_ns(table, sliced).min()) for table in tables.units]
     least = np.array([by_kind[unit.kind] for unit in instance.units])
     if configuration.tied is not None and (once := configuration.tied.once) is not None:
         least[-1] = min(least[-1], float((once.forward_ns + once.backward_ns).min()))

@@ -157,7 +157,9 @@ class _Planner:
         return self._spread([getattr(kind.table, of)[kind.places] for kind in self.tables.kinds])
 
     def _spread(self, by_kind: list[Integers]) -> Integers:
-        return np.stack([by_kind[kind][self.choices[:, l]] for l, kind in enumerate(self.kinds)], axis=1)
+        begins = np.cumsum([0, *map(len, by_kind[:-1])])
+        spread: Integers = np.concatenate(by_kind)[begins[self.kinds] + self.choices]
+        return spread
 
     def balanced(self, load: Floats) -> tuple[int, ...] | None:
         """Cuts into stages of about even load, where stages may begin; None where that leaves none for some stage."""

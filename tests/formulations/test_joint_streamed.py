@@ -10,8 +10,8 @@ import pytest
 from trainplan.execution.judge import judge_by
 from trainplan.execution.streams import judge_streams, layout_of
 from trainplan.execution.walk.stream_costs import StreamsCosts
+from trainplan.formulations.joint import streamed
 from trainplan.formulations.joint.problem import Instance, Solution
-from trainplan.formulations.joint.tables import FORBIDDEN
 from trainplan.formulations.problem import problem
 from trainplan.formulations.request import Request
 from trainplan.formulations.streams.links import Links
@@ -37,21 +37,16 @@ def request(model: Model, cluster: str, batch: int, **options: Any) -> Request:
 
 
 def solutions(instance: Instance, each: int, seed: int) -> list[Solution]:
-    """Of every configuration and layout some with random cuts and recomputation."""
+    """Of every configuration, and so of every layout, some with random cuts and recomputation."""
     chosen, draw = [], random.Random(seed)
     for place, configuration in enumerate(instance.configurations):
         tables = configuration.tables[0]
-        for state in range(len(tables.states)):
-            for _ in range(each):
-                cuts = configuration.cuts
-                if cuts is None:
-                    cuts = tuple(sorted(draw.sample(range(1, instance.length), configuration.stages - 1)))
-                choice = []
-                for unit in instance.units:
-                    enters = tables.units[unit.kind].enter
-                    choice.append(draw.choice([s for s, entered in enumerate(enters) if entered == state] or [-1]))
-                if -1 not in choice:
-                    chosen.append(Solution(place, cuts, tuple(choice)))
+        for _ in range(each):
+            cuts = configuration.cuts
+            if cuts is None:
+                cuts = tuple(sorted(draw.sample(range(1, instance.length), configuration.stages - 1)))
+            choice = [draw.randrange(len(tables.units[unit.kind].options)) for unit in instance.units]
+            chosen.append(Solution(place, cuts, tuple(choice)))
     return chosen
 
 
@@ -89,16 +84,17 @@ def test_the_step_is_at_most_the_walk_of_every_layout(model: Model, cluster: str
     bounded(model, cluster, options, 3, None)
 
 
-def test_layouts_do_not_mix_and_pipelines_gather_nothing_in_passes() -> None:
+def test_each_configuration_has_one_layout_and_pipelines_gather_nothing_in_passes() -> None:
     instance = JOINT.instance(request(LLAMA, "h100:2x2", 8))
+    seen = set()
     for configuration in instance.configurations:
         tables = configuration.tables[0]
-        for boundary in tables.boundaries:
-            apart = boundary.relayout_forward_ns
-            assert (apart.diagonal() == 0).all() and (apart[apart > 0] == FORBIDDEN).all()
-        strategies = [option.strategy for table in tables.units for option in table.options]
-        stages = {strategy.zero_stage for strategy in strategies if strategy is not None}
-        assert stages <= ({0, 1} if configuration.stages > 1 else {0, 1, 2, 3})
+        strategies = [option.strategy for table in tables.units for option in table.options if option.strategy is not None]
+        (layout,) = {streamed.layout_of(strategy) for strategy in strategies}
+        assert tables.states == (str(layout),) and {strategy.ckpt for strategy in strategies} == {False, True}
+        assert layout.zero_stage in ({0, 1} if configuration.stages > 1 else {0, 1, 2, 3})
+        seen.add((configuration.stages, configuration.micro_batches, layout))
+    assert len(seen) == len(instance.configurations)
 
 
 HALVES, QUARTERS = ["block16.attention"], ["block8.attention", "block16.attention", "block24.attention"]
