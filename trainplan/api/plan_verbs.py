@@ -48,7 +48,7 @@ from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
-from trainplan.rivals import ALIKE, Rival, rivals
+from trainplan.rivals import ALIKE, Rivals, rivals
 from trainplan.simulating import simulate
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.registry import method as method_named
@@ -277,7 +277,7 @@ def compare_planners(
     time_limit: float | None = None,
     progress: Callable[[str], None] | None = None,
     **request: Any,
-) -> list[Rival]:
+) -> Rivals:
     """What each paper's planner loses on a model and a cluster against the joint optimum, which stands first, and last once
     more, begun from their plans: all plans judged by the walks on the serial back-end, whose step the joint problem minimises.
 
