@@ -40,6 +40,8 @@ lint: $(INSTALLED)
 docs: $(INSTALLED)  # into build/site
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@! grep -rnoE '<(script|img|iframe|source)[^>]* src="?(https?:)?//[^">]*|<link[^>]* rel="?(stylesheet|icon|preconnect|preload)[^>]*href="?(https?:)?//[^">]*|url\(["'"'"']?(https?:)?//[^)]*|@import[^;]*//[^;]*' \
+		--include='*.html' --include='*.css' build/site || { echo 'the site loads what is not in it'; false; }
 
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/profiles.py

@@ -11,6 +11,7 @@ import pytest
 import typer
 import yaml
 
+import trainplan as tp
 from tests.command.calls import call
 from trainplan.command.app import application
 
@@ -54,6 +55,11 @@ def test_commands_are_commands(path: Path) -> None:
 def test_every_page_is_in_the_navigation_once() -> None:
     listed: list[str] = re.findall(r"[\w./-]+\.md", yaml.dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     assert sorted(listed) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in PAGES if "docs" in page.parts)
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    listed = re.findall(r"^      heading: tp\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(tp.__all__)
 
 
 def test_the_readme_is_short() -> None:

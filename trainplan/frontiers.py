@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from trainplan.asking import LARGEST_MEMORY
 from trainplan.formulations.problem import InstanceLike, problem_of
@@ -13,6 +13,7 @@ from trainplan.solvers.core.registry import method as method_named
 from trainplan.solvers.core.registry import methods as methods_of
 from trainplan.solvers.core.result import Result, relative_gap
 from trainplan.solvers.core.solve import solve
+from trainplan.tabular import Tabular
 
 LIMITS = 12  # of a frontier
 SLOW = ("milp", "cpsat", "brute-force")
@@ -30,6 +31,25 @@ class FrontierPoint:
         return {"memory_bytes": self.memory_bytes, "result": self.result.to_dict()}
 
 
+class Frontier(Tabular, list[FrontierPoint]):
+    """Points of methods under memory limits, method by method."""
+
+    headings: ClassVar = {
+        "method": "method",
+        "memory_bytes": "memory",
+        "status": "status",
+        "time_ns": "time",
+        "bound_ns": "lower bound",
+        "gap": "gap",
+        "seconds": "seconds",
+    }
+    drawn_by = "trainplan.pictures.lanes:draw_frontier"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each point: method, memory_bytes, status, time_ns, bound_ns, gap, peak_bytes, seconds."""
+        return [{"method": point.result.method, "memory_bytes": point.memory_bytes} | point.result.row() for point in self]
+
+
 def frontier(
     instance: InstanceLike,
     limits: Sequence[int] | None = None,
@@ -39,7 +59,7 @@ def frontier(
     gap: float = 0.0,
     seed: int = 0,
     progress: Callable[[str, FrontierPoint], None] | None = None,
-) -> list[FrontierPoint]:
+) -> Frontier:
     """Every method under every memory limit, method by method; the instance's own limit does not count.
 
     limits: bytes of one device, rising (default: twelve, from the least that anything fits into to what the shortest step
@@ -54,7 +74,7 @@ def frontier(
     for limit in limits:
         if not 0 < limit <= LARGEST_MEMORY:
             raise InputError("limits", "", f"hold {limit}", "give bytes of one device, above 0")
-    problem, points = problem_of(instance), list[FrontierPoint]()
+    problem, points = problem_of(instance), Frontier()
     for name in entries if methods is None else methods:
         row: list[FrontierPoint] = []
         for limit in limits:

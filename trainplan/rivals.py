@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from trainplan.planned import Planned
 from trainplan.presets import DEFAULT, PAPERS, Published, preset
 from trainplan.profiling.base.errors import InputError
+from trainplan.tabular import Tabular
 
 BEGUN = "begun from their plans"
 JUDGED_ON = "serial"  # the back-end whose steps the joint problem minimises
@@ -49,6 +50,30 @@ class Rival:
         return asdict(self)
 
 
+class Rivals(Tabular, list[Rival]):
+    """What planners come to, the joint optimum first."""
+
+    headings: ClassVar = {
+        "planner": "planner",
+        "step_ns": "step",
+        "peak_bytes": "memory",
+        "stages": "stages",
+        "micro_batches": "micro-batches",
+        "above": "above",
+        "gap": "gap to bound",
+        "seconds": "seconds",
+    }
+    drawn_by = "trainplan.pictures.comparisons:draw_rivals"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each planner: the fields of `Rival`."""
+        return [rival.to_dict() for rival in self]
+
+    def notes(self) -> list[str]:
+        """Why a planner has no plan, and what others planned without."""
+        return [f"{rival.planner}: {text}" for rival in self if (text := rival.why or rival.outside)]
+
+
 def rivals(
     plan: Callable[..., Planned],
     request: dict[str, Any],
@@ -57,7 +82,7 @@ def rivals(
     gap: float = 1e-4,
     time_limit: float | None = None,
     progress: Callable[[str], None] | None = None,
-) -> tuple[list[Rival], Planned | None]:
+) -> tuple[Rivals, Planned | None]:
     """The joint optimum, every planner's plan for one request, and the joint optimum begun from these plans; and the answer of
     the joint problem.
 
@@ -65,7 +90,7 @@ def rivals(
     planners get what is SHARED. gap: of the joint problem; the planners run to their end. time_limit: seconds for each. Raises
     InputError where the request does not suit the first of them.
     """
-    rows: list[Rival] = []
+    rows = Rivals()
     answers: list[Planned] = []
     choices = {each.name for each in preset(published[0].preset).parameters}
     limits: dict[str, Any] = {"backend": JUDGED_ON, "time_limit": time_limit, "beside": False}
@@ -98,10 +123,10 @@ def rivals(
     try:
         answer = plan(**{**ALIKE, **request}, **limits, gap=gap, like=published[0].preset, incumbents=incumbents)
     except InputError as error:
-        return [*rows, _none(label, str(error), time.perf_counter() - began)], answers[0]
+        return Rivals([*rows, _none(label, str(error), time.perf_counter() - began)]), answers[0]
     last = _row(label, answer, answers[0], time.perf_counter() - began)
     planners = sum(row.seconds for row in rows[1:] if row.step_ns is not None)
-    return [*rows, replace(last, whole_seconds=last.seconds + planners)], answers[0]
+    return Rivals([*rows, replace(last, whole_seconds=last.seconds + planners)]), answers[0]
 
 
 def _asked_of(planner: Published, request: dict[str, Any], choices: set[str]) -> tuple[dict[str, Any], list[str]]:

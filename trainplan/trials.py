@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 from trainplan.asking import compiles, runs
 from trainplan.execution.run.executed import EXECUTED_DTYPES, EXECUTED_FAMILIES, UNEXECUTED
@@ -16,12 +16,13 @@ from trainplan.planning import plan_answer
 from trainplan.profiling.base.dtypes import parse_dtype
 from trainplan.profiling.base.errors import InputError, MissingExtra, shown
 from trainplan.profiling.models.model import Model
+from trainplan.tabular import Tabular
 
 MOST_TRIALS = 100
 
 
 @dataclass(frozen=True)
-class Trials:
+class Trials(Tabular):
     """What running plans gave.
 
     plans: in the order of their predicted steps; trials: one for each plan. best: place of the fastest plan; None where none
@@ -37,6 +38,28 @@ class Trials:
         """The place of the fastest plan."""
         trial = fastest(self.trials)
         return None if trial is None else trial.place
+
+    headings: ClassVar = {
+        "plan": "plan",
+        "stages": "stages",
+        "strategies": "strategies",
+        "predicted_step_ns": "predicted",
+        "step_ns": "measured",
+        "spread": "spread",
+        "status": "status",
+    }
+    drawn_by = "trainplan.pictures.comparisons:draw_trials"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each plan: its place and layout, predicted_step_ns, step_ns, spread, status."""
+        rows = []
+        for trial in self.trials:
+            plan = self.plans[trial.place]
+            names = ", ".join(dict.fromkeys(str(strategy) for strategy in plan.strategies()))
+            layout = {"plan": trial.place, "stages": len(plan.stages), "strategies": names}
+            steps = {"predicted_step_ns": trial.predicted_step_ns, "step_ns": trial.step_ns}
+            rows.append({**layout, **steps, "spread": trial.spread, "status": trial.status})
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values."""

@@ -119,6 +119,12 @@ class Result:
         """All fields under their own names, as plain values."""
         return json.loads(json.dumps(asdict(self)))
 
+    def row(self) -> dict[str, Any]:
+        """The numbers of it that tables have: status, time_ns, bound_ns, gap, peak_bytes, seconds."""
+        peak = self.evaluation.get("peak_bytes") if self.evaluation else None
+        numbers = {"time_ns": self.objective, "bound_ns": self.bound, "gap": self.gap, "peak_bytes": peak}
+        return {"status": self.status, **numbers, "seconds": self.build_seconds + self.solve_seconds}
+
     def run_rows(self) -> list[tuple[str, str]]:
         """Of `summary`, what the run took and what stopped it."""
         seconds = f"{self.build_seconds:.3f} build, {self.solve_seconds:.3f} solve, {self.import_seconds:.3f} imports apart"

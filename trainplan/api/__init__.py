@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
 
+draw_comparison = drawn("trainplan.pictures.comparisons:draw_comparison")
 draw_frontier = drawn("trainplan.pictures.lanes:draw_frontier")
 draw_placement = drawn("trainplan.pictures.placement:draw_placement")
 draw_placements = drawn("trainplan.pictures.placement:draw_placements")
 draw_plan = drawn("trainplan.pictures.layout:draw_plan")
 draw_profile = drawn("trainplan.pictures.charts:draw_profile")
+draw_rivals = drawn("trainplan.pictures.comparisons:draw_rivals")
 draw_simulation = drawn("trainplan.pictures.plans:draw_simulation")
 draw_switches = drawn("trainplan.pictures.lanes:draw_switches")
 draw_throughput = drawn("trainplan.pictures.charts:draw_throughput")
 draw_timeline = drawn("trainplan.pictures.timeline:draw_timeline")
 draw_timelines = drawn("trainplan.pictures.timeline:draw_timelines")
+draw_trials = drawn("trainplan.pictures.comparisons:draw_trials")
 
 _MODULES = {
     "configuration_verbs": ("compare_log", "import_run"),

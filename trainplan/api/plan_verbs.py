@@ -50,7 +50,7 @@ from trainplan.profiling.base.watchdog import STALL_S
 from trainplan.profiling.clusters.cluster import Cluster
 from trainplan.profiling.models.model import Model, load_model
 from trainplan.profiling.profiles import Profile
-from trainplan.rivals import ALIKE, Rival, rivals
+from trainplan.rivals import ALIKE, Rivals, rivals
 from trainplan.simulating import simulate
 from trainplan.solvers.core.clock import Clock
 from trainplan.solvers.core.registry import method as method_named
@@ -111,28 +111,30 @@ def plan(
     """The best plan for a request, predicted by the walks over its programs, with the solver's claim. Raises InputError.
 
     What to plan for:
-        model: a name, a config.json or a Model. cluster: a name, a file or a Cluster. batch: samples of one step, over all
-        devices. memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's);
-        reserve: what stays free of it, in place of the cluster's own. sequence: tokens of a sample (default: the longest that
-        the model allows); dtype: of the model, such as "bf16" (default: the config's). profile: numbers made earlier, which may
-        stand in for model and cluster. measure: the model, on this machine (default: estimate from shapes).
+    model: a name, a config.json or a Model. cluster: a name, a file or a Cluster. batch: samples of one step, over all
+    devices. memory: of one device, such as "8GiB", or a number of bytes (default: what is usable of the cluster's);
+    reserve: what stays free of it, in place of the cluster's own. sequence: tokens of a sample (default: the longest that
+    the model allows); dtype: of the model, such as "bf16" (default: the config's). profile: numbers made earlier, which may
+    stand in for model and cluster. measure: the model, on this machine (default: estimate from shapes).
+
     How to search:
-        like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: joint; what that does not take is
-        planned as galvatron-bmw, and `instead` says why). method: a name of `methods`. backend: of `run`, on which the plan
-        must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the method. cold:
-        MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
-        jobs: processes that search, which change nothing in the answer (default: 1). beside: look for the best plan with one
-        strategy, and for the prices of constraints, too. incumbents: plans,
-        of whatever preset, that the search begins from (joint). progress: called with a text that names what is begun, and with
-        a `Point` (seconds, objective, bound, in ns) for each better plan or bound, such as `progress=print`. measuring: called
-        with the reports of measuring.
+    like: a preset (joint, galvatron-bmw, amp, autopipe, h3t) or a problem (default: joint; what that does not take is
+    planned as galvatron-bmw, and `instead` says why). method: a name of `methods`. backend: of `run`, on which the plan
+    must fit, too. time_limit: seconds until searches end. gap: relative gap at which to stop. seed: of the method. cold:
+    MILP and CP-SAT do not begin from the plan of a fast method. solver_memory: what the method may take, such as "8GiB".
+    jobs: processes that search, which change nothing in the answer (default: 1). beside: look for the best plan with one
+    strategy, and for the prices of constraints, too. incumbents: plans,
+    of whatever preset, that the search begins from (joint). progress: called with a text that names what is begun, and with
+    a `Point` (seconds, objective, bound, in ns) for each better plan or bound, such as `progress=print`. measuring: called
+    with the reports of measuring.
+
     choices: what is fixed, of what the preset chooses, and options of the method:
-        joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host; cost_model (auto, streams, executed), and, of
-        streams, cp (degree of context parallelism) and fp8; and constraints, whose costs are in `prices`,
-        as that of `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts,
-        for_ (a runtime).
-        galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
-        `partition`. h3t: see `switch`.
+    joint: sliced, chunks, by_unit, hybrid, sequence_parallel, modules, host; cost_model (auto, streams, executed), and, of
+    streams, cp (degree of context parallelism) and fp8; and constraints, whose costs are in `prices`,
+    as that of `reserve` is: pipeline, micro_batches, schedule, zero, tp, dp, sdp, forbid, one_strategy, tp_in_node, cuts,
+    for_ (a runtime).
+    galvatron-bmw: pipeline, micro_batches, schedule, space, by_unit, takeaway3. amp: see `place`. autopipe: see
+    `partition`. h3t: see `switch`.
 
     The best plan with one strategy for all units is in `uniform`; tokens/s, MFU, bubble and memory are in `performance`.
     """
@@ -279,7 +281,7 @@ def compare_planners(
     time_limit: float | None = None,
     progress: Callable[[str], None] | None = None,
     **request: Any,
-) -> list[Rival]:
+) -> Rivals:
     """What each paper's planner loses on a model and a cluster against the joint optimum, which stands first, and last once
     more, begun from their plans: all plans judged by the walks on the serial back-end, whose step the joint problem minimises.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainplan.asking import FilePath, check_spelling, request_of
 from trainplan.checking import check, load
+from trainplan.comparing import Comparison
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import InstanceLike, problem, problem_names
 from trainplan.frontiers import frontier
@@ -100,15 +101,15 @@ def compare(
     cold: bool = True,
     solver_memory: str | int | None = None,
     progress: Callable[[str, Point], None] | None = None,
-) -> tuple[list[Result], list[str]]:
-    """Results of several methods on one instance, and every contradiction between them (there should be none).
+) -> Comparison:
+    """Results of several methods on one instance, and every contradiction between them (there should be none): a pair.
 
     methods: names (default: all that the instance's size admits). time_limit: seconds for each. cold: none begins from the plan
     of another. seed, solver_memory: of each method, as of `solve`. progress: called with the method's name and a `Point` for
     each better solution or bound. Raises InputError.
     """
     limits: dict[str, Any] = {"time_limit": time_limit, "seed": seed, "cold": cold, "solver_memory": solver_memory}
-    return compare_methods(load(instance), methods, progress=progress, **limits)
+    return Comparison(*compare_methods(load(instance), methods, progress=progress, **limits))
 
 
 def methods(problem_name: str = "layer-strategies") -> tuple[Entry, ...]:

@@ -9,10 +9,10 @@ from typing import Any
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trainplan.command.printing import err
-from trainplan.command.render import cell_text
 from trainplan.profiling.base.errors import printable
 from trainplan.profiling.base.quantities import format_bytes
 from trainplan.solvers.core.result import Point
+from trainplan.tabular import cell_text
 
 
 def searching(text: str) -> AbstractContextManager[Any]:

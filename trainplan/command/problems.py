@@ -199,13 +199,14 @@ def compare(**values: Any) -> Outcome:
     _refuse(settings, ("gap",), "is given beside an instance", "leave it out: methods are compared at their ends")
     with bars.searching("comparing") as progress:
         limits = {"time_limit": SECONDS, **settings}
-        results, contradictions = api.compare(sources[0], limits.pop("method", None), progress=progress, **limits)
+        compared = api.compare(sources[0], limits.pop("method", None), progress=progress, **limits)
+    results, contradictions = compared
     interrupted = any(result.stopped == "interrupt" for result in results)
     code = options.FINE if any(result.objective is not None for result in results) and not interrupted else options.STOPPED
     if contradictions or any(result.status == "infeasible" for result in results):
         code = options.INFEASIBLE
     content = {"results": [result.to_dict() for result in results], "contradictions": contradictions}
-    return Outcome(content, partial(render.comparison, results, contradictions), {}, code)
+    return Outcome(content, partial(render.comparison, compared), {}, code)
 
 
 def _refuse(options_set: Mapping[str, Any], names: Iterable[str], problem: str, fix: str) -> None:

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainplan.checking import Checked, CheckedClaim, CheckedPlan
 from trainplan.command.printing import line, pairs, table
+from trainplan.comparing import Comparison
 from trainplan.formulations.plan import Plan
 from trainplan.formulations.problem import Table as Rows
 from trainplan.formulations.problem import problem_of
 from trainplan.formulations.request import Request
 from trainplan.formulations.runs import runs
 from trainplan.formulations.step.schedules import SCHEDULE_NAMES
-from trainplan.frontiers import FrontierPoint
+from trainplan.frontiers import Frontier
 from trainplan.performance import PARTS, Performance
 from trainplan.planned import Planned
 from trainplan.profiling.base.quantities import format_bytes, format_count, format_time, plural
 from trainplan.profiling.models.model import Model
 from trainplan.profiling.summary import reached
-from trainplan.rivals import Rival
+from trainplan.rivals import Rivals
 from trainplan.solvers.core.entries import Entry
 from trainplan.solvers.core.result import Result, peak_text
+from trainplan.tabular import cell_text
 from trainplan.validation.logs import LoggedRun
 
 MOST_ROWS = 12  # of a table of alternatives
-FORMATS: dict[str, Callable[[Any], str]] = {
-    "_ns": format_time,
-    "_bytes": format_bytes,
-    "gap": "{:.3%}".format,
-    "_per_s": format_count,
-    "_per_device": format_count,
-}
 
 
 def tables(made: Sequence[Rows]) -> None:
@@ -48,30 +43,17 @@ def solved(instance: Any, result: Result) -> None:
     pairs(result.summary(flags=True))
 
 
-def comparison(results: Sequence[Result], contradictions: Sequence[str]) -> None:
+def comparison(compared: Comparison) -> None:
     """What several methods gave, and what contradicts."""
-    best = min((r.objective for r in results if r.objective is not None), default=None)
-    rows = []
-    for r in results:
-        above = None if r.objective is None or not best else r.objective / best - 1
-        numbers = {"time_ns": r.objective, "bound_ns": r.bound, "gap": r.gap, "above_gap": above}
-        cells = [cell_text(name, value) for name, value in numbers.items()]
-        rows.append([r.method, r.status, *cells, f"{r.build_seconds + r.solve_seconds:.3f}"])
-    table(("method", "status", "time", "lower bound", "gap", "above best", "seconds"), rows)
-    reasons = [r.reason.command_text for r in results if r.reason]
-    for text in [*reasons[:1], *(f"contradiction: {text}" for text in contradictions)]:
+    table(tuple(compared.headings.values()), compared.cells())
+    reasons = [result.reason.command_text for result in compared.results if result.reason]
+    for text in [*reasons[:1], *(f"contradiction: {text}" for text in compared.contradictions)]:
         line(text)
 
 
-def frontier(points: Sequence[FrontierPoint]) -> None:
+def frontier(points: Frontier) -> None:
     """What methods found under each memory limit."""
-    rows = []
-    for point in points:
-        r = point.result
-        cells = [cell_text(name, value) for name, value in {"time_ns": r.objective, "bound_ns": r.bound, "gap": r.gap}.items()]
-        seconds = f"{r.build_seconds + r.solve_seconds:.3f}"
-        rows.append([r.method, format_bytes(point.memory_bytes), r.status, *cells, seconds])
-    table(("method", "memory", "status", "time", "lower bound", "gap", "seconds"), rows)
+    table(tuple(points.headings.values()), points.cells())
 
 
 def lifted(layers: Mapping[str, Sequence[int]]) -> str:
@@ -228,12 +210,6 @@ def alternatives(answer: Planned) -> None:
         line(f"and {len(rows) - MOST_ROWS} more (--json has all)")
 
 
-def cell_text(name: str, value: Any) -> str:
-    """A value as its name says: a time, bytes, a share, a rate."""
-    form = next((form for end, form in FORMATS.items() if name.endswith(end)), str)
-    return "-" if value is None else form(value)
-
-
 def plans(answers: Sequence[Any]) -> None:
     """The plans of several presets side by side, and why others have none."""
     made = [answer for answer in answers if isinstance(answer, Planned)]
@@ -280,16 +256,12 @@ def logged(run: LoggedRun) -> None:
         table(("rank", "measured", "predicted", "error"), rows[:MOST_ROWS], title, ("rank",))
 
 
-def rivals(compared: Sequence[Rival]) -> None:
+def rivals(compared: Rivals) -> None:
     """The papers' planners beside the joint optimum."""
     rows = []
-    for each in compared:
-        numbers = {"step_ns": each.step_ns, "peak_bytes": each.peak_bytes, "stages": each.stages, "count": each.micro_batches}
-        cells = [cell_text(name, value) for name, value in numbers.items()]
-        cells += ["-" if share is None else f"{share:+.3%}" for share in (each.above,)]
-        seconds = f"{each.seconds:.2f}" + ("" if each.whole_seconds is None else f", with theirs {each.whole_seconds:.2f}")
-        cells += ["-" if each.gap is None else f"{each.gap:.3%}", seconds]
-        rows.append([each.planner, *cells])
-    columns = ("planner", "step", "memory", "stages", "micro-batches", "above", "gap to bound", "seconds")
-    table(columns, rows, "steps by the walks, one lane a device; above the joint optimum, and above its bound")
+    for each, cells in zip(compared, compared.cells(), strict=True):
+        theirs = "" if each.whole_seconds is None else f", with theirs {each.whole_seconds:.2f}"
+        rows.append([*cells[:-1], f"{each.seconds:.2f}{theirs}"])
+    title = "steps by the walks, one lane a device; above the joint optimum, and above its bound"
+    table(tuple(compared.headings.values()), rows, title)
     pairs([(each.planner, text) for each in compared if (text := each.why or each.outside)])

@@ -1,0 +1,43 @@
+"""Several methods on one instance."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+from trainplan.solvers.core.result import Result
+from trainplan.tabular import Tabular
+
+
+class _Pair(NamedTuple):
+    results: list[Result]
+    contradictions: list[str]
+
+
+class Comparison(Tabular, _Pair):
+    """Results of several methods on one instance, and every contradiction between them: a pair of lists."""
+
+    headings: ClassVar = {
+        "method": "method",
+        "status": "status",
+        "time_ns": "time",
+        "bound_ns": "lower bound",
+        "gap": "gap",
+        "above": "above best",
+        "seconds": "seconds",
+    }
+    drawn_by = "trainplan.pictures.comparisons:draw_comparison"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each method: status, time_ns, bound_ns, gap, peak_bytes, seconds, and `above`, how much longer its time is
+        than the best one, as a share of that."""
+        best = min((result.objective for result in self.results if result.objective is not None), default=None)
+        rows = []
+        for result in self.results:
+            above = None if result.objective is None or not best else result.objective / best - 1
+            rows.append({"method": result.method, **result.row(), "above": above})
+        return rows
+
+    def notes(self) -> list[str]:
+        """Why nothing fits, and what contradicts."""
+        reasons = [str(result.reason) for result in self.results if result.reason]
+        return [*reasons[:1], *(f"contradiction: {text}" for text in self.contradictions)]
