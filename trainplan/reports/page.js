@@ -8,7 +8,7 @@
   const pen = canvas.getContext("2d");
   const lanes = step.lanes, patterns = step.patterns, kinds = step.kinds;
   const view = { from: 0, to: step.step_ns };
-  const LEAST_NS = 100, AXIS = 24, FONT = "12px system-ui, sans-serif";
+  const LEAST_NS = 100, AXIS = 24, NARROW = 5, FONT = "12px system-ui, sans-serif";
   const row = Math.max(12, Math.min(26, 700 / lanes.length));
   let left = 0, width = 0, colours = {};
 
@@ -75,26 +75,43 @@
 
   function drawLane(lane, top, high) {
     const blocks = lane.blocks;
+    let together = null; // neighbours too narrow to be seen apart, as one
     for (let place = firstShown(blocks, view.from); place < blocks.length && blocks[place][0] <= view.to; place++) {
       const block = blocks[place], pattern = patterns[block[1]];
-      const x = at(block[0]), wide = at(end(block)) - x;
+      const x = at(block[0]), to = at(end(block)), wide = to - x;
+      if (wide < NARROW) {
+        together ||= { x, from: block[0], sums: kinds.map(() => 0) };
+        together.until = end(block);
+        pattern.sums.forEach((sum, kind) => { together.sums[kind] += sum; });
+        if (to - together.x >= NARROW) together = flush(together, together.until, top, high);
+        continue;
+      }
+      if (together) together = flush(together, together.until, top, high);
       if (pattern.parts.length && wide > 4 * pattern.parts.length) {
         for (const [kind, start, duration] of pattern.parts) {
           pen.fillStyle = colours.kinds[kind];
-          const from = at(block[0] + start), to = at(block[0] + start + duration);
-          pen.fillRect(from, top, Math.max(to - from - (to - from > 3 ? 0.5 : 0), 0.3), high);
+          const from = at(block[0] + start), until = at(block[0] + start + duration);
+          pen.fillRect(from, top, Math.max(until - from - (until - from > 3 ? 0.5 : 0), 0.3), high);
         }
-      } else {
-        let low = top + high;
-        pattern.sums.forEach((sum, kind) => {
-          const share = (sum / Math.max(1, pattern.end)) * high;
-          pen.fillStyle = colours.kinds[kind];
-          low -= share;
-          if (share) pen.fillRect(x, low, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.3), share);
-        });
-      }
+      } else shares(pattern.sums, pattern.end, x, wide - (wide > 3 ? 0.6 : 0), top, high);
       if (block[2] >= 0 && row >= 14) number(block, x, wide, top, high);
     }
+    if (together) flush(together, together.until, top, high);
+  }
+
+  function flush(together, until, top, high) {
+    shares(together.sums, until - together.from, together.x, at(until) - together.x, top, high);
+    return null;
+  }
+
+  function shares(sums, long, x, wide, top, high) {
+    let low = top + high;
+    sums.forEach((sum, kind) => {
+      const share = (sum / Math.max(1, long)) * high;
+      low -= share;
+      pen.fillStyle = colours.kinds[kind];
+      if (share) pen.fillRect(x, low, Math.max(wide, 0.5), share);
+    });
   }
 
   function number(block, x, wide, top, high) {

@@ -126,7 +126,16 @@ def _head(
     if claim is not None:
         bound = "none" if claim.bound_ns is None else f"{format_time(claim.bound_ns)}, gap {_gap(claim.gap)}"
         facts.append(("bound of claim", bound))
-    return [*facts, ("certificate", "none in the plan, so nothing was checked" if checked is None else checked.verdict)]
+    return [*facts, ("certificate", _certificate(checked))]
+
+
+def _certificate(checked: CheckedClaim | None) -> str:
+    """Whether what the claim's evidence proves was checked, and what it is; more is said beside the bound."""
+    if checked is None:
+        return "none in the plan, so nothing was checked"
+    if checked.unchecked is not None or checked.faults or not checked.objective_ns or checked.bound_ns is None:
+        return checked.verdict
+    return f"checked now, without any solver: gap {_gap(1 - checked.bound_ns / checked.objective_ns)}"
 
 
 def _gap(gap: float | None) -> str:
