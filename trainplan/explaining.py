@@ -71,11 +71,18 @@ class Difference:
     second: str
 
 
-def explain(plan: Plan | Source, *, profile: FilePath | Profile | None = None, time_limit: float | None = SECONDS) -> Explained:
+def explain(
+    plan: Plan | Source,
+    *,
+    profile: FilePath | Profile | None = None,
+    time_limit: float | None = SECONDS,
+    simulation: Simulation | None = None,
+) -> Explained:
     """Where a plan's time and memory go, and what each of its units could have in place of what it has.
 
     plan: with the evidence of its claim, as `plan -o` and `certify` write it. profile: that the plan was made from, where it
-    was. time_limit: seconds for trying what units could have; what they do not allow is left out. Raises InputError.
+    was. time_limit: seconds for trying what units could have; what they do not allow is left out. simulation: of the plan,
+    where there is one already. Raises InputError.
     """
     made = load_plan(plan)
     claim, used = made.claim, profile_of(profile)
@@ -95,7 +102,7 @@ def explain(plan: Plan | Source, *, profile: FilePath | Profile | None = None, t
     changes = tuple(stated.changes(instance, solution, lambda: time.monotonic() > end))
     return Explained(
         model=made.planned_model().name,
-        step_ns=(simulation := simulate(made)).step_ns,
+        step_ns=(simulation := simulation or simulate(made)).step_ns,
         objective_ns=objective_ns,
         bound_ns=claim.bound_ns,
         one_strategy=made.one_strategy,

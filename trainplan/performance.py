@@ -45,6 +45,11 @@ HOLDS = {
 PARTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
+def part_of(name: str) -> str:
+    """Which of PARTS a buffer belongs to, by its name."""
+    return HOLDS.get(name.partition(".")[0], "buffers")
+
+
 @dataclass(frozen=True)
 class StageMemory:
     """Bytes of the device that is fullest in a stage, at its peak, by what holds them; peak_bytes is their sum.
@@ -149,7 +154,7 @@ def stage_memory(plan: Plan, judged: Judged) -> list[StageMemory]:
         place = by_stage[stage.first_unit]
         sizes = dict.fromkeys((f"{part}_bytes" for part in PARTS), 0)
         for name, size in peak_buffers(judged.time.rounds[place].few, judged.memory[place]).items():
-            sizes[f"{HOLDS.get(name.partition('.')[0], 'buffers')}_bytes"] += size
+            sizes[f"{part_of(name)}_bytes"] += size
         rows.append(StageMemory(number, **sizes, peak_bytes=judged.memory[place].peak_bytes))
     return rows
 

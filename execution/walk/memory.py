@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, get_args
@@ -44,6 +44,26 @@ def peak_buffers(program: Program, walk: Walk) -> dict[str, int]:
     place = walk.during_bytes.index(walk.peak_bytes)
     live, _ = next(islice(_held(program, walk.backend), place, None))
     return {**live, "workspace": program.instructions[place].workspace_bytes}
+
+
+def held_parts(
+    program: Program, backend: Backend, part_of: Callable[[str], str], parts: Iterable[str]
+) -> Iterator[dict[str, int]]:
+    """What the device holds while each instruction runs, `workspace` included: bytes by part, in a dict that then changes.
+
+    part_of: the part that a buffer belongs to, by its name. The sums are the bytes of `memory_walk`.
+    """
+    part = {name: part_of(name) for name in (*program.buffers, "workspace")}
+    sizes, before = dict.fromkeys(parts, 0), dict[str, int]()
+    for instruction, (live, _) in zip(program.instructions, _held(program, backend), strict=True):
+        for name in before.keys() - live.keys():
+            sizes[part[name]] -= before[name]
+        for name in live.keys() - before.keys():
+            sizes[part[name]] += live[name]
+        before = dict(live)
+        sizes[part["workspace"]] += instruction.workspace_bytes
+        yield sizes
+        sizes[part["workspace"]] -= instruction.workspace_bytes
 
 
 def _held(program: Program, backend: Backend) -> Iterator[tuple[dict[str, int], int]]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainplan.api.number_verbs import *
     from trainplan.api.plan_verbs import *
     from trainplan.api.problem_verbs import *
+    from trainplan.api.report_verbs import *
 
 draw_comparison = drawn("trainplan.pictures.comparisons:draw_comparison")
 draw_frontier = drawn("trainplan.pictures.lanes:draw_frontier")
@@ -33,6 +34,7 @@ draw_trials = drawn("trainplan.pictures.comparisons:draw_trials")
 _MODULES = {
     "configuration_verbs": ("compare_log", "import_run"),
     "problem_verbs": ("InputError", "build", "check", "compare", "frontier", "load", "methods", "schema", "solve"),
+    "report_verbs": ("report",),
     "number_verbs": ("detect", "import_profile", "profile"),
     "plan_verbs": (
         *(

@@ -40,6 +40,7 @@ TASKS = {
         "trial": ("running", "Run plans for a few steps on this machine, and pick the fastest."),
         "export": ("running", "Write a plan's pipeline for another runtime."),
         "explain": ("explaining", "Say why a plan is as it is, or what two plans differ in."),
+        "report": ("reporting", "Write a plan's report: one page with its timeline, memory, bound and comparison."),
         "import-run": (
             "importing",
             "Judge what another runtime runs now: its prediction, the bound, and what to change first.",

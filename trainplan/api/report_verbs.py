@@ -1,0 +1,77 @@
+"""Reports of plans, as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from trainplan.api.plan_verbs import compare_planners, plan
+from trainplan.asking import FilePath, profile_of
+from trainplan.explaining import SECONDS
+from trainplan.formulations.plan import Plan, load_plan
+from trainplan.planned import Planned
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.files import Source
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.profiles import Profile
+from trainplan.reports.page import page
+from trainplan.rivals import ALIKE, Rival
+
+__all__ = ["report"]
+ONE_STRATEGY = "one strategy"
+
+
+def report(
+    source: Plan | Planned | Source,
+    *,
+    profile: FilePath | Profile | None = None,
+    compare: bool = False,
+    time_limit: float | None = SECONDS,
+    progress: Callable[[str], None] | None = None,
+) -> str:
+    """A plan's report, one HTML page that needs no other file: the plan by stage and unit, a timeline of the step, memory by
+    time and by kind, where time and memory go, bound and gap.
+
+    profile: that the plan was made from, where it was. compare: also plan with one strategy for all units, and with each
+    paper's planner, and show what they lose. time_limit: seconds for what units could have instead, and for each planner.
+    progress: called with the name of each planner. Raises InputError for plans whose models do not become programs.
+    """
+    made = source.plan if isinstance(source, Planned) else load_plan(source)
+    if made is None:
+        raise InputError("plan", "", "is missing: nothing was planned", "give a request with a plan")
+    used = profile_of(profile)
+    return page(made, used, time_limit, _compared(made, time_limit, progress) if compare else ())
+
+
+def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], None] | None) -> list[Rival]:
+    """The joint optimum, the best plan with one strategy, and the papers' planners, for the request of a plan's claim."""
+    evidence = None if made.claim is None else made.claim.evidence
+    if evidence is None or evidence.cluster is None:
+        fix = "give a plan that `trainplan plan -o` has written for a --cluster"
+        raise InputError("plan", "claim.evidence.cluster", "is missing, so nothing can be compared", fix)
+    request = {
+        "model": made.planned_model(),
+        "cluster": Cluster.model_validate(evidence.cluster),
+        "batch": made.batch.global_samples,
+        "memory": evidence.memory_bytes,
+    }
+    rows = compare_planners(**request, time_limit=time_limit, progress=progress)
+    if progress is not None:
+        progress(ONE_STRATEGY)
+    uniform = plan(**request, **ALIKE, one_strategy=True, beside=False, time_limit=time_limit).plan
+    if uniform is None or uniform.predicted is None:
+        nothing = {"step_ns": None, "peak_bytes": None, "stages": None, "micro_batches": None, "above": None, "gap": None}
+        return [rows[0], replace(rows[0], planner=ONE_STRATEGY, **nothing, why="none was found in the time"), *rows[1:]]
+    step_ns = uniform.predicted.step_ns
+    found = Rival(
+        ONE_STRATEGY,
+        step_ns,
+        uniform.predicted.most_bytes,
+        len(uniform.stages),
+        uniform.batch.micro_batches,
+        None if not rows[0].step_ns else step_ns / rows[0].step_ns - 1,
+        None,
+        0.0,
+        outside=f"{uniform.one_strategy} for all units",
+    )
+    return [rows[0], found, *rows[1:]]

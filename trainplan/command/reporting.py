@@ -1,0 +1,46 @@
+"""`trainplan report`: a plan as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainplan import api
+from trainplan.command import bars
+from trainplan.command.options import Command, Outcome, flag, output, takes, word
+from trainplan.command.printing import line
+from trainplan.explaining import SECONDS
+from trainplan.profiling.base.errors import InputError
+
+EXAMPLE = "Example: trainplan report plan.json -o report.html"
+
+
+def command(name: str, words: Sequence[str]) -> tuple[Command, str]:
+    """The command, and its example."""
+    return report, EXAMPLE
+
+
+@takes(
+    [
+        word("plan", Path, "A plan file, as `plan -o` writes it."),
+        output("Write the page here, such as report.html."),
+        flag("profile", Path | None, "The profile that the plan was made from, if it was."),
+        flag("compare", bool, "Search for the best plan with one strategy and by each paper's planner, too.", False),
+        flag("time_limit", float | None, f"Seconds for what units could have, and for each planner. [default: {SECONDS:.0f}]"),
+    ]
+)
+def report(plan: Path, output: Path | None, profile: Path | None, compare: bool, time_limit: float | None) -> Outcome:
+    """Write a plan's report: one HTML page that needs no other file, with the plan by stage and unit, a timeline of the step
+    that can be zoomed, memory by time and by kind, where time and memory go, bound and gap, and the comparison."""
+    if output is None:
+        raise InputError("command line", "--output", "is missing", "give a file, such as -o report.html")
+    seconds = SECONDS if time_limit is None else time_limit
+    with bars.planning() as progress:
+        page = api.report(plan, profile=profile, compare=compare, time_limit=seconds, progress=progress)
+    files: dict[str, Callable[[], Any]] = {"output": lambda: page}
+    return Outcome({"plan": str(plan), "report": str(output), "bytes": len(page.encode())}, _show, files)
+
+
+def _show() -> None:
+    line("open it in a browser; it needs no network")

@@ -1,0 +1,88 @@
+"""Memory over time: what holds it on one rank of each stage, from the memory walk and the moments of the time walk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from trainplan.execution.judge import Judged
+from trainplan.execution.walk.memory import held_parts
+from trainplan.formulations.plan import Plan
+from trainplan.performance import PARTS, part_of
+
+COLUMNS = 240  # moments at which a stage's memory is drawn, at most
+HIGH = 100.0  # of the drawing, in its own units, at the most that is drawn
+
+
+@dataclass(frozen=True)
+class StageCurve:
+    """Memory of the fullest rank of a stage over time. peak_bytes: of the memory walk, which the curve reaches. columns: of
+    each column of time the bytes by part at the moment in it when most is held, in the order of PARTS."""
+
+    stage: int
+    rank: int
+    peak_bytes: int
+    columns: tuple[tuple[int, ...], ...]
+
+    def areas(self, most_bytes: int) -> list[tuple[str, str]]:
+        """Name and SVG path of each part, stacked, in a drawing COLUMNS wide and HIGH high, whose top stands for most_bytes."""
+        below = [0] * len(self.columns)
+        drawn = []
+        for number, part in enumerate(PARTS):
+            above = [low + column[number] for low, column in zip(below, self.columns, strict=True)]
+            if any(column[number] for column in self.columns):
+                drawn.append((part, _area(below, above, most_bytes)))
+            below = above
+        return drawn
+
+
+def stage_curves(plan: Plan, judged: Judged) -> list[StageCurve]:
+    """The curve of the fullest rank of each stage; of interleaved stages, of the ranks that have them."""
+    fullest: dict[int, int] = {}
+    for place, rounds in enumerate(judged.time.rounds):
+        first, peak = rounds.few.units[0], judged.memory[place].peak_bytes
+        if first not in fullest or peak > judged.memory[fullest[first]].peak_bytes:
+            fullest[first] = place
+    return [_curve(judged, number, fullest[stage.first_unit]) for number, stage in enumerate(plan.stages[: plan.depth])]
+
+
+def _curve(judged: Judged, stage: int, place: int) -> StageCurve:
+    rounds, walk = judged.time.rounds[place], judged.memory[place]
+    sizes = [tuple(held[part] for part in PARTS) for held in held_parts(rounds.few, walk.backend, part_of, PARTS)]
+    starts = accumulate(judged.time.start_ns[place], max)  # what is issued later counts from where it was issued
+    most: list[tuple[int, ...] | None] = [None] * COLUMNS
+    step = max(1, judged.step_ns)
+    for number, start in enumerate(starts):
+        column = min(COLUMNS - 1, start * COLUMNS // step)
+        held = sizes[rounds.stretch(number)[0]]  # every round holds as much as the one before it
+        if (there := most[column]) is None or sum(held) > sum(there):
+            most[column] = held
+    filled, before = list[tuple[int, ...]](), next(each for each in most if each is not None)
+    for each in most:
+        before = each if each is not None else before
+        filled.append(before)
+    return StageCurve(stage, rounds.few.rank, walk.peak_bytes, tuple(filled))
+
+
+def _area(below: Sequence[int], above: Sequence[int], most: int) -> str:
+    """A closed path of steps: along the upper edge, and back along the lower one."""
+    forth = _edge(above, most)
+    back = [f"{x} {y}" for x, y in reversed(_corners(below, most))]
+    return f"M{forth}L{'L'.join(back)}Z"
+
+
+def _edge(values: Sequence[int], most: int) -> str:
+    return "L".join(f"{x} {y}" for x, y in _corners(values, most))
+
+
+def _corners(values: Sequence[int], most: int) -> list[tuple[int, str]]:
+    """The corners of a line that changes at the columns' edges; columns of one value are one piece."""
+    corners: list[tuple[int, str]] = []
+    for column, value in enumerate(values):
+        if column and value == values[column - 1]:
+            corners[-1] = (column + 1, corners[-1][1])
+            continue
+        height = f"{HIGH - HIGH * value / most:.2f}".rstrip("0").rstrip(".")
+        corners += [(column, height), (column + 1, height)]
+    return corners

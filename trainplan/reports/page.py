@@ -1,0 +1,191 @@
+"""The page: what a plan is, what the walks say of it, and what its claim proves, put into the template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from trainplan.checking import CheckedClaim, check_claim
+from trainplan.execution.judge import Judged
+from trainplan.explaining import Explained, explain
+from trainplan.formulations.plan import Plan
+from trainplan.formulations.runs import runs
+from trainplan.formulations.step.schedules import SCHEDULE_NAMES
+from trainplan.performance import PARTS, Performance, performance, stage_shares
+from trainplan.pictures.layout import DARK, HOLDS, STRATEGIES
+from trainplan.profiling.base.errors import InputError
+from trainplan.profiling.base.quantities import format_bytes, format_time, plural, span
+from trainplan.profiling.clusters.cluster import Cluster
+from trainplan.profiling.profiles import Profile
+from trainplan.reports.memory import COLUMNS, HIGH, stage_curves
+from trainplan.reports.steps import KINDS, drawn_step
+from trainplan.rivals import Rival
+from trainplan.simulating import simulate
+
+MOST_RUNS = 48  # of a stage, beyond which its map has no letters
+LOW = 0.5  # of the limit: below, memory over time is drawn against the peak, so that it can be seen
+Compared = Sequence[Rival]
+
+
+def page(plan: Plan, profile: Profile | None, time_limit: float | None, compared: Compared = ()) -> str:
+    """The page's HTML. profile: that the plan was made from, where it was. time_limit: seconds for what units could have
+    instead. compared: rows of other planners, the plan's own problem first. Raises InputError for plans without programs."""
+    simulation = simulate(plan)
+    judged = simulation.judged
+    assert judged is not None
+    evidence = None if plan.claim is None else plan.claim.evidence
+    cluster = None if evidence is None or evidence.cluster is None else Cluster.model_validate(evidence.cluster)
+    perf = performance(plan, judged, cluster)
+    checked = check_claim(plan, profile)
+    try:
+        explained: Explained | None = explain(plan, profile=profile, time_limit=time_limit, simulation=simulation)
+        unexplained = ""
+    except InputError as error:
+        explained, unexplained = None, error.command_text
+    curves = stage_curves(plan, judged)
+    peak = max(judged.peak_bytes)
+    most = max(plan.memory_bytes, peak)
+    top = most if peak > LOW * plan.memory_bytes else round(1.2 * peak)
+    template = _environment().from_string(_text("page.html"))
+    return template.render(
+        plan=plan,
+        title=f"{plan.planned_model().name}: {format_time(judged.step_ns)} a step",
+        css=Markup(_colours() + _text("page.css")),
+        script=Markup(_text("page.js")),
+        step=_embedded(drawn_step(plan, judged)),
+        head=_head(plan, judged, perf, cluster, checked),
+        kinds=list(KINDS),
+        parts=PARTS,
+        strategies=_strategies(plan),
+        rows=_stages(plan),
+        memory=perf.stages,
+        curves=[(curve, curve.areas(top)) for curve in curves],
+        columns=COLUMNS,
+        high=HIGH,
+        limit_y=None if top < plan.memory_bytes else f"{HIGH - HIGH * plan.memory_bytes / top:.2f}",
+        most=most,
+        top=top,
+        step_ns=judged.step_ns,
+        shares=stage_shares(plan, judged),
+        explained=explained,
+        unexplained=unexplained,
+        claim=plan.claim,
+        evidence=evidence,
+        checked=checked,
+        compared=compared,
+        certified=None if evidence is None or not plan.claim else 1 - evidence.bound_ns / max(1, plan.claim.objective_ns),
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(time=format_time, bytes=format_bytes, share="{:.1%}".format, gap="{:.4%}".format)
+    environment.filters.update(excess="{:+.2%}".format)
+    return environment
+
+
+def _text(name: str) -> str:
+    return (files(__package__) / name).read_text("utf-8")
+
+
+def _embedded(value: Any) -> Markup:
+    """JSON that may stand in a script element: no text in it can end the element."""
+    text = json.dumps(value, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+def _colours() -> str:
+    """The colours of the pictures, as variables of the style sheet."""
+    lines = [f"--{name}:{colour}" for name, colour in (*KINDS.items(), *((f"part-{p}", HOLDS[p]) for p in PARTS))]
+    return f":root{{{';'.join(lines)}}}\n"
+
+
+def _head(
+    plan: Plan, judged: Judged, perf: Performance, cluster: Cluster | None, checked: CheckedClaim | None
+) -> list[tuple[str, str]]:
+    """Label and text of what the plan is."""
+    model, batch, claim = plan.planned_model(), plan.batch, plan.claim
+    where = "not named in the plan" if cluster is None else cluster.name
+    stages = plural(len(plan.stages), "stage") + (f", {SCHEDULE_NAMES[plan.schedule]}" if len(plan.stages) > 1 else "")
+    facts = [
+        ("model", f"{model.name}, {model.dtype}"),
+        ("cluster", f"{where}; {plural(plan.world, 'device')}"),
+        ("batch", f"{plural(batch.global_samples, 'sample')} a step in {plural(batch.micro_batches, 'micro-batch')}"),
+        ("sequence", plural(model.sequence_tokens, "token")),
+        ("stages", stages),
+        ("predicted step", format_time(judged.step_ns)),
+        *((label, text) for label, text in perf.summary() if label != "device time"),
+        ("device time", dict(perf.summary())["device time"]),
+        ("memory", f"{format_bytes(max(judged.peak_bytes))} on the fullest device, limit {format_bytes(plan.memory_bytes)}"),
+    ]
+    if claim is not None:
+        bound = "none" if claim.bound_ns is None else f"{format_time(claim.bound_ns)}, gap {_gap(claim.gap)}"
+        facts.append(("bound of claim", bound))
+    return [*facts, ("certificate", _certificate(checked))]
+
+
+def _certificate(checked: CheckedClaim | None) -> str:
+    """Whether what the claim's evidence proves was checked, and what it is; more is said beside the bound."""
+    if checked is None:
+        return "none in the plan, so nothing was checked"
+    if checked.unchecked is not None or checked.faults or not checked.objective_ns or checked.bound_ns is None:
+        return checked.verdict
+    return f"checked now, without any solver: gap {_gap(1 - checked.bound_ns / checked.objective_ns)}"
+
+
+def _gap(gap: float | None) -> str:
+    return "unknown" if gap is None else f"{gap:.4%}"
+
+
+def _strategies(plan: Plan) -> dict[str, Mapping[str, Any]]:
+    """Letter, colour and number of units of each strategy, in the order in which units have them first."""
+    names = [str(unit) for unit in plan.units]
+    made = {}
+    for place, name in enumerate(dict.fromkeys(names)):
+        colour = STRATEGIES[place % len(STRATEGIES)]
+        letter = (chr(65 + place // 26 - 1) if place >= 26 else "") + chr(65 + place % 26)
+        made[name] = {
+            "letter": letter,
+            "colour": colour,
+            "ink": "#fff" if colour in DARK else "#000",
+            "count": names.count(name),
+        }
+    return made
+
+
+def _stages(plan: Plan) -> list[dict[str, Any]]:
+    """Each stage with its ranks, the rows of its table, and the pieces of its map: units in order, equal neighbours as one."""
+    widest = max(stage.last_unit - stage.first_unit + 1 for stage in plan.stages)
+    made = []
+    for number, stage in enumerate(plan.stages):
+        units = plan.units[stage.first_unit : stage.last_unit + 1]
+        names, labels = [unit.name for unit in units], [str(unit) for unit in units]
+        pieces: list[dict[str, Any]] = []
+        for name, label in zip(names, labels, strict=True):
+            if not pieces or pieces[-1]["strategy"] != label:
+                pieces.append({"strategy": label, "first": name, "count": 0})
+            pieces[-1] |= {"last": name, "count": pieces[-1]["count"] + 1}
+        for piece in pieces:
+            piece["units"] = span(piece["first"], piece["last"])
+        made.append(
+            {
+                "number": number,
+                "ranks": _ranks(stage.ranks),
+                "units": span(names[0], names[-1]),
+                "rows": [(text, count, strategy) for _, text, count, strategy in runs(names, labels)],
+                "pieces": pieces,
+                "letters": len(pieces) <= MOST_RUNS,
+                "spare": widest - len(units),
+            }
+        )
+    return made
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    text = span(str(ranks[0]), str(ranks[-1]))
+    return f"{text} ({len(ranks)} of them)" if len(ranks) != ranks[-1] - ranks[0] + 1 else text
