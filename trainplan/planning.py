@@ -242,7 +242,7 @@ class _Way:
                 break
             last = self.plan(answer, best.margin_bytes)
             solution = None if last.plan is None else problem.incumbent_of(first.instance, _as_wide(last.plan))
-            if last.judged is None or solution is None:
+            if last.plan is None or last.judged is None or solution is None:
                 break
             if last.judged.step_ns < best.judged.step_ns and self.excess_bytes(last) <= 0:
                 answer = _with_solution(first.answer, solution)

@@ -20,7 +20,7 @@ SHARED = ("pipeline", "micro_batches", "dp", "tp")  # parameters that mean the s
 WIDER = ("host", "hybrid", "modules", "sliced", "chunks")  # parameters that give the joint problem more to choose from
 
 
-ALIKE = {"cost_model": "executed"}  # as all other planners are priced
+ALIKE: dict[str, Any] = {"cost_model": "executed"}  # as all other planners are priced
 
 
 @dataclass(frozen=True)
