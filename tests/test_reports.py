@@ -167,6 +167,25 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
         tp.report(bare, compare=True)
 
 
+@pytest.mark.long
+def test_the_comparison_has_one_strategy_and_the_papers_planners() -> None:
+    page = tp.report(made(), compare=True, time_limit=5)
+    table = page[page.index('id="comparison"') : page.index('id="data"')]
+    uniform = tp.plan(
+        model="gpt2",
+        cluster="cpu-4",
+        batch=8,
+        sequence=64,
+        cost_model="executed",
+        one_strategy=True,
+        beside=False,
+        time_limit=5,
+    ).plan
+    assert uniform is not None and uniform.predicted is not None
+    assert f'<td>one strategy</td><td class="number">{format_time(uniform.predicted.step_ns)}</td>' in table
+    assert all(name in table for name in ("AutoPipe", "AMP", "Galvatron-BMW", "H3T", f"{uniform.one_strategy} for all units"))
+
+
 def _browser(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

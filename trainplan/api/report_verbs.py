@@ -59,16 +59,10 @@ def _compared(made: Plan, time_limit: float | None, progress: Callable[[str], No
     rows = compare_planners(**request, time_limit=time_limit, progress=progress)
     if progress is not None:
         progress(ONE_STRATEGY)
-    uniform = plan(**request, **ALIKE, one_strategy=True, beside=False, time_limit=time_limit).plan
+    asked: dict[str, Any] = {**request, **ALIKE, "one_strategy": True, "beside": False, "time_limit": time_limit}
+    uniform = plan(**asked).plan
     if uniform is None or uniform.predicted is None:
-        nothing: dict[str, Any] = {
-            "step_ns": None,
-            "peak_bytes": None,
-            "stages": None,
-            "micro_batches": None,
-            "above": None,
-            "gap": None,
-        }
+        nothing: dict[str, Any] = dict.fromkeys(("step_ns", "peak_bytes", "stages", "micro_batches", "above", "gap"))
         return [rows[0], replace(rows[0], planner=ONE_STRATEGY, **nothing, why="none was found in the time"), *rows[1:]]
     step_ns = uniform.predicted.step_ns
     found = Rival(

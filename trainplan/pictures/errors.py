@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trainplan.pictures.layout import STRATEGIES
 from trainplan.profiling.base.errors import InputError
 from trainplan.validation.predict import Prediction
 
@@ -15,7 +16,6 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
     measured = [each for each in predictions if each.error is not None]
     if not measured:
         raise InputError("command line", "--picture", "is of runs without a measured step", "give runs with step_s")
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 6.5), layout="constrained")
@@ -31,7 +31,7 @@ def draw_errors(predictions: Sequence[Prediction]) -> Any:
             ratios = [each.step_s or 0.0 for each in some]
             low = [(each.step_s or 0) - (each.step_low_s or 0) for each in some]
             high = [(each.step_high_s or 0) - (each.step_s or 0) for each in some]
-            colour, marker = colormaps["tab10"](kinds.index(kind) % 10), "osD^vP*X"[precisions.index(precision) % 8]
+            colour, marker = STRATEGIES[kinds.index(kind) % len(STRATEGIES)], "osD^vP*X"[precisions.index(precision) % 8]
             style: dict[str, Any] = {"fmt": marker, "color": colour, "elinewidth": 0.6, "markersize": 5}
             axes.errorbar(steps, ratios, yerr=[low, high], label=f"{kind}, {precision}", **style)
     ends = [min(each.run.step_s or 1.0 for each in measured) / 1.5, max(each.run.step_s or 1.0 for each in measured) * 1.5]

@@ -83,7 +83,8 @@ def _draw_units(axes: Any, plan: Plan) -> None:
             run = list(group)
             if len(run) / widest * UNITS > CHARACTER * len(name) + 0.1:
                 middle, ink = (run[0] + run[-1] + 1) / 2 - first, "white" if colours[name] in DARK else "black"
-                axes.text(middle, number, name, color=ink, fontsize=7.5, ha="center", va="center")
+                behind = {"fc": colours[name], "ec": "none", "pad": 0.8}  # no line between units goes through a name
+                axes.text(middle, number, name, color=ink, fontsize=7.5, ha="center", va="center", bbox=behind)
         units_text = f"{span(plan.units[units[0]].name, plan.units[units[-1]].name)} ({len(units)})"
         axes.text(0, number - 0.33, units_text, fontsize=6.5, va="bottom", color="#555555")
     labels = [f"stage {number}, {_devices(plan, stage)}" for number, stage in enumerate(plan.stages)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from trainplan.execution.walk.time import TimeWalk
-from trainplan.pictures.timeline import BACKWARD, FORWARD, draw_timeline
+from trainplan.pictures.timeline import BACKWARD, FORWARD, bars, draw_timeline
 from trainplan.profiling.base.quantities import format_time
 from trainplan.simulating import Simulation
 
 LANE, WIDTH = 0.45, 13.0  # inches
+MOST_EDGES = 300  # operations of a lane that have an edge
 OTHERS = "messages, copies and others"
 COLOURS = {
     "forward": FORWARD,
@@ -39,18 +40,20 @@ def _draw_lanes(walk: TimeWalk, title: str) -> Any:
     operations = [operation for operation in walk.operations() if operation.rank in first_ranks]
     lanes = sorted({(operation.rank, operation.lane) for operation in operations})
     figure: Any = Figure(figsize=(WIDTH, LANE * len(lanes) + 1.8), layout="constrained")
-    axes, drawn = figure.subplots(), set[str]()
+    axes, by_kind = figure.subplots(), dict[str, list[tuple[int, int, int]]]()
     for operation in operations:
         kind = next((kind for kind in COLOURS if kind in operation.instruction.op), OTHERS)
-        drawn.add(kind)
-        span = (operation.start_ns / 1e6, (operation.end_ns - operation.start_ns) / 1e6)
-        row = (lanes.index((operation.rank, operation.lane)) - 0.4, 0.8)
-        axes.broken_barh([span], row, facecolors=COLOURS[kind], edgecolor="white", linewidth=0.3)
+        row = lanes.index((operation.rank, operation.lane))
+        by_kind.setdefault(kind, []).append((operation.start_ns, operation.end_ns, row))
+    for kind, spans in by_kind.items():
+        edge = "white" if len(operations) < MOST_EDGES * len(lanes) else "none"  # many edges would leave nothing of the bars
+        bars(axes, spans, 1e6, facecolors=COLOURS[kind], edgecolors=edge, linewidths=0.3, gid=kind)
+    axes.set_ylim(-0.5, len(lanes) - 0.5)
     axes.set_yticks(range(len(lanes)), [f"rank {rank}, {lane}" for rank, lane in lanes])
     axes.invert_yaxis()
     axes.set(xlim=(0, walk.step_ns / 1e6), xlabel="ms of the step")
     axes.spines[["top", "right"]].set_visible(False)
-    patches = [Patch(facecolor=colour, label=kind) for kind, colour in COLOURS.items() if kind in drawn]
+    patches = [Patch(facecolor=colour, label=kind) for kind, colour in COLOURS.items() if kind in by_kind]
     figure.legend(handles=patches, loc="outside lower left", ncols=len(patches), fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
     return figure

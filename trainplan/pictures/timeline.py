@@ -74,7 +74,8 @@ def _drawn(parts: Sequence[tuple[str | None, Timeline, Sequence[str] | None]], w
         axes.tick_params(axis="x", labelsize=8)
         axes.yaxis.label.set_fontsize(8)
     every[-1].set_xlabel(unit, fontsize=8)
-    figure.legend(**_legend(timelines), loc="outside lower center", frameon=False, fontsize=8)
+    numbered = any(text.get_gid() for axes in every for text in axes.texts)
+    figure.legend(**_legend(timelines, numbered), loc="outside lower center", frameon=False, fontsize=8)
     return figure
 
 
@@ -184,7 +185,8 @@ def _colour(event: Event, devices: int, chunks: int) -> Any:
     return tuple((1 - share) * a + share * b for a, b in zip(to_rgb(first), to_rgb(last), strict=True))
 
 
-def _legend(timelines: Sequence[Timeline]) -> dict[str, Any]:
+def _legend(timelines: Sequence[Timeline], numbered: bool) -> dict[str, Any]:
+    """numbered: whether there was space for the number of some pass."""
     from matplotlib.patches import Patch
 
     patches, notes = (
@@ -200,4 +202,5 @@ def _legend(timelines: Sequence[Timeline]) -> dict[str, Any]:
     if any(any(timeline.work.transfer_ns) for timeline in timelines):
         patches.append(Patch(facecolor=MESSAGE, label="receiving"))
     patches.append(Patch(facecolor="none", edgecolor=PATH, label="critical path"))
-    return {"handles": patches, "title": "; ".join(notes), "title_fontsize": 8, "ncols": len(patches)}
+    title = "; ".join(notes) if numbered else None
+    return {"handles": patches, "title": title, "title_fontsize": 8, "ncols": len(patches)}

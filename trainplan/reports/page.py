@@ -145,7 +145,7 @@ def _gap(gap: float | None) -> str:
 def _strategies(plan: Plan) -> dict[str, Mapping[str, Any]]:
     """Letter, colour and number of units of each strategy, in the order in which units have them first."""
     names = [str(unit) for unit in plan.units]
-    made = dict[str, Mapping[str, Any]]()
+    made: dict[str, Mapping[str, Any]] = {}
     for place, name in enumerate(dict.fromkeys(names)):
         colour = STRATEGIES[place % len(STRATEGIES)]
         letter = (chr(65 + place // 26 - 1) if place >= 26 else "") + chr(65 + place % 26)
