@@ -32,7 +32,7 @@ from trainplan.solvers.core import answer
 import trainplan as tp
 from tests.sizes import first_and_others
 from tests.switch_instances import random_instance
-from trainplan import pictures, planning
+from trainplan import pictures, planning, predicting
 from trainplan.frontiers import frontier as switch_frontier
 from trainplan.frontiers import memory_limits
 from trainplan.pictures import lanes as switch_pictures
@@ -316,9 +316,9 @@ def test_what_programs_need_beside_is_kept_free(model: Model, made: tuple[Instan
         solution = Solution(tuple(plan.switches() or ()))
         return peaking(judged, evaluate(instance, solution).peak_bytes + more)
 
-    judge = planning.judge
+    judge = predicting.judge
     alone = switch(model, CLUSTER, 8, memory_bytes=limit)
-    monkeypatch.setattr(planning, "judge", needing_more)
+    monkeypatch.setattr(predicting, "judge", needing_more)
     found = switch(model, CLUSTER, 8, memory_bytes=limit)
     assert found.plan is not None and found.plan.claim is not None
     assert alone.plan is not None and alone.plan.claim is not None
@@ -400,10 +400,10 @@ def test_a_later_round_that_finds_nothing_says_so(model: Model, made: Any, monke
     def needing_more(*asked: Any) -> Any:
         return peaking(judge(*asked), limit + 7)
 
-    judge = planning.judge
+    judge = predicting.judge
     limit = step_peak(made[0], Switches(segment_sync=True))
     monkeypatch.setattr(answer, "solve", once)
-    monkeypatch.setattr(planning, "judge", needing_more)
+    monkeypatch.setattr(predicting, "judge", needing_more)
     monkeypatch.setattr(planning, "ended_after", lambda _: nullcontext())  # however slow this machine is
     found = switch(model, CLUSTER, 8, memory_bytes=limit, time_limit=1e-6 if late else None)
     least = step_peak(made[0], ALL_ON)
