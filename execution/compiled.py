@@ -1,8 +1,9 @@
 """A plan's programs, compiled and checked: those of all ranks, or of one rank of each class of equal ones.
 
 Of plans for more than MOST_PROCESSES devices, which do not run on one machine, one rank of each class is compiled, with as few
-of its micro-batches as tell the rest (see `rounds`), and its checks stand for all (see `walk.class_checks`). So it is from
-FEW_RANKS on where all ranks of a class are walked alike, and never where ranks do not fall into classes (see `Plan.regular`).
+of its micro-batches as tell the rest (see `rounds`), and its checks stand for all (see `walk.class_checks`). So it is of more than
+FEW_RANKS or FEW_MICRO_BATCHES where all ranks of a class are walked alike, and never where ranks do not fall into classes (see
+`Plan.regular`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from trainplan.execution.walk.class_checks import check_classes
 from trainplan.execution.walk.memory import Backend, Walk, memory_walk
 from trainplan.formulations.plan import Plan
 
-FEW_RANKS = 8
+FEW_RANKS, FEW_MICRO_BATCHES = 8, 64
 Classes = Mapping[int, Sequence[int]]  # ranks that do the same, by the one that is compiled
 
 
@@ -52,8 +53,9 @@ def default_backend(plan: Plan) -> Backend:
 
 
 def compiled(plan: Plan, backend: Backend, by_class: bool = False) -> Compiled:
-    """Compile a plan for a back-end, and check it. by_class: one rank of each class where there are more than FEW_RANKS."""
-    if not plan.regular or plan.world <= (FEW_RANKS if by_class else MOST_PROCESSES):
+    """Compile a plan for a back-end, and check it. by_class: one rank of each class where there is more than a little to do."""
+    little = plan.world <= FEW_RANKS and plan.batch.micro_batches <= FEW_MICRO_BATCHES
+    if not plan.regular or (little if by_class else plan.world <= MOST_PROCESSES):
         programs = programs_of(plan, backend)
         return Compiled(plan, {rank: (rank,) for rank in range(plan.world)}, programs, programs, check(programs))
     ranks = classes_of(plan, backend)

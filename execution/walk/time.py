@@ -270,7 +270,9 @@ class _Walk:
         """Follow a program from its instruction `first` to the end of a round, or to where it has to wait: then False."""
         starts, ends, free = self.starts[place], self.ends[place], self.free[place]
         begin, stop = self.rounds[place].stretch(first)
-        for number, step in enumerate(self.steps[place][begin:stop], first):
+        steps = self.steps[place]
+        for number in range(first, first + stop - begin):
+            step = steps[number + begin - first]
             lane, duration, waits, gathers, exchanges, instruction = step
             start = free[lane]
             for index in waits:
