@@ -97,12 +97,14 @@ class Prices:
 
     def in_layer_ns(self, sublayer: str, message_bytes: float, ranks: int, stride: int) -> int:
         """What one unit takes of gathering the parameters of its layer, or of reducing its gradients, in every micro-batch
-        (ZeRO's stages 2 and 3). Frameworks move whole layers, one ahead: each unit has the part that it has of the layer's
-        computations, so that as much is hidden as by layers. message_bytes: of the unit."""
+        (ZeRO's stages 2 and 3). Frameworks move whole layers, one ahead, where programs move units: each has the part of the
+        layer's time that the unit before it has of its computations, which run beside, so that as much is hidden as by layers.
+        message_bytes: of the unit."""
         siblings = self.sublayers.siblings[sublayer]
         counts = {name: self.sublayers.parameters(name, self.layout.tp) for name in siblings}
         computed = {name: self.times(name).ahead_ns for name in siblings}
-        share = computed[sublayer] / sum(computed[name] for name in siblings)
+        before = [computed[siblings[place - 1]] for place, name in enumerate(siblings) if name == sublayer]
+        share = sum(before) / len(before) / sum(computed[name] for name in siblings)
         whole_bytes = message_bytes * sum(counts[name] for name in siblings) / counts[sublayer]
         return self.whole(self.links.collective_ns(1, whole_bytes, ranks, stride) * share)
 

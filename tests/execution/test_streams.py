@@ -18,6 +18,7 @@ from trainplan.formulations.plan import Plan, load_plan
 from trainplan.formulations.streams.layout import Framework, Recompute, RunLayout
 from trainplan.formulations.streams.links import Links
 from trainplan.formulations.streams.pipeline import pipeline_ns
+from trainplan.formulations.streams.prices import Prices, SublayerTimes
 from trainplan.formulations.streams.sharded import Block, sharded_ns
 from trainplan.formulations.streams.step import chunks_of, streams_step
 from trainplan.profiling.base.errors import InputError
@@ -246,3 +247,17 @@ def test_what_streams_does_not_take_is_refused_in_words(plan: Plan, cluster: str
     with pytest.raises(InputError) as caught:
         simulate(plan, cluster=cluster, cost_model="streams")
     assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_what_is_gathered_for_a_unit_takes_its_part_of_the_layer_by_what_runs_beside() -> None:
+    """The parts of a layer's units are its whole time, by the computations of the unit before each: as much is hidden as where
+    whole layers are gathered one ahead."""
+    prices = Prices(SublayerTimes(MODEL, KIND, LINKS), layout_of(dp=8, zero=3, shard=8))
+    names = next(names for names in prices.sublayers.siblings.values() if len(names) == 2)
+    sizes = {name: 2 * prices.sublayers.parameters(name, 1) for name in names}
+    parts = {name: prices.in_layer_ns(name, sizes[name], 8, 1) for name in names}
+    assert sum(parts.values()) == pytest.approx(prices.collective_ns(1, sum(sizes.values()), 8, 1), abs=2)
+    first, second = names
+    computed = {name: prices.times(name).ahead_ns for name in names}
+    assert computed[first] != computed[second]
+    assert parts[second] / parts[first] == pytest.approx(computed[first] / computed[second], rel=1e-3)
